@@ -86,6 +86,7 @@ def _new_cache() -> Any:
 
 def first_time(inputs: Sequence[Any], parts: Parts) -> float:
     """Seconds of a job as it comes, with nothing known of the machine. Keeps what it chose."""
+    speeds.cache_clear()
     with _new_cache():
         done = job(inputs)
     assert done.ok == len(inputs)

@@ -1,6 +1,7 @@
 """Many questions about each of many documents, on a CPU: what it gains to read each document once.
 
 python -m benchmarks.prefixes                           # about ten minutes on an idle core
+python -m benchmarks.prefixes peer fields               # only these tables; the others are documents and different
 python -m benchmarks.prefixes --small                   # a quarter of the documents, a quarter of the questions
 python -m benchmarks.prefixes --gsm8k questions.jsonl   # real questions, each after 8 worked ones
 """
@@ -369,10 +370,19 @@ def count_gsm8k(folder: Path, questions: Path) -> None:
 
 def main() -> None:
     """The comparison, or with --gsm8k the count."""
+    parts: dict[str, Callable[[Path], None]] = {
+        "documents": partial(compare, size=FULL, name="prefixes", with_peer=False),  # the peer would take an hour
+        "peer": partial(compare, size=WITH_PEER, name="prefixes-peer", with_peer=True),
+        "different": cost_of_looking,
+        "fields": better_template,
+    }
     parser = argparse.ArgumentParser()
+    parser.add_argument("parts", nargs="*", help=f"default: {' '.join(parts)}")
     parser.add_argument("--small", "--quick", action="store_true")
     parser.add_argument("--gsm8k", type=Path, default=None, metavar="JSONL")
     given = parser.parse_args()
+    if not set(given.parts) <= set(parts):
+        parser.error(f"parts: {' '.join(parts)}")
     torch.set_num_threads(1)  # so small a model gains nothing from more, and is disturbed by everything
     with tempfile.TemporaryDirectory() as temporary:
         if given.gsm8k is not None:
@@ -381,10 +391,8 @@ def main() -> None:
             compare(model_folder(Path(temporary)), SMALL, None, with_peer=True)
         else:
             folder = model_folder(Path(temporary))
-            compare(folder, FULL, "prefixes", with_peer=False)  # the peer would take an hour
-            compare(folder, WITH_PEER, "prefixes-peer", with_peer=True)
-            cost_of_looking(folder)
-            better_template(folder)
+            for part in given.parts or parts:
+                parts[part](folder)
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ from tests.acceptance.serving.process import server  # noqa: E402
 
 from headrace.cli.top import job_frame  # noqa: E402
 from headrace.observe.live.frame import wall_clock  # noqa: E402
-from headrace.observe.live.top import drawn  # noqa: E402
+from headrace.observe.live.top import render_frame  # noqa: E402
 
 MINE = ("--task", "custom", "--engine", "mine:Engine")
 
@@ -45,7 +45,7 @@ def top(folder: Path) -> None:
             time.sleep(0.5)
         job.kill()
     console = Console(record=True, width=110, file=io.StringIO(), highlight=False, force_terminal=True)
-    console.print(drawn(frame, wall_clock()))
+    console.print(render_frame(frame, wall_clock()))
     (folder / "top.svg").write_text(console.export_svg(title="headrace top vectors.parquet"), encoding="utf-8")
     with Browser(folder / "profile-top") as browser:
         browser.open((folder / "top.svg").as_uri())

@@ -6,10 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from headrace.errors import RecordError
+from headrace.errors import ProcessError, RecordError, text_of
 
 JsonObject: TypeAlias = dict[str, object]
 """A JSON object, as `json.loads` returns it."""
+
+MOST_MESSAGE = 4096
+"""Maximum characters of an error's message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +57,11 @@ class Ok:
     row: object = None
     """The row as the source read it, for a dead letter if a later stage fails."""
 
+    @property
+    def as_read(self) -> Record:
+        """The record as it was read, for its dead letter."""
+        return Record(self.record.position, self.record.id, self.row)
+
 
 @dataclass(frozen=True, slots=True)
 class Failed:
@@ -70,6 +78,15 @@ class Failed:
     """OpenAI's error code if the record itself is invalid."""
     param: str | None = None
     """The invalid field of a request body."""
+
+    @classmethod
+    def of(cls, record: Record, error: Exception, attempts: int) -> Failed:
+        """A record that failed with this error."""
+        words = " ".join(text_of(error)[:MOST_MESSAGE].split())
+        raised = (error.__cause__ or error) if type(error) is ProcessError else error  # it stands for its cause
+        if isinstance(error, RecordError):
+            return cls(record, type(raised).__name__, words, attempts, error.code, error.param)
+        return cls(record, type(raised).__name__, words, attempts)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import signal
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.acceptance.command import FAKE, PROGRAM, ROOT, headrace, lines_of
+from tests.acceptance.command import FAKE, PROGRAM, ROOT, end, headrace, lines_of, start, traced
+from tests.acceptance.warm import Forked
 
 import headrace as package
 
@@ -26,7 +28,7 @@ GOOD = [{"id": f"r{n}", "text": f"text number {n}"} for n in range(30)]
 def test_a_job_reports_writes_and_then_has_nothing_to_do(tmp_path: Path) -> None:
     write(tmp_path, *GOOD)
     command = ("run", "-i", "in.jsonl", "-o", "out.jsonl", *FAKE)
-    status, said = headrace(*command, folder=tmp_path)
+    status, said = headrace(*command, folder=tmp_path, imported="nothing")
     assert status == 0
     assert said.endswith("headrace: wrote out.jsonl: 30 of 30 records\n")
     for stage in ("load", "prepare", "starved", "inference", "finish", "write"):
@@ -148,11 +150,24 @@ def test_a_name_that_no_file_can_have_is_one_clear_line(tmp_path: Path) -> None:
 
 
 def test_version_and_help(tmp_path: Path) -> None:
-    assert headrace("--version", folder=tmp_path) == (0, f"headrace {package.__version__}\n")
+    assert headrace("--version", folder=tmp_path, imported="nothing") == (0, f"headrace {package.__version__}\n")
     status, said = headrace("run", "--help", folder=tmp_path)
     assert status == 0
     for words in ("Exit status", "some records failed", "--max-error-rate", "--on-too-long"):
         assert words in said
+
+
+@pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="forks on Linux alone")
+def test_the_tests_own_forks_end_as_new_processes_do(tmp_path: Path) -> None:
+    commands = ("--version",), ("run", "--no-such-flag"), ("inspect", "none.jsonl")
+    forks = [start(*command, folder=tmp_path) for command in commands]
+    assert {type(fork) for fork in forks} == {Forked}
+    ended = [headrace(*command, folder=tmp_path, imported="nothing") for command in commands]
+    assert [end(fork) for fork in forks] == ended
+    assert [status for status, _ in ended] == [0, 2, 2]
+    with traced(start("run", "-i", "in.jsonl", folder=tmp_path)) as killed:
+        killed.kill()
+        assert killed.wait() == -signal.SIGKILL
 
 
 def test_without_typer_it_says_what_to_install(tmp_path: Path) -> None:

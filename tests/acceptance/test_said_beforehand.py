@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import datetime
 import decimal
-import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from tests.acceptance.command import FAKE, MAIN, ROOT, end, headrace, start
+from tests.acceptance.command import FAKE, end, headrace, start
 
 import headrace as package
 from headrace.errors import ConfigError, UnknownOptionError
@@ -39,17 +36,7 @@ def folder(tmp_path: Path) -> Path:
 
 def without_torch(*arguments: str, folder: Path) -> tuple[int, str]:
     """Run where whatever loads a model is an end with status 1."""
-    path = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
-    done = subprocess.run(
-        [sys.executable, "-c", NO_TORCH + MAIN, *arguments],
-        capture_output=True,
-        text=True,
-        cwd=folder,
-        env=os.environ | {"PYTHONPATH": path, "COLUMNS": "200"},
-        check=False,
-    )
-    assert "Traceback" not in done.stderr
-    return done.returncode, done.stdout + done.stderr
+    return headrace(*arguments, folder=folder, imported="light", before=NO_TORCH, COLUMNS="200")
 
 
 RUN = ("run", "-i", "in.jsonl", "-o", "out.jsonl")
@@ -120,7 +107,7 @@ def test_a_kept_column_that_json_cannot_hold(folder: Path, type_: str, name: str
 @pytest.mark.timeout(400)  # a real model is loaded once
 def test_a_finished_job_is_told_without_torch(folder: Path) -> None:
     flags = ("--max-model-len", "64")
-    status, output = end(start(*RUN, *flags, folder=folder), 300)
+    status, output = end(start(*RUN, *flags, folder=folder, imported="nothing"), 300)
     assert status == 0, output
     assert "headrace: loading the default model for embed ..." in output
     assert without_torch(*RUN, *flags, folder=folder) == (

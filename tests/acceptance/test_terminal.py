@@ -34,7 +34,7 @@ RUN = ("run", "-i", "in.jsonl", "-o", "out.jsonl")
 
 @pytest.mark.parametrize("wait", [0.15, 0.3, 0.45, 0.6, 0.8, 1.0, 1.3])
 def test_ctrl_c_at_any_early_moment_is_one_line(folder: Path, wait: float) -> None:
-    process = start(*RUN, "--engine", "slow:FakeEngine", folder=folder)
+    process = start(*RUN, "--engine", "slow:FakeEngine", folder=folder, imported="nothing")
     time.sleep(wait)  # Python's own start, before a line of ours, takes some hundredths of a second
     process.send_signal(signal.SIGINT)
     status, output = end(process)

@@ -12,12 +12,14 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.integration.jobs.harness import Runner, write_rows
 
 from headrace import ContinuousBatcher
 from headrace.engines.choosing import registry
 from headrace.engines.generation import continuous, paging
 from headrace.errors import ConfigError, EngineError
-from headrace.events import Event, StepDone
+from headrace.events import Event, OrderChosen, StepDone
+from headrace.jobs.pipeline.job import JobEnd
 
 CONTEXT = 96
 LETTERS = "abcdefghij"
@@ -235,6 +237,25 @@ def test_answers_of_requests_that_the_batcher_sends_back(folder: Path) -> None:
     assert sum(event.sent_back for event in events if isinstance(event, StepDone)) > 0
     static = registry.create("generate", folder, engine="static")
     assert answers == [static.forward([ask])[0] for ask in payloads(static, short + long)]
+
+
+def test_groups_that_are_all_larger_than_the_cache_lose_nothing(folder: Path, tmp_path: Path) -> None:
+    rng = random.Random(5)
+    documents = ["".join(rng.choices(LETTERS, k=72)) for _ in range(8)]  # 9 pages
+    rows: list[Any] = [
+        {"text": document + "".join(rng.choices(LETTERS, k=12))} for document in documents for _ in range(6)
+    ]
+    rng.shuffle(rows)
+    source = write_rows(tmp_path / "in.jsonl", rows)
+    computed: dict[str, int] = {}
+    for order in ("input", "auto"):
+        engine = registry.create("generate", folder, max_num_seqs=4, kv_cache_tokens=128, max_tokens=4, ignore_eos=True)
+        job = Runner(source, tmp_path / f"{order}.jsonl", engine)
+        assert job.run(order=order) == JobEnd("finished", 48, 0)
+        computed[order] = engine.prefix_cache_stats().computed
+    assert [event.order for event in job.emitted(OrderChosen)] == ["prefix"]
+    assert job.sink.read_bytes() == (tmp_path / "input.jsonl").read_bytes()
+    assert computed["auto"] == 8 * 72 + 48 * 12 < computed["input"]
 
 
 SLIDING = {"model_type": "mistral", "sliding_window": 16}

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
 import pytest
+from tests.acceptance.command import headrace
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -20,7 +19,6 @@ BLOCKS = re.findall(r"^```python\n(.*?)^```$", README + BATCHING, flags=re.DOTAL
 @pytest.fixture
 def documents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PYTHONPATH", str(ROOT / "src"))
     rows = [json.dumps({"id": f"doc-{n}", "text": "water under the mill " * (n + 1)}) for n in range(5)]
     (tmp_path / "docs.jsonl").write_text("\n".join([*rows, "no JSON"]), encoding="utf-8")
     return tmp_path
@@ -37,9 +35,8 @@ def test_python_blocks_run(number: int, documents: Path, capsys: pytest.CaptureF
 
 def test_the_command_runs(documents: Path) -> None:
     [command] = re.findall(r"^headrace (run .*)$", README, flags=re.MULTILINE)
-    start = [sys.executable, "-c", "from headrace.cli.main import main; main()"]
-    ended = subprocess.run([*start, *command.split()], capture_output=True, text=True, check=False)
-    assert ended.returncode == 3, ended.stderr  # finished, one bad line
+    status, said = headrace(*command.split(), folder=documents)
+    assert status == 3, said  # finished, one bad line
     assert (documents / "vectors.parquet").exists()
     assert len((documents / "vectors.errors.jsonl").read_text(encoding="utf-8").splitlines()) == 1
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import EngineDeadError, ProcessTimeoutError, RecordError, WorkerDiedError
-from headrace.processes.culprits import MOST_IN_A_ROW, CrashIsolation
+from headrace.processes.crash_isolation import MOST_IN_A_ROW, CrashIsolation
 from headrace.processes.portable import UnsendableError, pack, unpack
 
 

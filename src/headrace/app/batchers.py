@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 _RunBatch: TypeAlias = Callable[[list[T]], Sequence[object]]
 _RunOne: TypeAlias = Callable[[T], Awaitable[object]]
-Process: TypeAlias = _RunBatch[T] | _RunOne[T] | StepModel[T, Any]
+Process: TypeAlias = _RunBatch[T] | _RunOne[T] | StepModel[T, object]
 """Runs records; one kind each for "batches", "own" and "steps"."""
 
 
@@ -49,7 +49,7 @@ def engine_process(engine: AnyEngine) -> Process[object]:
     return engine.forward
 
 
-def make_batcher(profile: EngineProfile, process: Process[T], settings: BatcherSettings) -> Batcher[T, Any]:
+def make_batcher(profile: EngineProfile, process: Process[T], settings: BatcherSettings) -> Batcher[T, object]:
     """Make the batcher for an engine.
 
     Args:

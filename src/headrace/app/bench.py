@@ -105,7 +105,7 @@ class _Entry:
 
     name: str
     seconds: dict[int | None, list[float]] = field(default_factory=dict)
-    outputs: dict[int | None, list[Any]] = field(default_factory=dict)
+    outputs: dict[int | None, list[object]] = field(default_factory=dict)
     errors: dict[int | None, str] = field(default_factory=dict)
     error: str = ""
     """Of the whole contender."""
@@ -146,7 +146,7 @@ def read_texts(source: str, column: str, most: int) -> list[str]:
 
 
 def compare(settings: BenchSettings, say: Callable[[str], None]) -> Comparison:
-    """Measure all contenders in turn, each in a process of its own. Blocks.
+    """Measure all contenders in turn, each in its own process. Blocks.
 
     The first round tries all batch sizes; the others repeat the default and the best. The turns go there and back.
     """
@@ -230,7 +230,7 @@ def _compared(settings: BenchSettings, entries: Mapping[str, _Entry]) -> Compari
     """The rows of all contenders."""
     order = ("sentence-transformers", "transformers pipeline", "headrace", *entries)
     reference = next((name for name in order if name in entries and entries[name].seconds), "")
-    expected: list[Any] = next(iter(entries[reference].outputs.values())) if reference else []
+    expected: list[object] = next(iter(entries[reference].outputs.values())) if reference else []
     ours = entries.get("headrace")
     best = ours.seconds[ours.best] if ours is not None and ours.seconds else []
     rows = [
@@ -242,7 +242,7 @@ def _compared(settings: BenchSettings, entries: Mapping[str, _Entry]) -> Compari
 
 
 def _row(
-    settings: BenchSettings, entry: _Entry, size: int | None, best: Sequence[float], expected: Sequence[Any]
+    settings: BenchSettings, entry: _Entry, size: int | None, best: Sequence[float], expected: Sequence[object]
 ) -> Row:
     setting = "default" if size is None else f"batch size {size}"
     times = entry.seconds.get(size, [])

@@ -1,4 +1,4 @@
-"""One contender of `headrace bench`, in a process of its own: it loads the model and measures each size.
+"""One contender of `headrace bench`, in its own process: it loads the model and measures each size.
 
 python -m headrace.app.bench_contender REQUEST.json
 
@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 Texts: TypeAlias = list[str]
-Run: TypeAlias = Callable[[Texts, int | None], tuple[float, Sequence[Any]]]
+Run: TypeAlias = Callable[[Texts, int | None], tuple[float, Sequence[object]]]
 """Runs all texts with a batch size, None for the contender's default; returns the seconds and the outputs in order."""
 
 _COMPARED = 200
@@ -31,8 +31,8 @@ _WARM_UP = 16
 _COLUMNS = {"embed": "embedding", "classify": "classification", "generate": "generation"}
 
 
-def _timed(call: Callable[[Texts, int | None], Sequence[Any]]) -> Run:
-    def run(texts: Texts, size: int | None) -> tuple[float, Sequence[Any]]:
+def _timed(call: Callable[[Texts, int | None], Sequence[object]]) -> Run:
+    def run(texts: Texts, size: int | None) -> tuple[float, Sequence[object]]:
         started = time.perf_counter()
         outputs = call(texts, size)
         return time.perf_counter() - started, outputs
@@ -51,8 +51,8 @@ def _headrace(request: dict[str, Any], engine_name: str | None = None) -> Run:
 
     column = _COLUMNS[request["task"]]
 
-    def run(texts: Texts, size: int | None) -> tuple[float, Sequence[Any]]:
-        rows: list[dict[str, Any]] = []
+    def run(texts: Texts, size: int | None) -> tuple[float, Sequence[object]]:
+        rows: list[dict[str, object]] = []
         options = {"dtype": request["dtype"], "device": request["device"]}
         if request["task"] == "generate":
             options |= {"max_tokens": request["max_tokens"], "temperature": 0.0}
@@ -130,7 +130,7 @@ def _ray_data(request: dict[str, Any]) -> Run:
     context.execution_options.preserve_order = True
     context.enable_progress_bars = False
 
-    def run(texts: Texts, size: int | None) -> tuple[float, Sequence[Any]]:
+    def run(texts: Texts, size: int | None) -> tuple[float, Sequence[object]]:
         mapped = data.from_items(texts).map_batches(
             _RayWorker, fn_constructor_args=(request,), concurrency=1, **_size(size)
         )
@@ -140,21 +140,21 @@ def _ray_data(request: dict[str, Any]) -> Run:
     return run
 
 
-def _flyte(request: dict[str, Any]) -> Run:
+def _flyte(request: dict[str, object]) -> Run:
     extras = import_module("flyte.extras")
     call = _plain(request)
 
-    async def process(batch: Texts) -> list[Any]:
+    async def process(batch: Texts) -> list[object]:
         return await asyncio.to_thread(call, batch, len(batch))
 
-    async def all_of(texts: Texts, size: int | None) -> list[Any]:
+    async def all_of(texts: Texts, size: int | None) -> list[object]:
         async with extras.DynamicBatcher(process, **({"max_batch_size": size} if size else {})) as batcher:
             return list(await asyncio.gather(*[await batcher.submit(text) for text in texts]))
 
     return _timed(lambda texts, size: asyncio.run(all_of(texts, size)))
 
 
-_CONTENDERS: dict[str, Callable[[dict[str, Any]], Run]] = {
+_CONTENDERS: dict[str, Callable[[dict[str, object]], Run]] = {
     "headrace": _headrace,
     "sentence-transformers": lambda request: _timed(_plain(request)),
     "transformers pipeline": lambda request: _timed(_plain(request)),

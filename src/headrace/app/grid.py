@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
 
 from headrace.app.jobs.budgets import find_key
 from headrace.app.jobs.downloads import downloaded_model
@@ -112,7 +111,11 @@ def measure(settings: JobSettings, options: GridOptions, say: Callable[[str], No
     measuring = _Measuring(plan, options)
     try:
         for name in options.engines or _engines(plan.settings):
-            todo = ["as exported"] if name == "onnx" else _ordered(options.dtypes) or ["float32"]
+            todo = (
+                ["as exported"]
+                if name == "onnx"
+                else sorted(options.dtypes, key=lambda one: one != "float32") or ["float32"]
+            )
             while todo:
                 dtype = todo.pop(0)
                 say(f"loading {name} in {dtype} ...")
@@ -134,7 +137,7 @@ class _Measuring:
         self._points: list[_Point] = []
         self._engines: list[AnyBatchEngine] = []
         self._work: list[Work] = []
-        self._reference: list[Any] = []
+        self._reference: list[object] = []
 
     def add(self, name: str, dtype: str) -> list[str]:
         """Load the model; returns the dtypes that its device computes faster."""
@@ -191,7 +194,7 @@ class _Way:
 
     setting: Setting
     engine: AnyBatchEngine
-    key: dict[str, Any]
+    key: dict[str, object]
     off: str
     passes: bool
 
@@ -211,14 +214,10 @@ def _engines(settings: JobSettings) -> tuple[str, ...]:
     return ("torch", "onnx")
 
 
-def _ordered(dtypes: Sequence[str]) -> list[str]:
-    return sorted(dtypes, key=lambda name: name != "float32")
-
-
-def _compared(engine: AnyBatchEngine, work: Sequence[Work], reference: list[Any]) -> tuple[str, bool]:
+def _compared(engine: AnyBatchEngine, work: Sequence[Work], reference: list[object]) -> tuple[str, bool]:
     """The deviation of the outputs from the first engine's, and whether they are good enough."""
     step = max(1, len(work) // _COMPARED)
-    outputs: list[Any] = []
+    outputs: list[object] = []
     for batch in pack(work[::step], profile_of(engine)):
         outputs += _outputs(engine, batch)
     if not reference:
@@ -228,7 +227,7 @@ def _compared(engine: AnyBatchEngine, work: Sequence[Work], reference: list[Any]
     return ("not comparable", False) if deviation is None else (str(deviation), deviation.passes)
 
 
-def _outputs(engine: AnyBatchEngine, batch: Sequence[Work]) -> list[Any]:
+def _outputs(engine: AnyBatchEngine, batch: Sequence[Work]) -> list[object]:
     """Of a batch, or of its halves if it does not fit."""
     try:
         return list(engine.forward([item.payload for item in batch]))

@@ -12,7 +12,7 @@ from typing import Any, TypeVar, Unpack, overload
 
 from headrace.app.jobs.job import execute
 from headrace.app.jobs.step_settings import parse_steps, refuse_beside_steps
-from headrace.app.jobs.steps import prepared, run_steps
+from headrace.app.jobs.steps import prepare_steps, run_steps
 from headrace.app.jobs.tables import TableKind, is_table_kind, run_to_table
 from headrace.engines.choosing.config import EngineConfig, merged_options, model_name
 from headrace.engines.options import EngineOptions
@@ -135,7 +135,7 @@ def _run(
             raise ConfigError("model_column needs steps: one for each model that records may name")
         return run_one(settings)[1]
     refuse_beside_steps(settings)
-    return run_steps(prepared(settings, parse_steps(steps), model_column), run_one).report
+    return run_steps(prepare_steps(settings, parse_steps(steps), model_column), run_one).report
 
 
 def _execute(settings: JobSettings, stop: StopRequest, *, progress: bool) -> tuple[JobEnd, Report]:

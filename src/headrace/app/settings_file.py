@@ -6,7 +6,8 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from headrace.errors import ConfigError, MissingExtraError
+from headrace.errors import ConfigError
+from headrace.extras import require
 
 _MOST_BYTES = 1024 * 1024
 """Maximum size of a file."""
@@ -51,12 +52,7 @@ def _unique(pairs: Sequence[tuple[str, object]]) -> dict[str, object]:
 
 
 def _yaml(path: Path, text: str) -> object:
-    try:
-        import yaml
-    except ImportError as error:
-        raise MissingExtraError(
-            f'{path}: YAML needs pyyaml: pip install "headrace[torch]", or use a .json file'
-        ) from error
+    yaml = require("yaml", "torch", f"{path}: YAML", ", or use a .json file")
     try:
         todo, seen = [yaml.compose(text, yaml.SafeLoader)], set()
         while todo:  # PyYAML itself would take the last of two values

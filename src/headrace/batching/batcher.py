@@ -1,7 +1,7 @@
 """`Batcher`: what all batchers share: start and stop, submit, map, statistics.
 
-`submission` accepts records, `admission` bounds the queue, a dispatcher passes records to the engine, `isolation`
-handles failures and `pending` delivers each result to its caller.
+`submission` accepts records, `admission` bounds the queue, a dispatcher passes records to the engine and handles
+failures, and `pending` delivers each result to its caller.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from types import TracebackType
 from typing import Generic, Self, TypedDict, TypeVar, Unpack
 
 from headrace.batching.blocking import current_loop, iterate, raising
-from headrace.batching.dispatch.stream import RUN, Chunk, Stream
-from headrace.batching.dispatch.submission import DispatchContext, Dispatching, StreamPort, Submission
+from headrace.batching.dispatch.stream import RUN, Chunk, Stream, StreamPort
+from headrace.batching.dispatch.submission import DispatchContext, Dispatching, Submission
 from headrace.batching.options import Options, number, optional
 from headrace.batching.policy.cost import CostRule, checked_cost
 from headrace.batching.stats import BatchStats, Meter
@@ -64,6 +64,7 @@ class Batcher(Generic[RecordT, ResultT]):
     ) -> None:
         self._options = options
         self._cost = cost
+        self._estimate = cost.estimate
         self._make_dispatcher = make_dispatcher
         self._meter = Meter()
         self._submission: Submission | None = None
@@ -99,7 +100,7 @@ class Batcher(Generic[RecordT, ResultT]):
             raise AlreadyRunningError(f"{self._options.name} is already running; stop() it before starting it again")
         if self._task is not None:
             self._ended(self._task)  # its loop was closed while it ran
-        submission = self._submission = Submission(self._options, self._cost, self._meter, self._make_dispatcher)
+        submission = self._submission = Submission(self._options, self._meter, self._make_dispatcher)
         # An empty context: process_fn serves all callers and must not see the first caller's context variables.
         self._task = submission.loop.create_task(
             submission.dispatcher.run(), name=f"{self._options.name}-dispatcher", context=contextvars.Context()
@@ -203,14 +204,15 @@ class Batcher(Generic[RecordT, ResultT]):
             and get_ident() == submission.thread
         ):  # fast path for nearly every record: nothing to wait for, nothing to reject
             if estimated_cost is not None:
-                cost = checked_cost(estimated_cost, record)
+                cost = checked_cost(estimated_cost, type(record))
             elif type(record) in self._cost.plain:
                 cost = self._cost.default
             else:
-                cost = checked_cost(self._cost(record), record)
+                cost = checked_cost(self._estimate(record), type(record))
             return submission.enqueue(record, cost, priority, task if caller is None else caller)
         task = submission.check_open()
-        cost = submission.checked_cost(record, estimated_cost)
+        estimated = self._estimate(record) if estimated_cost is None else estimated_cost
+        cost = submission.checked_cost(estimated, type(record))
         if deadline_s is not None:
             deadline_s = await submission.wait_until(cost, deadline_s)
         elif not submission.admission.admits(cost):
@@ -238,7 +240,8 @@ class Batcher(Generic[RecordT, ResultT]):
         task = submission.check_open()
         if deadline_s is not None:
             number("deadline_s", deadline_s, above=0)
-        cost = submission.checked_cost(record, estimated_cost)
+        estimated = self._estimate(record) if estimated_cost is None else estimated_cost
+        cost = submission.checked_cost(estimated, type(record))
         submission.check_room(cost)
         pending = submission.enqueue(record, cost, priority, task if caller is None else caller)
         if deadline_s is not None:

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate, repeat
 
-from headrace.batching.policy.waiting_queue import Batch
 from headrace.events import CloseReason
 
 WINDOW_S = 60.0
@@ -20,9 +19,6 @@ _BOUNDS = tuple(1e-6 * 2 ** (step / 4) for step in range(4 * 31))
 
 _PAST_STEP_S = 0.1
 """Minimum distance between two stored points, in seconds, so that there are at most 600."""
-
-_SAMPLED = 32
-"""Maximum queue times sampled per batch; each represents an equal share of the batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,17 +214,17 @@ class Meter:
             self._wall = self._wall_at(now)
             self._started = None
 
-    def began(self, now: float, batch: Batch, padded: float) -> None:
-        """A batch was passed to `process_fn`."""
-        self._begin(now, batch.size, batch.cost, padded)
-        self.taken += batch.size
-        self.in_flight += batch.size
-        self.reasons[batch.reason] += 1
-        step = len(batch.entries) // _SAMPLED + 1
-        for entry in batch.entries[::step]:
-            waited = now - entry.arrival
-            self._queue_times[bisect_left(_BOUNDS, waited)] += step * entry.count
-            self._queued_s += waited * step * entry.count
+    def began(
+        self, now: float, size: int, cost: float, padded: float, reason: CloseReason, waits: Iterable[tuple[float, int]]
+    ) -> None:
+        """A batch was passed to `process_fn`; `waits` are seconds in the queue, and how many records waited so long."""
+        self._begin(now, size, cost, padded)
+        self.taken += size
+        self.in_flight += size
+        self.reasons[reason] += 1
+        for waited, count in waits:
+            self._queue_times[bisect_left(_BOUNDS, waited)] += count
+            self._queued_s += waited * count
 
     def ended(self, now: float, size: int, failed: int, completed: int, duration: float) -> None:
         """A batch ended: `failed` records got an exception, `completed` a result; the rest were cancelled."""

@@ -14,9 +14,9 @@ from typing import Annotated, ClassVar, Literal
 import typer
 
 from headrace.app.bench import BenchSettings, Comparison, Row, compare, contenders_for, read_texts
-from headrace.cli.flags import FlagGroup, with_groups
+from headrace.cli.flags import FlagGroup, comma_separated, positive_numbers, with_groups
 from headrace.cli.outcome import aligned, guarded, say
-from headrace.cli.report import check_file, check_place
+from headrace.cli.report import check_file, check_target
 from headrace.engines.choosing.config import EngineConfig
 from headrace.engines.choosing.resolving import resolve
 from headrace.engines.model_folder import find_folder
@@ -84,7 +84,7 @@ class HowFlags(FlagGroup):
 def bench(what: WhatFlags, how: HowFlags) -> None:
     """Compare Headrace with what else is installed, on your machine, model and texts.
 
-    Each contender runs in a process of its own, at its default and at its best batch size. Prints a table; writes one
+    Each contender runs in its own process, at its default and at its best batch size. Prints a table; writes one
     HTML page and the figures as JSON. docs/bench.md explains both.
     """
     sys.exit(guarded(lambda: _bench(what, how)))
@@ -95,7 +95,7 @@ def _bench(what: WhatFlags, how: HowFlags) -> int:
         signal.signal(number, _stop)
     page, figures = how.output_file, how.json_file or how.output_file.with_suffix(".json")
     check_file(page)
-    check_place(figures)
+    check_target(figures)
     if figures == page:
         raise ConfigError(f"the page and the figures cannot both be {page}: name the page with -o, such as bench.html")
     if what.max_tokens is not None and what.task != "generate":
@@ -106,7 +106,7 @@ def _bench(what: WhatFlags, how: HowFlags) -> int:
         what.model or _DEFAULT_MODEL,
         read_texts(what.source, what.text_column, what.limit),
         _contenders(what.task, how.contenders),
-        _sizes(how.batch_sizes),
+        positive_numbers("--batch-sizes", how.batch_sizes),
         how.rounds,
         how.timeout,
         what.dtype,
@@ -145,21 +145,14 @@ def _folder(what: WhatFlags) -> str:
 
 def _contenders(task: str, wanted: str | None) -> list[str]:
     installed = contenders_for(task)
-    names = [name.strip() for name in (wanted or "").split(",") if name.strip()]
+    names = comma_separated(wanted)
     for name in names:
         if name not in installed:
             raise ConfigError(
                 f"--contenders: {name!r} is not installed or does not take the task {task}; "
                 f"there are {', '.join(installed)}{nearest(name, installed)}"
             )
-    return list(dict.fromkeys(names)) or installed
-
-
-def _sizes(text: str) -> tuple[int, ...]:
-    words = [word.strip() for word in text.split(",") if word.strip()]
-    if not all(word.isascii() and word.isdecimal() and int(word) > 0 for word in words):
-        raise ConfigError(f"--batch-sizes is {text!r}; it must be numbers above 0, such as 8,32")
-    return tuple(dict.fromkeys(map(int, words)))
+    return list(names) or installed
 
 
 def as_lines(found: Comparison) -> list[str]:
@@ -167,7 +160,7 @@ def as_lines(found: Comparison) -> list[str]:
     head = ("contender", "setting", "records/s", "headrace is x", "agrees", "")
     table = [head, *(_cells(row, found.reference) for row in found.rows)]
     there = ", ".join(f"{name} {value}" for name, value in found.machine.items())
-    return [*aligned(table), "", there]
+    return [*aligned(table, len(head)), "", there]
 
 
 def _cells(row: Row, reference: str) -> tuple[str, ...]:
@@ -178,5 +171,5 @@ def _cells(row: Row, reference: str) -> tuple[str, ...]:
         "failed" if row.records_per_s is None else f"{row.records_per_s:,.1f}",
         "" if row.headrace_is is None else f"{row.headrace_is:.2f}",
         agrees,
-        "; ".join(part for part in ("answers otherwise" if row.differs else "", row.error) if part),
+        "; ".join(part for part in ("different answers" if row.differs else "", row.error) if part),
     )

@@ -29,7 +29,7 @@ class ClusterFlags(FlagGroup):
         str,
         typer.Option(
             metavar="N|auto",
-            help="Number of worker processes on this machine; each loads the model on a device of its own: a CUDA "
+            help="Number of worker processes on this machine; each loads the model on its own device: a CUDA "
             "device, or an equal share of the CPU cores. auto: one per CUDA device. Default: no worker processes.",
         ),
     ] = ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections import defaultdict
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,7 @@ def draw(grid: Grid, path: Path) -> None:
             raise ConfigError(f"--plot {path}: cannot be written: {error.strerror or error}") from error
 
 
-_PANELS: dict[str, Any] = {
+_PANELS: Mapping[str, Callable[[GridRow], float | None]] = {
     "tokens/s": lambda row: row.measured.cost_per_s,
     "ms per batch": lambda row: 1000 * row.measured.latency_s,
     "peak memory, MB": lambda row: None if row.measured.memory is None else row.measured.memory / 1e6,
@@ -61,7 +62,13 @@ _PANELS: dict[str, Any] = {
 }
 
 
-def _panel(axis: Any, title: str, value: Any, lines: dict[Setting, list[GridRow]], chosen: GridRow) -> None:
+def _panel(
+    axis: Any,
+    title: str,
+    value: Callable[[GridRow], float | None],
+    lines: dict[Setting, list[GridRow]],
+    chosen: GridRow,
+) -> None:
     for setting, rows in lines.items():
         points = [(row.measured.budget, value(row)) for row in rows if value(row) is not None]
         threads = "" if setting.threads is None else f", {setting.threads} threads"

@@ -22,6 +22,7 @@ _OPTIONS = (
     "handler", "max_model_len", "on_too_long", "chunk_overlap", "chunk_join", "reduce_template", "no_answer",
     "device", "dtype", "quantize", "truncate_dim", "output_dtype", "prompt_name", "prompt",
 )  # fmt: skip
+_SWITCHES = ("normalize", "enforce_eager", "trust_remote_code")
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,13 +205,7 @@ class EngineFlags(FlagGroup):
             given["labels"] = _value(self.labels) if self.labels.startswith("[") else self.labels
         if self.endpoint:
             given["endpoints"] = list(self.endpoint)
-        if self.normalize:
-            given["normalize"] = True
-        if self.enforce_eager:
-            given["enforce_eager"] = True
-        if self.trust_remote_code:
-            given["trust_remote_code"] = True
-        return given
+        return given | {name: True for name in _SWITCHES if getattr(self, name)}
 
 
 def changed(config: EngineConfig, given: EngineConfig) -> EngineConfig:

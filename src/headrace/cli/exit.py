@@ -26,7 +26,7 @@ class Named(Protocol):
         ...
 
 
-def leave_in_time(status: str | int | None) -> None:
+def exit_in_time(status: str | int | None) -> None:
     """Make the process end within some seconds. Call this last in the main thread.
 
     Args:

@@ -15,6 +15,8 @@ import typer
 from typer.core import TyperCommand
 from typer.models import ParameterInfo
 
+from headrace.errors import ConfigError
+
 ENGINE_PANEL = "Engine"
 
 
@@ -70,6 +72,24 @@ def _in_panel(hint: object, panel: str) -> object:
         if isinstance(one, ParameterInfo):
             one.rich_help_panel = panel
     return Annotated[kind, *shown]
+
+
+def comma_separated(text: str | None) -> tuple[str, ...]:
+    """The words of a flag such as a,b, each once."""
+    return tuple(dict.fromkeys(word.strip() for word in (text or "").split(",") if word.strip()))
+
+
+def positive_numbers(flag: str, text: str | None) -> tuple[int, ...]:
+    """The numbers of a flag such as 8,32, each once, in ascending order.
+
+    Raises:
+        ConfigError: one of them is not a whole number above 0.
+    """
+    words = comma_separated(text)
+    for word in words:
+        if not (word.isascii() and word.isdecimal() and int(word) > 0):
+            raise ConfigError(f"{flag} {text}: {word!r} is not a whole number above 0")
+    return tuple(sorted(map(int, words)))
 
 
 class Command(TyperCommand):

@@ -49,7 +49,7 @@ class LogStream:
             self._stream.write(f"{_PREFIX}{message}\n")
 
     def emit(self, level: str, message: str, **facts: object) -> None:
-        """Write one JSON object on a line of its own."""
+        """Write one JSON object on its own line."""
         at = datetime.now(UTC).isoformat(timespec="milliseconds")
         entry = {"time": at, "level": level, "message": message.removeprefix(_PREFIX).rstrip(), **facts}
         self._stream.write(json.dumps(entry, default=str) + "\n")
@@ -96,7 +96,7 @@ class LogFlags(FlagGroup):
     ] = False
 
     def apply(self) -> None:
-        """Let this process say what was asked for.
+        """Apply the flags to this process.
 
         Raises:
             BadParameter: it was asked for both less and more.

@@ -66,7 +66,7 @@ def main() -> None:
         print('headrace: the command line needs typer: pip install "headrace[cli]"', file=sys.stderr)
         sys.exit(2)
     from headrace.cli.app import app
-    from headrace.cli.exit import leave_in_time
+    from headrace.cli.exit import exit_in_time
 
     try:
         app()
@@ -77,7 +77,7 @@ def main() -> None:
         if lost is not None and lost.errno != errno.EPIPE:
             print(f"headrace: cannot write to standard output: {lost.strerror}", file=sys.stderr)
             status = end.code or 1
-        leave_in_time(status)
+        exit_in_time(status)
         sys.exit(status)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Literal
 
 import typer
@@ -25,7 +24,7 @@ from headrace.errors import (
     UnknownOptionError,
     text_of,
 )
-from headrace.io.databases.names import shown
+from headrace.io.databases.names import display_name
 from headrace.io.sinks.targets import find_target
 from headrace.jobs.pipeline.job import JobEnd
 from headrace.observe.reporting.report import Report
@@ -84,8 +83,9 @@ def guarded(command: Callable[[], int], context: typer.Context | None = None) ->
 
 def conclude(settings: JobSettings, stopper: Stopper, end: JobEnd, report: Report | None) -> int:
     """Print how the job ended, with the report if it was not printed before. Returns the exit status."""
-    sink = shown(str(settings.sink))
-    failed = f", {end.failed:,} failed, see {_errors(settings)}" if end.failed else ""
+    sink = display_name(str(settings.sink))
+    errors = find_target(str(settings.sink), settings.output_format).errors if end.failed else None
+    failed = f", {end.failed:,} failed, see {errors}" if errors is not None else ""
     if end.state == "already_finished":
         say(f"{sink} is already finished: {end.records:,} records{failed}; nothing to do")
         return 3 if end.failed else 0
@@ -98,14 +98,17 @@ def conclude(settings: JobSettings, stopper: Stopper, end: JobEnd, report: Repor
     return 3 if end.failed else 0
 
 
-def _errors(settings: JobSettings) -> Path:
-    return find_target(str(settings.sink), settings.output_format).errors
-
-
-def aligned(table: Sequence[Sequence[str]], justify: Callable[[str, int], str] = str.ljust) -> list[str]:
-    """The rows of a table as lines, each column as wide as its longest cell."""
+def aligned(table: Sequence[Sequence[str]], left: int) -> list[str]:
+    """The rows of a table as lines. The first `left` columns are aligned left, the others right."""
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    return ["  ".join(map(justify, row, widths)).rstrip() for row in table]
+
+    def line(row: Sequence[str]) -> str:
+        cells = enumerate(zip(row, widths, strict=True))
+        return "  ".join(
+            cell.ljust(width) if place < left else cell.rjust(width) for place, (cell, width) in cells
+        ).rstrip()
+
+    return [line(row) for row in table]
 
 
 def say(line: str, level: Literal["info", "error"] = "info") -> None:

@@ -14,7 +14,7 @@ import typer
 from headrace.app.jobs.steps import steps_here
 from headrace.cli.outcome import guarded, say
 from headrace.errors import ConfigError
-from headrace.io.databases.names import shown
+from headrace.io.databases.names import display_name
 from headrace.jobs.state.inspection import job_holder, state_of
 from headrace.jobs.state.output import REPORT
 from headrace.observe.page.render import ReportedJob, check_installed, write_page
@@ -52,18 +52,18 @@ def report(outputs: Outputs, output_file: PageFile = None, as_json: Json = False
 
 def _report(outputs: Sequence[str], file: Path | None, price: float | None, *, as_figures: bool) -> int:
     if as_figures:
-        jobs = [job for name in outputs for job in reported(name)]
+        jobs = [job for name in outputs for job in reported_jobs(name)]
         found = [{"output": job.name, "state": job.state, **in_json(job.runs, price)} for job in jobs]
         print(json.dumps(found[0] if len(found) == 1 else found, indent=1))
         return 0
-    path = file or page_beside(outputs[0])
+    path = file or default_page(outputs[0])
     check_file(path)
-    write_page(path, [job for name in outputs for job in reported(name)], price)
+    write_page(path, [job for name in outputs for job in reported_jobs(name)], price)
     say(f"wrote {path}")
     return 0
 
 
-def reported(name: str) -> list[ReportedJob]:
+def reported_jobs(name: str) -> list[ReportedJob]:
     """The job with this output; for a job of several steps, each step that has begun.
 
     Raises:
@@ -77,7 +77,7 @@ def reported(name: str) -> list[ReportedJob]:
 
 def _reported(name: str) -> ReportedJob:
     target, state = state_of(name)
-    name = shown(name)
+    name = display_name(name)
     runs = summary.read(target.work / REPORT, name)
     if not runs:
         raise ConfigError(f"the report of {name} holds no run")
@@ -87,8 +87,8 @@ def _reported(name: str) -> ReportedJob:
     return ReportedJob(name, now, runs)
 
 
-def page_beside(output: str) -> Path:
-    """The page of an output without a name of its own: beside it, or here if it is in a store."""
+def default_page(output: str) -> Path:
+    """The default page of an output: beside it, or here if it is in a store."""
     name = output.rstrip("/")
     return Path(f"{name.rsplit('/', 1)[-1]}.report.html" if "://" in name else f"{name}.report.html")
 
@@ -101,10 +101,10 @@ def check_file(path: Path) -> None:
         MissingExtraError: a library is missing.
     """
     check_installed()
-    check_place(path)
+    check_target(path)
 
 
-def check_place(path: Path) -> None:
+def check_target(path: Path) -> None:
     """Check that a file may be there.
 
     Raises:

@@ -68,14 +68,15 @@ class ReportFlags(FlagGroup):
         """Raises BadParameter for flags that do not go together."""
         if self.gpu_hour_price is not None and not (self.dry_run or self.report):
             raise typer.BadParameter("it needs --dry-run or --report", param_hint="--gpu-hour-price")
-        if self.report is not None and self.dry_run:
-            raise typer.BadParameter("a dry run has nothing to report", param_hint="--report")
-        if self.report_to and self.dry_run:
-            raise typer.BadParameter("a dry run has nothing to report", param_hint="--report-to")
-        if self.trace is not None and self.dry_run:
-            raise typer.BadParameter("a dry run has nothing to trace", param_hint="--trace")
-        if self.port is not None and self.dry_run:
-            raise typer.BadParameter("a dry run has nothing to show", param_hint="--port")
+        asked = (
+            ("--report", self.report, "report"),
+            ("--report-to", self.report_to, "report"),
+            ("--trace", self.trace, "trace"),
+            ("--port", self.port, "show"),
+        )
+        for flag, value, verb in asked:
+            if value is not None and self.dry_run:
+                raise typer.BadParameter(f"a dry run has nothing to {verb}", param_hint=flag)
 
     def trackers(self) -> tuple[Listener, ...]:
         """The listener that reports to an experiment tracker, if one is wanted.
@@ -99,10 +100,10 @@ class ReportFlags(FlagGroup):
             yield
             return
         try:
-            from headrace.app.servers.job_dashboard import shown
+            from headrace.app.servers.job_dashboard import serve_dashboard
         except ModuleNotFoundError as error:
             why = f"--port needs {error.name}, which is not installed"
             raise MissingExtraError(f'{why}: pip install "headrace[serve]"') from error
-        with shown(ObservedJob(output), self.port) as address:
+        with serve_dashboard(ObservedJob(output), self.port) as address:
             say(f"dashboard at {address}")
             yield

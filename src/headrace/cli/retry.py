@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from headrace.app.jobs.job import execute
-from headrace.app.jobs.steps import retried, steps_here
+from headrace.app.jobs.steps import retry_settings, steps_here
 from headrace.cli import steps
 from headrace.cli.cluster_flags import ClusterFlags
 from headrace.cli.engine_flags import EngineFlags, changed
@@ -20,7 +20,7 @@ from headrace.cli.outcome import conclude, guarded
 from headrace.cli.run import MaxAttempts
 from headrace.cli.signals import Stopper, stop_on_signals
 from headrace.errors import ConfigError
-from headrace.io.databases.names import shown
+from headrace.io.databases.names import display_name
 from headrace.jobs.pipeline.job import Limits
 from headrace.jobs.settings import JobSettings, from_json
 from headrace.jobs.state.inspection import state_of
@@ -73,7 +73,7 @@ def retry(  # noqa: PLR0913 - one parameter per flag or group of flags
             if given.changed():
                 raise ConfigError(f"{given.changed()[0]} cannot be changed for a retry of several steps; leave it out")
             found = [_settings(step.output, limits, ignore_changes) for step in steps_found]
-            return steps.carry_out(retried(found), stopper, run)
+            return steps.carry_out(retry_settings(found), stopper, run)
         settings = _settings(output, limits, ignore_changes)
         config = changed(settings.config, given)
         settings = replace(settings, config=config)
@@ -88,12 +88,12 @@ def _settings(output: str, limits: Limits, ignore_changes: bool) -> JobSettings:
     settings = state.get("settings")
     if settings is None:
         raise ConfigError(
-            f"{shown(output)} was made from rows or functions of a Python program: call headrace.run there with "
+            f"{display_name(output)} was made from rows or functions of a Python program: call headrace.run there with "
             "retry=True"
         )
     try:
         return from_json(settings, output, limits, ignore_changes=ignore_changes)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ConfigError(
-            f"the stored settings of {shown(output)} are damaged ({error}): run the job again with --overwrite"
+            f"the stored settings of {display_name(output)} are damaged ({error}): run the job again with --overwrite"
         ) from error

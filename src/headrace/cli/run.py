@@ -7,7 +7,7 @@ import json
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import typer
 
@@ -17,11 +17,11 @@ from headrace.argument_types import parse_size
 from headrace.cli import steps
 from headrace.cli.cluster_flags import ClusterFlags
 from headrace.cli.engine_flags import EngineFlags
-from headrace.cli.flags import Command, FlagGroup, with_groups
+from headrace.cli.flags import Command, FlagGroup, comma_separated, with_groups
 from headrace.cli.forecasts import as_figures, print_forecast, print_survey
 from headrace.cli.logs import LogFlags
 from headrace.cli.outcome import conclude, guarded, say
-from headrace.cli.report import check_file, check_place, reported
+from headrace.cli.report import check_file, check_target, reported_jobs
 from headrace.cli.report_flags import ReportFlags
 from headrace.cli.signals import Stopper, stop_on_signals
 from headrace.cli.steps import StepFlags
@@ -290,9 +290,9 @@ def run(  # noqa: PLR0913 - one parameter per group of flags
 
 
 def _reported(settings: JobSettings, wanted: ReportFlags, run_job: Callable[[], int]) -> int:
-    """Run the job, and write its report whatever becomes of it."""
+    """Run the job, and write its report even if it fails."""
     if wanted.trace is not None:
-        check_place(wanted.trace)
+        check_target(wanted.trace)
     if wanted.report is None:
         with wanted.shown(str(settings.sink)):
             return run_job()
@@ -302,7 +302,7 @@ def _reported(settings: JobSettings, wanted: ReportFlags, run_job: Callable[[], 
             return run_job()
     finally:
         try:
-            write_page(wanted.report, reported(str(settings.sink)), wanted.gpu_hour_price)
+            write_page(wanted.report, reported_jobs(str(settings.sink)), wanted.gpu_hour_price)
             say(f"wrote {wanted.report}")
         except HeadraceError as error:  # how the job ended matters more
             say(f"no report: {error}")
@@ -317,7 +317,7 @@ def _print_loading(settings: JobSettings) -> None:
 class RunCommand(Command):
     """Suggests -i if the input is given without its flag."""
 
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+    def parse_args(self, ctx: object, args: list[str]) -> list[str]:
         """Parse the arguments."""
         first = args[0] if args else ""
         try:
@@ -343,7 +343,6 @@ def _rehearse(settings: JobSettings, gpu_hour_price: float | None, *, as_json: b
 def _settings(
     files: FileFlags, config: EngineConfig, records: RecordFlags, limits: Limits, estimate: ReportFlags
 ) -> JobSettings:
-    columns = (records.keep_columns or "").split(",")
     return JobSettings(
         files.source,
         files.sink,
@@ -352,7 +351,7 @@ def _settings(
         text_pair_column=records.text_pair_column,
         id_column=records.id_column,
         prompt_template=records.prompt_template,
-        keep_columns=tuple(stripped for name in columns if (stripped := name.strip())),
+        keep_columns=comma_separated(records.keep_columns),
         on_nan=files.on_nan,
         selection=records.selection(),
         input_format=files.input_format,

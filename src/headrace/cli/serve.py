@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
 import ssl
 import sys
 import time
@@ -216,7 +215,7 @@ def serve(
 
 
 def _settings(config: EngineConfig, server: ServerFlags) -> ServerSettings:
-    from headrace.app.servers.server import ServerSettings, checked
+    from headrace.app.servers.server import ServerSettings, check_settings
     from headrace.serving.auth import read_keys
     from headrace.serving.limits import ServeLimits
 
@@ -231,13 +230,16 @@ def _settings(config: EngineConfig, server: ServerFlags) -> ServerSettings:
         latency_target_s=None if target is None else target / 1000,
         keys=read_keys(server.api_key_file, os.environ.get("HEADRACE_API_KEYS")),
     )
-    return checked(settings)
+    return check_settings(settings)
 
 
 def _serve(config: EngineConfig, server: ServerFlags, tls: TlsFlags) -> int:
-    """Serve in this process until told to stop; returns the exit status."""
+    """Serve in this process until stopped; returns the exit status."""
+    from headrace.serving.http.listening import bind
+
     config.check()  # before the server's libraries are imported
-    _check_address(server.host, server.port)
+    with bind(server.host, server.port):
+        pass  # the server will be able to listen there
     config = resolve(config)
     say(f"loading {config.label or config.engine or 'the default model'} to serve {config.task} ...")
     settings = _settings(config, server)
@@ -247,9 +249,11 @@ def _serve(config: EngineConfig, server: ServerFlags, tls: TlsFlags) -> int:
     encrypted = tls.for_uvicorn()
     with _tracing(server.trace, config.label or config.task or "") as listeners:
         app, state = build(replace(settings, listeners=listeners))
-        return Server(app, state, {"host": server.host, "port": server.port, **encrypted}).run_app(
-            lambda address, routes: say(f"ready at {address}: {', '.join(routes)}")
-        )
+        return Server(app, state, {"host": server.host, "port": server.port, **encrypted}).run_app(_say_ready)
+
+
+def _say_ready(address: str, routes: Sequence[str]) -> None:
+    say(f"ready at {address}: {', '.join(routes)}")
 
 
 @contextlib.contextmanager
@@ -268,22 +272,8 @@ def _tracing(path: Path | None, name: str) -> Iterator[Sequence[Listener]]:
         yield (trace,)
 
 
-def _check_address(host: str, port: int) -> None:
-    """Check that the server will be able to listen there, before anything is loaded.
-
-    Raises:
-        ConfigError: the address cannot be bound.
-    """
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            raise ConfigError(f"cannot listen on {host} port {port}: {error.strerror}; choose another") from error
-
-
 def _serve_pool(path: Path, config: EngineConfig, server: ServerFlags, tls: TlsFlags, cluster: ReplicaFlags) -> int:
-    """Serve several models until told to stop; returns the exit status."""
+    """Serve several models until stopped; returns the exit status."""
     refused = {
         "flags of an engine": config != type(config)(),
         "--served-model-name": bool(server.names),
@@ -300,13 +290,11 @@ def _serve_pool(path: Path, config: EngineConfig, server: ServerFlags, tls: TlsF
     with _tracing(server.trace, f"{len(content.models)} models") as listeners:
         app, state = build_pooled(content, replace(_settings(config, server), listeners=listeners))
         say(f"serving {', '.join(entry.name for entry in content.models)}; each is loaded when it is asked for")
-        return Server(app, state, {"host": server.host, "port": server.port, **encrypted}).run_app(
-            lambda address, routes: say(f"ready at {address}: {', '.join(routes)}")
-        )
+        return Server(app, state, {"host": server.host, "port": server.port, **encrypted}).run_app(_say_ready)
 
 
 def _serve_on(cluster: ReplicaFlags, config: EngineConfig, server: ServerFlags, tls: TlsFlags) -> int:
-    """Serve on a cluster until told to stop; returns the exit status."""
+    """Serve on a cluster until stopped; returns the exit status."""
     address = ray_address(cluster.on or "")
     if tls.ssl_certfile is not None:
         raise ConfigError("Ray Serve's proxy receives the requests: leave out --ssl-certfile, or --on")

@@ -12,11 +12,11 @@ from typing import Annotated, ClassVar
 import typer
 
 from headrace.app.jobs.step_settings import Step, read_steps, refuse_beside_steps
-from headrace.app.jobs.steps import prepared, rehearse_steps, run_steps
+from headrace.app.jobs.steps import prepare_steps, rehearse_steps, run_steps
 from headrace.cli.cluster_flags import Execute
 from headrace.cli.flags import FlagGroup
 from headrace.cli.forecasts import as_figures, print_forecast
-from headrace.cli.outcome import conclude, say
+from headrace.cli.outcome import aligned, conclude, say
 from headrace.cli.signals import Stopper
 from headrace.errors import ConfigError
 from headrace.jobs.pipeline.job import JobEnd
@@ -34,7 +34,7 @@ class StepFlags(FlagGroup):
     config: Annotated[
         Path | None,
         typer.Option(
-            help="YAML or JSON file of steps, each with a model of its own, which see the outputs of the steps before "
+            help="YAML or JSON file of steps, each with its own model, which see the outputs of the steps before "
             "as columns. Default: one model."
         ),
     ] = None
@@ -83,7 +83,7 @@ def steps_of(flags: StepFlags, models: Sequence[str], job: JobSettings) -> tuple
 
 def run(job: JobSettings, steps: Sequence[Step], model_column: str | None, stopper: Stopper, execute: Execute) -> int:
     """Run all steps; returns the exit status."""
-    return carry_out(prepared(job, steps, model_column), stopper, execute)
+    return carry_out(prepare_steps(job, steps, model_column), stopper, execute)
 
 
 def carry_out(settings: Sequence[JobSettings], stopper: Stopper, execute: Execute) -> int:
@@ -113,11 +113,8 @@ def _print_steps(steps: Sequence[StepFigures]) -> None:
          f"{step.wall_s:.1f} s")
         for step in steps
     ]  # fmt: skip
-    widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]))]
-    for row in rows:
-        texts = [cell.ljust(width) if place < 2 else cell.rjust(width)
-                 for place, (cell, width) in enumerate(zip(row, widths, strict=True))]  # fmt: skip
-        print("  " + "  ".join(texts), file=sys.stderr)
+    for line in aligned(rows, 2):
+        print(f"  {line}", file=sys.stderr)
     loads = sum(step.loads for step in steps)
     switches = max(loads - 1, 0)
     say(f"{loads} model{'s' * (loads != 1)} loaded, {switches} switch{'es' * (switches != 1)}")
@@ -127,7 +124,7 @@ def rehearse(
     job: JobSettings, steps: Sequence[Step], model_column: str | None, price: float | None, *, as_json: bool
 ) -> int:
     """Print the estimate of each step, `price` being that of an hour of the GPU; returns the exit status."""
-    estimates = rehearse_steps(prepared(job, steps, model_column))
+    estimates = rehearse_steps(prepare_steps(job, steps, model_column))
     if as_json:
         each = [{"step": name} | ({} if found is None else as_figures(*found, price)) for name, found in estimates]
         print(json.dumps({"steps": each}))

@@ -17,12 +17,12 @@ import typer
 
 from headrace.app.jobs.steps import steps_here, steps_holder
 from headrace.cli.outcome import guarded, say
-from headrace.cli.report import reported
+from headrace.cli.report import reported_jobs
 from headrace.errors import ConfigError, HeadraceError
 from headrace.io.storage.locations import as_os_errors, is_remote
 from headrace.jobs.state.inspection import NoJobError, job_holder, known_target, state_of
 from headrace.jobs.state.output import LIVE
-from headrace.observe.live.frame import Frame, parsed, wall_clock
+from headrace.observe.live.frame import Frame, parse_frame, wall_clock
 from headrace.observe.page.dashboard import Page, dashboard
 from headrace.observe.page.render import render
 
@@ -68,27 +68,27 @@ def _top(what: str, interval: float, *, once: bool) -> int:
     from rich.console import Console
     from rich.live import Live
 
-    from headrace.observe.live.top import drawn
+    from headrace.observe.live.top import render_frame
 
     console = Console(highlight=False)
     if once or not console.is_terminal:
-        console.print(drawn(first, wall_clock()))
+        console.print(render_frame(first, wall_clock()))
         frame = first
         while not once and not _ended(frame):
             time.sleep(interval)
             console.print()
             frame = _next(look, frame)
-            console.print(drawn(frame, wall_clock()))
+            console.print(render_frame(frame, wall_clock()))
         return 0
     frame = first
     try:
         with Live(console=console, screen=True, auto_refresh=False) as live:
             while not _ended(frame):
-                live.update(drawn(frame, wall_clock()), refresh=True)
+                live.update(render_frame(frame, wall_clock()), refresh=True)
                 time.sleep(interval)
                 frame = _next(look, frame)
     finally:
-        console.print(drawn(frame, wall_clock()))
+        console.print(render_frame(frame, wall_clock()))
     return 0
 
 
@@ -167,7 +167,7 @@ class ObservedJob:
         Raises:
             HeadraceError: it cannot be drawn.
         """
-        return render(reported(self._name))
+        return render(reported_jobs(self._name))
 
 
 def _frame(name: str) -> Frame:
@@ -180,7 +180,7 @@ def _frame(name: str) -> Frame:
     target, state = state_of(name)
     path = target.work / LIVE
     try:
-        frame = parsed(as_os_errors(path.read_bytes)())
+        frame = parse_frame(as_os_errors(path.read_bytes)())
     except FileNotFoundError:
         if job_holder(target):
             raise NoJobError(f"the job of {name} has just started; try again in a second") from None
@@ -212,7 +212,7 @@ def _of_server(url: str) -> Callable[[], Frame]:
     """
     key = os.environ.get("HEADRACE_API_KEY", "").strip()
     if not key.isascii() or not key.isprintable():
-        raise ConfigError("the environment variable HEADRACE_API_KEY holds signs that no API key has")
+        raise ConfigError("the environment variable HEADRACE_API_KEY contains characters that an API key cannot have")
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     address = url.rstrip("/").removesuffix("/dashboard").removesuffix("/v1") + STATE_PATH
     opener = urllib.request.build_opener(_NoRedirect)
@@ -227,7 +227,7 @@ def _of_server(url: str) -> Callable[[], Frame]:
         except (OSError, HTTPException, ValueError) as error:
             raise ConfigError(f"cannot reach {url}: {getattr(error, 'reason', error)}") from error
         try:
-            return parsed(content)
+            return parse_frame(content)
         except ValueError as error:
             raise ConfigError(f"what {address} answers cannot be shown: {error}") from error
 
@@ -240,7 +240,7 @@ def _reason(error: urllib.error.HTTPError) -> str:
     if error.code == 403:
         return "(forbidden): this needs an admin key"
     if error.code == 404:
-        return "(not found): it is no server of headrace, or of an earlier version"
+        return "(not found): it is not a Headrace server, or it runs an earlier version"
     if error.code == 501:
         return "(not implemented): a server on Ray has no dashboard; read its /metrics"
     return f"({error.reason})"

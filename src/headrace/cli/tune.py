@@ -13,12 +13,11 @@ from headrace.app.grid import Grid, GridOptions, GridRow, measure
 from headrace.app.jobs.job import JobSettings
 from headrace.cli.curve import check_picture, draw
 from headrace.cli.engine_flags import EngineFlags
-from headrace.cli.flags import FlagGroup, with_groups
+from headrace.cli.flags import FlagGroup, comma_separated, positive_numbers, with_groups
 from headrace.cli.outcome import aligned, guarded, say
 from headrace.cli.run import RecordFlags
 from headrace.engines.choosing.config import EngineConfig
 from headrace.engines.options import INT8
-from headrace.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +60,12 @@ class GridFlags(FlagGroup):
         """What is to be measured; what the engine's own flags fix is not varied."""
         engine = config.engine if isinstance(config.engine, str) else None
         dtype = str(config.engine_options.get("dtype", "auto"))
-        dtypes = _words(self.dtypes) or (("float32", INT8) if config.engine_options.get("quantize") else ())
+        dtypes = comma_separated(self.dtypes) or (("float32", INT8) if config.engine_options.get("quantize") else ())
         return GridOptions(
-            (config.batch_tokens,) if config.batch_tokens else _numbers("--budgets", self.budgets),
+            (config.batch_tokens,) if config.batch_tokens else positive_numbers("--budgets", self.budgets),
             (dtype,) if dtype != "auto" else dtypes,
-            _numbers("--threads", self.threads),
-            (engine,) if engine else _words(self.engines),
+            positive_numbers("--threads", self.threads),
+            (engine,) if engine else comma_separated(self.engines),
             self.seconds,
             None if self.latency_target_ms is None else self.latency_target_ms / 1000,
         )
@@ -119,7 +118,7 @@ def as_lines(grid: Grid) -> list[str]:
     option = "--quantize" if setting.dtype == INT8 else "--dtype"
     flags += f" --engine {setting.engine}" if setting.engine == "onnx" else f" {option} {setting.dtype}"
     return [
-        *aligned(table, str.rjust),
+        *aligned(table, 0),
         "",
         f"32 inputs take {ratio:.1f} times as long as one: {32 / ratio:.0f} times the throughput.",
         f"chosen: {flags}",
@@ -141,15 +140,3 @@ def _cells(row: GridRow, is_chosen: bool) -> tuple[str, ...]:
         "" if measured.memory is None else f"{measured.memory / 1e6:,.0f}",
         " ".join(part for part in ("<- chosen" if is_chosen else "", "" if row.passes else "fails:", row.off) if part),
     )
-
-
-def _words(text: str | None) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(word.strip() for word in (text or "").split(",") if word.strip()))
-
-
-def _numbers(flag: str, text: str | None) -> tuple[int, ...]:
-    words = _words(text)
-    for word in words:
-        if not word.isdecimal() or int(word) < 1:
-            raise ConfigError(f"{flag} {text}: {word!r} is not a whole number >= 1")
-    return tuple(sorted(int(word) for word in words))

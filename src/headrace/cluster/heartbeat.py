@@ -57,7 +57,7 @@ class Heartbeat:
         Raises:
             WorkerDiedError: the worker misses `MISSED_LOADING` health checks.
         """
-        answer, watch = asyncio.ensure_future(_awaited(reply)), asyncio.ensure_future(self.watch(MISSED_LOADING))
+        answer, watch = asyncio.ensure_future(awaited(reply)), asyncio.ensure_future(self.watch(MISSED_LOADING))
         try:
             await asyncio.wait({answer, watch}, return_when=asyncio.FIRST_COMPLETED)
             return answer.result() if answer.done() else watch.result()
@@ -67,7 +67,7 @@ class Heartbeat:
             await asyncio.gather(answer, watch, return_exceptions=True)  # both may have failed
 
     async def _beat(self, missed: int) -> float:
-        answer = asyncio.ensure_future(_awaited(self._clock()))
+        answer = asyncio.ensure_future(awaited(self._clock()))
         try:
             for _ in range(missed):  # one by one, so that a pause of this process counts only once
                 if (await asyncio.wait({answer}, timeout=PULSE_S))[0]:
@@ -77,5 +77,6 @@ class Heartbeat:
         raise WorkerDiedError(f"{self._name()} has not answered for {missed * PULSE_S:g} s")
 
 
-async def _awaited(reply: Awaitable[T]) -> T:
+async def awaited(reply: Awaitable[T]) -> T:
+    """The result of any awaitable, as a coroutine."""
     return await reply

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from headrace.errors import ConfigError
-from headrace.observe.exporters.prometheus import merged
+from headrace.observe.exporters.prometheus import merge_pages
 from headrace.serving.auth import Keys, KeySettings
 from headrace.serving.errors import ApiError
 from headrace.serving.http.middleware import error_response
@@ -59,7 +59,7 @@ class Overview:
             self._keys.check_metrics(request.scope["headers"])
         except ApiError as error:
             return error_response(error)
-        return Response(merged(await self._pages(), "replica"), headers={"content-type": METRICS_TYPE})
+        return Response(merge_pages(await self._pages(), "replica"), headers={"content-type": METRICS_TYPE})
 
     async def _pages(self) -> dict[str, bytes]:
         """The metrics of each replica by name, without replicas that do not answer in time."""

@@ -71,7 +71,7 @@ class Server:
         Raises:
             HeadraceError: it cannot be loaded. Ray reports errors of the constructor, but not of an app's lifespan.
         """
-        # No account of its own: a dashboard would show one replica, and take one of its slots.
+        # Without a dashboard: it would show one replica, and take one of its slots.
         self._app, part = build_part(settings, lambda _: None)
         self._state = part.server
         self._app.include_router(refusing_router())

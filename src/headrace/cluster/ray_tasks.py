@@ -8,7 +8,7 @@ import pickle
 import signal
 import threading
 from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from headrace.batching.callables import plain_function
 from headrace.errors import ConfigError, MissingExtraError, WorkerDiedError
@@ -24,7 +24,9 @@ ItemT = TypeVar("ItemT")
 ResultT = TypeVar("ResultT")
 
 
-def ray_task(fn: Callable[[ItemT], ResultT], **options: object) -> Callable[[ItemT], Coroutine[Any, Any, ResultT]]:
+def ray_task(
+    fn: Callable[[ItemT], ResultT], **options: object
+) -> Callable[[ItemT], Coroutine[object, object, ResultT]]:
     """Wrap `fn` in an `async def` that runs each call as a task on the connected Ray cluster.
 
         async for page in headrace.map_concurrent(ray_task(parse, num_cpus=1), files, concurrency=200, retries=3): ...

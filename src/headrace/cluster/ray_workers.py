@@ -8,7 +8,7 @@ import pickle
 import signal
 import socket
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from typing import NoReturn, TypeVar
@@ -191,8 +191,10 @@ class RayWorkers:
         loads = [worker.loading for worker in self.initial]
         placed, _ = ray.wait([worker.greeting for worker in self.initial], num_returns=1, timeout=_PLACE_S)
         if not placed:
+            free = ray.available_resources()
             raise ConfigError(
-                f"no worker could be placed within {_PLACE_S:g} s: {_described(ray.available_resources())} are free"
+                f"no worker could be placed within {_PLACE_S:g} s: {free.get('CPU', 0):g} CPU and "
+                f"{free.get('GPU', 0):g} GPU are free"
             )
         while not (done := ray.wait(loads, num_returns=1, timeout=heartbeat.MISSED_LOADING * heartbeat.PULSE_S)[0]):
             pulses = [worker.pulse() for worker in self.initial]
@@ -237,10 +239,6 @@ def _most(cpus: float, gpus: float, replicas: int) -> int:
     return max(min(room, default=replicas), replicas)
 
 
-def _described(resources: dict[str, float]) -> str:
-    return f"{resources.get('CPU', 0):g} CPU and {resources.get('GPU', 0):g} GPU"
-
-
 class RayWorker:
     """A `Worker` backed by a Ray actor."""
 
@@ -254,7 +252,7 @@ class RayWorker:
     async def load(self) -> float:
         """See `Worker.load`."""
         with self._ray_errors():
-            placed, _ = await asyncio.wait({asyncio.ensure_future(_awaited(self.greeting))}, timeout=_PLACE_S)
+            placed, _ = await asyncio.wait({asyncio.ensure_future(heartbeat.awaited(self.greeting))}, timeout=_PLACE_S)
             if not placed:
                 raise NoRoomError(f"none within {_PLACE_S:g} s")  # a query for free resources could block forever
             self._location = placed.pop().result()
@@ -303,10 +301,6 @@ class RayWorker:
         except (RayError, ConnectionError) as error:  # ConnectionError comes from Ray's client
             _check_connected()
             raise WorkerDiedError(f"{self._location} died: {_brief(error)}") from error
-
-
-async def _awaited(reference: Awaitable[T]) -> T:
-    return await reference
 
 
 def _brief(error: Exception) -> str:

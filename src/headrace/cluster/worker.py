@@ -21,9 +21,9 @@ from headrace.engines.profile import EngineProfile, profile_of
 from headrace.errors import BadResultError, ConfigError, EngineError, HeadraceError, RecordError
 from headrace.events import BatchDone, BatchFormed, BatchSplit, Event, StageDone, StepDone
 from headrace.jobs.pipeline.chunks import answers
-from headrace.jobs.pipeline.engine_prepare import prepare_all
 from headrace.jobs.pipeline.infer import stream_in_order, stream_longest_first
 from headrace.jobs.pipeline.job import Limits, StopRequest
+from headrace.jobs.pipeline.prepare import prepare_all
 from headrace.jobs.pipeline.work import Work
 from headrace.jobs.settings import JobSettings
 from headrace.observe.accounting.batches import BusyTime

@@ -14,7 +14,7 @@ from headrace.errors import BrokenOffError, EngineDeadError, HeadraceError, Stop
 from headrace.events import Event, Listener, RecordFailed, WorkerLost, WorkUnitDone
 from headrace.jobs.pipeline.job import StopRequest
 from headrace.jobs.pipeline.work import Work
-from headrace.processes.culprits import WorkUnit, after_death
+from headrace.processes.crash_isolation import WorkUnit, after_death
 
 _LAST_REPLIES_S = 2.0
 """Seconds to wait for replies that a dead worker had already sent."""

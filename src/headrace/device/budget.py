@@ -22,6 +22,8 @@ _WORTHWHILE = 1.1
 """Minimum ratio of budgets to compare them."""
 _KNEE = 0.97
 """A budget with this share of the best throughput is as good as the best."""
+_EARNED = 4
+"""A comparison begins once so many times the cost of its other batches was computed: it may turn out to be slower."""
 _HOLD = 64
 """Batches between comparisons, doubled whenever one changes nothing."""
 _LONGEST_HOLD = 4_096
@@ -112,6 +114,7 @@ class BudgetTuner:
         """Whether `best` is more than a guess."""
         self.best = min(max(start, least), self._most)
         """The budget found so far."""
+        self._computed = 0.0
         self._comparison: _Comparison | None = None
         self._next = [self.best * _STEP, self.best / _STEP]
         self._hold = _HOLD
@@ -123,7 +126,7 @@ class BudgetTuner:
     def budget(self) -> float:
         """What the next batch may cost."""
         comparison = self._comparison
-        if comparison is None:
+        if comparison is None or not self._has_earned(comparison):
             return min(self.best, self._bound)
         behind = comparison.count(comparison.other) < comparison.count(comparison.best)
         return min(comparison.other if behind else comparison.best, self._bound)
@@ -137,10 +140,13 @@ class BudgetTuner:
         """Count a batch; `computed` is its cost with padding."""
         if duration_s <= 0:
             return
+        self._computed += computed
         if self._comparison is None:
             self._left -= 1
             if self._left <= 0:
                 self._plan()
+            return
+        if not self._has_earned(self._comparison):
             return
         self._comparison.add(computed, cost / duration_s)
         if self._comparison.is_over:
@@ -162,6 +168,9 @@ class BudgetTuner:
             self._comparison = None
             self._left = self._hold
         self._next = [budget for budget in self._next if budget <= self._most]
+
+    def _has_earned(self, comparison: _Comparison) -> bool:
+        return self._computed >= _EARNED * _PAIRS * comparison.other
 
     def _plan(self) -> None:
         """Compare with one other budget, a smaller and a larger one in turn."""

@@ -107,3 +107,9 @@ class PartWriter(Protocol):
         Needs memory for the rows of a take, and for one part of each run.
         """
         ...
+
+
+def class_names(value: object) -> Iterator[str]:
+    """`library.Class` of an object's class and its bases: recognizes other libraries' objects without an import."""
+    for kind in type(value).__mro__:
+        yield f"{kind.__module__.partition('.')[0]}.{kind.__name__}"

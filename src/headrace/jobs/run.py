@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Literal
 
 from headrace.concurrency.garbage_collection import fewer_collections
+from headrace.engines.profile import profile_of
 from headrace.errors import BrokenOffError, TooManyErrorsError
 from headrace.events import JobDone, JobStarted, PartDamaged, StageDone
 from headrace.jobs.pipeline.chunks import answers, expected_cost
@@ -61,7 +62,8 @@ async def pump(job: Job, todo: Pass, tally: Tally) -> bool:
                     del run
                 del work
 
-        async with aclosing(answers(batcher, prepared())) as inferred:
+        infer = functools.partial(answers, batcher) if profile_of(job.engine).splits else batcher.runs_as_completed
+        async with aclosing(infer(prepared())) as inferred:
             async for answered in inferred:
                 await sink.put(settling.settle(*answered))
                 del answered

@@ -68,7 +68,7 @@ def reason_without_weights(names: Sequence[str], *, onnx: bool) -> str:
 
 
 def reason_of_format(names: Sequence[str]) -> str:
-    """Why no engine can load a model with these files, and what to do; empty if no file tells."""
+    """Why no engine can load a model with these files, and what to do; empty if no file shows it."""
     return next((reason for sign, reason in _ELSEWHERE if any(name.endswith(sign) for name in names)), "")
 
 

@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headrace.errors import ConfigError, EngineError, HeadraceError, MissingExtraError
-from headrace.models.base import Listing
+from headrace.errors import ConfigError, EngineError, HeadraceError
+from headrace.extras import require
+from headrace.models.base import Listing, first_line
 
 if TYPE_CHECKING:
     import types
@@ -63,7 +64,7 @@ class HubModel:
             if found is None:
                 raise self._translated(error) from error
             if not hub.constants.HF_HUB_OFFLINE:
-                why = f"{hub.constants.ENDPOINT} gave no answer about {self.typed} ({_line(error)})"
+                why = f"{hub.constants.ENDPOINT} gave no answer about {self.typed} ({first_line(error)})"
                 logger.warning("headrace: %s: using commit %s from the cache", why, found.commit)
             return found
         if _COMMIT.fullmatch(info.sha or "") is None:
@@ -175,7 +176,9 @@ class HubModel:
         if not lost or (isinstance(error, errors.HfHubHTTPError) and error.response.status_code in _NO_PERMISSION):
             return self._translated(error)
         endpoint = _library().constants.ENDPOINT
-        return EngineError(f"model {self.typed!r}: the download from {endpoint} broke off ({_line(error)}); {_AGAIN}")
+        return EngineError(
+            f"model {self.typed!r}: the download from {endpoint} broke off ({first_line(error)}); {_AGAIN}"
+        )
 
     def _translated(self, error: Exception) -> HeadraceError:
         """What a failure means to the user, and the way out."""
@@ -232,8 +235,8 @@ class HubModel:
             )
         if isinstance(error, hub.errors.HTTPError):
             return EngineError(
-                f"{model}: {self._no_folder}{endpoint} cannot be reached ({_line(error)}): check network, proxy and "
-                "HF_ENDPOINT, or give a local folder"
+                f"{model}: {self._no_folder}{endpoint} cannot be reached ({first_line(error)}): check network, proxy "
+                "and HF_ENDPOINT, or give a local folder"
             )
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             return EngineError(
@@ -241,20 +244,15 @@ class HubModel:
                 "folder on a larger disk"
             )
         if isinstance(error, PermissionError):
-            return EngineError(f"{model}: cannot write the cache: {_line(error)}; set HF_HOME to a folder of yours")
-        return EngineError(f"{model}: the download failed: {_line(error)}; {_AGAIN}")
+            return EngineError(f"{model}: cannot write the cache: {first_line(error)}; set HF_HOME to another folder")
+        return EngineError(f"{model}: the download failed: {first_line(error)}; {_AGAIN}")
 
 
 def _library() -> types.ModuleType:
-    try:
-        import huggingface_hub
-        import huggingface_hub.constants
-        import huggingface_hub.errors
-    except ImportError as error:
-        raise MissingExtraError(
-            f'a model of the hub needs {error.name}, which is not installed: pip install "headrace[torch]"'
-        ) from error
-    return huggingface_hub
+    library: types.ModuleType = require("huggingface_hub", "torch", "a model of the hub")
+    for module in ("constants", "errors"):
+        importlib.import_module(f"huggingface_hub.{module}")
+    return library
 
 
 def _no_bar() -> type:
@@ -265,7 +263,3 @@ def _no_bar() -> type:
         shown.__init__(bar, *values, **{**options, "disable": True})  # type: ignore[misc]  # of a subclass of it
 
     return type("NoBar", (shown,), {"__init__": disabled})
-
-
-def _line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

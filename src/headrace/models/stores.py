@@ -13,7 +13,7 @@ from typing import Any
 
 from headrace.errors import ConfigError, EngineError, HeadraceError, MissingExtraError
 from headrace.fsspec_clients import fsspec_client
-from headrace.models.base import Listing
+from headrace.models.base import Listing, first_line
 
 SCHEMES = ("s3://", "gs://")
 _TAGS = ("ETag", "etag", "md5Hash", "generation")
@@ -49,7 +49,8 @@ class StoredModel:
         note = self._folder(found.commit) / _NOTE
         with self._as_own_errors():
             note.parent.mkdir(parents=True, exist_ok=True)
-            _write(note, json.dumps(found.files).encode())
+            with _whole(note) as half:
+                half.write_text(json.dumps(found.files))
         return found
 
     def download(self, commit: str, files: Sequence[str], *, progress: bool = False) -> Path:  # noqa: ARG002 - no bar
@@ -89,7 +90,7 @@ class StoredModel:
     def _listed(self) -> Listing:
         with self._as_own_errors():
             store, place = self._store()
-            found: dict[str, dict[str, Any]] = store.find(place, detail=True)
+            found: dict[str, dict[str, object]] = store.find(place, detail=True)
         total = hashlib.blake2b(digest_size=20)
         names = []
         for path, facts in sorted(found.items()):
@@ -118,29 +119,28 @@ class StoredModel:
                 f'model {self.typed!r} needs a client that is not installed ({error}): pip install "headrace[io]"'
             ) from error
         except FileNotFoundError as error:
-            raise ConfigError(f"model {self.typed!r}: there is no such folder in the store ({_line(error)})") from error
+            raise ConfigError(
+                f"model {self.typed!r}: there is no such folder in the store ({first_line(error)})"
+            ) from error
         except PermissionError as error:
-            raise ConfigError(f"model {self.typed!r}: the store denies access ({_line(error)})") from error
-        except Exception as error:  # the clients of stores raise errors of their own
-            raise EngineError(f"model {self.typed!r} cannot be read from the store: {_line(error)}") from error
+            raise ConfigError(f"model {self.typed!r}: the store denies access ({first_line(error)})") from error
+        except Exception as error:  # the clients of stores raise their own errors
+            raise EngineError(f"model {self.typed!r} cannot be read from the store: {first_line(error)}") from error
 
 
 def _fetch(store: Any, place: str, path: Path) -> None:
     """Download one file, which is complete or not there."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    with _whole(path) as half:
+        store.get_file(place, str(half))
+
+
+@contextmanager
+def _whole(path: Path) -> Iterator[Path]:
+    """A temporary file that takes the place of `path` when it is complete."""
     half = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        store.get_file(place, str(half))
+        yield half
         half.replace(path)
     finally:
         half.unlink(missing_ok=True)
-
-
-def _write(path: Path, content: bytes) -> None:
-    half = path.with_name(f".{path.name}.{os.getpid()}")
-    half.write_bytes(content)
-    half.replace(path)
-
-
-def _line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

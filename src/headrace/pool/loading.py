@@ -1,4 +1,4 @@
-"""Loads and unloads models with functions of the user's, on threads of their own."""
+"""Loads and unloads models with functions of the user's, on their own threads."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import inspect
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Any
 
 from headrace.batching.batcher import Batcher
 from headrace.concurrency.daemon_thread import on_daemon_thread
@@ -19,7 +18,7 @@ logger = logging.getLogger("headrace")
 _NOTHING = object()
 
 
-async def make(load: Callable[[], Any]) -> tuple[Any, Any]:
+async def make(load: Callable[[], object]) -> tuple[object, object]:
     """The model that a function returns or yields, and the generator that unloads it, if it is one.
 
     A batcher is started.
@@ -28,7 +27,7 @@ async def make(load: Callable[[], Any]) -> tuple[Any, Any]:
         ConfigError: a generator yields nothing.
         Exception: what the function raised.
     """
-    rest: Any = None
+    rest: object = None
     if inspect.isasyncgenfunction(load):
         rest = load()
         model = await anext(rest, _NOTHING)
@@ -46,7 +45,7 @@ async def make(load: Callable[[], Any]) -> tuple[Any, Any]:
     return model, rest
 
 
-async def unload(model: Any, rest: Any, within_s: float | None) -> None:
+async def unload(model: object, rest: object, within_s: float | None) -> None:
     """Undo what `make` did, with what it returned; raises what the user's code raises, or TimeoutError."""
     async with _at_most(within_s):
         if isinstance(model, Batcher):
@@ -68,7 +67,7 @@ def can_sleep(model: object) -> bool:
     )
 
 
-async def call(method: Callable[[], Any], within_s: float | None = None) -> None:
+async def call(method: Callable[[], object], within_s: float | None = None) -> None:
     """Call a method of a model on a thread, or on the event loop if it is asynchronous.
 
     Raises:

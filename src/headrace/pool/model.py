@@ -89,7 +89,7 @@ class PoolEntry:
     def __init__(
         self,
         name: str,
-        load: Callable[[], Any],
+        load: Callable[[], object],
         size: float | None,
         limits: tuple[float | None, float | None, float | None],
     ) -> None:
@@ -99,8 +99,8 @@ class PoolEntry:
         self.max_wait_s, self.idle_timeout_s, self.load_timeout_s = limits
         self.phase = Phase.UNLOADED
         self.model: Any = None
-        self.rest: Any = None
-        """A generator that unloads the model when it goes on."""
+        self.rest: object = None
+        """A generator that unloads the model when it continues."""
         self.loading: asyncio.Task[None] | None = None
         """The last load, which may have ended."""
         self.in_use = 0

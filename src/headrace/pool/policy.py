@@ -1,4 +1,4 @@
-"""Which model to load or unload now. Pure: told the time, reads no clock.
+"""Which model to load or unload now. Pure: callers pass the time.
 
 The cost of a switch is the time to load a model, so a switch has to be worth it:
 

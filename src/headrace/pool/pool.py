@@ -97,7 +97,7 @@ class ModelPool:
         Args:
             name: the name to use it by.
             load: returns the model, or yields it once and unloads it after the yield. A plain function or generator
-                runs on a thread of its own. Without a yield, the model's `close` is called, if it has one. A batcher is
+                runs on its own thread. Without a yield, the model's `close` is called, if it has one. A batcher is
                 started and stopped by the pool.
             options: see `ModelOptions`.
 
@@ -172,7 +172,7 @@ class ModelPool:
         return self._using(name, leave)
 
     @asynccontextmanager
-    async def _using(self, name: str, leave: Callable[[], None] | None = None) -> AsyncIterator[Any]:
+    async def _using(self, name: str, leave: Callable[[], None] | None = None) -> AsyncIterator[object]:
         entry = self._entry(name)
         waiter = await self._acquire(entry, leave)
         try:
@@ -277,7 +277,7 @@ class ModelPool:
         entry.phase = Phase.DROPPING
         return self._start(self._drop(entry))
 
-    def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def _start(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]:
         assert self._loop is not None
         task = self._loop.create_task(work)
         self._tasks.add(task)
@@ -297,7 +297,7 @@ class ModelPool:
                 grown = self._used_memory() - before
         except BaseException as raised:  # a model's own code may raise anything
             error = as_exception(raised)
-            late = limit.expired()  # the function may raise a TimeoutError of its own
+            late = limit.expired()  # the function may raise its own TimeoutError
             why = (
                 f"took longer than {entry.load_timeout_s:g} s to load"
                 if late
@@ -314,7 +314,7 @@ class ModelPool:
         self._decide()
 
     async def _wake(self, entry: PoolEntry) -> bool:
-        """Wake a sleeping model. If it cannot be woken, it is dropped, to be loaded anew."""
+        """Wake a sleeping model. If it cannot be woken, it is dropped, to be loaded again."""
         try:
             await call(entry.model.wake)
         except BaseException as error:  # a model's own code
@@ -383,7 +383,7 @@ class ModelPool:
         return not (self._closing or entry.drops) and self._host_room > 0 and can_sleep(entry.model)
 
     async def _drop(self, entry: PoolEntry) -> None:
-        """Remove a model from all memory. A model in phase LOADING is then to be loaded anew."""
+        """Remove a model from all memory. A model in phase LOADING is then to be loaded again."""
         (model, rest), entry.model, entry.rest = (entry.model, entry.rest), None, None
         try:
             await unload(model, rest, entry.load_timeout_s)
@@ -392,7 +392,7 @@ class ModelPool:
                 raise
             warn("unloading", entry.name, error)
         del model, rest
-        await asyncio.sleep(0)  # its last user lets go of it
+        await asyncio.sleep(0)  # its last user releases it
         gc.collect()  # parts of a model may refer to each other in cycles
         if entry.phase is not Phase.LOADING:
             entry.phase, entry.drops = Phase.UNLOADED, False

@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
-from typing import Any, TypedDict, TypeVar, Unpack, overload
+from typing import TypedDict, TypeVar, Unpack, overload
 
 from headrace.batching.batcher import Batcher
 from headrace.batching.stats import BatchStats
@@ -128,7 +128,7 @@ class _Lease:
     """One call's use of a model."""
 
     def __init__(self) -> None:
-        self.ready: Future[tuple[Batcher[Any, Any], asyncio.AbstractEventLoop]] = Future()
+        self.ready: Future[tuple[Batcher[object, object], asyncio.AbstractEventLoop]] = Future()
         self.ready.set_running_or_notify_cancel()
 
     @property
@@ -144,9 +144,9 @@ class _PooledReusable(Reusable[RecordT, ResultT]):
         super().__init__(factory, options.get("idle_timeout_s"), name)
         self._shared = pool
         self._options = options
-        self._last: tuple[weakref.ref[Batcher[Any, Any]], BatchStats] | None = None
+        self._last: tuple[weakref.ref[Batcher[object, object]], BatchStats] | None = None
 
-    def _made_anew(self) -> Callable[[str], Reusable[Any, Any]]:
+    def _made_anew(self) -> Callable[[str], Reusable[object, object]]:
         return functools.partial(_PooledReusable, self._factory, self._shared, self._options)
 
     @property
@@ -195,7 +195,7 @@ class _PooledReusable(Reusable[RecordT, ResultT]):
                 raise
             lease.ready.set_exception(error)
 
-    def _count(self, batcher: Batcher[Any, Any]) -> None:
+    def _count(self, batcher: Batcher[object, object]) -> None:
         with self._lock:
             if self._last is not None and self._last[0]() is not batcher:
                 self._ended = BatchStats.merge([self._ended, self._last[1]])

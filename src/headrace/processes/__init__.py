@@ -1,5 +1,5 @@
 """Runs user code and engines in separate processes, so that a crash or hang does not affect this one.
 
 - `child.ChildProcess`: a process that answers calls
-- `culprits.CrashIsolation`: finds the records that crash the process
+- `crash_isolation.CrashIsolation`: finds the records that crash the process
 """

@@ -9,7 +9,6 @@ import os
 import pickle
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -17,8 +16,8 @@ from multiprocessing.connection import Connection
 from typing import Any, NoReturn
 
 from headrace.errors import BadResultError, WorkerDiedError
-from headrace.processes.portable import Portable, UnsendableError
-from headrace.processes.spawn import child_connection, exit_text, spawn, wait_for_message
+from headrace.processes.portable import Portable, UnsendableError, pack_request
+from headrace.processes.spawn import child_connection, end_child, exit_text, spawn, wait_for_message
 
 _GRACE_S = 3.0
 """Seconds to wait for the exit status of a process that closed its connection."""
@@ -44,9 +43,9 @@ class ActorProcess:
         environment: Mapping[str, str] | None = None,
         cores: Iterable[int] | None = None,
     ) -> None:
-        first = _packed((make, arguments))
+        first = pack_request((make, arguments), "an argument")
         self._lock = threading.Lock()
-        self._calls: dict[int, Future[Any]] = {}
+        self._calls: dict[int, Future[object]] = {}
         self._numbers = itertools.count()
         self._ended: str | None = None
         self._process, self._connection = spawn("headrace.processes.actor", environment)
@@ -70,7 +69,7 @@ class ActorProcess:
             UnsendableError: an argument cannot be pickled.
             Exception: what the method raised.
         """
-        future: Future[Any] = Future()
+        future: Future[object] = Future()
         future.set_running_or_notify_cancel()  # the answer comes, whether or not someone still waits
         number = next(self._numbers)
         with self._lock:
@@ -79,7 +78,7 @@ class ActorProcess:
             else:
                 future.set_exception(WorkerDiedError(self._ended))
         try:
-            self._sender.submit(self._send, _packed((number, method, arguments)))
+            self._sender.submit(self._send, pack_request((number, method, arguments), "an argument"))
         except UnsendableError as error:
             self._settle(number, None, error)
         except RuntimeError:
@@ -131,13 +130,6 @@ class ActorProcess:
             future.set_exception(WorkerDiedError(self._ended))
 
 
-def _packed(message: object) -> bytes:
-    try:
-        return pickle.dumps(message, protocol=5)
-    except BaseException as error:  # pickling a user's class may raise anything
-        raise UnsendableError(f"an argument cannot be sent to another process: {error}") from error
-
-
 def _unpacked(packed: bytes, failed: bool) -> tuple[object, Exception | None]:
     try:
         outcome = pickle.loads(packed)
@@ -151,10 +143,7 @@ def serve(fd: int) -> NoReturn:
     try:
         asyncio.run(_answer_calls(child_connection(fd)))
     finally:
-        for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(OSError, ValueError):
-                stream.flush()
-        os._exit(0)  # do not wait for threads of user code
+        end_child()
 
 
 async def _answer_calls(connection: Connection) -> None:

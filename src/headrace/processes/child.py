@@ -6,17 +6,15 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import pickle
 import subprocess
-import sys
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any, NoReturn
 
 from headrace.errors import EngineDeadError, ProcessTimeoutError, WorkerDiedError
 from headrace.processes.portable import Portable, pack, pack_request, unpack
-from headrace.processes.spawn import child_connection, exit_text, spawn, wait_for_message
+from headrace.processes.spawn import child_connection, end_child, exit_text, spawn, wait_for_message
 
 _GRACE_S = 3.0
 """How long to wait for a process that was asked to end, in seconds."""
@@ -34,7 +32,7 @@ class ChildProcess:
         self._packed_make = pickle.dumps((make, arguments))
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: Connection | None = None
-        self._facts: Any = None
+        self._facts: object = None
 
     def start(self) -> Any:
         """Start the process if needed; returns the `facts` of the object made there.
@@ -55,7 +53,7 @@ class ChildProcess:
             self._facts = answer
         return self._facts
 
-    def call(self, request: object, timeout_s: float | None = None) -> list[Any]:
+    def call(self, request: object, timeout_s: float | None = None) -> list[object]:
         """The results for a request; starts the process if needed.
 
         Raises:
@@ -123,10 +121,7 @@ def serve(fd: int) -> NoReturn:
             connection.send_bytes(pickle.dumps(_called(answer, request), protocol=5))
         getattr(answer, "close", int)()
     finally:
-        for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(OSError, ValueError):
-                stream.flush()
-        os._exit(0)  # do not wait for threads of user code
+        end_child()
 
 
 def _called(answer: Callable[[Any], Any], request: bytes) -> bytes | Portable:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from headrace import errors
 from headrace.errors import HeadraceError, ProcessError, RecordError, text_of
@@ -63,8 +62,8 @@ def pack(results: Sequence[object]) -> bytes:
     return packed
 
 
-def pack_request(request: object) -> bytes:
-    """A request as bytes.
+def pack_request(request: object, what: str = "the record") -> bytes:
+    """A request as bytes; `what` names it in the message.
 
     Raises:
         UnsendableError: something in it cannot be pickled.
@@ -72,10 +71,10 @@ def pack_request(request: object) -> bytes:
     try:
         return pickle.dumps(request, protocol=5)
     except BaseException as error:  # pickling a user's class may raise anything
-        raise UnsendableError(f"the record cannot be sent to another process: {text_of(error)}") from error
+        raise UnsendableError(f"{what} cannot be sent to another process: {text_of(error)}") from error
 
 
-def unpack(packed: bytes) -> list[Any]:
+def unpack(packed: bytes) -> list[object]:
     """The results passed to `pack` in the other process."""
     return [item.unpacked() if isinstance(item, Portable) else item for item in pickle.loads(packed)]
 

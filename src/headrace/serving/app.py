@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from http import HTTPStatus
 from typing import Protocol
 
@@ -88,7 +89,7 @@ def create_app(
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         with background.claimed() if background is not None else contextlib.nullcontext():
-            # A load that hangs holds up no other, and one that ends when nobody waits any more is closed.
+            # A load that hangs holds up no other, and one that ends after shutdown began is closed.
             service = await on_daemon_thread(make_service, lambda late: late.engine.close())
             await service.start()
             state.draining = state.dead = False
@@ -103,24 +104,29 @@ def create_app(
                 if state.tracing is not None:
                     await asyncio.to_thread(state.tracing.flush)
 
+    app = bare_app("Dynamic batching for one model.", version, lifespan)
+    known = _routers(state, task)
+    for router in (*known, *routers):
+        app.router.routes.extend(router.routes)  # include_router would add a layer to each request
+    app.add_api_route("/docs", lambda: documents_page(app.openapi()), include_in_schema=False)
+    direct = {route.path: route for router in known for route in router.routes if isinstance(route, DirectRoute)}
+    app.add_middleware(RequestMiddleware, state=state, direct=direct)
+    return app
+
+
+def bare_app(summary: str, version: str, lifespan: Callable[[FastAPI], AbstractAsyncContextManager[None]]) -> FastAPI:
+    """An app with error handlers and without routes."""
     app = FastAPI(
         title="Headrace",
         version=version,
-        summary="Dynamic batching for one model.",
+        summary=summary,
         lifespan=lifespan,
         redirect_slashes=False,  # behind a proxy, the redirect may name the wrong address
         # FastAPI's own pages load scripts from a CDN into a browser that may hold an API key.
         docs_url=None,
         redoc_url=None,
     )
-    known = _routers(state, task)
-    documents = APIRouter()
-    documents.add_api_route("/docs", lambda: documents_page(app.openapi()), include_in_schema=False)
-    for router in (*known, *routers, documents):
-        app.router.routes.extend(router.routes)  # include_router would add a layer to each request
     add_error_handlers(app)
-    direct = {route.path: route for router in known for route in router.routes if isinstance(route, DirectRoute)}
-    app.add_middleware(RequestMiddleware, state=state, direct=direct)
     return app
 
 

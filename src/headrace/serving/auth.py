@@ -85,23 +85,15 @@ class KeyAccount:
     def _check(self, now: float) -> None:
         settings = self.settings
         if settings.max_concurrent is not None and self.running >= settings.max_concurrent:
-            raise ApiError(
-                429,
-                f"this key is limited to {settings.max_concurrent} concurrent requests",
-                code="key_limit",
-                retry_after_s=1,
-            )
+            message = f"this key is limited to {settings.max_concurrent} concurrent requests"
+            raise ApiError(429, message, code="key_limit", retry_after_s=1)
         if settings.per_minute is not None:
             rate = settings.per_minute / 60
             self._tokens = min(self._tokens + (now - self._filled) * rate, settings.per_minute)
             self._filled = now
             if self._tokens < 1:
-                raise ApiError(
-                    429,
-                    f"this key is limited to {settings.per_minute} requests per minute",
-                    code="key_limit",
-                    retry_after_s=(1 - self._tokens) / rate,
-                )
+                message = f"this key is limited to {settings.per_minute} requests per minute"
+                raise ApiError(429, message, code="key_limit", retry_after_s=(1 - self._tokens) / rate)
             self._tokens -= 1
 
     def leave(self) -> None:

@@ -84,7 +84,7 @@ def api_error(error: BaseException, param: str | None = None, request_id: str = 
     if isinstance(error, ApiError):
         return error
     if isinstance(error, RecordError):
-        return ApiError(400, _line(error), code=error.code, param=error.param or param)
+        return ApiError(400, one_line(error), code=error.code, param=error.param or param)
     if isinstance(error, QueueFullError):
         return ApiError(429, "the server is overloaded", code="overloaded", retry_after_s=1)
     if isinstance(error, DeadlineExceededError):  # the client's own timeout, not a server failure
@@ -96,12 +96,13 @@ def api_error(error: BaseException, param: str | None = None, request_id: str = 
     if isinstance(error, EngineDeadError):
         return ApiError(503, "the model has failed; the server is about to restart", code="engine", retry_after_s=10)
     if isinstance(error, EngineOutOfMemoryError):
-        logger.error("request %s failed: %s", request_id, _line(error))
+        logger.error("request %s failed: %s", request_id, one_line(error))
         message = "the device has no memory for this request: make it shorter, or try again later"
         return ApiError(503, message, code="out_of_memory", param=param, retry_after_s=10)
     logger.error("request %s failed: %s: %s", request_id, type(error).__name__, error, exc_info=error)
     return ApiError(500, f"the model failed; see the server log for request {request_id}", code="engine")
 
 
-def _line(error: BaseException) -> str:
+def one_line(error: BaseException) -> str:
+    """The message of an error in one line."""
     return " ".join(str(error).split())

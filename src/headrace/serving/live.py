@@ -1,4 +1,4 @@
-"""What the server does now: one frame a second while anybody looks, shared by all who do."""
+"""What the server does now: one frame a second while there are viewers, shared by all of them."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class LiveState:
     async def latest(self) -> bytes:
         """The newest frame, at most a second old."""
         if time.monotonic() - self._made >= INTERVAL_S and not self._look():
-            await asyncio.sleep(INTERVAL_S)  # nobody has looked for long
+            await asyncio.sleep(INTERVAL_S)  # no viewer for a while
             if time.monotonic() - self._made >= INTERVAL_S:
                 self._look()
         return self._frame

@@ -18,8 +18,10 @@ from starlette.types import Message, Receive, Scope, Send
 from headrace.errors import ConfigError, EngineError, HeadraceError, StoppedError
 from headrace.pool.pool import ModelPool
 from headrace.records import JsonObject
-from headrace.serving.app import add_error_handlers
-from headrace.serving.errors import ApiError, ClientGoneError
+from headrace.serving.admission.waiting import disconnected
+from headrace.serving.app import bare_app
+from headrace.serving.errors import ApiError, ClientGoneError, one_line
+from headrace.serving.http.direct import read_body
 from headrace.serving.http.docs_page import documents_page
 from headrace.serving.http.middleware import RequestMiddleware
 from headrace.serving.protocol.responses import JsonReply
@@ -104,7 +106,7 @@ class ModelRouter:
             )
         if scope["method"] != "POST":
             raise ApiError(405, f"{path} accepts POST, not {scope['method']}", code="method_not_allowed")
-        body = await _read(receive)
+        body = await read_body(receive)
         model = self._chosen(_fields(body).get("model"), offering, path)
         caller = scope.get("headrace_caller")
         if model.keys is not None and caller not in model.keys:
@@ -131,7 +133,7 @@ class ModelRouter:
         """Wait until the model is loaded, unless the client leaves or the request times out before."""
         timeout_s = self._state.limits.timeout_s
         entering = asyncio.ensure_future(using.__aenter__())
-        leaving = asyncio.ensure_future(_disconnected(receive))
+        leaving = asyncio.ensure_future(disconnected(receive))
         try:
             await asyncio.wait({entering, leaving}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
             if entering.done():
@@ -145,7 +147,7 @@ class ModelRouter:
         except StoppedError:
             raise ApiError(503, "the server is stopping", code="stopping", retry_after_s=5) from None
         except (EngineError, ConfigError) as error:
-            raise ApiError(503, _line(error), code="model_not_loaded", retry_after_s=5) from error
+            raise ApiError(503, one_line(error), code="model_not_loaded", retry_after_s=5) from error
         except asyncio.CancelledError:
             if entering.done() and not entering.cancelled() and entering.exception() is None:
                 await using.__aexit__(None, None, None)  # it was granted at the same moment
@@ -163,12 +165,8 @@ class ModelRouter:
             raise ApiError(400, f"model is missing; {path} has {names}", code="missing_model", param="model")
         model = self.named(name)
         if model not in offering:
-            raise ApiError(
-                404,
-                f"model {name!r:.200} ({model.task}) has no route {path}; it has {', '.join(sorted(model.paths))}",
-                code="wrong_task",
-                param="model",
-            )
+            message = f"model {name!r:.200} ({model.task}) has no route {path}; it has {', '.join(sorted(model.paths))}"
+            raise ApiError(404, message, code="wrong_task", param="model")
         return model
 
     def named(self, name: object) -> ModelApp:
@@ -198,23 +196,6 @@ class _Replay:
         return await self._receive()
 
 
-async def _read(receive: Receive) -> bytes:
-    """The whole body of a request. The middleware bounds its size and time."""
-    parts = []
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise ClientGoneError
-        parts.append(message.get("body", b""))
-        if not message.get("more_body", False):
-            return b"".join(parts)
-
-
-async def _disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
 def _fields(body: bytes) -> JsonObject:
     """The fields of a JSON object; none of another value. The model's app reports malformed bodies."""
     try:
@@ -222,10 +203,6 @@ def _fields(body: bytes) -> JsonObject:
     except orjson.JSONDecodeError as error:
         raise ApiError(400, f"the body is not JSON: {error}", code="json_invalid") from error
     return content if isinstance(content, dict) else {}
-
-
-def _line(error: BaseException) -> str:
-    return " ".join(str(error).split())
 
 
 def create_pooled_app(
@@ -260,15 +237,7 @@ def create_pooled_app(
                 finally:
                     state.draining, state.serving = True, False
 
-    app = FastAPI(
-        title="Headrace",
-        version=version,
-        summary="Dynamic batching for several models on one device.",
-        lifespan=lifespan,
-        redirect_slashes=False,
-        docs_url=None,
-        redoc_url=None,
-    )
+    app = bare_app("Dynamic batching for several models on one device.", version, lifespan)
     router = ModelRouter(pool, models, state)
     watching = dashboard_routes.server_router(state)
     bulk = () if batches is None else batches.routers()
@@ -279,7 +248,6 @@ def create_pooled_app(
     app.openapi = lambda: _documents(own(), models)  # type: ignore[method-assign]
     app.add_api_route("/docs", lambda: documents_page(app.openapi()), include_in_schema=False)
     app.router.routes.append(Mount("/", router))
-    add_error_handlers(app)
     app.add_middleware(RequestMiddleware, state=state, direct={})
     return app
 
@@ -301,7 +269,7 @@ def _status_routes(
     @routes.get("/ready")
     async def ready() -> Response:
         """Readiness: 503 while the server drains. Models are loaded when they are asked for."""
-        return JsonReply({"status": "ready" if state.ready else "draining"}, 200 if state.ready else 503)
+        return JsonReply({"status": state.status}, 200 if state.ready else 503)
 
     @routes.get("/ready/{model:path}")
     async def ready_model(model: str) -> Response:
@@ -353,7 +321,7 @@ def _admin_routes(pool: ModelPool, router: ModelRouter, state: ServerState) -> A
                 pass
         except (HeadraceError, TimeoutError) as error:
             raise ApiError(
-                503, _line(error) or "it takes too long", code="model_not_loaded", retry_after_s=5
+                503, one_line(error) or "it takes too long", code="model_not_loaded", retry_after_s=5
             ) from error
         return JsonReply(_entry(model.names[0], model, pool.stats()[model.names[0]].phase))
 

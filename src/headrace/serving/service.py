@@ -19,7 +19,7 @@ from headrace.engines.base import AnyEngine, Chunks, Prepared, caches_prefixes, 
 from headrace.engines.profile import profile_of, sleeper_of
 from headrace.errors import EngineDeadError
 from headrace.events import Listener, StageDone
-from headrace.serving.admission.chunks import joined
+from headrace.serving.admission.chunks import run_chunks
 from headrace.serving.admission.controller import AdmissionController
 from headrace.serving.admission.waiting import CancelScope
 from headrace.serving.errors import ApiError, ClientGoneError, api_error
@@ -106,7 +106,7 @@ class InFlight:
         self._cost = sum(entry.cost for entry in prepared)
         if on_text is not None:
             prepared = service.with_progress(prepared, on_text)
-        futures: list[asyncio.Future[Any]] = []
+        futures: list[asyncio.Future[object]] = []
         self.scope.watch(futures)  # before submitting: if one is refused, the earlier ones are cancelled
         for entry in prepared:
             futures.append(service.submit(entry, call))  # noqa: PERF401 - each is watched once it is queued
@@ -297,10 +297,10 @@ class Service:
             param=call.param,
         )
 
-    def submit(self, entry: Prepared[object], call: Call) -> asyncio.Future[Any]:
+    def submit(self, entry: Prepared[object], call: Call) -> asyncio.Future[object]:
         """Queue one prepared record."""
         if isinstance(entry.payload, Chunks):
-            return asyncio.ensure_future(joined(entry.payload, partial(self._part, call=call)))
+            return asyncio.ensure_future(run_chunks(entry.payload, partial(self._part, call=call)))
         estimate = self.profile.estimate(entry.cost)
         payload = entry.payload
         if self._caching is not None:

@@ -54,6 +54,11 @@ class ServerState:
         return (self.loaded is not None or self.serving) and not self.draining and not self.dead
 
     @property
+    def status(self) -> str:
+        """Such as "ready" or "draining", for people."""
+        return "ready" if self.ready else "dead" if self.dead else "draining" if self.draining else "loading"
+
+    @property
     def all_parts(self) -> Sequence[ServerState]:
         """The states of its models: `parts`, or itself if it serves one."""
         return self.parts or (self,)
@@ -99,15 +104,6 @@ class ServerState:
         if name is not None and name not in served.accepted:
             raise ApiError(404, no_such_model(name, served.names), code="model_not_found", param="model")
 
-    def check_task(self, *tasks: str) -> None:
-        """Raise 404 if the model's task is not one of these."""
-        if self.service.task not in tasks:
-            raise ApiError(
-                404,
-                f"this route does not serve {self.service.task!r}, the task of the model",
-                code="wrong_task",
-            )
-
     def call(self, request: Request, timeout_s: float | None, param: str, *, may_cut: bool = True) -> Call:
         """The context of a request."""
         scope = request.scope
@@ -127,16 +123,7 @@ class ServerState:
         Raises:
             ApiError: 400 for no texts, too many or too long ones, or a kind of text that the engine does not take.
         """
-        limits = self.limits
-        if not texts:
-            raise ApiError(400, f"{param} is empty", code="empty", param=param)
-        if len(texts) > limits.max_prompts:
-            raise ApiError(
-                400,
-                f"{param} holds {len(texts)} texts, more than the {limits.max_prompts} per request; send several",
-                code="too_many",
-                param=param,
-            )
+        self.check_count(len(texts), "texts", param)
         cost, most = 0, self.service.most_cost
         for one in texts:
             text = one.text if isinstance(one, PromptedText) else one
@@ -150,19 +137,26 @@ class ServerState:
         self._check_kind(texts[0], param)
         return cost
 
+    def check_count(self, count: int, what: str, param: str) -> None:
+        """Raise 400 for a request without texts or images, or with too many."""
+        most = self.limits.max_prompts
+        if not count:
+            raise ApiError(400, f"{param} is empty", code="empty", param=param)
+        if count > most:
+            message = f"{param} holds {count} {what}, more than the {most} per request; send several"
+            raise ApiError(400, message, code="too_many", param=param)
+
     def _check_kind(self, text: str | TokenIds | PromptedText, param: str) -> None:
         """Raise 400 for a kind of text that the engine does not take."""
         if isinstance(text, TokenIds) and not can_tokenize(self.service.engine):
             raise ApiError(400, f"{param} holds token ids; this engine takes texts", code="token_ids", param=param)
         known = self.service.profile.prompt_names
         if isinstance(text, PromptedText) and text.prompt_name not in known:
-            raise ApiError(
-                400,
+            message = (
                 f"prompt_name is {text.prompt_name!r:.60}; the prompts of this server are "
-                f"{', '.join(map(repr, known)) or 'none'}",
-                code="invalid_value",
-                param="prompt_name",
+                f"{', '.join(map(repr, known)) or 'none'}"
             )
+            raise ApiError(400, message, code="invalid_value", param="prompt_name")
 
     def check_pairs(self, pairs: Sequence[tuple[str, str]], first: str, second: str) -> int:
         """Like `check_texts`, for pairs of texts from two fields."""
@@ -177,12 +171,10 @@ class ServerState:
         """Raise 400 for more choices than a request may have prompts."""
         most = self.limits.max_prompts
         if prompts * n > most:
-            raise ApiError(
-                400,
-                f"n is {n}: {n} choices for each of {prompts} prompts are more than the {most} answers per request",
-                code="too_many",
-                param="n",
+            message = (
+                f"n is {n}: {n} choices for each of {prompts} prompts are more than the {most} answers per request"
             )
+            raise ApiError(400, message, code="too_many", param="n")
 
     def check_messages(self, messages: list[JsonObject]) -> int:
         """Check the length of a chat; returns its estimated cost.
@@ -191,12 +183,8 @@ class ServerState:
             ApiError: 400 for too many messages or characters.
         """
         if len(messages) > self.limits.max_prompts:
-            raise ApiError(
-                400,
-                f"messages holds {len(messages)} messages, more than the {self.limits.max_prompts} per request",
-                code="too_many",
-                param="messages",
-            )
+            message = f"messages holds {len(messages)} messages, more than the {self.limits.max_prompts} per request"
+            raise ApiError(400, message, code="too_many", param="messages")
         chars = chars_in(messages)
         self.check_length(chars, "messages")
         return min(guess(chars), self.service.most_cost)
@@ -208,12 +196,10 @@ class ServerState:
     def check_length(self, chars: int, param: str) -> None:
         """Raise 400 for a text with too many characters."""
         if chars > self.limits.max_prompt_chars:
-            raise ApiError(
-                400,
-                f"{param} holds a text of {chars:,} characters, more than the {self.limits.max_prompt_chars:,} allowed",
-                code="too_long",
-                param=param,
+            message = (
+                f"{param} holds a text of {chars:,} characters, more than the {self.limits.max_prompt_chars:,} allowed"
             )
+            raise ApiError(400, message, code="too_long", param=param)
 
 
 def no_such_model(name: object, names: Sequence[str]) -> str:
@@ -233,11 +219,8 @@ def _seconds(header: str) -> float:
     except ValueError:
         seconds = 0.0
     if not 0 < seconds <= 86_400:
-        raise ApiError(
-            400,
-            f"X-Request-Timeout is {header!r:.40}: it must be seconds > 0 and <= 86400",
-            code="bad_timeout",
-        )
+        message = f"X-Request-Timeout is {header!r:.40}: it must be seconds > 0 and <= 86400"
+        raise ApiError(400, message, code="bad_timeout")
     return seconds
 
 

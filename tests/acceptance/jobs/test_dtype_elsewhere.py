@@ -6,17 +6,15 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from tests.acceptance.command import MAIN, ROOT, end, headrace
+from tests.acceptance.command import end, headrace, start
 from tests.small_models import text_model
 
 from headrace.device.native import speeds
@@ -42,15 +40,9 @@ def folder(tmp_path: Path) -> Path:
 
 def begin(folder: Path, output: str, isa: str | None = None, *flags: str) -> subprocess.Popen[str]:
     """Begin or continue the job, with the CPU's instructions limited to `isa`."""
-    path = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
-    return subprocess.Popen(
-        [sys.executable, "-c", EAGER + MAIN, "run", "-i", "in.jsonl", "-o", output, "--model", "model", *flags],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=folder,
-        env=os.environ | {"PYTHONPATH": path} | ({"ONEDNN_MAX_CPU_ISA": isa} if isa else {}),
-    )
+    instructions = {"ONEDNN_MAX_CPU_ISA": isa} if isa else {}
+    command = ("run", "-i", "in.jsonl", "-o", output, "--model", "model", *flags)
+    return start(*command, folder=folder, before=EAGER, **instructions)
 
 
 def vectors(output: Path) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
@@ -59,7 +51,7 @@ def vectors(output: Path) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
     return np.array([row["embedding"] for row in rows])
 
 
-@pytest.mark.timeout(300)  # five processes that load PyTorch: 40 s on a free machine
+@pytest.mark.timeout(300)
 def test_a_killed_job_keeps_its_numbers_or_says_why_not(folder: Path) -> None:
     job = begin(folder, "out.jsonl")
     while not any(folder.glob("out.jsonl.parts/part-*")):
@@ -81,18 +73,9 @@ def test_a_killed_job_keeps_its_numbers_or_says_why_not(folder: Path) -> None:
     assert status == 0, said
     assert "the job runs in bfloat16: this device computes it at 0." in said
     assert "bfloat16: as when the job was started; this device computes it at 0." in said
-    assert (
-        headrace("run", "-i", "in.jsonl", "-o", "exact.jsonl", "--model", "model", "--dtype", "float32", folder=folder)[
-            0
-        ]
-        == 0
-    )
-    assert (
-        headrace(
-            "run", "-i", "in.jsonl", "-o", "whole.jsonl", "--model", "model", "--dtype", "bfloat16", folder=folder
-        )[0]
-        == 0
-    )
+    for name, dtype in (("exact", "float32"), ("whole", "bfloat16")):
+        command = ("run", "-i", "in.jsonl", "-o", f"{name}.jsonl", "--model", "model", "--dtype", dtype)
+        assert headrace(*command, folder=folder)[0] == 0
     found, exact, whole = (vectors(folder / f"{name}.jsonl") for name in ("out", "exact", "whole"))
     cosines = [
         (found * other).sum(1) / np.linalg.norm(found, axis=1) / np.linalg.norm(other, axis=1)

@@ -15,7 +15,7 @@ import pytest
 from tests.acceptance.command import FAKE, PROGRAM, ROOT, headrace, start, traced
 from tests.acceptance.serving.process import server
 
-from headrace.observe.live.frame import parsed
+from headrace.observe.live.frame import parse_frame
 
 pytestmark = pytest.mark.timeout(180)
 SLOW = ("--engine", "tests.acceptance.jobs.engines:slow")
@@ -71,7 +71,7 @@ def test_a_job_that_runs_is_killed_runs_again_and_ends(folder: Path) -> None:
         ("nowhere/out.jsonl", "no job has written nowhere/out.jsonl"),
         ("http://127.0.0.1:1", "cannot reach http://127.0.0.1:1"),
         ("http://", "cannot reach http://"),
-        ("damaged.jsonl", "live.json: it is no live state of headrace"),
+        ("damaged.jsonl", "live.json: it is not a live state of headrace"),
         ("early.jsonl", "the job ended at once, or an earlier version ran it"),
     ],
 )
@@ -145,7 +145,7 @@ def test_a_job_shows_its_dashboard(folder: Path) -> None:
         assert "script-src" in httpx.get(url).headers["content-security-policy"]
         assert httpx.get(url, headers={"Host": "attacker.example"}).status_code == 400  # no page of another server
         with httpx.stream("GET", f"{url}/events", timeout=60) as answer:
-            frames = (parsed(line[6:]) for line in answer.iter_lines() if line.startswith("data: "))
+            frames = (parse_frame(line[6:]) for line in answer.iter_lines() if line.startswith("data: "))
             running = next(frame for frame in frames if frame.counts.get("records"))
         assert running.state.startswith("running, by process")
         port = url.split(":")[2].split("/")[0]

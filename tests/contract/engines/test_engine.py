@@ -6,16 +6,21 @@ import asyncio
 import json
 import pickle
 import random
+import shutil
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from tests.contract.engines.cases import ASKS, CASES, Case, Place, twins
+from tests.contract.engines.cases import ASKS, CASES, Case, Exported, Place, twins
 from tests.contract.engines.fixtures import alone, assert_same, payloads, together
 
 from headrace.engines.base import Prepared
-from headrace.engines.choosing.registry import _ENGINES
+from headrace.engines.choosing.registry import _ENGINES, create
 from headrace.engines.profile import EngineProfile, check_methods
 from headrace.errors import EngineDeadError, RecordError
 from headrace.io.formats.jsonl import JsonlWriter
@@ -26,6 +31,7 @@ pytestmark = [
     # A machine that pauses looks like a loop that is blocked.
     pytest.mark.filterwarnings("ignore::headrace.BlockedLoopWarning"),
 ]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def test_every_engine_is_in_the_suite() -> None:
@@ -141,3 +147,47 @@ def use(engine: Any, payload: Any) -> None:
         asyncio.run(engine.infer(payload))
     else:
         engine.forward([payload])
+
+
+def numbers(outputs: list[Any]) -> Any:
+    """All scores, in the order of the labels' names."""
+    if isinstance(outputs[0], dict):
+        return np.array([[score for _, score in sorted(zip(o["labels"], o["scores"], strict=True))] for o in outputs])
+    return np.array(outputs)
+
+
+@pytest.mark.parametrize("case", [name for name in CASES if name.startswith("onnx-")], indirect=True)
+def test_an_exported_model_gives_the_numbers_of_the_original(case: Case, engine: Any, tmp_path: Path) -> None:
+    assert isinstance(case.make, Exported)
+    with ExitStack() as stack:
+        original = case.make.original(Place(tmp_path, "cpu", stack))
+        ours, theirs = (together(one, payloads(one, case.good)) for one in (engine, original))
+        assert np.abs(numbers(ours) - numbers(theirs)).max() < 1e-4
+        assert [one.cost for one in engine.prepare(case.good)] == [one.cost for one in original.prepare(case.good)]
+        assert engine.describe() != original.describe()
+        original.close()
+
+
+@pytest.mark.parametrize("case", ["onnx-classify"], indirect=True)
+def test_an_exported_model_needs_no_pytorch(engine: Any, tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.getbasetemp() / "onnx-classify"
+    code = (
+        "import sys; sys.modules['torch'] = None\n"
+        "from headrace.engines.choosing.registry import create\n"
+        f"engine = create('classify', {str(folder)!r}, engine='onnx')\n"
+        "print(engine.forward([one.payload for one in engine.prepare(['Return the running event loop.'])]))"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT / "src", check=True)
+    assert "concurrency" in ended.stdout
+
+
+@pytest.mark.parametrize("case", ["onnx-image-classify"], indirect=True)
+def test_the_digest_is_of_the_onnx_file_too(
+    engine: Any, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    shutil.copytree(tmp_path_factory.getbasetemp() / "onnx-image-classify", tmp_path / "another")
+    another = create("image-classify", tmp_path / "another", engine="onnx")
+    assert another.describe()["model_digest"] == engine.describe()["model_digest"]
+    with (tmp_path / "another" / "model.onnx").open("ab") as file:
+        file.write(b"x")
+    assert another.describe()["model_digest"] != engine.describe()["model_digest"]

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import re
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.acceptance.command import headrace as headrace_command
+from tests.acceptance.command import start, traced
 from tests.settings import job_settings
 
 import headrace
@@ -94,15 +93,13 @@ def test_the_clocks_are_compared_when_work_begins_not_when_the_model_was_loaded(
 
 def test_the_command_line_runs_on_a_cluster_by_its_address(cluster: str, rows: Rows, tmp_path: Path) -> None:
     source = rows(500)
-    command = [sys.executable, "-c", "from headrace.cli.main import main; main()", "run", "-i", str(source)]
-    command += ["-o", str(tmp_path / "out.jsonl"), "--task", "custom", "--engine", f"{ENGINES}:lengths"]
-    command += ["--on", f"ray:{cluster}", "--replicas", "2", "--cpus-per-replica", "0.5"]
-    environment = os.environ | {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
-    ended = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path, check=False)
-    assert ended.returncode == 0, ended.stderr
+    command = ("run", "-i", source, "-o", "out.jsonl", "--task", "custom", "--engine", f"{ENGINES}:lengths")
+    where = ("--on", f"ray:{cluster}", "--replicas", "2", "--cpus-per-replica", "0.5")
+    status, said = headrace_command(*command, *where, folder=tmp_path)
+    assert status == 0, said
     assert len(lines(tmp_path / "out.jsonl")) == 500
-    assert re.search(r"worker [12] +[\d,]+ records, \d+ batches, busy", ended.stderr)
-    assert "wrote" in ended.stderr
+    assert re.search(r"worker [12] +[\d,]+ records, \d+ batches, busy", said)
+    assert "wrote" in said
 
 
 def test_what_failed_here_is_retried_on_a_cluster(cluster: str, rows: Rows, tmp_path: Path) -> None:
@@ -110,12 +107,10 @@ def test_what_failed_here_is_retried_on_a_cluster(cluster: str, rows: Rows, tmp_
     options: dict[str, Any] = {"engine": f"{ENGINES}:moody", "model": str(tmp_path), "limits": Limits(max_error_rate=1)}
     assert here(source, sink, **options)[0] == JobEnd("finished", 300, 2)
     (tmp_path / "fine").touch()
-    command = [sys.executable, "-c", "from headrace.cli.main import main; main()", "retry", str(sink)]
-    command += ["--on", f"ray:{cluster}", "--cpus-per-replica", "0.5"]
-    environment = os.environ | {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
-    ended = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path, check=False)
-    assert ended.returncode == 0, ended.stderr
-    assert re.search(r"worker 1 +2 records", ended.stderr)
+    where = ("--on", f"ray:{cluster}", "--cpus-per-replica", "0.5")
+    status, said = headrace_command("retry", sink, *where, folder=tmp_path)
+    assert status == 0, said
+    assert re.search(r"worker 1 +2 records", said)
     assert [line["id"] for line in lines(sink)] == [f"r{n}" for n in range(300)]
     assert lines(sink)[7]["output"] == 3
     assert not (tmp_path / "out.errors.jsonl").exists()
@@ -124,17 +119,15 @@ def test_what_failed_here_is_retried_on_a_cluster(cluster: str, rows: Rows, tmp_
 def test_a_job_that_is_killed_leaves_no_worker_and_goes_on(cluster: str, rows: Rows, tmp_path: Path) -> None:
     source, sink, journals = rows(6_000), tmp_path / "out.jsonl", tmp_path / "journals"
     journals.mkdir()
-    command = [sys.executable, "-c", "from headrace.cli.main import main; main()", "run", "-i", str(source)]
-    command += ["-o", str(sink), "--task", "custom", "--engine", f"{ENGINES}:journal", "--model", str(journals)]
-    command += ["--on", f"ray:{cluster}", "--cpus-per-replica", "0.5"]
-    environment = os.environ | {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
-    driver = subprocess.Popen(command, env=environment, cwd=tmp_path, stderr=subprocess.DEVNULL)
+    command = ("run", "-i", source, "-o", sink, "--task", "custom", "--engine", f"{ENGINES}:journal")
+    where = ("--model", journals, "--on", f"ray:{cluster}", "--cpus-per-replica", "0.5")
     parts = tmp_path / "out.jsonl.parts"
-    while len(list(parts.glob("*"))) < 4:
-        time.sleep(0.01)
-        assert driver.poll() is None
-    driver.send_signal(signal.SIGKILL)
-    driver.wait()
+    with traced(start(*command, *where, folder=tmp_path)) as driver:
+        while len(list(parts.glob("*"))) < 4:
+            time.sleep(0.01)
+            assert driver.poll() is None
+        driver.send_signal(signal.SIGKILL)
+        driver.wait()
     workers = [int(file.stem) for file in journals.glob("*.txt")]
     assert workers
     while any(Path(f"/proc/{worker}").exists() for worker in workers):

@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections import Counter
@@ -18,6 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 import pyarrow.parquet
 import pytest
+from tests.acceptance.command import headrace, start, traced
 from tests.settings import job_settings
 
 from headrace.app.jobs import job as jobs
@@ -239,14 +239,6 @@ def test_a_model_that_cannot_be_loaded_is_told_of_before_anything_is_written(
     workers.wait_until_none_is_left()
 
 
-def command(source: Path, sink: Path, *flags: str) -> list[str]:
-    program = [sys.executable, "-c", "import sys; sys.argv[0] = 'headrace'; from headrace.cli.main import main; main()"]
-    return [*program, "run", "-i", str(source), "-o", str(sink), *flags]
-
-
-ENVIRONMENT = os.environ | {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
-
-
 @pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="needs a core for each worker")
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
 def test_a_signal_to_the_job_leaves_no_process_and_the_job_goes_on(
@@ -255,14 +247,11 @@ def test_a_signal_to_the_job_leaves_no_process_and_the_job_goes_on(
     source, sink, journals = rows(15_000), tmp_path / "out.jsonl", tmp_path / "journals"
     journals.mkdir()
     engine = ("--task", "custom", "--engine", f"{ENGINES}:journal", "--model", str(journals))
-    flags = (*engine, "--data-parallel-size", "2")
-    with subprocess.Popen(
-        command(source, sink, *flags), env=ENVIRONMENT, cwd=tmp_path, stderr=subprocess.PIPE, text=True
-    ) as job:
-        assert job.stderr is not None
+    command = ("run", "-i", source, "-o", sink, *engine, "--data-parallel-size", "2")
+    with traced(start(*command, folder=tmp_path)) as job:
         while len(list((tmp_path / "out.jsonl.parts").glob("*"))) < 4:
             time.sleep(0.01)
-            assert job.poll() is None, job.stderr.read()
+            assert job.poll() is None, job.communicate()
         job.send_signal(number)
         said = job.communicate()[1]
     assert job.returncode == {signal.SIGKILL: -signal.SIGKILL, signal.SIGINT: 130, signal.SIGTERM: 143}[number]
@@ -271,11 +260,9 @@ def test_a_signal_to_the_job_leaves_no_process_and_the_job_goes_on(
     assert processes
     while any(Path(f"/proc/{process}").exists() for process in processes):
         time.sleep(0.05)  # the test's time limit ends this if they stay
-    again = subprocess.run(
-        command(source, sink, *flags), env=ENVIRONMENT, cwd=tmp_path, capture_output=True, text=True, check=False
-    )
-    assert again.returncode == 0, again.stderr
-    assert re.search(r"worker [12] +[\d,]+ records", again.stderr)
+    status, said = headrace(*command, folder=tmp_path)
+    assert status == 0, said
+    assert re.search(r"worker [12] +[\d,]+ records", said)
     assert [line["id"] for line in lines(sink)] == [f"r{n}" for n in range(15_000)]
     if number != signal.SIGKILL:  # a killed job repeats what was not committed
         assert set(_journal(journals).values()) == {1}
@@ -285,11 +272,8 @@ def test_a_signal_to_the_job_leaves_no_process_and_the_job_goes_on(
 def test_workers_hold_a_real_model_and_the_output_is_that_of_one_process(rows: Rows, tmp_path: Path) -> None:
     source = rows(300)
     for sink, flags in (("one.parquet", ()), ("two.parquet", ("--data-parallel-size", "2"))):
-        ended = subprocess.run(
-            command(source, tmp_path / sink, "--dtype", "float32", *flags),
-            env=ENVIRONMENT, cwd=tmp_path, capture_output=True, text=True, check=False,
-        )  # fmt: skip
-        assert ended.returncode == 0, ended.stderr
+        status, said = headrace("run", "-i", source, "-o", sink, "--dtype", "float32", *flags, folder=tmp_path)
+        assert status == 0, said
     one, two = (pyarrow.parquet.read_table(tmp_path / name) for name in ("one.parquet", "two.parquet"))
     assert one.column("id") == two.column("id")
     ours, theirs = (np.array(table.column("embedding").to_pylist()) for table in (one, two))

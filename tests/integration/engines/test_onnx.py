@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from scripts.export_onnx import Positional, export
+from scripts.export_onnx import Positional
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
-from tests.small_models import NLI, encoded, picture, text_model, vision_model
+from tests.small_models import text_model
 
 from headrace.engines.base import Prepared
 from headrace.engines.choosing.registry import create
@@ -24,48 +22,12 @@ from headrace.errors import ConfigError, EngineError
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:torch.onnx", "ignore::FutureWarning:copyreg")
 ROOT = Path(__file__).resolve().parents[3]
 TEXTS = ["", "a", "the canal feeds the wheel", "so that it never runs dry " * 12]
-PAIRS = [(text, other) for text in TEXTS for other in ("a mill", "turns " * 60)]
-IMAGES = [encoded(picture(40, 30, seed=seed)) for seed in range(3)]
 
 
 def outputs(engine: Any, inputs: Sequence[Any]) -> list[Any]:
     ready = engine.prepare(inputs)
     assert all(isinstance(one, Prepared) for one in ready)
     return list(engine.forward([one.payload for one in ready]))
-
-
-def numbers(outputs: list[Any]) -> Any:
-    """All scores, in the order of the labels' names."""
-    if isinstance(outputs[0], dict):
-        return np.array([[score for _, score in sorted(zip(o["labels"], o["scores"], strict=True))] for o in outputs])
-    return np.array(outputs)
-
-
-@pytest.mark.parametrize(
-    ("task", "inputs", "options"),
-    [
-        ("classify", PAIRS, {"top_labels": 2}),
-        ("score", PAIRS, {}),
-        ("zero-shot", TEXTS, {"labels": ["canal", "mill"]}),
-        ("embed", TEXTS, {}),
-        ("image-classify", IMAGES, {"top_labels": 3}),
-        ("image-embed", IMAGES, {}),
-    ],
-)
-def test_the_same_numbers_as_torch(tmp_path: Path, task: str, inputs: list[Any], options: dict[str, Any]) -> None:
-    labels: Sequence[str] = {"score": ["x"], "zero-shot": NLI}.get(task, ["no", "yes"])
-    vision = task.startswith("image")
-    folder = (
-        vision_model(tmp_path / "torch", "vit")
-        if vision
-        else text_model(tmp_path / "torch", labels, head=task != "embed")
-    )
-    export(str(folder), tmp_path / "onnx", task)
-    ours = create(task, tmp_path / "onnx", engine="onnx", providers=["CPUExecutionProvider"], **options)
-    theirs = create(task, folder, device="cpu", **options)
-    assert np.abs(numbers(outputs(ours, inputs)) - numbers(outputs(theirs, inputs))).max() < 1e-4
-    assert [one.cost for one in ours.prepare(inputs)] == [one.cost for one in theirs.prepare(inputs)]
-    assert ours.describe() == ours.describe() != theirs.describe()
 
 
 def test_token_states_are_pooled_as_a_sentence_transformers_folder_says(tmp_path: Path) -> None:
@@ -110,20 +72,6 @@ def test_token_states_are_pooled_as_a_sentence_transformers_folder_says(tmp_path
         assert np.abs(np.array(outputs(engine, TEXTS)) - model.encode(TEXTS)).max() < 1e-5
 
 
-def test_pytorch_is_not_needed(tmp_path: Path) -> None:
-    export("docstrings", tmp_path, "classify")
-    code = (
-        "import sys; sys.modules['torch'] = None\n"
-        "from headrace.engines.choosing.registry import create\n"
-        f"engine = create('classify', {str(tmp_path)!r}, engine='onnx')\n"
-        "print(engine.forward([one.payload for one in engine.prepare(['Return the running event loop.'])]))"
-    )
-    result = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT / "src", check=True, timeout=50
-    )
-    assert "concurrency" in result.stdout
-
-
 def test_what_is_no_onnx_model_says_so(tmp_path: Path) -> None:
     folder = text_model(tmp_path)
     with pytest.raises(ConfigError, match=r"holds no weights \(\*\.onnx\)"):
@@ -148,12 +96,3 @@ def test_layers_outside_the_onnx_file_are_refused_by_name(tmp_path: Path) -> Non
     (folder / "modules.json").write_text(json.dumps(modules))
     with pytest.raises(EngineError, match="has the module Dense, which the engine onnx does not compute; export"):
         create("embed", folder, engine="onnx")
-
-
-def test_the_digest_is_of_the_onnx_file_too(tmp_path: Path) -> None:
-    export("digits", tmp_path, "image-classify")
-    engine = create("image-classify", tmp_path, engine="onnx")
-    before = engine.describe()["model_digest"]
-    with (tmp_path / "model.onnx").open("ab") as file:
-        file.write(b"x")
-    assert engine.describe()["model_digest"] != before

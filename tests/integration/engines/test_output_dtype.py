@@ -12,7 +12,7 @@ import pytest
 from tests.families import family_model
 
 import headrace
-from headrace.app.servers.server import ServerSettings, checked
+from headrace.app.servers.server import ServerSettings, check_settings
 from headrace.engines.choosing.config import EngineConfig
 from headrace.engines.networks.quantizing import quantized
 from headrace.errors import ConfigError, ResumeMismatchError
@@ -39,4 +39,4 @@ def test_a_parquet_column_is_of_the_type(tmp_path: Path, wanted: Any, length: in
 
 def test_a_server_does_not_take_the_option() -> None:
     with pytest.raises(ConfigError, match="each request to /v1/embeddings may set it"):
-        checked(ServerSettings(EngineConfig(task="embed", engine_options={"output_dtype": "int8"})))
+        check_settings(ServerSettings(EngineConfig(task="embed", engine_options={"output_dtype": "int8"})))

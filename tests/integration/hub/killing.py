@@ -14,6 +14,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
+from tests.acceptance.command import python
 from tests.integration.hub.standin import Hub, running_hub
 
 FETCH = """
@@ -22,14 +23,11 @@ from headrace.engines.choosing.config import EngineConfig
 from headrace.engines.choosing.resolving import fetch, resolve
 print(fetch(resolve(EngineConfig("embed", sys.argv[1]))))
 """
-ROOT = Path(__file__).resolve().parents[3]
 
 
 def fetch(name: str) -> subprocess.Popen[str]:
     """Begin to download a model, as a job does before it loads it."""
-    path = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
-    command = [sys.executable, "-c", FETCH, name]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": path})
+    return python(FETCH, ("fetch", name), folder=Path.cwd(), imported="light")
 
 
 def kill_downloads(hub: Hub, source: Path, kills: int, *, seed: int = 0) -> tuple[Path, Counter[str]]:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import httpx
 import pytest
+from tests.acceptance.command import python
 from tests.acceptance.serving.process import server
-from tests.integration.hub.killing import ROOT
 from tests.integration.hub.standin import Hub
 
 ON_RAY = """
@@ -48,7 +45,7 @@ def test_workers_load_the_commit_that_the_driver_has_resolved(hub: Hub, encoder:
     code = """
 import asyncio, pickle, sys, headrace
 from headrace.cluster.worker import WorkerActor, WorkerInfo, WorkerSpec
-spec = pickle.loads(bytes.fromhex(sys.stdin.readline()))
+spec = pickle.loads(bytes.fromhex(sys.argv[1]))
 found = asyncio.run(WorkerActor(spec).load())
 print(found.engine["dimension"] if isinstance(found, WorkerInfo) else found.text)
 """
@@ -59,31 +56,24 @@ from headrace.engines.choosing.config import EngineConfig
 from headrace.engines.choosing.resolving import resolve
 print(pickle.dumps(WorkerSpec(resolve(EngineConfig("embed", "acme/encoder")), headrace.__version__)).hex())
 """
-    spec = python(driver, work)
+    spec = printed(driver, work)
     repository.commit({"config.json": b"{}", "model.safetensors": b"another"})
     (work / "acme" / "encoder").mkdir(parents=True)  # a folder on the worker's machine is another model
-    assert python(code, work, spec) == "32"
+    assert printed(code, work, spec) == "32"
     assert not [asked for asked in hub.requests if "/resolve/" in asked and commit not in asked]
 
 
 def test_a_job_on_ray(hub: Hub, encoder: Path, work: Path) -> None:
     pytest.importorskip("ray", reason='needs Ray: pip install "headrace[ray]"')
     commit = hub.repository("acme/encoder").commit_folder(encoder)
-    assert python(ON_RAY, work).splitlines()[-1] == f"finished 0 acme/encoder at commit {commit}"
+    assert printed(ON_RAY, work, imported="nothing").splitlines()[-1] == f"finished 0 acme/encoder at commit {commit}"
     assert len((work / "y.jsonl").read_text().splitlines()) == 2
 
 
-def python(code: str, folder: Path, given: str = "") -> str:
+def printed(code: str, folder: Path, *given: str, imported: str = "torch") -> str:
     """What a program prints."""
-    path = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
-    ended = subprocess.run(
-        [sys.executable, "-c", code],
-        input=given,
-        capture_output=True,
-        text=True,
-        cwd=folder,
-        env=os.environ | {"PYTHONPATH": path, "RAY_USAGE_STATS_ENABLED": "0"},
-        check=False,
-    )
-    assert ended.returncode == 0, ended.stderr
-    return ended.stdout.strip()
+    options = {"folder": folder, "imported": imported, "RAY_USAGE_STATS_ENABLED": "0"}
+    with python(code, ("program", *given), **options) as program:
+        output, errors = program.communicate()
+    assert program.returncode == 0, errors
+    return output.strip()

@@ -106,7 +106,7 @@ def test_what_is_read_ahead_is_bounded(tmp_path: Path, monkeypatch: pytest.Monke
     lines = "".join(f"{n},text {n}\n" for n in range(5000))
     found = outcomes(write(tmp_path / "in.csv", f'id,text\nx,"open\n{lines}'))
     assert texts(found) == [None, *(f"text {n}" for n in range(5000))]
-    assert "goes on for more than 10000 bytes" in found[0].message
+    assert "is longer than 10000 bytes" in found[0].message
 
 
 def test_many_unclosed_quotes_take_time_by_the_length_of_the_file_alone(tmp_path: Path) -> None:

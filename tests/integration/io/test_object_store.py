@@ -17,7 +17,7 @@ import pytest
 from tests.integration.io.faulty import KINDS, every_tenth, faulty_way
 
 import headrace
-from headrace.cli.report import reported
+from headrace.cli.report import reported_jobs
 from headrace.engines.base import Prepared
 from headrace.errors import ConfigError, JobError, OutputLockedError, ResumeMismatchError
 from headrace.io.sources.opening import open_source
@@ -66,7 +66,7 @@ def test_a_parquet_folder_to_one_file(s3: Any, folder: str) -> None:
         "rows/out/vectors.parquet.parts/report.json",
         "rows/out/vectors.parquet.parts/time.json",
     ]
-    assert figures(reported(sink)[0].runs).ok == 1000
+    assert figures(reported_jobs(sink)[0].runs).ok == 1000
     again = headrace.run(folder, sink=sink, **FAKE)
     assert again.ok == 0, "it is finished"
 

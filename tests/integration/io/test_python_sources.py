@@ -105,7 +105,7 @@ def test_an_input_that_raises_ends_the_job_and_keeps_what_came_before(tmp_path: 
 
 
 def test_what_is_no_input_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="of type int: no file name, no iterable"):
+    with pytest.raises(ConfigError, match="of type int; give a file name, an iterable"):
         open_source(7)
 
 

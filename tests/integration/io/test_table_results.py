@@ -93,5 +93,5 @@ def test_what_a_table_cannot_do_is_refused_by_name(monkeypatch: pytest.MonkeyPat
     with pytest.raises(ConfigError, match="leave out retry"):
         run(["a"], "arrow", retry=True)
     monkeypatch.setitem(sys.modules, "polars", None)
-    with pytest.raises(MissingExtraError, match="needs polars: pip install"):
+    with pytest.raises(MissingExtraError, match="needs polars, which is not installed: pip install"):
         run(["a"], "polars")

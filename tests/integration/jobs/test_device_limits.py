@@ -83,8 +83,9 @@ def test_a_budget_below_one_record_runs_records_alone(encoder_folder: Path, tmp_
 
 
 def test_a_dtype_that_runs_out_of_memory_when_tried_is_not_used(
-    encoder_folder: Path, tmp_path: Path, room: dict[str, float]
+    encoder_folder: Path, tmp_path: Path, room: dict[str, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(tuning, "_BATCH_SHARE", 1)
     room["bfloat16"] = 300  # of its padding test alone
     report = headrace.run(ROWS, encoder_folder, sink=tmp_path / "out.jsonl", task="embed", progress=False)
     assert report.precision is not None and report.precision.dtype == "float32"

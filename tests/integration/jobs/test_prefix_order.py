@@ -353,7 +353,7 @@ def test_an_input_that_is_read_once_is_enough(tmp_path: Path) -> None:
     [
         ({"prepare": lambda row: row}, "the prompts are made by --map"),
         ({"sink": lambda rows: None}, "the output goes to a function"),
-        ({"engine": FakeEngine}, "this engine reads every prompt anew"),
+        ({"engine": FakeEngine}, "this engine computes every prompt in full"),
     ],
 )
 def test_an_order_that_cannot_be_had_is_refused_and_not_chosen(

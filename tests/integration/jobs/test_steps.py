@@ -20,7 +20,7 @@ import headrace
 from headrace.app.jobs import step_settings
 from headrace.app.jobs.job import execute
 from headrace.app.jobs.step_settings import Step, parse_steps, read_steps
-from headrace.app.jobs.steps import StepsEnd, prepared, rehearse_steps, run_steps
+from headrace.app.jobs.steps import StepsEnd, prepare_steps, rehearse_steps, run_steps
 from headrace.engines.choosing.config import EngineConfig
 from headrace.errors import ConfigError, OutputLockedError, RecordError, ResumeMismatchError
 from headrace.io.formats.parquet import ParquetWriter
@@ -90,7 +90,7 @@ def job(folder: Path, name: str = "out.jsonl", **settings: Any) -> JobSettings:
 
 def run(settings: JobSettings, steps: list[Step], column: str | None = None) -> StepsEnd:
     one = functools.partial(execute, stop=StopRequest(), progress=False)
-    return run_steps(prepared(settings, steps, column), one)
+    return run_steps(prepare_steps(settings, steps, column), one)
 
 
 def rows(path: Path) -> list[dict[str, Any]]:
@@ -169,7 +169,9 @@ def test_a_stopped_job_continues_in_its_step(tmp_path: Path, models: Models) -> 
     stop = StopRequest()
     steps = three(models)
     one = functools.partial(execute, stop=stop, progress=False)
-    ended = run_steps(prepared(job(tmp_path), steps), one, lambda number, _: stop.request() if number == 2 else None)
+    ended = run_steps(
+        prepare_steps(job(tmp_path), steps), one, lambda number, _: stop.request() if number == 2 else None
+    )
     assert ended.end.state == "interrupted"
     assert [step.name for step in ended.report.steps] == ["vectors", "label"]
     models.loads.clear()
@@ -269,7 +271,7 @@ def test_selected_rows_keep_their_ids(tmp_path: Path) -> None:
 
 
 def test_the_estimate_of_a_step_that_needs_no_other(tmp_path: Path, models: Models) -> None:
-    found = list(rehearse_steps(prepared(job(tmp_path), three(models))))
+    found = list(rehearse_steps(prepare_steps(job(tmp_path), three(models))))
     assert [(name, estimate is None) for name, estimate in found] == [
         ("vectors", False),
         ("label", False),

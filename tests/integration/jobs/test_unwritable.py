@@ -22,7 +22,7 @@ from headrace.app.jobs import job as app_job
 from headrace.app.jobs.job import JobSettings
 from headrace.engines.base import Prepared
 from headrace.engines.choosing.config import EngineConfig
-from headrace.io.storage.compression import decompressed
+from headrace.io.storage.compression import decompress_blocks
 from headrace.jobs import run as main_path
 from headrace.jobs.pipeline.job import JobEnd, Limits, StopRequest
 from headrace.observe.reporting.report import ReportBuilder
@@ -80,7 +80,7 @@ def ids(sink: Path) -> list[Any]:
         return [identity for part in sorted(sink.glob("part-*")) for identity in ids(part)]
     content = sink.read_bytes()
     if sink.suffix == ".gz":
-        content = b"".join(block for block, _ in decompressed(".gz", iter([(content, len(content))]), str(sink)))
+        content = b"".join(block for block, _ in decompress_blocks(".gz", iter([(content, len(content))]), str(sink)))
     return [str(row["id"]) for row in strict_lines(content)]
 
 

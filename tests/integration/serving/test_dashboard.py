@@ -15,7 +15,7 @@ from tests.integration.serving.running import Running, running, until
 from headrace.app.servers.observed import ObservedServer
 from headrace.app.servers.server import ServerSettings
 from headrace.engines.choosing.config import EngineConfig
-from headrace.observe.live.frame import Frame, parsed
+from headrace.observe.live.frame import Frame, parse_frame
 from headrace.serving.auth import read_keys
 
 SHOWN = ("/dashboard/state", "/dashboard/events", "/report")
@@ -29,7 +29,7 @@ def server() -> Iterator[Running]:
 
 
 def state(server: Running) -> Frame:
-    return parsed(server.client.get("/dashboard/state").content)
+    return parse_frame(server.client.get("/dashboard/state").content)
 
 
 def embed(server: Running, count: int = 1) -> None:
@@ -79,7 +79,7 @@ def test_two_hundred_viewers_share_one_frame_a_second(server: Running, monkeypat
             assert answer.headers["content-type"].startswith("text/event-stream")
             async for line in answer.aiter_lines():
                 if line.startswith("data: "):
-                    parsed(line.removeprefix("data: "))
+                    parse_frame(line.removeprefix("data: "))
                     seen += 1
                 if seen == 4:
                     return seen

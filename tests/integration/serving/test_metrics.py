@@ -157,14 +157,14 @@ def test_a_scrape_is_what_prometheus_asks_for(talker: Running) -> None:
 
 
 def test_the_pages_of_replicas_merge_into_one(talker: Running) -> None:
-    from headrace.observe.exporters.prometheus import merged
+    from headrace.observe.exporters.prometheus import merge_pages
 
     talker.post("/v1/completions", {"prompt": "one two", "max_tokens": 9})
     page = talker.client.get("/metrics").content
     alone = {family.name: family for family in text_string_to_metric_families(page.decode())}
     both = {
         family.name: family
-        for family in text_string_to_metric_families(merged({"a": page, "b": page}, "replica").decode())
+        for family in text_string_to_metric_families(merge_pages({"a": page, "b": page}, "replica").decode())
     }
     assert both.keys() - alone.keys() == {"headrace_replicas"}
     for name, family in alone.items():

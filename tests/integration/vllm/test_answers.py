@@ -16,7 +16,7 @@ from headrace.batching.passthrough import PassthroughBatcher
 from headrace.engines.base import Chunks
 from headrace.engines.requests.long_prompts import LongPrompts, PromptSplitter
 from headrace.errors import RecordError
-from headrace.serving.admission.chunks import joined
+from headrace.serving.admission.chunks import run_chunks
 
 WORDS = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "iota", "kappa"]
 
@@ -191,7 +191,11 @@ def test_a_prompt_that_is_too_long_is_split(engine: Any, chars: int) -> None:
     assert max(payload.costs) <= engine.room("a")
 
     async def answered(one: Any) -> Any:
-        return await joined(one, lambda part, _: answered(part)) if isinstance(one, Chunks) else await engine.infer(one)
+        return (
+            await run_chunks(one, lambda part, _: answered(part))
+            if isinstance(one, Chunks)
+            else await engine.infer(one)
+        )
 
     result = asyncio.run(answered(payload))
     assert result["completion_tokens"] > len(payload.parts)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from bisect import bisect_right
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.batching.doubles import Waiting
 
+from headrace.batching.policy import slots as slots_module
 from headrace.batching.policy.growth import Growth
 from headrace.batching.policy.slots import SlotEntry, Slots
 
@@ -172,11 +175,27 @@ class Known(Growth):
         return [(max(held, self._finals[group]), 1.0)]
 
 
-def lengths(kind: str) -> list[tuple[int, int]]:
+class Distribution(Growth):
+    """Knows the distribution of all lengths, but not the length of any answer."""
+
+    def __init__(self, answers: list[int]) -> None:
+        super().__init__()
+        self._answers = sorted(answers)
+
+    def outcomes(self, start: float, most: float, held: float, group: Any = None) -> list[tuple[float, float]]:
+        longer = self._answers[bisect_right(self._answers, held - start) :]
+        ends = [len(longer) * part // 8 for part in range(9)]
+        return [(start - 1 + sum(longer[a:b]) / (b - a), (b - a) / len(longer)) for a, b in pairwise(ends) if a < b]
+
+    def evicted(self) -> None:
+        """Its margin is the same throughout."""
+
+
+def lengths(kind: str, count: int = 400) -> list[tuple[int, int]]:
     """Prompt and answer, in tokens."""
     rng = random.Random(1)
     found: list[tuple[int, int]] = []
-    for number in range(400):
+    for number in range(count):
         prompt, answer = rng.randint(20, 60), 100
         if kind == "long-tailed":
             answer = min(max(round(rng.lognormvariate(4, 1)), 4), 512)
@@ -184,6 +203,8 @@ def lengths(kind: str) -> list[tuple[int, int]]:
             prompt, answer = rng.choice([(prompt, rng.randint(10, 20)), (prompt + 200, rng.randint(350, 450))])
         elif kind == "drifting":
             answer = min(max(round(rng.gauss(40 + number, 15)), 4), 512)
+        elif kind == "rising":
+            answer = round(20 + 1.1 * number + rng.uniform(-8, 8))
         found.append((prompt, answer))
     return found
 
@@ -224,7 +245,8 @@ def simulate(records: list[tuple[int, int]], growth: Growth) -> tuple[float, flo
 
 
 @pytest.mark.parametrize(
-    ("kind", "slower"), [("constant", 1.06), ("long-tailed", 1.2), ("by prompt", 1.05), ("drifting", 1.05)]
+    ("kind", "slower"),
+    [("constant", 1.06), ("long-tailed", 1.2), ("by prompt", 1.05), ("drifting", 1.05), ("rising", 1.1)],
 )
 def test_few_tokens_are_computed_again_and_little_time_is_lost(kind: str, slower: float) -> None:
     records = lengths(kind)
@@ -233,3 +255,15 @@ def test_few_tokens_are_computed_again_and_little_time_is_lost(kind: str, slower
     assert none == 0
     assert again <= 0.02
     assert time <= slower * known
+
+
+def test_no_scheduler_is_as_fast_as_with_known_lengths_if_it_knows_only_their_distribution(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    records = lengths("long-tailed")
+    known, _ = simulate(records, Known([prompt + answer for prompt, answer in records]))
+    learned, _ = simulate(records, Growth())
+    monkeypatch.setattr(slots_module, "_MARGIN", 2)
+    time, again = simulate(records, Distribution([answer for _, answer in lengths("long-tailed", 4_000)]))
+    assert again <= 0.02
+    assert 1.05 * known < time < learned < 1.12 * time

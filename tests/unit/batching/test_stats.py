@@ -16,7 +16,6 @@ from tests.unit.batching.doubles import Engine, outcomes
 from tests.unit.virtual_time import VirtualTime
 
 from headrace import BatchStats, DynamicBatcher
-from headrace.batching.policy.waiting_queue import Batch
 from headrace.batching.stats import WINDOW_S, Durations, Meter
 
 
@@ -63,13 +62,13 @@ def test_counts_are_true_when_idle(virtual: VirtualTime) -> None:
 @given(st.randoms(use_true_random=False))
 def test_busy_seconds_of_the_window_are_those_of_the_last_minute(chance: random.Random) -> None:
     """Against every second counted one by one."""
-    meter, batch = Meter(), Batch("idle")
+    meter = Meter()
     meter.start(0)
     running: list[int] = []
     busy: list[bool] = []
     for second in range(200):
         for _ in range(chance.choice([0, 0, 0, 1, 2])):
-            meter.began(second, batch, 0)
+            meter.began(second, 0, 0, 0, "idle", ())
             running.append(second)
         for start in [start for start in running if chance.random() < 0.1]:
             running.remove(start)
@@ -165,9 +164,9 @@ def test_percentiles_of_waiting_and_of_processing(virtual: VirtualTime) -> None:
 
 @given(st.lists(st.floats(1e-6, 1800), min_size=1, max_size=50), st.floats(0.01, 1))
 def test_a_percentile_is_at_most_a_fifth_too_high(durations: list[float], share: float) -> None:
-    meter, batch = Meter(), Batch("idle")
+    meter = Meter()
     for duration in durations:
-        meter.began(0, batch, 0)
+        meter.began(0, 0, 0, 0, "idle", ())
         meter.ended(duration, 0, 0, 0, duration)
     exact = sorted(durations)[math.ceil(share * len(durations)) - 1]
     assert exact * 0.999 <= meter.snapshot(0, 0, 0, 1).process_times.percentile(share) <= exact * 1.2
@@ -221,10 +220,10 @@ def test_a_snapshot_is_frozen_stays_as_it_is_and_can_be_sent(virtual: VirtualTim
 
 
 def test_the_recent_past_takes_bounded_memory() -> None:
-    meter, batch = Meter(), Batch("idle")
+    meter = Meter()
     meter.start(0)
     for step in range(100_000):
-        meter.began(step * 0.01, batch, 0)
+        meter.began(step * 0.01, 0, 0, 0, "idle", ())
         meter.ended(step * 0.01 + 0.005, 0, 0, 0, 0.005)
     assert len(meter._past) <= 602
     assert meter.snapshot(1000, 0, 0, 1).window_utilization == pytest.approx(0.5, abs=0.01)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from headrace.cluster.work_units import MOST, WorkUnitSize
 from headrace.jobs.pipeline.work import Work
-from headrace.processes.culprits import WorkUnit, after_death
+from headrace.processes.crash_isolation import WorkUnit, after_death
 from headrace.records import Record
 
 

@@ -81,6 +81,12 @@ def test_it_compares_ever_more_rarely_once_nothing_changes() -> None:
     assert others[-1] > 5_000, "but it does not stop"
 
 
+def test_a_comparison_waits_until_it_is_a_small_part_of_the_job() -> None:
+    budgets = drive(BudgetTuner(4_096, 256, 32_768), 100, 4_096, loss=0.2)
+    first = next(number for number, budget in enumerate(budgets) if budget > 4_096)
+    assert 0.25 * sum(budgets[:first]) >= 4 * 8_192
+
+
 def test_batches_that_are_not_full_say_nothing() -> None:
     tuner = BudgetTuner(1_024, 256, 4_096)
     for _ in range(1_000):

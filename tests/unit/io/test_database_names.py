@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from headrace.errors import ConfigError
-from headrace.io.databases.names import is_database, parse_database, parse_table, shown, without_password
+from headrace.io.databases.names import display_name, is_database, parse_database, parse_table, without_password
 
 SECRET = "postgresql://me:p%40ss@db.example.com:5433/shop?sslpassword=p%40ss&table=a%20b&schema=mine"
 
@@ -17,7 +17,7 @@ def test_a_secret_is_in_nothing_that_is_shown() -> None:
     assert (address.table, address.schema) == ("a b", "mine")
     assert "p%40ss" in address.url and "table=" not in address.url
     assert address.shown == "postgresql://db.example.com:5433/shop?table=a%20b&schema=mine"
-    assert "p%40ss" not in f"{shown(SECRET)} {without_password(SECRET)} {address.folder}"
+    assert "p%40ss" not in f"{display_name(SECRET)} {without_password(SECRET)} {address.folder}"
     assert without_password(SECRET) == "postgresql://me@db.example.com:5433/shop"
 
 

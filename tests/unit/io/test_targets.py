@@ -54,7 +54,7 @@ def test_a_name_tells_format_and_place(
         ("out.jsonl/", "parquet", "the name says jsonl"),
         ("out.arrow", "parquet", "arrow is only read"),
         ("out.jsonl", "xlsx", "unknown output format 'xlsx'; known: jsonl, csv, tsv, parquet"),
-        ("out.parquet.gz", None, "leave .gz away"),
+        ("out.parquet.gz", None, "leave out .gz"),
         ("", None, "the output has an empty name"),
     ],
 )

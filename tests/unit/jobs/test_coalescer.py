@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.io.storage.parts import Interval
-from headrace.jobs.pipeline.coalescer import Coalescer
+from headrace.jobs.pipeline.sink import Coalescer
 from headrace.records import Ok, Outcome, Record
 
 FOREVER = float("inf")

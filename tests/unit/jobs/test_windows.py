@@ -30,7 +30,7 @@ def commit(windows: Windows, window: Window, start: int, end: int) -> None:
     rows = [Ok(Record(r.position, r.position, None), "x") for r in records if r.position % 7]
     failed = [Failed(record, "bad", "it is") for record in records if record.position % 7 == 0]
     at = window.number * STRIDE
-    windows.commit(Interval(at + start, at + end), WRITER.encode(rows), WRITER.encode_failures(failed))
+    windows.write(Interval(at + start, at + end), [*rows, *failed], WRITER)
 
 
 def shuffled(count: int) -> list[int]:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import builtins
 import errno
+import sys
 from pathlib import Path
-from typing import Any
 
 import huggingface_hub
 import huggingface_hub.constants
@@ -39,14 +38,7 @@ def test_a_failed_download_names_the_way_out(
 
 
 def test_without_the_library_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = builtins.__import__
-
-    def without(name: str, *more: Any, **options: Any) -> Any:
-        if name.startswith("huggingface_hub"):
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-        return real(name, *more, **options)
-
-    monkeypatch.setattr(builtins, "__import__", without)
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(
         MissingExtraError, match=r'huggingface_hub, which is not installed: pip install "headrace\[torch\]"'
     ):

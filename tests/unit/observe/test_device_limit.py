@@ -66,7 +66,7 @@ def test_they_are_in_the_report_and_in_what_is_kept_of_it() -> None:
     kept = figures_of(report)
     assert device_of(kept) == report.device
     assert device_of({name: value for name, value in kept.items() if name != "device"}) is None  # of an earlier version
-    with pytest.raises(ValueError, match="number that is none"):
+    with pytest.raises(ValueError, match="number is not valid"):
         device_of({"device": {**kept["device"], "computed": "much"}})
     assert "headrace run: finished" in as_text(report)
     reason = "off: the model waits for the device"

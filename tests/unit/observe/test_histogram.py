@@ -7,7 +7,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.observe.accounting.histogram import Histogram, mean, merged, percentile
+from headrace.observe.accounting.histogram import Histogram, mean, merge_histograms, percentile
 
 NUMBERS = st.lists(st.floats(min_value=0, max_value=1e12, allow_nan=False), min_size=1, max_size=200)
 
@@ -28,7 +28,7 @@ def test_percentiles(numbers: list[float], share: float) -> None:
 
 @given(NUMBERS, NUMBERS)
 def test_a_sum_of_histograms_is_the_histogram_of_all(some: list[float], others: list[float]) -> None:
-    both = merged([counted(some).buckets(), counted(others).buckets()])
+    both = merge_histograms([counted(some).buckets(), counted(others).buckets()])
     whole = counted(some + others).buckets()
     assert [bucket[:3] for bucket in both] == [bucket[:3] for bucket in whole]
 

@@ -10,9 +10,9 @@ from rich.console import Console
 
 from headrace.events import BatchDone, BatchFormed, JobStarted, PartCommitted, RecordFailed, StageDone, WorkUnitDone
 from headrace.observe.accounting.timeline import Cause
-from headrace.observe.live.frame import Frame, Replica, Totals, Window, parsed
+from headrace.observe.live.frame import Frame, Replica, Totals, Window, parse_frame
 from headrace.observe.live.job import job_frame
-from headrace.observe.live.top import drawn
+from headrace.observe.live.top import render_frame
 from headrace.observe.reporting.report import ReportBuilder
 
 
@@ -61,12 +61,12 @@ def test_a_frame_of_a_job_tells_what_waits_where() -> None:
     assert frame.fraction == pytest.approx(201 / 400)
     assert frame.causes_of_all["starting"] == pytest.approx(10 / 15)
     assert [row.name for row in frame.replicas] == ["gpu-1"]
-    assert parsed(frame.as_json()) == frame
+    assert parse_frame(frame.as_json()) == frame
 
 
 def on_terminal(frame: Frame) -> str:
     stream = io.StringIO()
-    Console(file=stream, width=100, force_terminal=True, highlight=False).print(drawn(frame, frame.at))
+    Console(file=stream, width=100, force_terminal=True, highlight=False).print(render_frame(frame, frame.at))
     return stream.getvalue()
 
 
@@ -85,16 +85,16 @@ def test_nothing_in_a_frame_controls_the_terminal() -> None:
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        ({"format": "other"}, "it is no live state"),
+        ({"format": "other"}, "it is not a live state"),
         ({"version": 99}, "its version is 99"),
         ({"kind": "cat"}, "its kind is 'cat'"),
-        ({"at": "now"}, "a number that is none"),
-        ({"rates": {"records": float("nan")}}, "a number that is none"),
+        ({"at": "now"}, "a number is not valid"),
+        ({"rates": {"records": float("nan")}}, "a number is not valid"),
         ({"lanes": [1]}, "incomplete or damaged"),
         ({"replicas": [{"name": 1}]}, "incomplete or damaged"),
-        ({"causes": {"rain": 1.0}}, "a text or a cause that is none"),
+        ({"causes": {"rain": 1.0}}, "a text or a cause is not valid"),
         ({"more": 1}, "incomplete or damaged"),
-        ({"fraction": -1.0}, "a number that is none"),
+        ({"fraction": -1.0}, "a number is not valid"),
     ],
 )
 def test_what_is_no_frame_is_refused(change: dict[str, object], why: str) -> None:
@@ -102,10 +102,10 @@ def test_what_is_no_frame_is_refused(change: dict[str, object], why: str) -> Non
     report, account = builder.snapshot(15.0)
     text = job_frame("out", "running", report, account, builder.passed(), Window(), 15.0).as_json()
     with pytest.raises(ValueError, match=why):
-        parsed(json.dumps(json.loads(text) | change))
+        parse_frame(json.dumps(json.loads(text) | change))
 
 
 @pytest.mark.parametrize("text", ["", "[]", "null", "{", "[" * 100_000, b"\xff\xfe\x00"])
 def test_what_is_no_object_is_refused(text: str | bytes) -> None:
     with pytest.raises(ValueError, match=r"."):
-        parsed(text)
+        parse_frame(text)

@@ -69,7 +69,7 @@ def test_only_the_last_runs_are_kept(tmp_path: Path, run: RunSummary) -> None:
     ("text", "reason"),
     [
         ("", "not as a job writes it"),
-        ("[]", "it is no report"),
+        ("[]", "it is not a report"),
         ('{"format": "headrace-report", "version": 2, "runs": []}', "its version is 2"),
         ('{"format": "headrace-report", "version": 1, "runs": [{}]}', "not as a job writes it"),
         ("[" * 100_000, "not as a job writes it"),
@@ -129,7 +129,7 @@ def test_times_that_are_none_are_refused(tmp_path: Path, run: RunSummary) -> Non
     content = json.loads(path.read_text())
     content["runs"][0]["account"]["causes"]["real"] = float("nan")
     path.write_text(json.dumps(content))
-    with pytest.raises(ConfigError, match="a number that is none"):
+    with pytest.raises(ConfigError, match="a number is not valid"):
         summary.read(path)
 
 

@@ -22,11 +22,13 @@ def page(requests: int, ready: float) -> bytes:
 def test_pages_of_replicas_become_one_whose_samples_say_whose_they_are() -> None:
     from prometheus_client.parser import text_string_to_metric_families
 
-    from headrace.observe.exporters.prometheus import merged
+    from headrace.observe.exporters.prometheus import merge_pages
 
     families = {
         family.name: family
-        for family in text_string_to_metric_families(merged({"a": page(3, 1), "b": page(4, 0)}, "replica").decode())
+        for family in text_string_to_metric_families(
+            merge_pages({"a": page(3, 1), "b": page(4, 0)}, "replica").decode()
+        )
     }
     assert families["headrace_replicas"].samples[0].value == 2
     requests = {s.labels["replica"]: s for s in families["headrace_requests"].samples if s.name.endswith("_total")}
@@ -43,6 +45,6 @@ def test_pages_of_replicas_become_one_whose_samples_say_whose_they_are() -> None
 
 
 def test_without_a_replica_there_is_a_page_that_says_so() -> None:
-    from headrace.observe.exporters.prometheus import merged
+    from headrace.observe.exporters.prometheus import merge_pages
 
-    assert b"\nheadrace_replicas 0.0\n" in merged({}, "replica")
+    assert b"\nheadrace_replicas 0.0\n" in merge_pages({}, "replica")

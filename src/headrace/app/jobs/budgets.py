@@ -23,7 +23,7 @@ _START = 4
 """On a CPU, a job begins with so many times the engine's default, which also suits requests of a server."""
 
 
-def find_key(engine: TunableEngine, task: str) -> dict[str, Any]:
+def find_key(engine: TunableEngine, task: str) -> dict[str, object]:
     """What a tuning result of this model on this machine depends on."""
     facts = engine.describe()
     return {
@@ -97,11 +97,11 @@ class BudgetListener:
 
     def __init__(
         self,
-        batcher: DynamicBatcher[Any, Any],
+        batcher: DynamicBatcher[object, object],
         tuner: BudgetTuner,
         memory: MemoryWatch,
         tell: Listener,
-        keep: tuple[TuningCache, Mapping[str, Any]],
+        keep: tuple[TuningCache, Mapping[str, object]],
     ) -> None:
         self._batcher = batcher
         self._tuner = tuner

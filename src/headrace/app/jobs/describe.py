@@ -53,7 +53,7 @@ def describe(plan: Plan, engine: AnyEngine, profile: EngineProfile) -> Descripti
         "retry of failed records": "yes" if settings.retry else None,
     }
     shown = {name: _shown(name, value) for name, value in named.items() if value is not None}
-    return Description(without_login(plan.output.target), shown, versions())
+    return Description(remove_logins(plan.output.target), shown, versions())
 
 
 def server_facts(config: EngineConfig, engine: AnyEngine, profile: EngineProfile, most_records: int) -> ServerFacts:
@@ -113,17 +113,18 @@ def _replicas(config: EngineConfig) -> int:
 def _shown(name: str, value: object) -> str:
     if _SECRET.search(name):
         return "(not shown)"
-    return without_login(value)[:_LONGEST]
+    return remove_logins(value)[:_LONGEST]
 
 
-def without_login(value: object) -> str:
+def remove_logins(value: object) -> str:
     """Text without the user names and passwords of addresses in it."""
     return _LOGIN.sub("", str(value))
 
 
 def versions() -> dict[str, str]:
     """The versions of Headrace, Python and the libraries in use, and the machine."""
-    found = {"headrace": version("headrace"), "python": platform.python_version(), "machine": _machine()}
+    machine = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores"
+    found = {"headrace": version("headrace"), "python": platform.python_version(), "machine": machine}
     for name in _LIBRARIES:
         if name in sys.modules:
             try:
@@ -131,7 +132,3 @@ def versions() -> dict[str, str]:
             except PackageNotFoundError:
                 continue
     return found
-
-
-def _machine() -> str:
-    return f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores"

@@ -1,11 +1,10 @@
-"""Tells at the end of a job what its device did: computing time, operations, peaks, energy."""
+"""Reports at the end of a job what its device did: computing time, operations, peaks, energy."""
 
 from __future__ import annotations
 
 import importlib
 import math
 from collections.abc import Mapping
-from typing import Any
 
 from headrace.device.cache import TuningCache, cpu_facts
 from headrace.device.forward import ForwardMeter
@@ -86,7 +85,7 @@ class DeviceWatch:
 
     def _peaks(self, dtype: str) -> Mapping[str, float]:
         """Operations and bytes per second that the device reaches, measured once."""
-        key: dict[str, Any] = {"peaks": dtype, **cpu_facts(), **self._engine.hardware()}
+        key: dict[str, object] = {"peaks": dtype, **cpu_facts(), **self._engine.hardware()}
         kept = self._cache.read(key)
         if kept is None:
             native = importlib.import_module("headrace.device.native")  # imports PyTorch

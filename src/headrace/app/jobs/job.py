@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from headrace.app.batchers import BatcherSettings, Process, make_batcher
 from headrace.app.jobs.budgets import follow, starting_budget
@@ -280,7 +279,7 @@ def build_batcher(
     stop: StopRequest,
     listener: Listener,
     in_flight: InFlight | None = None,
-) -> Batcher[Work, Any]:
+) -> Batcher[Work, object]:
     """Make the batcher of a job."""
     # An engine process enforces the timeout itself.
     timeout_s = None if settings.config.engine_process else settings.config.engine_timeout_s
@@ -320,7 +319,7 @@ class Broadcast:
 
 
 class Guarded:
-    """A listener of the user's. If it raises, it hears no further event, and the work goes on."""
+    """A listener of the user's. If it raises, it receives no further events, and the work continues."""
 
     def __init__(self, listener: Listener) -> None:
         self._listener: Listener | None = listener

@@ -19,7 +19,7 @@ _COMPARED = 512
 
 
 def order_plan(plan: Plan, profile: EngineProfile) -> OrderPlan | None:
-    """The order of work that the job may have; None if the engine reads every prompt anew.
+    """The order of work that the job may have; None if the engine computes every prompt in full.
 
     Raises:
         ConfigError: the order asked for cannot be had.
@@ -28,8 +28,8 @@ def order_plan(plan: Plan, profile: EngineProfile) -> OrderPlan | None:
     if not profile.wants_prefix_order:
         if wanted == "prefix":
             raise ConfigError(
-                "order is 'prefix', but this engine reads every prompt anew: leave --order out; only language models "
-                "with a cache of prefixes gain from it"
+                "order is 'prefix', but this engine computes every prompt in full: leave --order out; only language "
+                "models with a cache of prefixes gain from it"
             )
         return None
     if wanted == "input":

@@ -149,7 +149,7 @@ def _checked(
     undo.callback(user.close)
     found = columns.resolve(shown, _columns(settings, task, url), user if settings.prepare else None)
     if column in found.keep:
-        raise ConfigError(f"cannot keep column {column!r}: the output of task {config.task!r} is named so")
+        raise ConfigError(f"cannot keep column {column!r}: the output of task {config.task!r} has that name")
     if target.format in ("jsonl", "csv", "tsv") and url is None and settings.prepare is None:
         _check_kept(shown, found.keep)
     _check_output(settings, output)
@@ -253,7 +253,7 @@ def _selected(source: Source, settings: JobSettings, url: str | None) -> tuple[S
     if settings.step is None:
         return source, source
     if url is not None:
-        raise ConfigError("an OpenAI batch file says what is asked of one model; it cannot be used with several steps")
+        raise ConfigError("the requests of an OpenAI batch file are to one model; it cannot be used with several steps")
     if getattr(source, "reads_once", False):
         raise ConfigError(
             "the input is an iterator, which can be read once, and each step reads it; give a list, or a function that "
@@ -290,7 +290,7 @@ def _writer(settings: JobSettings, target: Target, column: str, url: str | None)
     if chosen not in _OPENAI_TASKS[url]:
         raise ConfigError(f"the batch file asks for {url}, which is task {_OPENAI_TASKS[url][0]!r}, not {chosen!r}")
     if settings.keep_columns:
-        raise ConfigError("the answer to an OpenAI batch file has columns of its own; leave keep_columns away")
+        raise ConfigError("the answer to an OpenAI batch file has its own columns; leave out keep_columns")
     return openai_writer(target, url, settings.on_nan)
 
 

@@ -1,4 +1,4 @@
-"""Tells a job's listeners how many prompt tokens came from the engine's prefix cache."""
+"""Reports to a job's listeners how many prompt tokens came from the engine's prefix cache."""
 
 from __future__ import annotations
 

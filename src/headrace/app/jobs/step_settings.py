@@ -192,6 +192,6 @@ def _names(steps: Sequence[Step], columns: Sequence[str], model_column: str | No
         if not name or (name == "id" and model_column is None):
             raise ConfigError(f"a step cannot be named {name!r}; its name is the column of its output")
         if name in names:
-            raise ConfigError(f"two steps are named {name!r}; give each a name of its own")
+            raise ConfigError(f"two steps are named {name!r}; give each its own name")
         names.append(name)
     return names

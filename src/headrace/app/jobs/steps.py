@@ -1,4 +1,4 @@
-"""Run a job of several steps, each with a model of its own.
+"""Run a job of several steps, each with its own model.
 
 Each step is a job over the whole input, whose output is a file in the working folder. The next step reads the input
 with that output as a column. So each model is loaded once, a kill loses no more than in any other job, and a resume
@@ -52,7 +52,7 @@ class StepsEnd:
     """Of that step; its `steps` are the figures of all steps so far."""
 
 
-def prepared(job: JobSettings, steps: Sequence[Step], model_column: str | None = None) -> list[JobSettings]:
+def prepare_steps(job: JobSettings, steps: Sequence[Step], model_column: str | None = None) -> list[JobSettings]:
     """The settings of all steps, with those that continue what an earlier run has begun. Writes nothing.
 
     Raises:
@@ -104,7 +104,7 @@ def run_steps(
         return ended
 
 
-def retried(settings: Sequence[JobSettings]) -> list[JobSettings]:
+def retry_settings(settings: Sequence[JobSettings]) -> list[JobSettings]:
     """Stored settings of all steps, to retry them where their outputs are now."""
     files = [str(one.sink) for one in settings]
     found: list[JobSettings] = []

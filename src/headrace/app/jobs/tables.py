@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import logging
 import tempfile
@@ -11,7 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from headrace.errors import ConfigError, JobError, MissingExtraError
+from headrace.errors import ConfigError, JobError
+from headrace.extras import require
+from headrace.io.base import class_names
 from headrace.jobs.settings import JobSettings
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ def is_table_kind(sink: object) -> bool:
     return isinstance(sink, str) and sink in _MODULES
 
 
-def run_to_table(settings: JobSettings, execute: Callable[[JobSettings], object]) -> Any:
+def run_to_table(settings: JobSettings, execute: Callable[[JobSettings], object]) -> object:
     """Run a job and return its rows, in input order, as the table that its sink names.
 
     Each record has a row. A failed record has nulls, and its error in the column `error`, which is present only if some
@@ -41,7 +42,8 @@ def run_to_table(settings: JobSettings, execute: Callable[[JobSettings], object]
         JobError: see `execute`.
     """
     kind = str(settings.sink)
-    library = _library(kind)
+    require("pyarrow.parquet", "io", f"sink={kind!r}")
+    library = require(_MODULES[kind], "io", f"sink={kind!r}", f" {_MODULES[kind]}")
     if settings.retry or settings.output_format:
         raise ConfigError(f"sink={kind!r} returns a table and keeps no files: leave out retry and output_format")
     if "error" in settings.keep_columns:
@@ -78,16 +80,6 @@ def _frame(table: pa.Table) -> Any:
             found = iter(column.drop_null().to_pandas())
             frame.isetitem(place, [next(found) if there else None for there in column.is_valid().to_pylist()])
     return frame
-
-
-def _library(kind: str) -> Any:
-    try:
-        importlib.import_module("pyarrow.parquet")
-        return importlib.import_module(_MODULES[kind])
-    except ImportError as error:
-        raise MissingExtraError(
-            f'sink={kind!r} needs {error.name}: pip install "headrace[io]" {_MODULES[kind]}'
-        ) from error
 
 
 def _read(output: Path) -> pa.Table:
@@ -127,10 +119,10 @@ def _filled(column: pa.ChunkedArray, ids: list[object]) -> pa.ChunkedArray:
         return pc.coalesce(column.cast(pa.string()), texts)
 
 
-def _index_of(settings: JobSettings) -> Any:
+def _index_of(settings: JobSettings) -> object:
     """The index of a pandas source, if all of its rows, or the first ones, are in the result."""
     source, chosen = settings.source, settings.selection
-    is_pandas = any(kind.__module__.partition(".")[0] == "pandas" for kind in type(source).__mro__)
+    is_pandas = any(name.startswith("pandas.") for name in class_names(source))
     if not is_pandas or not hasattr(source, "index") or chosen.shard is not None or chosen.sample is not None:
         return None
     return source.index[: chosen.limit]

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
-from headrace.app.jobs.describe import without_login
+from headrace.app.jobs.describe import remove_logins
 from headrace.app.jobs.plan import Plan
 
 if TYPE_CHECKING:
@@ -52,15 +52,15 @@ def find_tracing() -> Tracing | None:
 def _own(exporters: tuple[str, ...]) -> Tracing | None:
     """The process's own provider, as the environment describes it."""
     try:
-        from headrace.observe.exporters.otel_export import exporting
+        from headrace.observe.exporters.otel_export import make_tracing
     except ModuleNotFoundError as error:
         logger.warning(
-            "headrace: the environment asks for OpenTelemetry, but %s is not installed; there are no spans: "
+            "headrace: the environment asks for OpenTelemetry, but %s is not installed; spans are off: "
             'pip install "headrace[otel]"', error.name,
         )  # fmt: skip
         return None
     protocol = next((value for name in _PROTOCOLS if (value := os.environ.get(name, "").strip())), "http/protobuf")
-    return exporting(exporters, protocol, version("headrace"))
+    return make_tracing(exporters, protocol, version("headrace"))
 
 
 def job_spans(plan: Plan, began: float) -> contextlib.AbstractContextManager[JobSpans | None]:
@@ -73,8 +73,8 @@ def job_spans(plan: Plan, began: float) -> contextlib.AbstractContextManager[Job
     config = plan.settings.config
     task = config.task or ""
     engine = config.engine if isinstance(config.engine, str) else None
-    model = without_login(config.label or engine or task)
-    return JobSpans(tracing, began, without_login(plan.output.target), model, task)
+    model = remove_logins(config.label or engine or task)
+    return JobSpans(tracing, began, remove_logins(plan.output.target), model, task)
 
 
 def server_spans() -> ServerSpans | None:

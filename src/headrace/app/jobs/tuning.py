@@ -28,13 +28,15 @@ from headrace.jobs.settings import JobSettings
 logger = logging.getLogger("headrace")
 
 _MOST_S = 10.0
-_MOST_SHARE = 0.02
+_MOST_SHARE = 0.01
 """Maximum share of the job's forecast time for trying."""
 _WORTH_S = 10.0
 """A job that takes less in float32 runs in float32: loading the model twice would take more than it could gain."""
 _UNKNOWN_S = 1.0
 """Seconds for trying if the length of the job is unknown."""
 _MOST_RECORDS = 2_000
+_BATCH_SHARE = 0.25
+"""Cost of a job's trial batches, as a share of the engine's own: more batches show more lengths in the same time."""
 _LEAST_BATCHES = 5
 """Run in both dtypes, if there are so many: other work may disturb a single one."""
 _EMULATED = 0.5
@@ -139,7 +141,8 @@ def tune(plan: Plan, engine: AnyEngine, survey: Survey | None, profile: EnginePr
     if why or not dtype:
         return Tuned(engine, _said(dtype, why, engine) if dtype else None)
 
-    batches = [] if survey is None else batches_of(survey.work, profile)
+    small = replace(profile, batch_cost=profile.batch_cost * _BATCH_SHARE)
+    batches = [] if survey is None else batches_of(survey.work, small)
     allowed = None if survey is None else _allowance(engine, batches, survey)
     config = plan.settings.config
     if is_int8(config) and batches:

@@ -121,7 +121,7 @@ class _Stop(StopRequest):
         self._timer = asyncio.get_running_loop().call_later(_LEAVING_S, self.request)
 
     def close(self) -> None:
-        """Let go of the client, and so of the model."""
+        """Release the client, and so the model."""
         if self._timer is not None:
             self._timer.cancel()
 

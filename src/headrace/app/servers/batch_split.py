@@ -131,7 +131,7 @@ class SplitRun(Generic[ModelT]):
     # -- the requests of each model -----------------------------------------------------------------------------------
 
     def _split(self) -> list[_Part]:
-        """The jobs, whose requests are in files of their own if there are several. Blocks.
+        """The jobs, whose requests are in their own files if there are several. Blocks.
 
         Raises:
             ResumeMismatchError: a request names a model that the server does not have.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import socket
 import threading
 from collections.abc import Iterator
 
@@ -11,8 +10,8 @@ import uvicorn
 from fastapi import FastAPI
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
-from headrace.errors import ConfigError
 from headrace.serving.app import add_error_handlers
+from headrace.serving.http.listening import bind
 from headrace.serving.live import Observed
 from headrace.serving.routes.dashboard import router
 
@@ -22,7 +21,7 @@ _END_S = 5.0
 
 
 @contextlib.contextmanager
-def shown(observed: Observed, port: int) -> Iterator[str]:
+def serve_dashboard(observed: Observed, port: int) -> Iterator[str]:
     """Serve the dashboard while the body runs; yields its address.
 
     Only this machine can reach it, and no page of another server: names other than this machine's are refused.
@@ -36,7 +35,8 @@ def shown(observed: Observed, port: int) -> Iterator[str]:
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=[HOST, "localhost"])
     options = {"log_level": "error", "access_log": False, "server_header": False, "lifespan": "off"}
     server = uvicorn.Server(uvicorn.Config(app, timeout_graceful_shutdown=1, **options))  # type: ignore[arg-type]
-    with _bound(port) as listener:
+    with bind(HOST, port) as listener:
+        listener.listen()  # the address is shown before the server's thread runs
         thread = threading.Thread(target=server.run, args=([listener],), name="headrace-dashboard", daemon=True)
         thread.start()
         try:
@@ -44,20 +44,3 @@ def shown(observed: Observed, port: int) -> Iterator[str]:
         finally:
             server.should_exit = True
             thread.join(_END_S)
-
-
-def _bound(port: int) -> socket.socket:
-    """Bind the port.
-
-    Raises:
-        ConfigError: it cannot be used.
-    """
-    listener = socket.socket()
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((HOST, port))
-        listener.listen()  # the address is shown before the server's thread runs
-    except OSError as error:
-        listener.close()
-        raise ConfigError(f"cannot listen on {HOST} port {port}: {error.strerror}; choose another --port") from error
-    return listener

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from headrace.observe.live.frame import Frame, Replica, Window, shares, shortened, wall_clock
+from headrace.observe.live.frame import Frame, Replica, Window, shares, shorten, wall_clock
 from headrace.observe.live.server import ServerAccount, server_advice
 from headrace.observe.page.dashboard import Page, dashboard
 from headrace.observe.page.render import ReportedJob, render
@@ -49,8 +49,8 @@ def server_frame(state: ServerState, account: ServerAccount, window: Window) -> 
     refused = sum(part.loaded.admission.refused for part in state.all_parts if part.loaded is not None)
     return Frame(
         kind="server",
-        name=shortened(account.name),
-        state="ready" if state.ready else "dead" if state.dead else "draining" if state.draining else "loading",
+        name=shorten(account.name),
+        state=state.status,
         at=wall_clock(),
         up_s=totals.at - account.began,
         window_s=recent.window_s,
@@ -60,7 +60,7 @@ def server_frame(state: ServerState, account: ServerAccount, window: Window) -> 
         causes_of_all=shares(totals.causes),
         counts={**counts, "refused": refused},
         queue=_queue(state),
-        errors={shortened(reason): count for reason, count in list(account.errors().items())[:_MOST_REASONS]},
+        errors={shorten(reason): count for reason, count in list(account.errors().items())[:_MOST_REASONS]},
         replicas=tuple(_models(state)),
         advice=server_advice(recent.causes or totals.causes),
     )
@@ -80,8 +80,8 @@ def _models(state: ServerState) -> Iterator[Replica]:
     """The models of the server, loaded or not."""
     for part in state.all_parts:
         if part.loaded is None:
-            yield Replica(shortened(part.name), "not loaded", 0, None)
+            yield Replica(shorten(part.name), "not loaded", 0, None)
             continue
         stats = part.loaded.batcher.stats
         done = stats.total_completed + stats.total_failed
-        yield Replica(shortened(part.name), "loaded", done, stats.window_utilization)
+        yield Replica(shorten(part.name), "loaded", done, stats.window_utilization)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import FastAPI
 from prometheus_client.metrics_core import Metric
@@ -23,13 +22,13 @@ from headrace.app.servers.batch_api import BatchApi, BatchModel
 from headrace.app.servers.batch_run import BulkModel
 from headrace.app.servers.observed import ObservedServer
 from headrace.app.servers.pooled_batches import UseOfPool
-from headrace.app.servers.server import ServerSettings, build_part, checked
+from headrace.app.servers.server import ServerSettings, build_part, check_settings
 from headrace.app.settings_file import read_settings
 from headrace.argument_types import parse_size
 from headrace.engines.choosing.config import EngineConfig
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, nearest
 from headrace.events import Listener
-from headrace.observe.exporters.prometheus import PrometheusListener, device_seconds, merged
+from headrace.observe.exporters.prometheus import PrometheusListener, device_seconds, merge_pages
 from headrace.observe.live.server import ServerAccount, ServerFacts, numbered
 from headrace.pool.pool import ModelPool
 from headrace.serving.auth import Keys
@@ -65,7 +64,7 @@ class ModelSection(_Section):
     task: str | None = None
     model: str | None = None
     engine: str | None = None
-    engine_options: dict[str, Any] = {}
+    engine_options: dict[str, object] = {}
     engine_process: bool = False
     engine_timeout_s: Seconds | None = None
     batch_tokens: Annotated[int, Field(ge=1)] | None = None
@@ -117,9 +116,8 @@ def _first(error: ValidationError) -> str:
     if first["type"] != "extra_forbidden":
         return f"{place}: {first['msg']}"
     kind = PoolSection if first["loc"][0] == "pool" else ModelSection if len(first["loc"]) > 1 else ModelsFile
-    close = difflib.get_close_matches(str(first["loc"][-1]), list(kind.model_fields), 1)
-    meant = f"did you mean {close[0]}?" if close else f"known: {', '.join(kind.model_fields)}"
-    return f"{place} is unknown; {meant}"
+    more = nearest(str(first["loc"][-1]), kind.model_fields) or f"; known: {', '.join(kind.model_fields)}"
+    return f"{place} is unknown{more}"
 
 
 def build_pooled(content: ModelsFile, shared: ServerSettings) -> tuple[FastAPI, ServerState]:
@@ -180,7 +178,7 @@ def build_pooled(content: ModelsFile, shared: ServerSettings) -> tuple[FastAPI, 
     if shared.state is not None:
         api = BatchApi(shared.state, bulk, shared.limits)
     return create_pooled_app(
-        pool, models, state, lambda pages: merged(pages, "model"), version=headrace.__version__, batches=api
+        pool, models, state, lambda pages: merge_pages(pages, "model"), version=headrace.__version__, batches=api
     ), state
 
 
@@ -190,7 +188,9 @@ def _served(entry: ModelSection, shared: ServerSettings, device: Listener) -> tu
     )
     names = (entry.name, *entry.aliases)
     target_s = None if entry.latency_target_ms is None else entry.latency_target_ms / 1000
-    settings = checked(replace(shared, config=config, name=names, keys=(), listeners=(), latency_target_s=target_s))
+    settings = check_settings(
+        replace(shared, config=config, name=names, keys=(), listeners=(), latency_target_s=target_s)
+    )
     settings.config.check()  # folders too, before the first request
     app, bulk = build_part(settings, device)
     allowed = None if entry.keys is None else frozenset(entry.keys)

@@ -160,7 +160,7 @@ def build(settings: ServerSettings) -> tuple[FastAPI, ServerState]:
     Raises:
         ConfigError: a task, engine or option that does not exist.
     """
-    settings = checked(settings)
+    settings = check_settings(settings)
     account = ServerAccount(_served_model(settings.name, settings.config).name, time.monotonic())
     api: BatchApi | None = None
 
@@ -189,12 +189,12 @@ def build_part(settings: ServerSettings, device: Listener) -> tuple[FastAPI, Bul
 
     Args:
         settings: of the server of this model.
-        device: hears what the device does.
+        device: receives the events of the device.
 
     Raises:
         ConfigError: a task, engine or option that does not exist.
     """
-    settings = checked(settings)
+    settings = check_settings(settings)
     server, bulk, spans = _model(settings, device, lambda: families(server, lambda: None))
     make_service = functools.partial(_service, settings, server, None, spans)
     background = None if settings.state is None else bulk
@@ -213,11 +213,11 @@ def _model(
     return server, BulkModel(server, settings.config.task or "", settings.latency_target_s, listeners), spans
 
 
-def checked(settings: ServerSettings) -> ServerSettings:
+def check_settings(settings: ServerSettings) -> ServerSettings:
     """Check task, engine and options, and resolve the task.
 
     Raises:
-        ConfigError: one of them does not.
+        ConfigError: a task, engine or option does not exist.
     """
     config = settings.config.resolved()
     config.check(SERVER_SETTINGS, model=False)

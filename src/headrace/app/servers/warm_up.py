@@ -7,7 +7,6 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from headrace.app.jobs.budgets import budget_in, find_key
 from headrace.app.jobs.tuning import batches_of, exact, in_dtype, is_auto, is_int8, none_faster, try_faster
@@ -93,7 +92,7 @@ def warm_up(config: EngineConfig, latency_target_s: float | None, cache: TuningC
     return WarmedUp(engine, budget_in(kept), str(kept.get("detail", "")))
 
 
-def _find(engine: TunableEngine, config: EngineConfig, target_s: float | None) -> tuple[AnyEngine, dict[str, Any]]:
+def _find(engine: TunableEngine, config: EngineConfig, target_s: float | None) -> tuple[AnyEngine, dict[str, object]]:
     """The engine in the best dtype, and what was found."""
     chosen: AnyEngine = engine
     profile = profile_of(engine)

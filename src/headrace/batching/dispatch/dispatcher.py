@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import logging
 from collections.abc import Callable
 
-from headrace.batching.dispatch import isolation
-from headrace.batching.dispatch.isolation import MemoryLimit
+from headrace.batching.dispatch.isolation import MemoryLimit, halves, is_out_of_memory, should_split
 from headrace.batching.dispatch.offload import CallTimer, ProcessCaller
 from headrace.batching.dispatch.submission import DispatchContext
 from headrace.batching.options import BatchOptions
-from headrace.batching.pending import QueueEntry, fail
+from headrace.batching.pending import QueueEntry, checked_results, fail, records_of, resolve
 from headrace.batching.policy.cost import batch_cost
 from headrace.batching.policy.waiting_queue import Batch
-from headrace.batching.tasks import run_to_the_end
-from headrace.errors import ProcessTimeoutError
+from headrace.batching.tasks import must_propagate, run_to_the_end
+from headrace.errors import ProcessTimeoutError, StoppedError
 from headrace.events import BatchDone, BatchFormed, BatchSplit, CloseReason, Event
 
 logger = logging.getLogger("headrace")
@@ -161,7 +159,7 @@ class Dispatcher:
         self._flush_count = max(self._flush_count - batch.size, 0)
         now, number = self._clock(), self._meter.batches
         padded = batch.padded_cost() if self._queue.limits.padded else batch.cost
-        self._meter.began(now, batch, padded)
+        self._meter.began(now, batch.size, batch.cost, padded, batch.reason, batch.waits(now))
         if self._options.listener is not None:
             waits = now - free_since, now, self._company_s, now - min(entry.arrival for entry in batch.entries)
             self._emit(BatchFormed, number, batch.size, batch.cost, padded, batch.reason, *waits)
@@ -176,13 +174,7 @@ class Dispatcher:
         try:
             if batch.size == 1 and self._caller.cancellable:
                 self._make_cancellable(batch.entries[0])
-            completed, failed, stopped = await isolation.process(
-                batch.entries,
-                functools.partial(self._call, timer),
-                self._options.on_error,
-                self._on_split(number),
-                self._clock,
-            )
+            completed, failed, stopped = await self._process(number, batch.entries, timer)
             if not failed:
                 self._memory.succeeded(padded)
         finally:
@@ -195,6 +187,44 @@ class Dispatcher:
                 facts = number, batch.size, failed, batch.cost, padded, took, now, stopped
                 self._emit(BatchDone, *facts, timer.handed_s(took))
                 self._slots.release()
+
+    async def _process(self, number: int, batch: list[QueueEntry], timer: CallTimer) -> tuple[int, int, int]:
+        """Run a batch and resolve each record as soon as its outcome is known.
+
+        Isolating one bad record takes at most 2·log2(records) extra calls.
+
+        Returns:
+            How many records got a result, how many an exception, and how many of those a `StoppedError`.
+        """
+        completed = failed = stopped = 0
+        parts = [batch]
+        while parts:
+            part = parts.pop()
+            if part is not batch:
+                part = [entry for entry in part if not entry.done()]
+            records = records_of(part)
+            if not records:
+                continue
+            began = self._clock()
+            try:
+                results = checked_results(await self._call(timer, records), len(records))
+            except BaseException as exc:  # an engine may raise anything; it fails only its records
+                if must_propagate(exc):
+                    raise
+                if len(records) == 1 or not should_split(exc, self._options.on_error):
+                    failed += fail(part, exc)
+                    continue
+                self._report_split(number, part, exc, self._clock() - began)
+                first, second = halves(part, len(records))
+                if first[-1] not in part:  # split off an entry: it belongs to the batch too
+                    batch.append(first[-1])
+                parts += [second, first]
+            else:
+                good, bad = resolve(part, results)
+                completed += good
+                failed += bad
+                stopped += sum(isinstance(result, StoppedError) for result in results) if bad else 0
+        return completed, failed, stopped
 
     def _make_cancellable(self, entry: QueueEntry) -> None:
         """Let the only record of the running batch cancel it; at once if the record is done already."""
@@ -243,18 +273,16 @@ class Dispatcher:
         if not call.cancelled():
             call.exception()  # mark as retrieved, so that the loop does not report it
 
-    def _on_split(self, number: int) -> Callable[[list[QueueEntry], BaseException, float], None]:
-        def split(part: list[QueueEntry], cause: BaseException, took_s: float) -> None:
-            out_of_memory = isolation.is_out_of_memory(cause)
-            if out_of_memory:
-                limits = self._queue.limits
-                costs = [entry.cost for entry in part for _ in range(entry.count)]
-                self._memory.failed(batch_cost(costs, padded=limits.padded))
-                self._queue.set_budget(min(limits.target_batch_cost, self._memory.cost))
-            size = sum(entry.count for entry in part)
-            self._emit(BatchSplit, number, size, cause, out_of_memory, self._clock(), took_s)
-
-        return split
+    def _report_split(self, number: int, part: list[QueueEntry], cause: BaseException, took_s: float) -> None:
+        """A failed part is run again in halves; later batches are smaller if it ran out of memory."""
+        out_of_memory = is_out_of_memory(cause)
+        if out_of_memory:
+            limits = self._queue.limits
+            costs = [entry.cost for entry in part for _ in range(entry.count)]
+            self._memory.failed(batch_cost(costs, padded=limits.padded))
+            self._queue.set_budget(min(limits.target_batch_cost, self._memory.cost))
+        size = sum(entry.count for entry in part)
+        self._emit(BatchSplit, number, size, cause, out_of_memory, self._clock(), took_s)
 
     def _abandon(self, cause: BaseException) -> None:
         """Fail all waiting records and cancel running batches."""

@@ -1,13 +1,10 @@
-"""Failed batches: fail all records, or run the batch again in halves."""
+"""What a failed batch means: fail all records, or run them again in halves; and what ran out of memory. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-
 from headrace.batching.options import OnError
-from headrace.batching.pending import QueueEntry, checked_results, fail, records_of, resolve
-from headrace.batching.tasks import must_propagate
-from headrace.errors import EngineDeadError, EngineOutOfMemoryError, StoppedError
+from headrace.batching.pending import QueueEntry
+from headrace.errors import EngineDeadError, EngineOutOfMemoryError
 
 
 def is_out_of_memory(exc: BaseException) -> bool:
@@ -45,51 +42,6 @@ class MemoryLimit:
         if self._largest_ok >= cost:
             self._largest_ok = 0.0  # it fitted before, but the device has less memory now
         self.cost = min(self.cost, max(cost / 2, self._largest_ok))
-
-
-async def process(
-    batch: list[QueueEntry],
-    call: Callable[[list[object]], Awaitable[object]],
-    on_error: OnError,
-    on_split: Callable[[list[QueueEntry], BaseException, float], None],
-    clock: Callable[[], float],
-) -> tuple[int, int, int]:
-    """Run `batch` and resolve each record as soon as its outcome is known.
-
-    Isolating one bad record takes at most 2·log2(records) extra calls.
-
-    Returns:
-        How many records got a result, how many an exception, and how many of those a `StoppedError`.
-    """
-    completed = failed = stopped = 0
-    parts = [batch]
-    while parts:
-        part = parts.pop()
-        if part is not batch:
-            part = [entry for entry in part if not entry.done()]
-        records = records_of(part)
-        if not records:
-            continue
-        began = clock()
-        try:
-            results = checked_results(await call(records), len(records))
-        except BaseException as exc:  # an engine may raise anything; it fails only its records
-            if must_propagate(exc):
-                raise
-            if len(records) == 1 or not should_split(exc, on_error):
-                failed += fail(part, exc)
-                continue
-            on_split(part, exc, clock() - began)
-            first, second = halves(part, len(records))
-            if first[-1] not in part:  # split off an entry: it belongs to the batch too
-                batch.append(first[-1])
-            parts += [second, first]
-        else:
-            good, bad = resolve(part, results)
-            completed += good
-            failed += bad
-            stopped += sum(isinstance(result, StoppedError) for result in results) if bad else 0
-    return completed, failed, stopped
 
 
 def halves(entries: list[QueueEntry], size: int) -> tuple[list[QueueEntry], list[QueueEntry]]:

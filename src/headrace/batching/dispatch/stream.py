@@ -6,9 +6,12 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Coroutine, Iterable, Iterator, Sequence
 from itertools import islice
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
+from headrace.batching.dispatch.submission import Submission
+from headrace.batching.options import Options
 from headrace.batching.pending import EntryHolder, fail, own_copy
+from headrace.batching.policy.cost import CostRule
 from headrace.batching.tasks import must_propagate
 from headrace.errors import ConfigError
 
@@ -97,31 +100,46 @@ class RunSlice:
         self.stream.finished(self)
 
 
-class Port(Protocol):
-    """What a stream needs from its batcher."""
+class StreamPort:
+    """Submits the records of a mapped stream; each stream is one caller."""
+
+    def __init__(self, submission: Submission, cost: CostRule, options: Options, priority: int) -> None:
+        self._submission = submission
+        self._estimate = cost.estimate
+        self._shared_cost = None if options.reject_oversized else cost.shared
+        self._priority = priority
 
     def cost(self, record: object) -> float:
-        """The record's cost; raises what the user's estimator raises."""
-        ...
+        """The record's cost; raises what its estimator raises, or RecordTooLargeError."""
+        return self._submission.checked_cost(self._estimate(record), type(record))
 
     def shared_cost(self, records: Sequence[object]) -> float | None:
         """The cost of each record if all are known to cost the same, else None."""
-        ...
+        return None if self._shared_cost is None else self._shared_cost(records)
 
     def enter(self, entry: RunSlice, reserved: int) -> bool:
-        """Admit the entry, or as many of its first records as there is room for; whether all were admitted.
+        """Queue the entry, or as many of its first records as there is room for; whether all were queued.
 
         At least `reserved` records may enter.
         """
-        ...
+        submission = self._submission
+        submission.check_open()
+        room = max(submission.admission.room(entry.cost), reserved)
+        if not room:
+            return False
+        first = entry if room >= entry.count else entry.split(room)
+        first.arrival, first.holder = submission.clock(), submission
+        submission.queue.add(first, self._priority, self)
+        submission.queued(first.cost)
+        return first is entry
 
     async def wait_for_room(self, cost: float) -> None:
         """Wait until a record of this cost may enter; the place is reserved until the caller's next await."""
-        ...
+        await self._submission.admission.enter(cost)
 
     def flush(self) -> None:
         """Dispatch waiting records without waiting for more."""
-        ...
+        self._submission.dispatcher.flush()
 
 
 class Stream:
@@ -131,7 +149,7 @@ class Stream:
     input are batched immediately.
     """
 
-    def __init__(self, port: Port, limit: int, *, ordered: bool, flush: bool = True) -> None:
+    def __init__(self, port: StreamPort, limit: int, *, ordered: bool, flush: bool = True) -> None:
         self._port = port
         self._flush_at_end = flush
         self._limit = limit

@@ -5,16 +5,15 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Protocol
 
 from headrace.batching.dispatch.admission import Admission
-from headrace.batching.dispatch.stream import RunSlice
 from headrace.batching.dispatch.wakeup import Wakeup
 from headrace.batching.options import Options, number
 from headrace.batching.pending import PendingResult, QueueEntry, fail
-from headrace.batching.policy.cost import CostRule, checked_cost
+from headrace.batching.policy.cost import checked_cost
 from headrace.batching.policy.waiting_queue import WaitingQueue
 from headrace.batching.stats import Meter
 from headrace.batching.tasks import current_task
@@ -62,7 +61,6 @@ class Submission:
     def __init__(
         self,
         options: Options,
-        cost: CostRule,
         meter: Meter,
         make_dispatcher: Callable[[DispatchContext], Dispatching],
     ) -> None:
@@ -77,7 +75,6 @@ class Submission:
         self.dispatcher = make_dispatcher(DispatchContext(self.queue, self.admission, self._wakeup, meter, options))
         self.thread = threading.get_ident()
         self._options = options
-        self._cost = cost
         if options.reject_oversized:
             self.admission.inspect_all()
         self._meter = meter
@@ -99,17 +96,17 @@ class Submission:
             f"{self._options.name} runs on another event loop: use submit_threadsafe() or submit_blocking() here"
         )
 
-    def checked_cost(self, record: object, explicit: float | None) -> float:
-        """The record's cost.
+    def checked_cost(self, cost: float, kind: type) -> float:
+        """The cost of a record of this type, if the batcher takes it.
 
         Raises:
             CostError: it is not a finite number >= 0.
             RecordTooLargeError: it exceeds the batch budget, and `oversized="reject"`.
         """
-        cost = checked_cost(self._cost(record) if explicit is None else explicit, record)
+        cost = checked_cost(cost, kind)
         if self._options.reject_oversized and cost > self._options.limits.target_batch_cost:
             raise RecordTooLargeError(
-                f"a {type(record).__name__} record costs {cost}, more than the budget of a batch, "
+                f"a {kind.__name__} record costs {cost}, more than the budget of a batch, "
                 f'{self._options.limits.target_batch_cost}: shorten it, raise the budget, or pass oversized="alone"'
             )
         return cost
@@ -129,17 +126,13 @@ class Submission:
             raise
         queue.size += 1
         queue.cost += cost
-        if self._wakeup.sleeper is not None:
-            self.dispatcher.arrived(cost)
+        self.queued(cost)
         return pending
 
-    def enqueue_entry(self, entry: QueueEntry, priority: int, caller: Hashable) -> None:
-        """Queue an entry that was admitted."""
-        entry.arrival = self.clock()
-        entry.holder = self
-        self.queue.add(entry, priority, caller)
+    def queued(self, cost: float) -> None:
+        """Tell a sleeping dispatcher that a record was queued."""
         if self._wakeup.sleeper is not None:
-            self.dispatcher.arrived(entry.cost)
+            self.dispatcher.arrived(cost)
 
     def discard(self, entry: QueueEntry) -> None:
         """Drop a cancelled entry; its place is free immediately."""
@@ -202,38 +195,3 @@ class Submission:
                 f"{self.queue.size} records of cost {self.queue.cost} are waiting, and there is no room for one of "
                 f"cost {cost}: await submit(), try again later, or raise max_queue_size or max_queue_cost"
             )
-
-
-class StreamPort:
-    """Submits the records of a mapped stream; each stream is one caller."""
-
-    def __init__(self, submission: Submission, cost: CostRule, options: Options, priority: int) -> None:
-        self._submission = submission
-        self._shared_cost = None if options.reject_oversized else cost.shared
-        self._priority = priority
-
-    def cost(self, record: object) -> float:
-        """The record's cost; raises what its estimator raises, or RecordTooLargeError."""
-        return self._submission.checked_cost(record, None)
-
-    def shared_cost(self, records: Sequence[object]) -> float | None:
-        """The cost of each record if all are known to cost the same, else None."""
-        return None if self._shared_cost is None else self._shared_cost(records)
-
-    def enter(self, entry: RunSlice, reserved: int) -> bool:
-        """Admit the entry, or as many of its first records as there is room for; whether all were admitted."""
-        self._submission.check_open()
-        room = max(self._submission.admission.room(entry.cost), reserved)
-        if not room:
-            return False
-        first = entry if room >= entry.count else entry.split(room)
-        self._submission.enqueue_entry(first, self._priority, self)
-        return first is entry
-
-    async def wait_for_room(self, cost: float) -> None:
-        """Wait until a record of this cost may enter."""
-        await self._submission.admission.enter(cost)
-
-    def flush(self) -> None:
-        """Dispatch waiting records without waiting for more."""
-        self._submission.dispatcher.flush()

@@ -12,6 +12,9 @@ from headrace.errors import CostError
 CostEstimatorFn: TypeAlias = Callable[[Any], float]
 """`(record) -> cost`, a finite number >= 0 in the unit of the budget."""
 
+MOST_COST = sys.float_info.max
+"""A larger one is not finite as a float."""
+
 TokenEstimatorFn: TypeAlias = CostEstimatorFn
 """A `CostEstimatorFn` whose unit is tokens."""
 
@@ -34,18 +37,18 @@ class TokenEstimator(Protocol):
         ...
 
 
-def checked_cost(cost: object, record: object) -> float:
-    """`cost` if it is a finite number >= 0.
+def checked_cost(cost: object, kind: type) -> float:
+    """The cost of a record of this type, if it is a finite number >= 0.
 
     Raises:
         CostError: it is not; NaN, for example, would break every comparison with the budget.
     """
-    if isinstance(cost, (int, float)) and 0 <= cost <= sys.float_info.max:
+    if isinstance(cost, (int, float)) and 0 <= cost <= MOST_COST:
         return cost
     if isinstance(cost, numbers.Real) and not isinstance(cost, (int, float)):  # for example a numpy scalar
-        return checked_cost(float(cost), record)
+        return checked_cost(float(cost), kind)
     raise CostError(
-        f"the cost of a {type(record).__name__} record is {cost!r}: it must be a finite number >= 0 "
+        f"the cost of a {kind.__name__} record is {cost!r}: it must be a finite number >= 0 "
         "(from estimated_cost, the estimator function, the record's own method or default_cost)"
     )
 
@@ -66,6 +69,11 @@ class CostRule:
         self._on_default = on_default
         self.plain: set[type] = set()
         """Types whose records always cost the default."""
+
+    @property
+    def estimate(self) -> CostEstimatorFn:
+        """Call this for the cost of a record: the estimator function itself, if there is one."""
+        return self.estimator or self
 
     def __call__(self, record: object) -> float:
         """The record's cost, unchecked; raises what the estimator raises."""

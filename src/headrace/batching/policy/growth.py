@@ -23,11 +23,17 @@ _OUTCOMES = 4
 _KINDS = 512
 """How many kinds of records to keep; those that are not used are forgotten."""
 
-_NAMES = ("start", "limit", "group")
-"""What the records of one kind have in common."""
+_LATEST = 24
+"""How many finished records show whether lengths are changing."""
+
+_NAMES = ("start", "limit", "group", "latest")
+"""What the records of one kind have in common; the last kind are the latest of all."""
 
 _SMOOTHING = 0.05
 """Weight of the latest record in the comparison of predictions."""
+
+_BETTER = 0.001
+"""By how much smaller the error of a prediction must be, as a share of the limit."""
 
 _RAISED, _LOWERED = 0.1, 0.98
 """How much caution a record adds that had to be evicted, and how much remains after one that finished."""
@@ -37,14 +43,14 @@ class Growth:
     """Predicts a record's final cost from finished records.
 
     It keeps the growth of each as a share: 0 for a record that did not grow, 1 for one that reached its maximum, so
-    that requests with different limits are comparable. It does so for all records and for records alike in one thing:
-    their initial cost, their limit, or their group. What has predicted the latest records best is used.
+    that requests with different limits are comparable. It does so for all records, for the very latest, and for records
+    alike in one thing: their initial cost, their limit, or their group. What has predicted best lately is used.
 
     Short records finish first, which makes early estimates too low; callers must be able to evict records.
     """
 
     def __init__(self) -> None:
-        self._all = _Shares()
+        self._all = _Shares(_SAMPLE)
         self._kinds: OrderedDict[tuple[str, Hashable], _Shares] = OrderedDict()
         self._errors: dict[str, float] = {}
         """By what records are alike in: the error of its predictions, less that of the predictions for all."""
@@ -62,7 +68,7 @@ class Growth:
             value = _kind(name, start, most, group)
             if value is None:
                 continue
-            shares = self._kinds.setdefault((name, value), _Shares())
+            shares = self._kinds.setdefault((name, value), _Shares(_LATEST if name == "latest" else _SAMPLE))
             self._kinds.move_to_end((name, value))
             if len(shares) >= _ENOUGH_ALIKE:
                 error = abs(shares.beyond(0.0) - share) - usual
@@ -72,7 +78,7 @@ class Growth:
         if len(self._kinds) > _KINDS:
             self._kinds.popitem(last=False)
         best = min(self._errors, key=self._errors.__getitem__, default=None)
-        self._best = best if best is not None and self._errors[best] < 0 else None
+        self._best = best if best is not None and self._errors[best] < -_BETTER else None
         self._all.add(share)
         self.caution *= _LOWERED
 
@@ -85,38 +91,41 @@ class Growth:
 
         The mean over the kept records that grew further than this one; `most` if there are none.
         """
-        known = self._finals(start, most, held, group)
-        count = sum(records for _, records in known)
-        return sum(final * records for final, records in known) / count if count else max(most, held)
+        if most <= start or held >= most:
+            return max(most, held)
+        room = most - start
+        share = (held - start) / room if held > start else 0.0
+        return start + room * self._alike(start, most, group).beyond(share)
 
     def outcomes(self, start: float, most: float, held: float, group: Hashable = None) -> list[tuple[float, float]]:
         """The final costs that a record may have that has reached `held`, ascending, and their probabilities.
 
         They stand for the kept records that grew further than this one, and for some that are assumed to reach `most`.
         """
-        known = self._finals(start, most, held, group)
-        total = sum(records for _, records in known) + _DOUBT
-        return [*((final, records / total) for final, records in known), (max(most, held), _DOUBT / total)]
-
-    def _finals(self, start: float, most: float, held: float, group: Hashable) -> list[tuple[float, int]]:
-        """A few final costs for the kept records that grew further than `held`, and how many each stands for."""
         if most <= start or held >= most:
-            return []
+            return [(max(most, held), 1.0)]
+        room = most - start
+        shares = self._alike(start, most, group).outcomes_beyond((held - start) / room if held > start else 0.0)
+        return [(start + room * share, probability) for share, probability in shares]
+
+    def _alike(self, start: float, most: float, group: Hashable) -> _Shares:
+        """The kept records that predict such a record best."""
         shares = self._all
         if self._best is not None:
             alike = self._kinds.get((self._best, _kind(self._best, start, most, group)))
             shares = alike if alike is not None and len(alike) >= _ENOUGH_ALIKE else shares
-        means = shares.means_beyond((held - start) / (most - start) if held > start else 0.0)
-        return [(start + (most - start) * mean, records) for mean, records in means]
+        return shares
 
 
 class _Shares:
-    """How far the latest records grew."""
+    """How far the latest records grew, at most `size`."""
 
-    def __init__(self) -> None:
+    def __init__(self, size: int) -> None:
+        self._size = size
         self._latest: deque[float] = deque()
         self._sorted: list[float] = []
         self._sums: list[float] | None = None
+        self._outcomes: dict[int, list[tuple[float, float]]] = {}
 
     def __len__(self) -> int:
         return len(self._sorted)
@@ -124,9 +133,10 @@ class _Shares:
     def add(self, share: float) -> None:
         self._latest.append(share)
         insort(self._sorted, share)
-        if len(self._latest) > _SAMPLE:
+        if len(self._latest) > self._size:
             del self._sorted[bisect_right(self._sorted, self._latest.popleft()) - 1]
         self._sums = None
+        self._outcomes.clear()
 
     def beyond(self, share: float) -> float:
         """The mean of those that grew further than `share`, or of all for 0; 1 if there are none."""
@@ -134,13 +144,19 @@ class _Shares:
         sums = self._sums_to()
         return (sums[-1] - sums[first]) / (len(self._sorted) - first) if first < len(self._sorted) else 1.0
 
-    def means_beyond(self, share: float) -> list[tuple[float, int]]:
-        """Those that grew further, or all for 0, in a few groups: the mean and the size of each."""
+    def outcomes_beyond(self, share: float) -> list[tuple[float, float]]:
+        """A few shares that stand for those that grew further, or all for 0, ascending, and their probabilities."""
         first = self._first_beyond(share)
-        count = len(self._sorted) - first
-        sums, groups = self._sums_to(), min(_OUTCOMES, count)
-        ends = [first + count * number // groups for number in range(groups + 1)] if groups else []
-        return [((sums[end] - sums[at]) / (end - at), end - at) for at, end in pairwise(ends)]
+        found = self._outcomes.get(first)
+        if found is None:
+            count = len(self._sorted) - first
+            sums, groups = self._sums_to(), min(_OUTCOMES, count)
+            ends = [first + count * number // groups for number in range(groups + 1)] if groups else []
+            total = count + _DOUBT
+            found = [((sums[end] - sums[at]) / (end - at), (end - at) / total) for at, end in pairwise(ends)]
+            found.append((1.0, _DOUBT / total))
+            self._outcomes[first] = found
+        return found
 
     def _first_beyond(self, share: float) -> int:
         return bisect_right(self._sorted, share) if share > 0 else 0
@@ -154,6 +170,6 @@ class _Shares:
 
 def _kind(name: str, start: float, most: float, group: Hashable) -> Hashable:
     """What a record has in common with those of its kind: a size within a factor of about 1.4, or the group."""
-    if name == "group":
-        return group
+    if name in ("group", "latest"):
+        return group if name == "group" else True
     return round(2 * math.log2(max(start if name == "start" else most - start, 1.0)))

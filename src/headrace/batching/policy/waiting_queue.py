@@ -29,6 +29,9 @@ from headrace.events import CloseReason
 PRIORITY_AGE_S = 10.0
 """Seconds of waiting that one step of priority is worth."""
 
+_SAMPLED = 32
+"""Maximum queue times sampled per batch; each represents an equal share of the batch."""
+
 
 class Batch:
     """Records that are processed together."""
@@ -54,6 +57,11 @@ class Batch:
         self.cost += cost * count
         if cost > self.longest:
             self.longest = cost
+
+    def waits(self, now: float) -> list[tuple[float, int]]:
+        """How many seconds records have waited, each with the number of records that it stands for."""
+        step = len(self.entries) // _SAMPLED + 1
+        return [(now - entry.arrival, step * entry.count) for entry in self.entries[::step]]
 
     def padded_cost(self) -> float:
         """Cost for an engine that pads every record to the longest."""

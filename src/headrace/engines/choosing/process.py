@@ -13,7 +13,7 @@ from headrace.engines.choosing import registry
 from headrace.engines.profile import EngineProfile, profile_of
 from headrace.errors import ConfigError, EngineDeadError, EngineError, HeadraceError, WorkerDiedError, text_of
 from headrace.processes.child import ChildProcess
-from headrace.processes.culprits import CrashIsolation
+from headrace.processes.crash_isolation import CrashIsolation
 
 _AT_WORK_S = 1.0
 """How long `close` waits for a running call before it kills the process."""

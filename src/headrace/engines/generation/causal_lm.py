@@ -24,7 +24,7 @@ from headrace.engines.requests.chat import checked_messages, rendered
 from headrace.engines.requests.generation import Generation, Request, Sampling, default_sampling, parse
 from headrace.engines.requests.long_prompts import LongPrompts, PromptSplitter, prepared_by, room_of, taken_from
 from headrace.engines.requests.vocabulary import check_ids, detokenized, token_strings
-from headrace.engines.text.tokenizing import choose_length, usable_positions
+from headrace.engines.text.max_length import choose_length, usable_positions
 from headrace.engines.text.truncation import TextTruncator
 from headrace.errors import EngineError, RecordError
 from headrace.records import text_refusal

@@ -74,6 +74,7 @@ class TorchNetwork:
         by_length: bool = False,
     ) -> None:
         self._folder = folder
+        self._digest: str | None = None
         self._device = device
         self.module: torch.nn.Module | None = module
         self.call: Callable[[Mapping[str, torch.Tensor]], torch.Tensor] | None = call
@@ -110,9 +111,11 @@ class TorchNetwork:
         return cuda_graphs(self._pipeline, self._device, self.tolerance) if self._has_graphs else None
 
     def describe(self) -> Mapping[str, object]:
-        """The model's dtype and the digest of its files, each of which is read."""
+        """The model's dtype and the digest of its files, which are read the first time."""
+        if self._digest is None:
+            self._digest = digest(self._folder)
         dtype = INT8 if self._int8 else str(self._dtype).removeprefix("torch.")
-        return {"model_digest": digest(self._folder), "dtype": dtype}
+        return {"model_digest": self._digest, "dtype": dtype}
 
     def hardware(self) -> Mapping[str, object]:
         """See `Network.hardware`."""

@@ -19,9 +19,10 @@ from headrace.engines.networks.pytorch import TorchNetwork, loading
 from headrace.engines.options import EncoderOptions
 from headrace.engines.text import static
 from headrace.engines.text.encoders import by_length, tune
+from headrace.engines.text.max_length import choose_length, usable_positions
 from headrace.engines.text.prompts import Prompts, chosen_prompt
 from headrace.engines.text.splitting import LongTexts
-from headrace.engines.text.tokenizing import TextTokens, choose_length, usable_positions
+from headrace.engines.text.tokenizing import TextTokens
 from headrace.errors import EngineError
 
 ModuleT = TypeVar("ModuleT", SentenceTransformer, SparseEncoder, MultiVectorEncoder)

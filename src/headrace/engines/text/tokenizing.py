@@ -14,6 +14,7 @@ from headrace.engines.base import Chunks, Part, Prepared, PromptedText, TokenIds
 from headrace.engines.model_config import ModelConfig
 from headrace.engines.networks.base import Rows
 from headrace.engines.requests.vocabulary import check_ids, detokenized, token_strings
+from headrace.engines.text.max_length import choose_length, usable_positions
 from headrace.engines.text.prompts import Prompts
 from headrace.engines.text.splitting import LongTexts, joined_ids, tokens_before_text
 from headrace.engines.text.truncation import TextTruncator
@@ -38,36 +39,11 @@ Ready: TypeAlias = "Prepared[Tokens] | Prepared[Chunks[Part[Tokens]]] | RecordEr
 Takes: TypeAlias = Literal["text", "pair", "either", "premise"]
 """The input type. "premise" is a pair of which only the first text is truncated."""
 
-# Tokenizers without a limit have a huge number instead.
-_NO_LIMIT = 1 << 24
-
 _LONG = 4
 """Characters per token of the limit: if both texts of a pair are longer, they are truncated here."""
 
 # The words of test texts.
 _WORDS = tuple("the canal feeds a mill and its wheel turns so that water never stands still in 7 ponds".split())  # noqa: SIM905
-
-_COUNT_FROM_PADDING = frozenset(
-    [
-        "camembert",
-        "data2vec-text",
-        "esm",
-        "ibert",
-        "layoutlmv3",
-        "lilt",
-        "longformer",
-        "luke",
-        "markuplm",
-        "mluke",
-        "mpnet",
-        "roberta",
-        "roberta-prelayernorm",
-        "xlm-roberta",
-        "xlm-roberta-xl",
-        "xmod",
-    ]
-)
-"""Model types whose positions start after the id of the padding token."""
 
 
 def longest_of(batch: Sequence[Tokens]) -> int:
@@ -126,6 +102,8 @@ class TextTokens:
         first = self._prompts.default
         self.prompt_length = tokens_before_text(self._tokenizer.encode(first)) if first else 0
         """Of the default prompt, in tokens, including the special tokens before a text."""
+        plain = takes in ("text", "either") and not first
+        self._plain_characters = self._cutter.most_uncut(max_model_len + 1) if plain else -1
         self._text_room = max_model_len - tokenizer.num_special_tokens_to_add()
         if long_texts.splits:
             long_texts.check_room(self._text_room if takes in ("text", "either") else self._pair_room)
@@ -142,15 +120,27 @@ class TextTokens:
 
         An empty text is accepted if the model adds special tokens.
         """
+        if all(map(self._is_plain, inputs)):
+            encodings = self._tokenizer.encode_batch_fast(list(inputs))
+            return [self._prepared(encoding, value) for encoding, value in zip(encodings, inputs, strict=True)]
         errors = [self.refusal(value) for value in inputs]
         good = [value for value, error in zip(inputs, errors, strict=True) if error is None]
         done = {place: ready for place, value in enumerate(good) if (ready := self._ready(value)) is not None}
         rest = [self._shortened(value) for place, value in enumerate(good) if place not in done]
-        encodings = iter(self._tokenizer.encode_batch_fast(rest))
+        encoded = iter(self._tokenizer.encode_batch_fast(rest))
         prepared = (
-            done[place] if place in done else self._prepared(next(encodings), value) for place, value in enumerate(good)
+            done[place] if place in done else self._prepared(next(encoded), value) for place, value in enumerate(good)
         )
         return [next(prepared) if error is None else error for error in errors]
+
+    def _is_plain(self, value: object) -> bool:
+        """Whether the tokenizer takes an input as it is, as nearly all: valid text, not very long, without a prompt."""
+        if type(value) is not str or len(value) > self._plain_characters:
+            return False
+        try:
+            return value.isascii() or bool(value.encode())
+        except UnicodeEncodeError:
+            return False
 
     def refusal(self, value: object) -> RecordError | None:
         """The error for an invalid input; None if it is valid."""
@@ -365,35 +355,3 @@ def tokens_for(
     length = choose_length(limits, usable_positions(config), smallest, max_model_len)
     pad_id = config.get("pad_token_id")
     return TextTokens(tokenizer, length, long_texts, takes=takes, prompts=prompts, pad_id=pad_id)
-
-
-def usable_positions(config: ModelConfig) -> int | None:
-    """The maximum number of tokens by the network's positions, from its config.json; None if unlimited."""
-    config = config.get("text_config") or config
-    positions: int | None = config.get("max_position_embeddings")
-    if positions is None and "relative_attention_num_buckets" not in config:
-        positions = config.get("n_positions")
-    if positions and config.get("model_type") in _COUNT_FROM_PADDING:
-        positions -= (config.get("pad_token_id") or 0) + 1
-    return positions
-
-
-def choose_length(limits: Sequence[int | None], positions: int | None, smallest: int, wanted: int | None) -> int:
-    """The maximum length of a text in tokens: `wanted`, or the smallest of the model's limits.
-
-    Args:
-        limits: from the model's files; None or a huge number if not set.
-        positions: the network's number of positions.
-
-    Raises:
-        ConfigError: `wanted` is out of range, or neither it nor a limit is set.
-    """
-    if wanted is None:
-        own = [limit for limit in (*limits, positions) if limit is not None and 0 < limit < _NO_LIMIT]
-        if not own:
-            raise ConfigError("the model states no maximum length; set max_model_len")
-        return int(min(own))
-    largest = positions or _NO_LIMIT
-    if not smallest <= wanted <= largest:
-        raise ConfigError(f"max_model_len is {wanted}; this model takes {smallest} to {largest} tokens")
-    return wanted

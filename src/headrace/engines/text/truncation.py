@@ -29,6 +29,8 @@ Side: TypeAlias = Literal["right", "left"]
 _CHARACTERS_PER_TOKEN = 6
 """For the first prefix that is tried; most texts have 4 to 5."""
 _MORE_CHARACTERS = 256
+_WORTH_CUTTING = 3
+"""A text this many times as long as a prefix is worth trying it."""
 _WORDS = 4
 """Words at the end of a prefix that may differ in the whole text, for example in a run of spaces."""
 _CHARACTERS = 32
@@ -112,13 +114,18 @@ class TextTruncator:
         placed = self._placed(text, 0, end + _MORE_CHARACTERS) if end else ()
         return next((n for n, (_, _, last) in enumerate(placed) if last > end), len(placed))
 
+    @staticmethod
+    def most_uncut(tokens: int) -> int:
+        """The most characters of a text that `cut` returns as it is."""
+        return _WORTH_CUTTING * (_CHARACTERS_PER_TOKEN * tokens + _MORE_CHARACTERS)
+
     def cut(self, text: str, tokens: int) -> str:
         """A prefix of the text with more than `tokens` tokens, the first `tokens` of which are the same; or the text.
 
         With the side "left", a suffix with the same last tokens.
         """
         size = _CHARACTERS_PER_TOKEN * tokens + _MORE_CHARACTERS
-        while 3 * size < len(text):
+        while _WORTH_CUTTING * size < len(text):
             part = self._beginning(text, size, tokens) if self._side == "right" else self._end(text, size, tokens)
             if part is not None:
                 return part

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, TypeAlias
 
-from headrace.errors import MissingExtraError
 from headrace.retry import PermanentIOError as PermanentIOError
 
 Row: TypeAlias = Mapping[str, Any]
@@ -52,15 +50,3 @@ class TableStore(Protocol):
 def is_vector(value: object) -> bool:
     """Whether a plain value is a vector."""
     return isinstance(value, list) and bool(value) and all(type(one) is float for one in value)
-
-
-def needs(module: str, extra: str, what: str) -> Any:
-    """Import a client.
-
-    Raises:
-        MissingExtraError: it is not installed.
-    """
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        raise MissingExtraError(f'{what} needs {error.name or module}: pip install "headrace[{extra}]"') from error

@@ -8,29 +8,30 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from headrace.errors import ConfigError, MissingExtraError, RecordError
-from headrace.io.databases.base import PermanentIOError, needs
+from headrace.extras import require
 from headrace.io.databases.names import Address
+from headrace.retry import PermanentIOError
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
 
 _DRIVERS = {"postgresql": "postgresql+psycopg"}
 """The driver that the extra installs, where SQLAlchemy's default is another."""
-_PASSING = ("08", "40", "55P", "57P")
-"""SQLSTATEs that may pass: connection lost, deadlock, lock not available, server restarting."""
+_TRANSIENT = ("08", "40", "55P", "57P")
+"""SQLSTATEs of transient errors: connection lost, deadlock, lock not available, server restarting."""
 _ROW = ("22", "23")
 """SQLSTATEs of a row's own values: a value of no such type, a constraint."""
 _LOCKED = ("SQLITE_BUSY", "SQLITE_LOCKED")
 
 
 def make_engine(address: Address, json_serializer: Callable[[object], str] | None = None) -> sa.Engine:
-    """A SQLAlchemy engine without a pool: each use has a connection of its own.
+    """A SQLAlchemy engine without a pool: each use has its own connection.
 
     Raises:
         ConfigError: the address is malformed.
         MissingExtraError: SQLAlchemy or the database's driver is not installed.
     """
-    sqlalchemy = needs("sqlalchemy", "sql", f"{address.scheme}://")
+    sqlalchemy = require("sqlalchemy", "sql", f"{address.scheme}://")
     options = {} if json_serializer is None else {"json_serializer": json_serializer}
     try:
         url = sqlalchemy.make_url(address.url)
@@ -44,8 +45,8 @@ def make_engine(address: Address, json_serializer: Callable[[object], str] | Non
             f'{address.scheme}:// needs {error.name}: pip install "headrace[sql]" or the driver that the address names'
         ) from error
     except sqlalchemy.exc.SAWarning as warning:
-        told = str(warning).partition(" and are being ignored")[0]
-        raise ConfigError(f"cannot use the address {address.shown}: {told}; leave them out") from None
+        reason = str(warning).partition(" and are being ignored")[0]
+        raise ConfigError(f"cannot use the address {address.shown}: {reason}; leave them out") from None
     except (sqlalchemy.exc.ArgumentError, ValueError, TypeError) as error:
         raise ConfigError(f"cannot use the address {address.shown}: {type(error).__name__}; check its form") from None
     return engine
@@ -61,10 +62,10 @@ def as_os_errors() -> Iterator[None]:
     except sqlalchemy.exc.TimeoutError as error:
         raise OSError(str(error)) from error
     except sqlalchemy.exc.DBAPIError as error:
-        if _is_of_a_row(error):
+        if _is_record_error(error):
             raise RecordError(first_line(error)) from error
-        words = first_line(error)
-        raise (OSError(words) if _may_pass(error) else PermanentIOError(words)) from error
+        message = first_line(error)
+        raise (OSError(message) if _is_transient(error) else PermanentIOError(message)) from error
 
 
 def first_line(error: sa.exc.DBAPIError) -> str:
@@ -73,7 +74,7 @@ def first_line(error: sa.exc.DBAPIError) -> str:
     return f"{type(error.orig).__name__}: {said}" if said else type(error.orig).__name__
 
 
-def _is_of_a_row(error: sa.exc.DBAPIError) -> bool:
+def _is_record_error(error: sa.exc.DBAPIError) -> bool:
     import sqlalchemy.exc
 
     state = getattr(error.orig, "sqlstate", None)
@@ -82,13 +83,13 @@ def _is_of_a_row(error: sa.exc.DBAPIError) -> bool:
     return isinstance(error, (sqlalchemy.exc.DataError, sqlalchemy.exc.IntegrityError))
 
 
-def _may_pass(error: sa.exc.DBAPIError) -> bool:
+def _is_transient(error: sa.exc.DBAPIError) -> bool:
     import sqlalchemy.exc
 
     if error.connection_invalidated:
         return True
     if state := getattr(error.orig, "sqlstate", None):
-        return str(state).startswith(_PASSING)
+        return str(state).startswith(_TRANSIENT)
     if name := getattr(error.orig, "sqlite_errorname", None):
         return str(name).startswith(_LOCKED)
     return isinstance(error, (sqlalchemy.exc.OperationalError, sqlalchemy.exc.InterfaceError))

@@ -6,9 +6,11 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from headrace.errors import ConfigError, HeadraceError, RecordError
-from headrace.io.databases.base import PermanentIOError, Row, is_vector, needs
+from headrace.errors import ConfigError, HeadraceError, RecordError, line_of
+from headrace.extras import require
+from headrace.io.databases.base import Row, is_vector
 from headrace.io.databases.names import Address
+from headrace.retry import PermanentIOError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -26,11 +28,11 @@ class LanceTable:
     """
 
     def __init__(self, address: Address) -> None:
-        self._client = needs("lancedb", "lancedb", "lancedb://")
+        self._client = require("lancedb", "lancedb", "lancedb://")
         if not address.is_file:
             raise ConfigError(f"{address.shown} is not a local folder: write lancedb:///folder?table={address.table}")
         self._address = address
-        self._open: Any = None
+        self._open: object = None
 
     def count(self, columns: Sequence[str]) -> int | None:
         """The number of rows; None if there is no table."""
@@ -84,9 +86,9 @@ class LanceTable:
         except (HeadraceError, OSError):
             raise
         except ValueError as error:
-            raise ConfigError(f"cannot use {self._address.shown}: {_line(error)}") from error
+            raise ConfigError(f"cannot use {self._address.shown}: {line_of(error)}") from error
         except Exception as error:  # RuntimeError with the text of the storage's error
-            raise PermanentIOError(_line(error)) from error
+            raise PermanentIOError(line_of(error)) from error
 
 
 def _encoded(rows: Sequence[Row], schema: pa.Schema | None) -> pa.Table:
@@ -108,7 +110,7 @@ def _encoded(rows: Sequence[Row], schema: pa.Schema | None) -> pa.Table:
                 raise TypeError(f"the column is {kind}, and a value is a float")  # which pyarrow would truncate
             arrays[name] = pa.array(values, kind)
         except (pa.ArrowException, OverflowError, TypeError) as error:
-            raise RecordError(f"a value does not fit the column {name!r}: {_line(error)}") from error
+            raise RecordError(f"a value does not fit the column {name!r}: {line_of(error)}") from error
     return pa.table(arrays)
 
 
@@ -126,7 +128,3 @@ def _type_of(values: list[Any], *, is_output: bool) -> pa.DataType:
             return pa.list_(getattr(pa, kind)(), len(lists[0]))
     found = pa.infer_type(values)
     return pa.string() if pa.types.is_null(found) else found
-
-
-def _line(error: object) -> str:
-    return " ".join(str(error).split())[:300]

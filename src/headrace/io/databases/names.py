@@ -121,7 +121,7 @@ def parse_table(name: str) -> Address:
     return Address(database.scheme, _unsplit(parts._replace(query=urlencode(rest))), tables[0], schema)
 
 
-def shown(name: object) -> str:
+def display_name(name: object) -> str:
     """A name of an input or output for people: an address of a database without its login."""
     if not is_database(name):
         return str(name)

@@ -12,11 +12,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
-from headrace.errors import ConfigError, RecordError
-from headrace.io.databases.base import PermanentIOError, Row, is_vector, needs
+from headrace.errors import ConfigError, RecordError, line_of
+from headrace.extras import require
+from headrace.io.databases.base import Row, is_vector
 from headrace.io.databases.names import Address
 from headrace.io.formats.strict_json import StrictJson
-from headrace.retry import TRANSIENT_STATUSES
+from headrace.retry import TRANSIENT_STATUSES, PermanentIOError
 
 if TYPE_CHECKING:
     from qdrant_client import QdrantClient
@@ -41,7 +42,7 @@ class Collection:
     """
 
     def __init__(self, address: Address, strict_json: StrictJson) -> None:
-        needs("qdrant_client", "qdrant", "qdrant://")
+        require("qdrant_client", "qdrant", "qdrant://")
         self._address = address
         self._json = strict_json
         self._open: QdrantClient | None = None
@@ -89,7 +90,7 @@ class Collection:
                 try:
                     self._open = QdrantClient(path=str(self._address.path))
                 except RuntimeError as error:
-                    raise ConfigError(f"cannot use {self._address.shown}: {_line(error)}") from error
+                    raise ConfigError(f"cannot use {self._address.shown}: {line_of(error)}") from error
             else:
                 self._open = QdrantClient(**self._server(), check_compatibility=False)
         return self._open
@@ -123,7 +124,7 @@ class Collection:
         try:
             self._client.create_collection(self._address.table, vectors_config=vectors)
         except ValueError as error:
-            raise ConfigError(f"cannot create {self._address.shown}: {_line(error)}") from error
+            raise ConfigError(f"cannot create {self._address.shown}: {line_of(error)}") from error
         self._vector = "", size
 
     def _point(self, row: Row, column: str) -> Any:
@@ -154,14 +155,14 @@ class Collection:
         try:
             yield
         except ResponseHandlingException as error:
-            raise OSError(_line(error) or "no connection") from error
+            raise OSError(line_of(error)) from error
         except UnexpectedResponse as error:
-            words = f"status {error.status_code}: {_line(error.content.decode(errors='replace'))}"
+            message = f"status {error.status_code}: {' '.join(error.content.decode(errors='replace').split())[:300]}"
             if error.status_code in _REFUSED:
-                raise RecordError(words) from error
-            raise (OSError if error.status_code in TRANSIENT_STATUSES else PermanentIOError)(words) from error
+                raise RecordError(message) from error
+            raise (OSError if error.status_code in TRANSIENT_STATUSES else PermanentIOError)(message) from error
         except sqlite3.Error as error:  # of the local mode
-            raise PermanentIOError(_line(error)) from error
+            raise PermanentIOError(line_of(error)) from error
 
 
 def point_id(record_id: object) -> int | str:
@@ -173,7 +174,3 @@ def point_id(record_id: object) -> int | str:
             if str(uuid.UUID(record_id)) == record_id:
                 return record_id
     return str(uuid.uuid5(_IDS, f"{type(record_id).__name__}:{record_id}"))
-
-
-def _line(error: object) -> str:
-    return " ".join(str(error).split())[:300]

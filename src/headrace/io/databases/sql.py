@@ -60,7 +60,7 @@ class SqlTable:
         self._table = table
 
     def close(self) -> None:
-        """Nothing to close: each use has a connection of its own."""
+        """Nothing to close: each use has its own connection."""
 
     def _find(self, connection: sa.Connection) -> bool:
         """Look for the table."""
@@ -156,11 +156,11 @@ _COLUMNS = {
 }
 
 
-def _vector(length: int) -> Any:
+def _vector(length: int) -> object:
     """The type of pgvector."""
     import sqlalchemy as sa
 
-    class Vector(sa.types.UserDefinedType[Any]):
+    class Vector(sa.types.UserDefinedType[object]):
         cache_ok = True
 
         def get_col_spec(self, **_: object) -> str:
@@ -180,7 +180,7 @@ _ALLOWED: dict[type, tuple[type, ...]] = {
 """Types of values that a column takes, by its Python type: databases convert others, often without a word."""
 
 
-def _fitted(row: Row, table: sa.Table) -> dict[str, Any]:
+def _fitted(row: Row, table: sa.Table) -> dict[str, object]:
     """The row as the driver takes it.
 
     Raises:

@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
 from headrace.errors import ConfigError, JobError
 from headrace.io.base import Take
-from headrace.io.formats.dead_letters import encode_failures
-from headrace.io.formats.jsonl import plain
-from headrace.io.formats.strict_json import OnNan, StrictJson
-from headrace.io.storage.compression import compress
+from headrace.io.formats.strict_json import OnNan, StrictJson, json_default
+from headrace.io.formats.writer import LineWriter, row_of
 from headrace.io.storage.lines import interleaved, lines_of, rearranged
-from headrace.records import Failed, Ok
+from headrace.records import Ok
 
 DELIMITERS = {"csv": ",", "tsv": "\t"}
-_WRITTEN_BYTES = 4 * 1024 * 1024
 
 
-class CsvWriter:
+class CsvWriter(LineWriter):
     """The columns `id`, those kept, and `column`.
 
     Numbers and booleans are as in JSON; vectors, lists and dicts are JSON in one cell. A null is an empty cell, and an
@@ -45,21 +42,15 @@ class CsvWriter:
         compression: str = "",
         on_nan: OnNan = "null",
     ) -> None:
+        super().__init__(StrictJson(json_default, on_nan), compression)
         self._names = tuple(dict.fromkeys(("id", *keep, column)))
         self._delimiter = DELIMITERS[format]
         self._quoted = frozenset('"\r\n' + self._delimiter)
-        self._compression = compression
         self.suffix = f".{format}{compression}"
-        self._json = StrictJson(plain, on_nan)
         try:
             self._header = self._line(self._names)
         except UnicodeEncodeError as error:
             raise ConfigError(f"cannot write a column named {error.object[error.start]!r}: {error.reason}") from error
-
-    @property
-    def nulled(self) -> int:
-        """Numbers written as null so far."""
-        return self._json.nulled
 
     def encode(self, outcomes: Sequence[Ok]) -> bytes:
         """The header line and the rows of one part.
@@ -67,11 +58,10 @@ class CsvWriter:
         Raises:
             Exception: a row cannot be written.
         """
-        return self._packed([self._header, *map(self._row, outcomes)])
+        return self._packed(b"".join([self._header, *map(self._row, outcomes)]))
 
     def _row(self, ok: Ok) -> bytes:
-        kept: Mapping[str, object] = ok.record.data or {}
-        row = {"id": ok.record.id, **kept, self._names[-1]: ok.output}
+        row = row_of(ok, self._names[-1])
         return self._line(row.get(name) for name in self._names)
 
     def _line(self, values: Iterable[object]) -> bytes:
@@ -84,10 +74,6 @@ class CsvWriter:
         if not text or text[0] == " " or text[-1] == " " or not self._quoted.isdisjoint(text):
             return '"' + text.replace('"', '""') + '"'
         return text
-
-    def encode_failures(self, failures: Sequence[Failed]) -> bytes:
-        """Dead letters are JSON lines for every format."""
-        return encode_failures(failures)
 
     def merge(self, parts: Sequence[Path], target: BinaryIO) -> None:
         """Write one header line and the rows of all parts."""
@@ -103,7 +89,7 @@ class CsvWriter:
         """Rows in another order."""
         header = self._header_of([part for parts in runs for part in parts])
         for content in rearranged(runs, takes, self._rows):
-            yield self._packed([header, content])
+            yield self._packed(header + content)
 
     def _rows(self, parts: Sequence[Path]) -> Iterator[bytes]:
         """The rows of all parts without their header lines."""
@@ -125,25 +111,9 @@ class CsvWriter:
             )
         return next(iter(headers), self._header)
 
-    def _write(self, rows: Iterable[bytes], target: BinaryIO) -> None:
-        held: list[bytes] = []
-        size = 0
-        for row in rows:
-            held.append(row)
-            size += len(row)
-            if size >= _WRITTEN_BYTES:
-                target.write(self._packed(held))
-                held, size = [], 0
-        if held:
-            target.write(self._packed(held))
-
-    def _packed(self, rows: Sequence[bytes]) -> bytes:
-        content = b"".join(rows)
-        return compress(self._compression, content) if self._compression else content
-
 
 def _rows_of(part: Path) -> Iterator[bytes]:
-    """The rows of a part, as bytes: a row goes on while a quote is open."""
+    """The rows of a part, as bytes: a row does not end while a quote is open."""
     held: list[bytes] = []
     quotes = 0
     for line in lines_of([part]):

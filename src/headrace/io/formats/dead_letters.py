@@ -12,11 +12,11 @@ from headrace.records import Failed, JoinedRow
 _DEEPEST = 64
 """Records nested deeper are stored as JSON text, because JSON readers limit the depth."""
 
-_ESCAPES = re.compile(r"\\u[dD][89abAB]..\\u[dD][c-fC-F]..|(?P<half>\\u[dD][89a-fA-F]..)|\\.")
+_ESCAPES = re.compile(r"\\u[dD][89abAB]..\\u[dD][c-fC-F]..|(?P<lone>\\u[dD][89a-fA-F]..)|\\.")
 """JSON escapes: a surrogate pair, a lone surrogate, or any other."""
 
 
-def letter(failed: Failed) -> dict[str, object]:
+def dead_letter(failed: Failed) -> dict[str, object]:
     """One dead letter."""
     data = failed.record.data
     return {
@@ -31,7 +31,7 @@ def letter(failed: Failed) -> dict[str, object]:
 
 def encode_failures(failures: Sequence[Failed]) -> bytes:
     """Dead letters, one line each: position, id, reason, message, attempts and the record as it was read."""
-    return encode_dead_letters(letter(failed) for failed in failures)
+    return encode_dead_letters(dead_letter(failed) for failed in failures)
 
 
 def encode_dead_letters(dead_letters: Iterable[Mapping[str, object]]) -> bytes:
@@ -41,27 +41,27 @@ def encode_dead_letters(dead_letters: Iterable[Mapping[str, object]]) -> bytes:
 
 def _readable(row: Mapping[str, object]) -> str:
     """The line, with lone surrogates, which readers refuse, replaced by the text of their escape."""
-    line, halves = _without_halves(_line(row))
-    if not halves:
+    line, surrogates = _without_surrogates(_line(row))
+    if not surrogates:
         return line
-    told = f"{row['message']} ({halves} lone surrogate{'s' * (halves > 1)} written as text: \\uXXXX)"
-    return _without_halves(_line({**row, "message": told}))[0]
+    message = f"{row['message']} ({surrogates} lone surrogate{'s' * (surrogates > 1)} written as text: \\uXXXX)"
+    return _without_surrogates(_line({**row, "message": message}))[0]
 
 
-def _without_halves(line: str) -> tuple[str, int]:
+def _without_surrogates(line: str) -> tuple[str, int]:
     """JSON in ASCII without escapes of lone surrogates, and how many there were."""
     if "\\ud" not in line:
         return line, 0
-    halves = 0
+    surrogates = 0
 
-    def spelt(match: re.Match[str]) -> str:
-        nonlocal halves
-        if match["half"] is None:
+    def escaped(match: re.Match[str]) -> str:
+        nonlocal surrogates
+        if match["lone"] is None:
             return match[0]
-        halves += 1
+        surrogates += 1
         return "\\" + match[0]
 
-    return _ESCAPES.sub(spelt, line), halves
+    return _ESCAPES.sub(escaped, line), surrogates
 
 
 def _line(row: Mapping[str, object]) -> str:

@@ -131,7 +131,7 @@ class _Lines:
         if '"' in line:
             self._quotes += sum(1 for _ in _ODD_QUOTES.finditer(line))
         if self._held > MAX_LINE_BYTES:
-            raise csv.Error(f"a quoted field goes on for more than {MAX_LINE_BYTES} bytes")
+            raise csv.Error(f"a quoted field is longer than {MAX_LINE_BYTES} bytes")
         if self._quotes > self.most_quotes:
             raise csv.Error("a quoted field holds quotes that are not doubled")
 

@@ -8,24 +8,16 @@ from __future__ import annotations
 import itertools
 import time
 import uuid
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import Any, BinaryIO
+from collections.abc import Callable, Generator, Mapping, Sequence
+from typing import Any
 
 from headrace.errors import ConfigError, DeadlineExceededError, JobError, ProcessTimeoutError
-from headrace.io.base import Chunk, Take
-from headrace.io.formats.dead_letters import encode_dead_letters, letter
-from headrace.io.formats.strict_json import OnNan, StrictJson
+from headrace.io.base import Chunk
+from headrace.io.formats.dead_letters import dead_letter, encode_dead_letters
+from headrace.io.formats.strict_json import OnNan, StrictJson, json_default
+from headrace.io.formats.writer import LineWriter
 from headrace.io.storage.files import InputFile
-from headrace.io.storage.lines import (
-    full_lines,
-    interleaved,
-    line_blocks,
-    lines_of,
-    object_chunks,
-    parse_object,
-    rearranged,
-)
+from headrace.io.storage.lines import full_lines, line_blocks, object_chunks, parse_object
 from headrace.openai_protocol import chat_completion, completion, embeddings
 from headrace.records import Failed, JsonObject, Ok, Record
 
@@ -41,7 +33,7 @@ SERVER_ONLY = frozenset({SCORE, RERANK, CLASSIFY})
 """URLs whose answers only a server's Batch API makes."""
 
 
-class Answers(tuple[Any, ...]):  # noqa: SLOT001 - a tuple's subclass cannot have slots with names
+class Answers(tuple[object, ...]):  # noqa: SLOT001 - a tuple's subclass cannot have slots with names
     """The outputs of one request, one per input."""
 
     truncated: tuple[int, ...] = ()
@@ -127,7 +119,7 @@ class OpenAIFormat:
         return Record(position, position, data)
 
 
-def _problem(row: Mapping[str, Any], url: str) -> str:
+def _problem(row: Mapping[str, object], url: str) -> str:
     """The problem with a request; empty if valid."""
     if not isinstance(row.get("custom_id"), str) or not row["custom_id"]:
         return f"custom_id is {row.get('custom_id')!r}: it must be a text"
@@ -140,7 +132,7 @@ def _problem(row: Mapping[str, Any], url: str) -> str:
     return ""
 
 
-def _unknown_field(body: Mapping[str, Any]) -> str:
+def _unknown_field(body: Mapping[str, object]) -> str:
     """The unsupported field of an embedding request; empty if none."""
     given = body.get("input")
     if isinstance(given, list) and len(given) != 1:
@@ -156,7 +148,7 @@ def _unknown_field(body: Mapping[str, Any]) -> str:
     return ""
 
 
-class OpenAIWriter:
+class OpenAIWriter(LineWriter):
     """One response per line as in OpenAI's batch output; dead letters as in its error file.
 
     A response names the model as its request did: the record's kept column `model`.
@@ -170,17 +162,12 @@ class OpenAIWriter:
     suffix = ".jsonl"
 
     def __init__(self, url: str, on_nan: OnNan = "null", clock: Callable[[], float] = time.time) -> None:
+        super().__init__(StrictJson(json_default, on_nan))
         self._body = _BODIES[url]
         self.batch = ""
         """Distinguishes the ids of these responses from those of other files."""
         self._has_created = url in (COMPLETIONS, CHAT, SCORE)
         self._clock = clock
-        self._json = StrictJson(_plain, on_nan)
-
-    @property
-    def nulled(self) -> int:
-        """Numbers written as null so far."""
-        return self._json.nulled
 
     def encode(self, outcomes: Sequence[Ok]) -> bytes:
         """The lines of one part.
@@ -191,7 +178,8 @@ class OpenAIWriter:
         return "".join([self._json.dump(self._response(ok)) + "\n" for ok in outcomes]).encode()
 
     def _response(self, ok: Ok) -> JsonObject:
-        number = _number(self.batch, ok.record.position)
+        # The same in every run of the batch.
+        number = uuid.uuid5(uuid.NAMESPACE_OID, f"{self.batch} {ok.record.position}".lstrip()).hex
         created = {"created": int(self._clock())} if self._has_created else {}
         body = {"id": number, **created, "model": (ok.record.data or {}).get("model"), **self._body(ok)}
         response = {"status_code": 200, "request_id": number, "body": body}
@@ -201,22 +189,6 @@ class OpenAIWriter:
         """Lines of OpenAI's error file, including a dead letter's fields."""
         return encode_dead_letters(_error(failed) for failed in failures)
 
-    def merge(self, parts: Sequence[Path], target: BinaryIO) -> None:
-        """Concatenate the parts."""
-        for part in parts:
-            with part.open("rb") as file:
-                while block := file.read(1024 * 1024):
-                    target.write(block)
-
-    def interleave(self, base: Path, more: Sequence[Path], turns: Iterable[tuple[int, int]], target: BinaryIO) -> None:
-        """Alternate lines of both."""
-        for lines in interleaved(lines_of([base]), lines_of(more), turns):
-            target.writelines(lines)
-
-    def rearrange(self, runs: Sequence[Sequence[Path]], takes: Iterable[Take]) -> Iterator[bytes]:
-        """Lines in another order."""
-        return rearranged(runs, takes)
-
 
 def _error(failed: Failed) -> JsonObject:
     """A dead letter as a line of an error file, with its fields beside OpenAI's."""
@@ -225,7 +197,7 @@ def _error(failed: Failed) -> JsonObject:
         kind = "timeout_error" if failed.reason in _TIMEOUTS else "server_error"
         code = "engine"
     error = {"message": failed.message, "type": kind, "param": failed.param, "code": code}
-    return {**letter(failed), "custom_id": failed.record.id, "response": None, "error": error}
+    return {**dead_letter(failed), "custom_id": failed.record.id, "response": None, "error": error}
 
 
 def _outputs(ok: Ok) -> Sequence[Any]:
@@ -245,7 +217,7 @@ def _chat(ok: Ok) -> JsonObject:
     return chat_completion(_outputs(ok))
 
 
-def _ready(ok: Ok) -> JsonObject:
+def _server_body(ok: Ok) -> JsonObject:
     """A body that the server has made."""
     (body,) = _outputs(ok)
     return dict(body)
@@ -255,18 +227,7 @@ _BODIES: Mapping[str, Callable[[Ok], JsonObject]] = {
     EMBEDDINGS: _embedding,
     COMPLETIONS: _completion,
     CHAT: _chat,
-    SCORE: _ready,
-    RERANK: _ready,
-    CLASSIFY: _ready,
+    SCORE: _server_body,
+    RERANK: _server_body,
+    CLASSIFY: _server_body,
 }
-
-
-def _number(batch: str, position: int) -> str:
-    """An id that is the same for a record in every run of a batch."""
-    return uuid.uuid5(uuid.NAMESPACE_OID, f"{batch} {position}".lstrip()).hex
-
-
-def _plain(value: object) -> object:
-    if hasattr(value, "tolist"):
-        return value.tolist()
-    raise TypeError(f"an output of type {type(value).__name__} cannot be written as JSON")

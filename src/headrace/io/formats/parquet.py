@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import importlib
 import io
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
-from headrace.errors import JobError, MissingExtraError, RecordError
+from headrace.errors import JobError, RecordError
+from headrace.extras import require
 from headrace.io.base import Take
-from headrace.io.formats.arrow_types import settled
-from headrace.io.formats.dead_letters import encode_failures
+from headrace.io.formats.arrow_types import widest_type
 from headrace.io.formats.row_groups import RowGroups, row_bytes
 from headrace.io.formats.strict_json import OnNan, StrictJson, depth, own_text
 from headrace.io.formats.vectors import MATRIX_KINDS, VECTOR_KINDS, is_vector, matrix_array, vector_array
+from headrace.io.formats.writer import RowWriter
 from headrace.io.storage.locations import file_names
-from headrace.records import Failed, Ok
+from headrace.records import Ok
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -39,7 +41,7 @@ _WAY_OUT = "give the column one type with a function (--map), or write one .parq
 _INT64 = range(-(2**63), 2**63)
 
 
-class ParquetWriter:
+class ParquetWriter(RowWriter):
     """The columns `id`, those kept, and `column`.
 
     A column's type is found from its values, part by part, and settled when the parts are merged: numbers widen, and
@@ -63,17 +65,10 @@ class ParquetWriter:
     suffix = ".parquet"
 
     def __init__(self, column: str, on_nan: OnNan = "null", folder: Path | None = None) -> None:
-        try:
-            import pyarrow
-            import pyarrow.parquet
-        except ImportError as error:
-            raise MissingExtraError(
-                'Parquet output needs pyarrow: pip install "headrace[io]", or write to a .jsonl file'
-            ) from error
-        self._pa: Any = pyarrow
-        self._pq: Any = pyarrow.parquet
+        super().__init__(StrictJson(own_text, on_nan, compact=False))
+        self._pa = require("pyarrow", "io", "Parquet output", ", or write to a .jsonl file")
+        self._pq = importlib.import_module("pyarrow.parquet")
         self._column = column
-        self._json = StrictJson(own_text, on_nan, compact=False)
         self._refused_in: set[str] | None = set() if on_nan == "error" else None
         """Columns written as text when NaN fails its record: NaN then also fails a record that is encoded alone."""
         self._folder = folder
@@ -83,13 +78,9 @@ class ParquetWriter:
         """Whether an output was a vector."""
         self._problems: dict[pa.DataType, str] = {}
         """Why columns of a type cannot be read or written; empty if they can."""
-        self._schema = pyarrow.schema([("id", pyarrow.int64()), (column, pyarrow.list_(pyarrow.float32()))])
+        pa = self._pa
+        self._schema = pa.schema([("id", pa.int64()), (column, pa.list_(pa.float32()))])
         """Schema of the last part with rows, used for parts without rows."""
-
-    @property
-    def nulled(self) -> int:
-        """Numbers within JSON written as null so far."""
-        return self._json.nulled
 
     def encode(self, outcomes: Sequence[Ok]) -> bytes:
         """The rows of one part as a small Parquet file.
@@ -119,7 +110,7 @@ class ParquetWriter:
         pa = self._pa
         if self._fixed is None:
             self._fixed = self._committed_schema()
-        schema = self._fixed or pa.schema([(field.name, settled(field.type)) for field in table.schema])
+        schema = self._fixed or pa.schema([(field.name, widest_type(field.type)) for field in table.schema])
         if unknown := [name for name in table.column_names if name not in schema.names]:
             raise RecordError(f"column {unknown[0]!r} is not in the parts committed before; {_WAY_OUT}")
         return pa.table([self._kept_to(table, field) for field in schema], schema=schema)
@@ -216,10 +207,6 @@ class ParquetWriter:
             else:
                 self._problems[kind] = ""
         return self._problems[kind]
-
-    def encode_failures(self, failures: Sequence[Failed]) -> bytes:
-        """Dead letters are JSON lines for every format."""
-        return encode_failures(failures)
 
     def merge(self, parts: Sequence[Path], target: BinaryIO) -> None:
         """Write one file with row groups of about 16 MiB, independent of part boundaries. Memory is bounded.

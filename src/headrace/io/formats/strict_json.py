@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import math
 from collections.abc import Callable, Mapping
@@ -22,7 +23,12 @@ class StrictJson:
     """
 
     def __init__(
-        self, default: Callable[[Any], Any], on_nan: OnNan = "null", *, compact: bool = True, ascii_only: bool = False
+        self,
+        default: Callable[[object], object],
+        on_nan: OnNan = "null",
+        *,
+        compact: bool = True,
+        ascii_only: bool = False,
     ) -> None:
         self._default = default
         self._on_nan = on_nan
@@ -88,6 +94,19 @@ class StrictJson:
         return str(key)
 
 
+def json_default(value: object) -> object:
+    """The replacement for a value without a JSON type: NumPy arrays become lists, dates and times text.
+
+    Raises:
+        TypeError: there is none.
+    """
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    if isinstance(value, (datetime.date, datetime.time)):
+        return value.isoformat()
+    raise TypeError(f"an output of type {type(value).__name__} cannot be written as JSON")
+
+
 def own_text(value: object) -> str:
     """The text of a value.
 
@@ -140,7 +159,7 @@ def _opened(item: Any) -> list[tuple[str, Any]]:
     else:
         pairs = [[("value", inner)] for inner in item]
         opening, closing = "[", "]"
-    tokens: list[tuple[str, Any]] = [("text", opening)]
+    tokens: list[tuple[str, object]] = [("text", opening)]
     for number, pair in enumerate(pairs):
         tokens += [("text", ", "), *pair] if number else pair
     return [*tokens, ("text", closing)]

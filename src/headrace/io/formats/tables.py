@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, BinaryIO
 
-from headrace.errors import ConfigError, HeadraceError, JobError, MissingExtraError
+from headrace.errors import ConfigError, HeadraceError, JobError, line_of
+from headrace.extras import require
 from headrace.io.base import Chunk
 from headrace.io.storage.files import CHUNK_BYTES, CHUNK_ROWS, InputFile, share, todo
 from headrace.records import Record
@@ -18,13 +20,9 @@ if TYPE_CHECKING:
 
 
 def _pyarrow() -> ModuleType:
-    try:
-        import pyarrow
-        import pyarrow.ipc
-        import pyarrow.parquet
-    except ImportError as error:
-        raise MissingExtraError('Parquet and Arrow need pyarrow: pip install "headrace[io]"') from error
-    module: ModuleType = pyarrow
+    module: ModuleType = require("pyarrow", "io", "reading Parquet and Arrow files")
+    for part in ("ipc", "parquet"):
+        importlib.import_module(f"pyarrow.{part}")
     return module
 
 
@@ -34,8 +32,7 @@ def _damage(file: InputFile, kind: type[HeadraceError]) -> Iterator[None]:
     try:
         yield
     except (_pyarrow().ArrowException, OSError) as error:
-        message = " ".join(str(error).split())
-        raise kind(f"{file.path} is damaged or truncated: {message}; replace it with a whole file") from error
+        raise kind(f"{file.path} is damaged or truncated: {line_of(error)}; replace it with a whole file") from error
 
 
 class ParquetFormat:

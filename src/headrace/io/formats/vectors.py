@@ -22,7 +22,7 @@ def is_vector(output: Any) -> bool:
     return getattr(output, "ndim", 0) == 1 and any(kind in str(output.dtype) for kind in ("float", "int"))
 
 
-def vector_array(vectors: Sequence[Any]) -> pa.Array:
+def vector_array(vectors: Sequence[object]) -> pa.Array:
     """A column of vectors: of a fixed size if they have one length."""
     import pyarrow as pa
 

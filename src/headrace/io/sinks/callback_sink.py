@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import Any, BinaryIO
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
+from typing import Any
 
 from headrace.batching.callables import is_async, plain_function
 from headrace.errors import JobError, text_of
-from headrace.io.base import Take
 from headrace.io.formats.dead_letters import encode_failures
+from headrace.io.formats.writer import NoFileWriter, row_of
 from headrace.records import Failed, Ok
 
 Receiver = Callable[[list[dict[str, Any]]], Any]
 
 
-class CallbackWriter:
+class CallbackWriter(NoFileWriter):
     """Calls a function with the rows of each part: every record once, finished or failed, in input order.
 
     A finished record is {id, the kept columns, `column`: its output}, with the engine's output object; a failed one is
@@ -40,11 +39,7 @@ class CallbackWriter:
 
     def encode(self, outcomes: Sequence[Ok]) -> bytes:
         """Pass on finished records; writes nothing."""
-        rows = []
-        for ok in outcomes:
-            kept: Mapping[str, object] = ok.record.data or {}
-            rows.append({"id": ok.record.id, **kept, self._column: ok.output})
-        self._hand_over(rows)
+        self._hand_over([row_of(ok, self._column) for ok in outcomes])
         return b""
 
     def encode_failures(self, failures: Sequence[Failed]) -> bytes:
@@ -54,23 +49,13 @@ class CallbackWriter:
         )
         return encode_failures(failures)
 
-    def merge(self, parts: Sequence[Path], target: BinaryIO) -> None:
-        """Nothing to merge."""
-
-    def interleave(self, base: Path, more: Sequence[Path], turns: Iterable[tuple[int, int]], target: BinaryIO) -> None:
-        """Nothing to interleave."""
-
-    def rearrange(self, runs: Sequence[Sequence[Path]], takes: Iterable[Take]) -> Iterator[bytes]:  # noqa: ARG002
-        """Nothing to rearrange."""
-        return (b"" for take in takes for _ in take.orders)
-
     def _hand_over(self, rows: list[dict[str, object]]) -> None:
         if not rows:
             return
         try:
             answer = self._receive(rows)
             if isinstance(answer, (Generator, AsyncGenerator)):
-                raise TypeError(f"it returned a {type(answer).__name__}, which nobody iterates")
+                raise TypeError(f"it returned a {type(answer).__name__}, which would never run")
             if isinstance(answer, Awaitable):
                 self._runner = self._runner or asyncio.Runner()
                 self._runner.run(_result_of(answer))

@@ -8,7 +8,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headrace.errors import BrokenOffError, ConfigError, HeadraceError, MissingExtraError, line_of
+from headrace.errors import BrokenOffError, ConfigError, HeadraceError, line_of
+from headrace.extras import require
 from headrace.io.formats.parquet import ParquetWriter
 from headrace.io.formats.strict_json import OnNan
 from headrace.io.storage.hub_names import DatasetAddress
@@ -47,10 +48,7 @@ class HubWriter(ParquetWriter):
             raise ConfigError(
                 f"cannot write {address}: a split cannot be named {self._split!r}; use letters, digits, _ and ."
             )
-        try:
-            import huggingface_hub
-        except ImportError as error:
-            raise MissingExtraError('writing to the hub needs huggingface_hub: pip install "headrace[io]"') from error
+        huggingface_hub = require("huggingface_hub", "io", "writing to the hub")
         self._address = address
         self._api: HfApi = huggingface_hub.HfApi()
         self._shard = re.compile(rf"data/{re.escape(self._split)}-\d{{5}}-of-\d{{5}}\.parquet")

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import BinaryIO
+from collections.abc import Callable, Mapping, Sequence
 
 from headrace.errors import BrokenOffError, ConfigError, JobError
-from headrace.io.base import Take
 from headrace.io.databases.base import Row, TableStore
 from headrace.io.databases.names import Address
-from headrace.io.formats.dead_letters import encode_failures
 from headrace.io.formats.strict_json import OnNan, StrictJson, own_text
+from headrace.io.formats.writer import NoFileWriter, RowWriter
 from headrace.io.storage.locations import with_retries
-from headrace.records import Failed, Ok
+from headrace.records import Ok
 
 
-class TableWriter:
+class TableWriter(NoFileWriter, RowWriter):
     """Puts each part into the table before it is committed to the ledger, whose parts are empty files.
 
     A kill between the two puts the part again, with the same ids, so that each record has one row.
@@ -25,16 +22,11 @@ class TableWriter:
     suffix = ".table"
 
     def __init__(self, address: Address, column: str, keep: Sequence[str], on_nan: OnNan = "null") -> None:
+        super().__init__(StrictJson(own_text, on_nan, compact=False))
         self._address = address
         self._column = column
         self.columns = ("id", *keep, column)
-        self._json = StrictJson(own_text, on_nan, compact=False)
         self._store = open_table(address, self._json)
-
-    @property
-    def nulled(self) -> int:
-        """NaN and infinities within JSON written as null so far."""
-        return self._json.nulled
 
     def check(self, *, begun: bool) -> None:
         """Check the table before the job starts.
@@ -80,20 +72,6 @@ class TableWriter:
         kept: Mapping[str, object] = ok.record.data or {}
         row = {"id": ok.record.id, **{name: kept.get(name) for name in self.columns[1:-1]}, self._column: ok.output}
         return {name: _plain(value) for name, value in row.items()}
-
-    def encode_failures(self, failures: Sequence[Failed]) -> bytes:
-        """Dead letters are JSON lines for every output."""
-        return encode_failures(failures)
-
-    def merge(self, parts: Sequence[Path], target: BinaryIO) -> None:
-        """Nothing to merge: the rows are in the table."""
-
-    def interleave(self, base: Path, more: Sequence[Path], turns: Iterable[tuple[int, int]], target: BinaryIO) -> None:
-        """Nothing to interleave: rows of retried records are in the table."""
-
-    def rearrange(self, runs: Sequence[Sequence[Path]], takes: Iterable[Take]) -> Iterator[bytes]:  # noqa: ARG002
-        """Nothing to rearrange: the rows of a table have no order."""
-        return (b"" for take in takes for _ in take.orders)
 
     def close(self) -> None:
         """Close the connections."""

@@ -136,7 +136,7 @@ def _check_format(name: str | Path, chosen: str, found: str, packing: str) -> No
     if not chosen:
         raise ConfigError(
             f"cannot tell the format of output {name}: it must end in one of {_ENDINGS}, or in / for a folder of "
-            "parts; or say --output-format"
+            "parts; or pass --output-format"
         )
     if chosen not in FORMATS:
         raise ConfigError(f"unknown output format {chosen!r}; known: {', '.join(FORMATS)}")
@@ -145,7 +145,7 @@ def _check_format(name: str | Path, chosen: str, found: str, packing: str) -> No
             f"cannot write {name} as {chosen}: the name says {found}; end it in .{chosen}, or leave out --output-format"
         )
     if packing and chosen not in _TEXTS:
-        raise ConfigError(f"cannot write {name}: {chosen} is compressed by its own means; leave {packing} away")
+        raise ConfigError(f"cannot write {name}: {chosen} has its own compression; leave out {packing}")
 
 
 def refuse_output_in_input(source: str | Path, target: Target) -> None:

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from headrace.errors import MissingExtraError
-from headrace.io.base import Chunk, Source
+from headrace.extras import require
+from headrace.io.base import Chunk, Source, class_names
 from headrace.io.formats.tables import check_names
 from headrace.io.sources.in_memory import IterableSource, chunk_of, digest_of
 from headrace.io.storage.files import CHUNK_ROWS, todo
@@ -63,9 +63,8 @@ def table_source(table: object) -> Source | None:
     Raises:
         ConfigError: its column names are not valid.
     """
-    for kind in type(table).__mro__:
-        library = kind.__module__.partition(".")[0]
-        if (make := _KINDS.get(f"{library}.{kind.__name__}")) is not None:
+    for name in class_names(table):
+        if (make := _KINDS.get(name)) is not None:
             return make(table)
     return _stream(lambda: _exported(table)) if hasattr(type(table), "__arrow_c_stream__") else None
 
@@ -142,10 +141,7 @@ def _rows(batches: Iterable[pa.RecordBatch]) -> Iterator[dict[str, object]]:
 
 
 def _exported(table: object) -> pa.RecordBatchReader:
-    try:
-        import pyarrow
-    except ImportError as error:
-        raise MissingExtraError('tables of this type need pyarrow: pip install "headrace[io]"') from error
+    pyarrow = require("pyarrow", "io", "a table of this type")
     reader = pyarrow.RecordBatchReader.from_stream(table)
     check_names(reader.schema.names, f"the {type(table).__name__}")
     return reader

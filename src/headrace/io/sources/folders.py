@@ -82,7 +82,7 @@ def is_store_folder(place: Path) -> bool:
     return bool(_ask(fs.isdir, address))
 
 
-def summed_up(left_out: Iterable[tuple[str, str]]) -> tuple[LeftOut, ...]:
+def group_by_reason(left_out: Iterable[tuple[str, str]]) -> tuple[LeftOut, ...]:
     """Group (name, reason) pairs by reason."""
     reasons: dict[str, list[str]] = {}
     for name, reason in left_out:

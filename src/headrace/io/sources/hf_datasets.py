@@ -8,8 +8,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from headrace.errors import ConfigError, MissingExtraError, line_of
-from headrace.io.base import Chunk
+from headrace.errors import ConfigError, line_of
+from headrace.extras import require
+from headrace.io.base import Chunk, class_names
 from headrace.io.sources.arrow_batches import ArrowBatches
 from headrace.io.storage.files import CHUNK_ROWS, todo
 from headrace.io.storage.hub_names import DatasetAddress
@@ -105,7 +106,7 @@ def load_from_hub(address: DatasetAddress) -> ArrowBatches:
         splits = datasets.load_dataset(
             f"hf://datasets/{address.name}", address.config, revision=address.revision, streaming=True
         )
-    except Exception as error:  # datasets raises errors of its own, of huggingface_hub and of each file format
+    except Exception as error:  # datasets raises its own errors, and those of huggingface_hub and of each file format
         raise ConfigError(f"cannot read {address}: {line_of(error)}") from error
     name = address.split or next(iter(splits))
     if name not in splits or (address.split is None and len(splits) > 1):
@@ -131,17 +132,13 @@ def load_from_hub(address: DatasetAddress) -> ArrowBatches:
 
 
 def _library() -> ModuleType:
-    try:
-        import datasets
-    except ImportError as error:
-        raise MissingExtraError(f'a dataset needs {error.name}: pip install "headrace[io]"') from error
-    library: ModuleType = datasets
+    library: ModuleType = require("datasets", "io", "a dataset")
     return library
 
 
 def is_dataset(rows: object) -> bool:
     """Whether it is a `datasets.Dataset` (an IterableDataset is an iterable like any other)."""
-    return any(f"{kind.__module__}.{kind.__name__}" == "datasets.arrow_dataset.Dataset" for kind in type(rows).__mro__)
+    return "datasets.Dataset" in class_names(rows)
 
 
 def _undecoded(dataset: Any) -> Any:

@@ -9,7 +9,6 @@ import itertools
 import json
 import threading
 from collections.abc import AsyncIterable, Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from typing import Any
 
 from headrace.errors import ConfigError, HeadraceError, JobError, text_of
 from headrace.io.base import Chunk
@@ -56,7 +55,7 @@ class IterableSource:
     """
 
     def __init__(self, rows: object) -> None:
-        self._make: Callable[[], Any] = rows if callable(rows) else lambda: rows
+        self._make: Callable[[], object] = rows if callable(rows) else lambda: rows
         self.reads_once = not callable(rows) and _is_iterator(rows)
         self._reading = self._iterate()
         self._head = list(itertools.islice(self._reading, _HEAD_ROWS))
@@ -107,7 +106,8 @@ class IterableSource:
             rows = self._make()
             if not isinstance(rows, (Iterable, AsyncIterable)):
                 raise ConfigError(
-                    f"the input is of type {type(rows).__name__}: no file name, no iterable, no function of one"
+                    f"the input is of type {type(rows).__name__}; give a file name, an iterable or a function that "
+                    "returns one"
                 )
             yield from _run(rows) if isinstance(rows, AsyncIterable) else iter(rows)
         except (GeneratorExit, HeadraceError):

@@ -196,7 +196,7 @@ def _letters(errors: Path) -> Iterator[dict[str, Any]]:
             yield json.loads(line)
 
 
-def _failed(record: Record, step: str, letter: Mapping[str, Any]) -> Failed:
+def _failed(record: Record, step: str, letter: Mapping[str, object]) -> Failed:
     attempts = letter.get("attempts")
     return Failed(
         Record(record.position, letter.get("id"), record.data),

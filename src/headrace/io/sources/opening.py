@@ -116,7 +116,7 @@ def _many(names: Sequence[Name], root: Path, format: str | None) -> Source:  # n
     data = [name.path for name in names if not name.left_out and (format or _format_name(name.path))]
     pictures = [name.path for name in names if not name.left_out and name.path.suffix.lower() in images.SUFFIXES]
     chosen, beside = set(data or pictures), set(pictures)
-    left_out = folders.summed_up(
+    left_out = folders.group_by_reason(
         (path.relative_to(root).as_posix(), why or ("an image beside data" if path in beside else "of no known format"))
         for path, why in names
         if path not in chosen
@@ -134,7 +134,7 @@ def _many(names: Sequence[Name], root: Path, format: str | None) -> Source:  # n
 def _with_format(file: InputFile, format: str | None) -> tuple[InputFile, FileFormat]:  # noqa: A002 - as above
     name = format or _format_name(file.path)
     if name is None:
-        raise ConfigError(f"cannot tell the format of {file.path} from its name; {_known()}; or say --input-format")
+        raise ConfigError(f"cannot tell the format of {file.path} from its name; {_known()}; or pass --input-format")
     if name not in _FORMATS:
         raise ConfigError(f"unknown input format {name!r}; known: {', '.join(_FORMATS)}")
     if name == "jsonl" and format is None and (url := batch_url(file)) is not None:

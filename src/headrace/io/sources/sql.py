@@ -10,9 +10,9 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 from urllib.parse import urlsplit
 
-from headrace.errors import BrokenOffError, ConfigError, JobError, RecordError, text_of
-from headrace.io.base import Chunk
-from headrace.io.databases.base import needs
+from headrace.errors import BrokenOffError, ConfigError, JobError, RecordError, line_of
+from headrace.extras import require
+from headrace.io.base import Chunk, class_names
 from headrace.io.databases.connections import as_os_errors, make_engine
 from headrace.io.databases.names import Address, is_database, parse_database
 from headrace.io.formats.tables import check_names
@@ -35,7 +35,7 @@ _TOKEN = re.compile(
     re.VERBOSE | re.DOTALL | re.IGNORECASE,
 )
 
-Rows: TypeAlias = Generator[list[dict[str, Any]]]
+Rows: TypeAlias = Generator[list[dict[str, object]]]
 
 
 class Database(Protocol):
@@ -122,7 +122,7 @@ class SqlSource:
         if given != self._total:
             raise self._changed()
 
-    def _rows_after(self, given: int, last: list[dict[str, Any]]) -> Rows:
+    def _rows_after(self, given: int, last: list[dict[str, object]]) -> Rows:
         """The rows from `given` on; checks that the one before is still the same."""
         place = 0
         with contextlib.closing(self._database.rows(self._query)) as found:
@@ -137,7 +137,7 @@ class SqlSource:
     def _changed(self) -> JobError:
         return BrokenOffError(
             f"the rows of the query have changed in {self._database.shown} while they were read; finished records are "
-            "kept: query a table that stays as it is"
+            "kept: query a table that does not change"
         )
 
 
@@ -179,7 +179,7 @@ class _SqlAlchemy:
 
 @contextlib.contextmanager
 def _as_temporary(connection: sa.Connection, query: str) -> Iterator[str]:
-    """Copy the rows to a temporary table: while a query runs, SQLite lets nobody write, not even the same job."""
+    """Copy the rows to a temporary table: while a query runs, SQLite allows no writes, even of the same job."""
     table = f"temp.headrace_{uuid.uuid4().hex}"
     connection.exec_driver_sql(f"CREATE TABLE {table} AS {query}")
     connection.commit()
@@ -191,7 +191,7 @@ def _as_temporary(connection: sa.Connection, query: str) -> Iterator[str]:
         connection.commit()
 
 
-def _names_of(result: sa.CursorResult[Any]) -> list[str]:
+def _names_of(result: sa.CursorResult[object]) -> list[str]:
     """The names of the columns, which SQLAlchemy would make unique."""
     names = [column[0] for column in result.cursor.description]
     check_names(names, "the result of the query")
@@ -217,13 +217,13 @@ class _DuckDB:
             yield [dict(zip(names, row, strict=True)) for row in part]
 
     def _run(self, query: str) -> duckdb.DuckDBPyConnection:
-        module = needs("duckdb", "duckdb", "duckdb://")
+        module = require("duckdb", "duckdb", "duckdb://")
         try:
             return self._connect().execute(query)
         except module.IOException as error:
-            raise OSError(" ".join(text_of(error).split())) from error
+            raise OSError(line_of(error)) from error
         except module.Error as error:
-            raise RecordError(" ".join(text_of(error).split())) from error
+            raise RecordError(line_of(error)) from error
 
 
 def sql_source(source: object, query: str | None) -> SqlSource:
@@ -235,7 +235,8 @@ def sql_source(source: object, query: str | None) -> SqlSource:
     """
     database = _database(source)
     if database is None:
-        raise ConfigError(f"sql needs a database as the input, and that is {_kind(source)}")
+        kind = repr(source) if isinstance(source, str) else f"of type {type(source).__name__}"
+        raise ConfigError(f"sql needs a database as the input, and that is {kind}")
     if query is None or not query.strip():
         raise ConfigError(
             f"{database.shown} is a database: give a query, such as --sql 'SELECT * FROM docs ORDER BY id'"
@@ -249,8 +250,7 @@ def is_database_object(source: object) -> bool:
 
 
 def _library_class(source: object) -> str | None:
-    names = (f"{kind.__module__.partition('.')[0]}.{kind.__name__}" for kind in type(source).__mro__)
-    return next((name for name in names if name in _CLASSES), None)
+    return next((name for name in class_names(source) if name in _CLASSES), None)
 
 
 _CLASSES = ("sqlalchemy.Engine", "sqlalchemy.Connection", "_duckdb.DuckDBPyConnection", "duckdb.DuckDBPyConnection")
@@ -279,7 +279,7 @@ def _named(address: Address) -> Database:
     if address.scheme in ("sqlite", "duckdb") and not address.path.is_file():
         raise ConfigError(f"cannot read {address.shown}: there is no file {address.path}")
     if address.scheme == "duckdb":
-        module = needs("duckdb", "duckdb", "duckdb://")
+        module = require("duckdb", "duckdb", "duckdb://")
         if urlsplit(address.url).query:
             raise ConfigError(
                 f"cannot use the address {address.shown}: leave out ? and what follows; a query names tables"
@@ -288,7 +288,3 @@ def _named(address: Address) -> Database:
     if address.scheme not in ("postgresql", "sqlite", "mysql", "mariadb"):
         raise ConfigError(f"cannot read {address.shown}: {address.scheme} is an output only")
     return _SqlAlchemy(make_engine(address), address.shown)
-
-
-def _kind(source: object) -> str:
-    return repr(source) if isinstance(source, str) else f"of type {type(source).__name__}"

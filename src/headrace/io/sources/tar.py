@@ -9,7 +9,7 @@ from typing import Any
 
 from headrace.errors import JobError
 from headrace.io.base import Chunk
-from headrace.io.sources.folders import HIDDEN, summed_up
+from headrace.io.sources.folders import HIDDEN, group_by_reason
 from headrace.io.storage.files import CHUNK_BYTES, CHUNK_ROWS, InputFile
 from headrace.records import Failed, Record
 
@@ -60,7 +60,7 @@ class TarFormat:
             raise JobError(f"{file.path} is damaged or truncated: {error}; finished records are kept") from error
         file.check()
         names = ((f"{file.path.name}!{name}", reason) for name, reason in left_out)
-        yield Chunk(records, failures, (file.size or 0) - told, summed_up(names))
+        yield Chunk(records, failures, (file.size or 0) - told, group_by_reason(names))
         return base - begin
 
 

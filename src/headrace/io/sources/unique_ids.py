@@ -17,7 +17,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, TypeAlias
 
-from headrace.errors import JobError, MissingExtraError
+from headrace.errors import JobError
+from headrace.extras import require
 from headrace.io.base import Chunk, Source
 from headrace.io.storage.parts import atomic_file
 
@@ -162,14 +163,10 @@ def unknown_or_todo(seen: SeenIds, next_todo: Callable[[int], int]) -> Callable[
 
 
 def _numpy() -> ModuleType:
-    try:
-        import numpy
-    except ImportError as error:
-        raise MissingExtraError(
-            'looking for ids that come twice needs numpy: pip install "headrace[io]"; or give --id-column "" to '
-            "use positions as ids"
-        ) from error
-    return numpy
+    module: ModuleType = require(
+        "numpy", "io", "checking for duplicate ids", '; or give --id-column "" to use positions as ids'
+    )
+    return module
 
 
 def _end(chunk: Chunk) -> int:

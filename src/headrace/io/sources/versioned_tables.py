@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrace.errors import ConfigError, HeadraceError, line_of
-from headrace.io.base import Source
-from headrace.io.databases.base import needs
+from headrace.extras import require
+from headrace.io.base import Source, class_names
 from headrace.io.sources.arrow_batches import ArrowBatches
 
 if TYPE_CHECKING:
@@ -30,19 +30,18 @@ def versioned_table(source: object) -> Source | None:
         MissingExtraError: its library is not installed.
     """
     if not isinstance(source, (str, Path)):
-        names = (f"{kind.__module__.partition('.')[0]}.{kind.__name__}" for kind in type(source).__mro__)
-        make = next((_OBJECTS[name] for name in names if name in _OBJECTS), None)
+        make = next((_OBJECTS[name] for name in class_names(source) if name in _OBJECTS), None)
         return None if make is None else make(source)
     found = _ICEBERG.fullmatch(str(source))
     try:
         if found is not None:
-            library = needs("pyiceberg.catalog", "iceberg", "iceberg://")
+            library = require("pyiceberg.catalog", "iceberg", "iceberg://")
             return _iceberg(library.load_catalog(found[1]).load_table(found[2]))
         place = Path(source)
         if (place / "_delta_log").is_dir():
-            return _delta(needs("deltalake", "delta", f"{place}, a Delta table,").DeltaTable(str(place)))
+            return _delta(require("deltalake", "delta", f"{place}, a Delta table,").DeltaTable(str(place)))
         if place.suffix == ".lance" and (place / "_versions").is_dir():
-            library = needs("lancedb", "lancedb", f"{place}, a Lance dataset,")
+            library = require("lancedb", "lancedb", f"{place}, a Lance dataset,")
             return _lance(library.connect(str(place.parent)).open_table(place.stem))
     except HeadraceError:
         raise
@@ -85,7 +84,7 @@ def _of(
     return ArrowBatches(f"the {kind} table {place}", facts, total, read)
 
 
-_OBJECTS: Mapping[str, Callable[[Any], Source]] = {
+_OBJECTS: Mapping[str, Callable[[object], Source]] = {
     "deltalake.DeltaTable": _delta,
     "pyiceberg.Table": _iceberg,
     "lancedb.Table": _lance,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import io
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple
@@ -92,6 +92,12 @@ class Damage:
 
     def __str__(self) -> str:
         return f"{self.path} ({self.reason})"
+
+
+def listed(damaged: Sequence[Damage]) -> str:
+    """The first of them, and how many more there are."""
+    more = f" and {len(damaged) - 1:,} more" if len(damaged) > 1 else ""
+    return f"{damaged[0]}{more}"
 
 
 class DigestWriter(io.BufferedIOBase):

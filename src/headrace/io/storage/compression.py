@@ -7,7 +7,8 @@ import zlib
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
-from headrace.errors import JobError, MissingExtraError
+from headrace.errors import JobError
+from headrace.extras import require
 
 CONTENT_BYTES = 256 * 1024
 """Maximum size of a decompressed block, to bound memory."""
@@ -80,7 +81,7 @@ _DECODERS: dict[str, Callable[[], _Decoder]] = {".gz": _Gzip, ".zst": _Zstd}
 SUFFIXES = tuple(_DECODERS)
 
 
-def decompressed(suffix: str, blocks: Iterator[tuple[bytes, int]], name: str) -> Iterator[tuple[bytes, int]]:
+def decompress_blocks(suffix: str, blocks: Iterator[tuple[bytes, int]], name: str) -> Iterator[tuple[bytes, int]]:
     """The content of a compressed file in blocks, each with its number of compressed bytes.
 
     Raises:
@@ -124,11 +125,5 @@ def _feed(decoder: _Decoder, data: bytes, name: str) -> bytes:
 
 def _zstd() -> Any:
     """The standard library's module, or its backport for Python before 3.14."""
-    try:
-        if sys.version_info >= (3, 14):
-            from compression import zstd
-        else:
-            from backports import zstd
-    except ImportError as error:
-        raise MissingExtraError('.zst files need backports.zstd: pip install "headrace[io]"') from error
-    return zstd
+    module = "compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd"
+    return require(module, "io", "reading and writing .zst files")

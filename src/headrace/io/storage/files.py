@@ -84,7 +84,9 @@ class InputFile:
         """
         blocks = self._raw_blocks()
         suffix = self.path.suffix.lower().replace(".tgz", ".gz")
-        return compression.decompressed(suffix, blocks, str(self.path)) if suffix in compression.SUFFIXES else blocks
+        return (
+            compression.decompress_blocks(suffix, blocks, str(self.path)) if suffix in compression.SUFFIXES else blocks
+        )
 
     def _raw_blocks(self) -> Iterator[tuple[bytes, int]]:
         left = self.size

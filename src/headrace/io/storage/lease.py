@@ -21,7 +21,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from headrace.errors import ConfigError, JobError, OutputLockedError
 from headrace.io.storage.locations import as_os_errors, facts, store, with_retries
@@ -46,7 +45,7 @@ class _Holder:
 
     def is_gone(self) -> bool:
         """Whether it was a process of this machine that has ended."""
-        return self.space == _space() != "" and self.host == _host() and _started(self.pid) != self.started
+        return self.space == _space() != "" and self.host == socket.gethostname() and _started(self.pid) != self.started
 
     def __str__(self) -> str:
         return f"process {self.pid} on {self.host} since {self.since}"
@@ -74,7 +73,10 @@ class Lease:
         self._output = output
         self._sleep = sleep
         self._clock = clock
-        self._me = _Holder(os.getpid(), _started(os.getpid()), _host(), _now(), secrets.token_hex(8), space=_space())
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        self._me = _Holder(
+            os.getpid(), _started(os.getpid()), socket.gethostname(), now, secrets.token_hex(8), space=_space()
+        )
         self._sent = self._renewed = 0.0
         self._followed: float | None = None
         self._ended = threading.Event()
@@ -137,7 +139,7 @@ class Lease:
                 self._sleep(RENEW_S / 2)  # if another process does the same now, the last writer wins
             holder, _ = self._read()
             if holder is None or holder.token != self._me.token:
-                raise OutputLockedError(f"{self._output} was taken by {holder} this moment; wait for it")
+                raise OutputLockedError(f"{self._output} has just been taken by {holder}; wait for it")
             self._followed = self._clock()
         self._renewed = self._sent  # the response to that put may have been lost
 
@@ -182,7 +184,7 @@ class Lease:
     def _unchanged(self, tag: str) -> dict[str, str]:
         return {"IfMatch": tag} if self._conditional else {}
 
-    def _put(self, **conditions: Any) -> None:
+    def _put(self, **conditions: object) -> None:
         content = json.dumps(asdict(self._me)).encode()
         self._sent = self._clock()
         as_os_errors(self._fs.pipe_file)(self._address, content, **conditions)
@@ -195,10 +197,6 @@ class Lease:
             return _Holder(**json.loads(with_retries(lambda: self._fs.cat_file(self._address))())), tag
         except FileNotFoundError:
             return None, ""
-
-
-def _host() -> str:
-    return socket.gethostname()
 
 
 def _started(pid: int) -> str:
@@ -216,7 +214,3 @@ def _space() -> str:
         return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
     except OSError:
         return ""
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")

@@ -103,7 +103,9 @@ def lines_of(paths: Sequence[Path]) -> Iterator[bytes]:
         with path.open("rb") as file:
             blocks = ((block, len(block)) for block in iter(lambda: file.read(_WRITTEN_BLOCK), b""))
             suffix = path.suffix
-            plain = compression.decompressed(suffix, blocks, str(path)) if suffix in compression.SUFFIXES else blocks
+            plain = (
+                compression.decompress_blocks(suffix, blocks, str(path)) if suffix in compression.SUFFIXES else blocks
+            )
             held: list[bytes] = []
             for block, _ in plain:
                 *whole, rest = block.split(b"\n")
@@ -134,7 +136,7 @@ def _closed_lines(path: Path) -> Iterator[bytes]:
     """The lines of a small file, which is read and closed first."""
     blocks = iter([(path.read_bytes(), 0)])
     suffix = path.suffix
-    plain = compression.decompressed(suffix, blocks, str(path)) if suffix in compression.SUFFIXES else blocks
+    plain = compression.decompress_blocks(suffix, blocks, str(path)) if suffix in compression.SUFFIXES else blocks
     yield from io.BytesIO(b"".join(block for block, _ in plain))
 
 
@@ -161,7 +163,7 @@ def object_chunks(
     file: InputFile,
     base: int,
     next_todo: Callable[[int], int],
-    record: Callable[[int, dict[str, Any]], Record | Failed],
+    record: Callable[[int, dict[str, object]], Record | Failed] | None = None,
 ) -> Generator[Chunk, None, int]:
     """The objects of a file that are not done; at most 512 rows per chunk, from one 256 KiB block or longer line.
 
@@ -169,7 +171,7 @@ def object_chunks(
 
     Args:
         base: the position of the first non-blank line; the number of such lines is returned.
-        record: makes a record from a position and an object, or a `Failed`.
+        record: makes a record from a position and an object, or a `Failed`; None to take the object as it is.
     """
     begin = base
     for block, size in line_blocks(file):
@@ -186,7 +188,7 @@ def object_chunks(
                 except (ValueError, TypeError, RecursionError) as error:
                     failures.append(_failed_line(position, line, error))
                     continue
-                outcome = record(position, row)
+                outcome = Record(position, position, row) if record is None else record(position, row)
                 if isinstance(outcome, Record):
                     records.append(outcome)
                 else:

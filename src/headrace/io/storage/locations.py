@@ -93,7 +93,7 @@ def facts(place: Path) -> dict[str, Any]:
     """
     fs, address = store(place)
     options = {"refresh": True} if _SCHEME_REFRESHES & {fs.protocol, *fs.protocol} else {}
-    found: dict[str, Any] = with_retries(lambda: fs.info(address, **options))()
+    found: dict[str, object] = with_retries(lambda: fs.info(address, **options))()
     return found
 
 
@@ -121,7 +121,7 @@ def as_os_errors(call: Callable[..., T]) -> Callable[..., T]:
     """Wrap a call to a store so that its client's errors become OSError."""
 
     @functools.wraps(call)
-    def translated(*args: Any, **options: Any) -> T:
+    def translated(*args: object, **options: object) -> T:
         try:
             return call(*args, **options)
         except FileNotFoundError as error:
@@ -158,7 +158,7 @@ def _imported(module: str, name: str) -> tuple[type[Exception], ...]:
     return () if found is None else (found,)
 
 
-def drop_uploads(*places: Path) -> None:
+def abort_uploads(*places: Path) -> None:
     """Abort multipart uploads left by killed processes to an object or a folder, because S3 bills for them.
 
     Called by the only writer. Other stores drop incomplete uploads by themselves, as S3 does with a lifecycle rule.

@@ -19,16 +19,21 @@ import os
 import re
 import shutil
 import tempfile
+import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, cast
 
-from headrace.errors import BrokenOffError
-from headrace.io.storage.checksums import Damage, Seal, digest_of, rows_in
+from headrace.errors import BrokenOffError, JobError
+from headrace.io.base import PartWriter
+from headrace.io.storage.checksums import Damage, Seal, digest_of, listed, rows_in
 from headrace.io.storage.checksums import Interval as Interval
 from headrace.io.storage.locations import file_names, file_sizes, is_remote, remove, store, with_retries
+from headrace.io.storage.unwritable import writable
+from headrace.records import Failed, Ok, Outcome
 
 _NAME = re.compile(r"part-(\d{12,})-(\d{12,})(\..+)")
 _UNSEALED = ".errors.jsonl"
@@ -37,6 +42,21 @@ _READERS = 8
 """Parts that are checked concurrently."""
 READ_AT_ONCE_BYTES = 1 << 30
 """Up to this size, a resume reads all earlier parts. Beyond it, sizes are checked first and content at the end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What `PartFolder.write` has committed."""
+
+    size: int
+    """Bytes of the part and its dead letters."""
+    failed: int
+    unwritable: Sequence[Failed]
+    """The failed records that could not be encoded."""
+    nulled: int
+    """NaN and infinities written as null."""
+    encoded_at: float
+    """`time.monotonic()` before the part was written."""
 
 
 @contextlib.contextmanager
@@ -223,6 +243,32 @@ class PartFolder:
             )
         return committed
 
+    def write(self, interval: Interval, outcomes: Sequence[Outcome], writer: PartWriter) -> Written:
+        """Encode a part and commit it. A record that cannot be encoded fails.
+
+        Raises:
+            OSError, JobError: see `commit`, and `PartWriter.encode`.
+        """
+        rows = [outcome for outcome in outcomes if type(outcome) is Ok]
+        failures = [outcome for outcome in outcomes if type(outcome) is Failed]
+        unwritable: list[Failed] = []
+        before = writer.nulled
+        try:
+            encoded = writer.encode(rows)
+        except JobError:
+            raise
+        except BaseException:  # noqa: BLE001 - an object's own methods may raise anything; signals go to the main thread
+            rows, bad = writable(rows, writer.encode)
+            unwritable = [Failed.of(row.as_read, error, 1) for row, error in bad]
+            failures = sorted([*failures, *unwritable], key=lambda failed: failed.record.position)
+            before = writer.nulled
+            encoded = writer.encode(rows)
+        nulled = writer.nulled - before
+        letters = writer.encode_failures(failures)
+        encoded_at = time.monotonic()
+        self.commit(interval, encoded, letters)
+        return Written(len(encoded) + len(letters), len(failures), unwritable, nulled, encoded_at)
+
     def commit(self, interval: Interval, rows: bytes, failures: bytes) -> None:
         """Commit a part atomically and durably.
 
@@ -339,25 +385,8 @@ class PartFolder:
             sweep(self.path, parts_only=True)
 
 
-def listed(damaged: Sequence[Damage]) -> str:
-    """The first of them, and how many more there are."""
-    more = f" and {len(damaged) - 1:,} more" if len(damaged) > 1 else ""
-    return f"{damaged[0]}{more}"
-
-
 def sweep(folder: Path, *, parts_only: bool = False) -> None:
     """Remove incomplete files of killed processes in a local folder; stores have none."""
     for name in () if is_remote(folder) else file_names(folder):
         if name.endswith(_TEMPORARY) and (not parts_only or _NAME.fullmatch(name.removesuffix(_TEMPORARY))):
             remove(folder / name)
-
-
-def move(source: Path, destination: Path) -> None:
-    """Move a file over another; in a store, copy then remove, which may be repeated after a kill."""
-    if not is_remote(source):
-        source.replace(destination)
-        sync_folder(destination.parent)
-        return
-    fs, address = store(source)
-    with_retries(lambda: fs.cp_file(address, store(destination)[1]))()
-    remove(source)

@@ -157,8 +157,11 @@ def _value(record: Record, column: str) -> object:
 
 
 def _check_text(value: object, column: str) -> None:
-    if type(value) is str and value.isascii():  # the common case, without building a message
-        return
+    try:  # the common case first
+        if type(value) is str and (value.isascii() or value.encode()):
+            return
+    except UnicodeEncodeError:
+        pass
     if refusal := text_refusal(value, f"column {column!r}"):
         raise refusal
 

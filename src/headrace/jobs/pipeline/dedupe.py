@@ -54,18 +54,25 @@ class RepeatCounter:
         self._seen: set[int] = set()
         self._looked = 0
 
-    def look(self, inputs: Sequence[object]) -> tuple[int, int]:
-        """How many of these inputs were compared with earlier ones, and how many are equal to one."""
-        if self._looked >= self.most:
-            return 0, 0
-        texts = [hash(value) for value in inputs if type(value) is str]
-        fresh = set(texts) - self._seen
-        self._looked += len(inputs)
+    @property
+    def ends(self) -> bool:
+        """Whether it has seen enough."""
+        return self._looked >= self.most
+
+    def look(self, hashes: Sequence[int], among: int) -> tuple[int, int]:
+        """How many texts were compared with earlier ones, and how many are equal to one.
+
+        Args:
+            hashes: of the texts.
+            among: how many inputs there were; not all need be texts.
+        """
+        fresh = set(hashes) - self._seen
+        self._looked += among
         if self._looked < self.most:
             self._seen |= fresh
         else:
             self._seen.clear()
-        return len(texts), len(texts) - len(fresh)
+        return len(hashes), len(hashes) - len(fresh)
 
 
 class Deduplicator(Generic[ItemT]):

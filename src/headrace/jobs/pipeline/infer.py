@@ -78,7 +78,9 @@ def infer(
     if stop.is_over:
         return [StoppedError("the job was asked to stop")] * len(work)
     try:
-        results = checked_results(_forward(work, engine, in_flight), len(work), "the engine")
+        results = _forward(work, engine, in_flight)
+        if type(results) is not list or len(results) != len(work):
+            results = checked_results(results, len(work), "the engine")
     except StoppedError as error:
         raise sound_error(error) from error
     except ProcessTimeoutError:

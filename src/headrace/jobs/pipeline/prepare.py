@@ -4,33 +4,47 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Literal, Self, TypeVar
+from typing import Literal, Self, TypeGuard, TypeVar
 
-from headrace.engines.base import AnyEngine
+from headrace.batching.callables import unfinished
+from headrace.batching.pending import checked_results, own_copy
+from headrace.batching.policy.cost import MOST_COST, checked_cost
+from headrace.engines.base import AnyEngine, Prepared
 from headrace.engines.profile import profile_of
-from headrace.errors import RecordError, StoppedEarly
+from headrace.errors import (
+    BadResultError,
+    BrokenOffError,
+    EngineDeadError,
+    ProcessTimeoutError,
+    RecordError,
+    StoppedEarly,
+)
 from headrace.events import PipelineWaited, StageDone
 from headrace.io.base import Chunk
 from headrace.jobs.pipeline.columns import Columns
 from headrace.jobs.pipeline.concurrency_tuner import ConcurrencyTuner
 from headrace.jobs.pipeline.dedupe import RepeatCounter, key_of
-from headrace.jobs.pipeline.engine_prepare import InTime
 from headrace.jobs.pipeline.job import Job, Tally
 from headrace.jobs.pipeline.memory_budget import Memory, value_bytes
 from headrace.jobs.pipeline.read import Reader
 from headrace.jobs.pipeline.retries import Retry
 from headrace.jobs.pipeline.settle import LOOK_S, Settling
+from headrace.jobs.pipeline.suspects import MOST_IN_A_ROW
 from headrace.jobs.pipeline.user_code import UserCode
 from headrace.jobs.pipeline.work import Carried, PreparedChunk, Work, unreadable
 from headrace.records import Failed, Record
 
 T = TypeVar("T")
+
+_ROWS = 64
+"""Records prepared per time limit if the engine has no batch size."""
 
 
 class Preparing:
@@ -105,7 +119,7 @@ class Preparing:
         if not (await asyncio.wait({self._ahead[0]}, timeout=at_most_s))[0]:
             return None
         self._concurrency.waited(time.monotonic() - started)
-        ready = PreparedChunk()
+        ready: PreparedChunk | None = None
         while self._ahead and self._ahead[0].done():
             if ready and self._ahead[0].exception() is not None:
                 break  # return the earlier chunks first
@@ -115,7 +129,10 @@ class Preparing:
                 self._ended = True
                 break
             self._tally.expect(len(chunk), chunk.bytes)
-            ready.add(chunk)
+            if ready is None:
+                ready = chunk
+            else:
+                ready.add(chunk)
         return ready or None
 
     async def _wait(self, on: Literal["sink", "memory", "retry"] | None, wait: Awaitable[None]) -> None:
@@ -144,6 +161,114 @@ class Preparing:
         self._job.listener(event)
         self._memory.hold_prepared(prepared.work)
         return prepared
+
+
+class InTime:
+    """`prepare_all` with a time limit for each batch of records.
+
+    A batch that takes longer is split in halves until the record that blocks `prepare` fails alone. Each call has its
+    own thread: one that hangs cannot be ended, and its result is ignored.
+
+    Args:
+        timeout_s: None for no limit.
+    """
+
+    def __init__(self, timeout_s: float | None = None) -> None:
+        self._timeout_s = timeout_s
+        self._in_a_row = 0
+
+    def prepare(self, engine: AnyEngine, inputs: Sequence[object]) -> list[Prepared[object] | Exception]:
+        """The prepared form of each input, or its error.
+
+        Raises:
+            BrokenOffError: the engine died, or hangs on every record.
+        """
+        if self._timeout_s is None:
+            return prepare_all(engine, inputs)
+        profile = profile_of(engine)
+        rows = profile.batch_size if profile.batching == "batches" else _ROWS
+        pieces = [inputs[start : start + rows] for start in range(0, len(inputs), rows)]
+        return [answer for piece in pieces for answer in self._within(engine, piece, self._timeout_s)]
+
+    def _within(
+        self, engine: AnyEngine, inputs: Sequence[object], timeout_s: float
+    ) -> list[Prepared[object] | Exception]:
+        future: Future[list[Prepared[object] | Exception]] = Future()
+        threading.Thread(target=_answer, args=(future, engine, inputs), name="headrace-prepare", daemon=True).start()
+        try:
+            found = future.result(timeout_s)
+        except TimeoutError:
+            if future.done():  # raised by the engine, not by the wait
+                raise
+        else:
+            self._in_a_row = 0
+            return found
+        if half := len(inputs) // 2:
+            return self._within(engine, inputs[:half], timeout_s) + self._within(engine, inputs[half:], timeout_s)
+        self._in_a_row += 1
+        limit = f"{timeout_s:g} s (--engine-timeout)"
+        if self._in_a_row >= MOST_IN_A_ROW:
+            raise BrokenOffError(
+                f"the engine's prepare had no result after {limit} for {self._in_a_row} records in a row: the engine "
+                "hangs; finished records are kept; run again to continue"
+            )
+        return [ProcessTimeoutError(f"the engine's prepare had no result after {limit}")]
+
+
+def _answer(future: Future[list[Prepared[object] | Exception]], engine: AnyEngine, inputs: Sequence[object]) -> None:
+    try:
+        future.set_result(prepare_all(engine, inputs))
+    except BaseException as error:  # noqa: BLE001 - raised again in the waiting thread
+        future.set_exception(error)
+
+
+def prepare_all(engine: AnyEngine, inputs: Sequence[object]) -> list[Prepared[object] | Exception]:
+    """The prepared form of each input, or its error.
+
+    If the call fails or returns something other than one entry per input, each input is prepared alone.
+
+    Raises:
+        BrokenOffError: the engine died, which is not a record failure.
+    """
+    try:
+        return _prepared(engine, inputs)
+    except EngineDeadError as error:
+        raise BrokenOffError(
+            f"the engine cannot continue: {error}; finished records are kept; run again to continue"
+        ) from error
+    except StoppedEarly:
+        raise
+    except BaseException as error:  # noqa: BLE001 - an engine may raise anything
+        if len(inputs) == 1:
+            return [own_copy(error)]
+    return [prepare_all(engine, [value])[0] for value in inputs]
+
+
+def _prepared(engine: AnyEngine, inputs: Sequence[object]) -> list[Prepared[object] | Exception]:
+    answers: object = engine.prepare(inputs)
+    if type(answers) is not list or len(answers) != len(inputs):
+        answers = checked_results(answers, len(inputs), "prepare")
+    return [answer if _is_sound(answer) else _checked(answer) for answer in answers]
+
+
+def _is_sound(answer: object) -> TypeGuard[Prepared[object]]:
+    """Whether it is what nearly all answers are: prepared, with a whole number as cost."""
+    return type(answer) is Prepared and type(answer.cost) is int and 0 <= answer.cost <= MOST_COST
+
+
+def _checked(answer: object) -> Prepared[object] | Exception:
+    if isinstance(answer, BaseException):
+        return answer if isinstance(answer, Exception) else own_copy(answer)
+    if not isinstance(answer, Prepared):
+        return unfinished("the engine's prepare", answer) or BadResultError(
+            f"the engine's prepare returned {type(answer).__name__} for a record; "
+            "it must return Prepared or an exception"
+        )
+    try:
+        checked_cost(answer.cost, type(answer.payload))
+    except Exception as error:  # noqa: BLE001 - comparing an engine's own cost type may raise anything
+        return own_copy(error)
+    return answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +314,10 @@ class Preparation:
             done.truncated += prepared.truncated
             done.split += prepared.parts > 0
             done.chunks += prepared.parts
-        compared, repeated = self.repeats.look(inputs) if self.repeats is not None else (0, 0)
+        compared = repeated = 0
+        if self.repeats is not None and not self.repeats.ends:
+            hashes = [hash(value) for value in inputs if type(value) is str]
+            compared, repeated = self.repeats.look(hashes, len(inputs))
         ended = time.monotonic()
         event = StageDone(
             "prepare", len(rows), ended - started, ended, tokens=done.tokens, truncated=done.truncated,
@@ -205,7 +333,8 @@ class Preparation:
         selected: list[tuple[Record, Record, Record]] = []
         inputs: list[object] = []
         identify, input_of, choice = self.columns.identify, self.columns.input_of, self.columns.choice
-        for row, mapped in self.user.prepared(rows):
+        sees = self.user.prepares or self.user.finishes
+        for row, mapped in self.user.prepared(rows) if sees else zip(rows, rows, strict=True):
             if isinstance(mapped, Exception):
                 done.refuse(row, self._id_of(row), mapped, attempts.get(row.position, 1))
                 continue

@@ -25,9 +25,8 @@ from headrace.jobs.pipeline.work import (
     RefusedError,
     UnfinishedOutput,
     Work,
-    failure,
 )
-from headrace.records import Ok, Outcome
+from headrace.records import Failed, Ok, Outcome
 from headrace.retry import RetryPolicy
 
 MOST_PARKED = 4096
@@ -185,4 +184,4 @@ def _failed(work: Work, error: Exception) -> Outcome:
         raise BrokenOffError(
             f"the engine cannot continue: {error}; finished records are kept; run again to continue"
         ) from error
-    return failure(work.original, error, work.attempt)
+    return Failed.of(work.original, error, work.attempt)

@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from types import TracebackType
-from typing import Self, TypeAlias
+from typing import Self
 
-from headrace.errors import BrokenOffError, JobError, RecordError, text_of
+from headrace.errors import BrokenOffError
 from headrace.events import Event, PartCommitted, PipelineWaited, RecordFailed, StageDone
 from headrace.io.storage.parts import Interval
-from headrace.jobs.pipeline.coalescer import Coalescer
 from headrace.jobs.pipeline.job import Job, Tally
 from headrace.jobs.pipeline.memory_budget import PARTS, Memory, outputs_bytes
 from headrace.jobs.pipeline.user_code import UserCode
-from headrace.jobs.pipeline.work import UnfinishedOutput, failure
+from headrace.jobs.pipeline.work import UnfinishedOutput
 from headrace.jobs.state.passes import Pass
 from headrace.jobs.state.run_time import RunTimeLog
-from headrace.records import Failed, Ok, Outcome, Record
+from headrace.records import Failed, Ok, Outcome
 
+SMALL_RUN = 32
+"""A run of fewer rows waits longer in proportion, a single row 32 intervals. Its neighbours are probably in flight, and
+a file for each fragment would cost more than computing the fragment again after a kill."""
 _BACKLOG_RUNS = 2
 """Maximum full runs that wait for the disk; above this number `put` waits."""
 _FIRST_FINISHED = 64
@@ -35,12 +39,102 @@ def least_wait_s(age_s: float) -> float:
     return min(age_s * _SHARE_AT_RISK, _LONGEST_WAIT_S)
 
 
+@dataclass(slots=True)
+class _Run:
+    start: int
+    end: int
+    oldest: float
+
+
+class Coalescer:
+    """Holds finished outcomes by position and returns runs of consecutive ones. Pure: reads no clock.
+
+    A run is due when it has `part_records` rows, or when its oldest row has waited `interval_s` seconds (longer if it
+    has fewer than 32 rows). A run has fewer rows than 2 × `part_records` plus those added last. `place` numbers the
+    positions if they have gaps.
+    """
+
+    def __init__(self, part_records: int, interval_s: float, place: Callable[[int], int] | None = None) -> None:
+        self.part_records = part_records
+        """Rows of a full run; a change applies to rows added later."""
+        self._interval_s = interval_s
+        self._place = place
+        self._rows: dict[int, Outcome] = {}
+        self._by_start: dict[int, _Run] = {}
+        self._by_end: dict[int, _Run] = {}
+        self._full: deque[_Run] = deque()
+
+    def __len__(self) -> int:
+        """Rows held."""
+        return len(self._rows)
+
+    @property
+    def full_runs(self) -> int:
+        """Number of full runs."""
+        return len(self._full)
+
+    def add(self, outcomes: Sequence[Outcome], now: float) -> None:
+        """Add outcomes, each position once. Fastest for consecutive positions."""
+        places = [outcome.record.position for outcome in outcomes]
+        if self._place is not None:
+            places = list(map(self._place, places))
+        start = 0
+        for end in range(1, len(outcomes) + 1):
+            if end == len(outcomes) or places[end] != places[end - 1] + 1:
+                self._add_run(places[start], outcomes[start:end], now)
+                start = end
+
+    def _add_run(self, start: int, outcomes: Sequence[Outcome], now: float) -> None:
+        """Add outcomes of consecutive places."""
+        end = start + len(outcomes)
+        self._rows.update(zip(range(start, end), outcomes, strict=True))
+        left = self._by_end.pop(start, None)
+        right = self._by_start.pop(end, None)
+        if left is not None:
+            run = left
+            run.end = end
+            if right is not None:
+                run.end = right.end
+                run.oldest = min(left.oldest, right.oldest)
+        elif right is not None:
+            run = right
+            run.start = start
+        else:
+            run = _Run(start, end, now)
+        self._by_start[run.start] = self._by_end[run.end] = run
+        if run.end - run.start >= self.part_records:
+            self._close(run)
+            self._full.append(run)
+
+    def take(self, now: float, least_wait_s: float = 0.0) -> tuple[Interval, list[Outcome]] | None:
+        """The interval and the outcomes, in input order, of a run that is due; None if none is.
+
+        Args:
+            least_wait_s: minimum seconds that the oldest row of a run waits, unless the run is full.
+        """
+        if self._full:
+            return self._give(self._full.popleft())
+        for run in self._by_start.values():
+            if now - run.oldest >= max(least_wait_s, self._interval_s * max(1.0, SMALL_RUN / (run.end - run.start))):
+                self._close(run)
+                return self._give(run)
+        return None
+
+    def _close(self, run: _Run) -> None:
+        del self._by_start[run.start]
+        del self._by_end[run.end]
+
+    def _give(self, run: _Run) -> tuple[Interval, list[Outcome]]:
+        outcomes = [self._rows.pop(position) for position in range(run.start, run.end)]
+        return Interval(run.start, run.end), outcomes
+
+
 class Sink:
     """Takes outcomes in any order. Commits finished records on exit, also after an error."""
 
     def __init__(self, job: Job, todo: Pass, tally: Tally, memory: Memory) -> None:
         limits = job.limits
-        self._output = job.output
+        self._writer = job.output.writer
         self._parts = todo.sink
         self._run_time = RunTimeLog(job.output.work)
         self._user = job.user
@@ -185,43 +279,21 @@ class Sink:
     def _write(
         self, interval: Interval, outcomes: list[Outcome], unfinished: list[Failed], started: float
     ) -> tuple[tuple[Event, ...], list[Failed]]:
-        encoded, unwritable, nulled = self._encode([outcome for outcome in outcomes if type(outcome) is Ok])
-        unfinished = unfinished + unwritable
-        failures = [outcome for outcome in outcomes if type(outcome) is Failed]
-        if unwritable:
-            failures = sorted([*failures, *unwritable], key=lambda failed: failed.record.position)
-        dead_letters = self._output.writer.encode_failures(failures)
-        finished = time.monotonic()
         try:
-            self._parts.commit(interval, encoded, dead_letters)
+            written = self._parts.write(interval, outcomes, self._writer)
             self._run_time.note()
         except OSError as error:
             raise BrokenOffError(
                 f"cannot write to {self._parts.path}: {error.strerror or error}; "
                 "committed records are kept; run again to continue"
             ) from error
-        ended = time.monotonic()
-        size = len(encoded) + len(dead_letters)
+        ended, encoded_at = time.monotonic(), written.encoded_at
         events = (
-            StageDone("finish", len(outcomes), finished - started, finished),
-            StageDone("write", len(outcomes), ended - finished, ended, bytes=size, nulled=nulled),
-            PartCommitted(interval.start, interval.end, len(failures), size, ended),
+            StageDone("finish", len(outcomes), encoded_at - started, encoded_at),
+            StageDone("write", len(outcomes), ended - encoded_at, ended, bytes=written.size, nulled=written.nulled),
+            PartCommitted(interval.start, interval.end, written.failed, written.size, ended),
         )
-        return events, unfinished
-
-    def _encode(self, rows: list[Ok]) -> tuple[bytes, list[Failed], int]:
-        """The encoded rows, the rows that cannot be encoded, and the count of numbers written as null."""
-        writer = self._output.writer
-        before = writer.nulled
-        try:
-            return writer.encode(rows), [], writer.nulled - before
-        except JobError:
-            raise
-        except BaseException:  # noqa: BLE001 - an object's own methods may raise anything; signals go to the main thread
-            good, bad = sort_out(rows, writer.encode)
-        before = writer.nulled
-        encoded = writer.encode(good)
-        return encoded, [failure(as_read(row), error, 1) for row, error in bad], writer.nulled - before
+        return events, [*unfinished, *written.unwritable]
 
 
 def finish_all(outcomes: Sequence[Outcome], user: UserCode) -> tuple[list[Outcome], list[Failed]]:
@@ -234,62 +306,9 @@ def finish_all(outcomes: Sequence[Outcome], user: UserCode) -> tuple[list[Outcom
         if type(outcome) is Ok and type(outcome.output) is UnfinishedOutput:
             output = next(outputs)
             if isinstance(output, Exception):
-                outcome = failure(as_read(outcome), output, 1)
+                outcome = Failed.of(outcome.as_read, output, 1)
                 failures.append(outcome)
             else:
                 outcome = Ok(outcome.record, output, outcome.cost, outcome.row)
         done.append(outcome)
     return done, failures
-
-
-def as_read(done: Ok) -> Record:
-    """The record as it was read, for its dead letter."""
-    return Record(done.record.position, done.record.id, done.row)
-
-
-Bad: TypeAlias = list[tuple[Ok, Exception]]
-
-
-def sort_out(rows: list[Ok], encode: Callable[[list[Ok]], object]) -> tuple[list[Ok], Bad]:
-    """Split rows, by halving, into those that can be written together and the others with their errors."""
-    good, bad = _each_alone(rows, encode)
-    if _error(good, encode) is None:
-        return good, bad
-    together, more = _add(good, [], encode)  # each of them can be written, and not with the others
-    return together, sorted(bad + more, key=lambda one: one[0].record.position)
-
-
-def _error(rows: list[Ok], encode: Callable[[list[Ok]], object]) -> Exception | None:
-    try:
-        encode(rows)
-    except JobError:
-        raise
-    except Exception as error:  # noqa: BLE001 - a format library may raise anything; only the record fails
-        return error
-    except BaseException as error:  # noqa: BLE001 - likewise, from an object's own methods
-        return RecordError(f"writing it raised {type(error).__name__}: {text_of(error)}")
-    return None
-
-
-def _each_alone(rows: list[Ok], encode: Callable[[list[Ok]], object]) -> tuple[list[Ok], Bad]:
-    """Split off the rows that cannot be written even alone."""
-    error = _error(rows, encode)
-    if error is None:
-        return rows, []
-    if len(rows) == 1:
-        return [], [(rows[0], error)]
-    good, bad = _each_alone(rows[: len(rows) // 2], encode)
-    more_good, more_bad = _each_alone(rows[len(rows) // 2 :], encode)
-    return good + more_good, bad + more_bad
-
-
-def _add(rows: list[Ok], to: list[Ok], encode: Callable[[list[Ok]], object]) -> tuple[list[Ok], Bad]:
-    """Append the rows that can be written together with `to`."""
-    error = _error(to + rows, encode)
-    if error is None:
-        return to + rows, []
-    if len(rows) == 1:
-        return to, [(rows[0], error)]
-    to, bad = _add(rows[: len(rows) // 2], to, encode)
-    to, more = _add(rows[len(rows) // 2 :], to, encode)
-    return to, bad + more

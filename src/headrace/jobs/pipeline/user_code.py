@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeAlias, cast
 from headrace.batching.callables import plain_function, unfinished
 from headrace.errors import BrokenOffError, ConfigError, EngineDeadError, RecordError, StoppedEarly, text_of
 from headrace.processes.child import ChildProcess
-from headrace.processes.culprits import CrashIsolation
+from headrace.processes.crash_isolation import CrashIsolation
 from headrace.records import Record
 
 WorkerKind: TypeAlias = Literal["auto", "thread", "process"]

@@ -6,12 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
-from headrace.errors import ProcessError, RecordError, text_of
 from headrace.records import Failed, Record
 from headrace.retry import is_transient
-
-MOST_MESSAGE = 4096
-"""Maximum characters of an error's message."""
 
 
 class Work(NamedTuple):
@@ -94,7 +90,7 @@ class PreparedChunk:
         """Add a record that failed at this attempt; for good, unless the reason is transient."""
         work = Work(Record(row.position, identity, None), row.data, attempt=attempt)
         if not is_transient(error):
-            error = RefusedError(failure(work.original, error, attempt))
+            error = RefusedError(Failed.of(work.original, error, attempt))
         self.answered.append((work, error))
 
     def add(self, other: PreparedChunk) -> None:
@@ -116,12 +112,3 @@ def unreadable(failed: Failed) -> tuple[Work, Exception]:
     """A row that could not be read, as a refused record."""
     record = failed.record
     return Work(Record(record.position, record.id, None), record.data), RefusedError(failed)
-
-
-def failure(record: Record, error: Exception, attempts: int) -> Failed:
-    """The `Failed` of a record for this error."""
-    words = " ".join(text_of(error)[:MOST_MESSAGE].split())
-    raised = (error.__cause__ or error) if type(error) is ProcessError else error  # it stands for its cause
-    if isinstance(error, RecordError):
-        return Failed(record, type(raised).__name__, words, attempts, error.code, error.param)
-    return Failed(record, type(raised).__name__, words, attempts)

@@ -19,10 +19,10 @@ from headrace.engines.base import AnyBatchEngine, can_be_tuned, memory_of, runs_
 from headrace.engines.profile import EngineProfile
 from headrace.errors import ConfigError, DiskFullError
 from headrace.io.storage.locations import is_remote
+from headrace.io.storage.unwritable import writable
 from headrace.jobs.pipeline.chunks import answers, expected_cost, parts_of
 from headrace.jobs.pipeline.infer import stream_longest_first
 from headrace.jobs.pipeline.job import Job
-from headrace.jobs.pipeline.sink import sort_out
 from headrace.jobs.pipeline.work import Work
 from headrace.jobs.planning.survey import Survey
 from headrace.records import Ok
@@ -110,7 +110,7 @@ def forecast(job: Job, survey: Survey, profile: EngineProfile, *, is_folder: boo
         expected = expected_cost(job.batcher) or operator.attrgetter("cost")
         seconds *= sum(map(expected, work)) / sum(expected(item) for item, _ in done)
     engine_s = seconds / len(work) * good
-    rows, _ = sort_out(_finished(job, done), job.output.writer.encode)
+    rows, _ = writable(_finished(job, done), job.output.writer.encode)
     row_bytes = len(job.output.writer.encode(rows)) / max(1, len(rows))
     host_s = survey.prepare_s * survey.records / (job.limits.workers or 2)
     return Forecast(

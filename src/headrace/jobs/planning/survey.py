@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from headrace.errors import RecordError
 from headrace.events import PrecisionChosen
 from headrace.io.base import Chunk, Source
-from headrace.jobs.pipeline.engine_prepare import InTime
 from headrace.jobs.pipeline.job import Job, OrderPlan
 from headrace.jobs.pipeline.prefixes import prompt_text
-from headrace.jobs.pipeline.prepare import Preparation
+from headrace.jobs.pipeline.prepare import InTime, Preparation
 from headrace.jobs.pipeline.work import Work
 from headrace.jobs.planning.repeats import Repeats, repeats, template_repeats
 from headrace.records import LeftOut

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 from headrace.errors import ConfigError
-from headrace.io.databases.names import shown
+from headrace.io.databases.names import display_name
 from headrace.io.sinks.targets import Target, find_target
 from headrace.io.storage.locations import as_os_errors, exists, is_remote
 from headrace.io.storage.parts import PartFolder
@@ -78,7 +78,7 @@ def state_of(name: str | Path) -> tuple[Target, JobState]:
         if not (target.is_folder or is_remote(target.place)) and target.place.is_dir():
             raise NoJobError(f"{target.place} is a folder: for its parts, end the name in /")
         raise NoJobError(
-            f"no job has written {shown(name)}: there is no {target.work / 'job.json'}, "
+            f"no job has written {display_name(name)}: there is no {target.work / 'job.json'}, "
             "which a job writes once its model is loaded"
         )
     chosen = (state.get("settings") or {}).get("output_format")

@@ -24,10 +24,10 @@ from headrace.errors import ConfigError, JobError
 from headrace.io.base import PartWriter
 from headrace.io.sinks.hub import HubWriter
 from headrace.io.sinks.targets import Target
-from headrace.io.storage.checksums import Damage, DigestWriter, Interval, digest_of
+from headrace.io.storage.checksums import Damage, DigestWriter, Interval, digest_of, listed
 from headrace.io.storage.lease import Lease
-from headrace.io.storage.locations import drop_uploads, exists, file_names, is_remote, remove
-from headrace.io.storage.parts import PartFolder, atomic_file, listed
+from headrace.io.storage.locations import abort_uploads, exists, file_names, is_remote, remove
+from headrace.io.storage.parts import PartFolder, atomic_file
 from headrace.jobs.state.changed_files import changes
 from headrace.jobs.state.fingerprint import check_same, check_same_input
 from headrace.jobs.state.ledger import Ledger
@@ -169,7 +169,7 @@ class JobOutput:
             self._lease = Lease(lock, self.target)
             with self._lease.held(), tempfile.TemporaryDirectory(prefix="headrace-") as folder:
                 self.scratch = Path(folder)
-                drop_uploads(self.target, self.errors, self.work)
+                abort_uploads(self.target, self.errors, self.work)
                 yield
         else:
             try:

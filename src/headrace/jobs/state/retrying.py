@@ -18,9 +18,9 @@ from typing import BinaryIO, cast
 
 from headrace.errors import ConfigError, JobError
 from headrace.io.base import PartWriter
-from headrace.io.storage.checksums import DigestWriter, Seal, blocks_of, digest_of
-from headrace.io.storage.locations import file_names, is_remote, remove, remove_folder
-from headrace.io.storage.parts import Interval, PartFolder, atomic_file, listed, move
+from headrace.io.storage.checksums import DigestWriter, Seal, blocks_of, digest_of, listed
+from headrace.io.storage.locations import file_names, is_remote, remove, remove_folder, store, with_retries
+from headrace.io.storage.parts import Interval, PartFolder, atomic_file, sync_folder
 from headrace.jobs.state.ledger import Ledger
 from headrace.jobs.state.passes import Finished, Pass
 
@@ -142,7 +142,7 @@ class Retrying:
                 remove(place)
                 remove(new)
             else:
-                move(new, place)
+                _move(new, place)
         if self._target is None:
             self._output.settle()
         self.clear()
@@ -239,3 +239,14 @@ def _turns(positions: Sequence[int], left: set[int], start: int) -> Iterator[tup
         if number not in left:
             yield before, 1
             before = 0
+
+
+def _move(source: Path, destination: Path) -> None:
+    """Move a file over another; in a store, copy then remove, which may be repeated after a kill."""
+    if not is_remote(source):
+        source.replace(destination)
+        sync_folder(destination.parent)
+        return
+    fs, address = store(source)
+    with_retries(lambda: fs.cp_file(address, store(destination)[1]))()
+    remove(source)

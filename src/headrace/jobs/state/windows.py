@@ -24,8 +24,8 @@ from pathlib import Path
 
 from headrace.errors import BrokenOffError
 from headrace.io.base import PartWriter
-from headrace.io.storage.checksums import Damage
-from headrace.io.storage.parts import Interval, PartFolder, atomic_file, listed, sync_folder
+from headrace.io.storage.checksums import Damage, listed
+from headrace.io.storage.parts import Interval, PartFolder, Written, atomic_file, sync_folder
 from headrace.jobs.state.ledger import Ledger
 from headrace.jobs.state.window import (
     ORDER,
@@ -37,6 +37,7 @@ from headrace.jobs.state.window import (
     stretches,
     write_order,
 )
+from headrace.records import Outcome
 
 STRIDE = 1 << 40
 """Window n, counted from 1, has the places from n * STRIDE on, so that no part reaches from one window into another."""
@@ -64,7 +65,7 @@ class Loaded:
 
 
 class Windows:
-    """All windows of a job. Takes the parts that a job commits, as `PartFolder` does.
+    """All windows of a job. Writes the parts of a job, as `PartFolder` does.
 
     Positions that are in no window are places of the output itself.
 
@@ -239,23 +240,18 @@ class Windows:
                 return window.number * STRIDE + place
         return position
 
-    def commit(self, interval: Interval, rows: bytes, failures: bytes) -> None:
-        """Commit a part; puts a window into input order when its last place is committed.
-
-        Raises:
-            OSError: the folder cannot be written, or is full; the part is not committed.
-            JobError: another process has taken over the output.
-        """
+    def write(self, interval: Interval, outcomes: Sequence[Outcome], writer: PartWriter) -> Written:
+        """See `PartFolder.write`. Puts a window into input order when its last place is committed."""
         number = interval.start // STRIDE
         if not number:
-            self._output.commit(interval, rows, failures)
-            return
+            return self._output.write(interval, outcomes, writer)
         window = self._open[number]
         places = Interval(interval.start - number * STRIDE, interval.end - number * STRIDE)
-        window.parts.commit(places, rows, failures)
+        written = window.parts.write(places, outcomes, writer)
         window.committed.append(places)
         if not window.left:
             self._close(window)
+        return written
 
     def merge_errors(self, target: Path, work: Path | None = None) -> None:
         """Write all dead letters to one file, those of windows last; no file if there are none."""

@@ -1,4 +1,4 @@
-"""Gives every second of a device one cause, from the events of a job or a server. Pure: reads no clock."""
+"""Gives every second of a device one cause, from the events of a job or a server. Pure: it reads no clock."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ class Accountant:
         """Seconds of failed calls of running batches."""
         self._sink: deque[StageDone] = deque(maxlen=_RECENT)
         self._device_s: float | None = None
-        """What the device itself computed, told at the end."""
+        """What the device itself computed, reported at the end."""
         self._heard: dict[str, float] = {}
         """When each worker last returned work."""
         self._dead: dict[str, float] = {}

@@ -27,7 +27,7 @@ class DeviceFigures:
     mfu: float | None
     """Model FLOPs utilisation: those, as a fraction of the measured peak; None without a peak."""
     limit: Limit | None
-    """None if it cannot be told."""
+    """None if unknown."""
     dtype: str
     watts: float | None
     """The mean of the run, by NVML; None if unknown."""

@@ -44,7 +44,7 @@ def _bound(key: int) -> float:
     return float(2 ** (key / _PER_DOUBLING))
 
 
-def merged(histograms: Iterable[Buckets]) -> list[list[float]]:
+def merge_histograms(histograms: Iterable[Buckets]) -> list[list[float]]:
     """The sum of several histograms."""
     sums: defaultdict[tuple[float, float], list[float]] = defaultdict(lambda: [0, 0.0])
     for buckets in histograms:

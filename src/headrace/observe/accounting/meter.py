@@ -38,7 +38,7 @@ class InputSize:
 
 
 @dataclass(frozen=True, slots=True)
-class Passed:
+class StageProgress:
     """How far the records of a job have come."""
 
     records: Mapping[str, int]
@@ -132,7 +132,8 @@ class Meter:
         first = self._samples[0] if self._samples else current
         elapsed = now - first.at
         rate = (current.records - first.records) / elapsed if elapsed > 0 else 0.0
-        fraction = self._fraction(current.records)
+        done = self._skipped + current.records  # of the whole input, as are the fraction and the remaining time
+        fraction = self._size.fraction(done, self._skipped + self._loaded, self._bytes)
         return Snapshot(
             ok=self._ok,
             failed=self._failed,
@@ -141,17 +142,9 @@ class Meter:
             tokens_per_s=(current.tokens - first.tokens) / elapsed if elapsed > 0 else 0.0,
             busy=min(1.0, (current.busy_s - first.busy_s) / elapsed) if elapsed > 0 else 0.0,
             fraction=fraction,
-            eta_s=self._records_left(fraction) / rate if fraction and rate else None,
+            eta_s=done * (1 - fraction) / fraction / rate if fraction and rate else None,
             dtype=self._dtype,
         )
 
     def _sample(self, at: float) -> _Sample:
         return _Sample(at, self._ok + self._failed, self._tokens, self._busy.seconds)
-
-    def _records_left(self, fraction: float) -> float:
-        """Of the whole input. Fractions of two moments do not tell: passing over finished records changes them too."""
-        return (self._skipped + self._ok + self._failed) * (1 - fraction) / fraction
-
-    def _fraction(self, done: int) -> float | None:
-        """Of the whole input, after `done` records of this run; None where its size is unknown."""
-        return self._size.fraction(self._skipped + done, self._skipped + self._loaded, self._bytes)

@@ -1,4 +1,4 @@
-"""What a device did at each moment: one cause, in bounded memory. Pure: told the times, reads no clock."""
+"""What a device did at each moment: one cause, in bounded memory. Pure: callers pass the times."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ write     idle: finished results wait for the disk
 memory    idle: as many records as allowed are in memory
 draining  idle: after the last batch
 idle      idle: a server has no request
-other     idle, for no cause that an event tells
+other     idle, for a cause that no event names
 """
 CAUSES: tuple[Cause, ...] = get_args(Cause)
 COMPUTING: tuple[Cause, ...] = ("real", "padding", "copy", "retry")
@@ -55,7 +55,7 @@ LABELS: Mapping[Cause, str] = {
     "starting": "starting (load, tune)",
     "read": "starved by read",
     "prepare": "starved by prepare",
-    "company": "waiting for company",
+    "company": "waiting for more records",
     "finish": "blocked by finish",
     "write": "blocked by write",
     "memory": "memory limit reached",
@@ -63,6 +63,26 @@ LABELS: Mapping[Cause, str] = {
     "idle": "no requests",
     "other": "other",
 }
+
+COLOURS: Mapping[Cause, str] = {
+    "real": "#1f8a5b",
+    "padding": "#8fcf9f",
+    "copy": "#5fb0a6",
+    "retry": "#c2362f",
+    "lock": "#6f4e37",
+    "lost": "#7a1f1f",
+    "starting": "#8a93a3",
+    "read": "#2f6fc4",
+    "prepare": "#7b5cc9",
+    "company": "#d9a514",
+    "finish": "#e07b39",
+    "write": "#b4487f",
+    "memory": "#c7a17a",
+    "draining": "#a9bfd6",
+    "idle": "#e6eaf0",
+    "other": "#d5dae2",
+}
+"""In a terminal and a notebook; pages have those of report.css."""
 
 _SEGMENTS = 256
 """Stretches that may still change; older ones are settled."""

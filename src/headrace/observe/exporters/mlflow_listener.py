@@ -6,7 +6,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from headrace.errors import MissingExtraError
+from headrace.extras import require
 from headrace.observe.exporters.tracking import Ended, Tracker, TrackingListener
 from headrace.observe.live.frame import wall_clock
 
@@ -21,7 +21,7 @@ class MLflowListener(TrackingListener):
 
     MLflow's own settings say where: `mlflow.set_tracking_uri`, `mlflow.set_experiment`, or the environment variables
     MLFLOW_TRACKING_URI, MLFLOW_EXPERIMENT_NAME and MLFLOW_RUN_ID. If a run is active where the listener is made, the
-    job is reported to that run, which stays open. Otherwise each job is a run of its own.
+    job is reported to that run, which stays open. Otherwise each job is its own run.
 
     Args:
         every_s: seconds between two sets of figures.
@@ -31,10 +31,7 @@ class MLflowListener(TrackingListener):
     """
 
     def __init__(self, every_s: float = 10.0) -> None:
-        try:
-            import mlflow
-        except ModuleNotFoundError as error:
-            raise MissingExtraError(f'MLflow needs {error.name}: pip install "headrace[mlflow]"') from error
+        mlflow = require("mlflow", "mlflow", "MLflow")
         active = mlflow.active_run()
         super().__init__(lambda: _MLflowRun(mlflow, None if active is None else active.info.run_id), every_s)
 

@@ -10,7 +10,7 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -163,7 +163,7 @@ class ServerSpans:
         )
         return RequestSpan(span, method) if span.is_recording() else None
 
-    def batches(self, process: Callable[[list[T]], Sequence[object]]) -> Callable[[list[Any]], Sequence[object]]:
+    def batches(self, process: Callable[[list[T]], Sequence[object]]) -> Callable[[list[object]], Sequence[object]]:
         """The function that runs a batch, with a span for each call.
 
         The span is a child of the first request of the batch, and linked to all of them; each of them links to it.
@@ -180,7 +180,7 @@ class ServerSpans:
         return traced
 
     @contextlib.contextmanager
-    def _batch(self, requests: list[RequestSpan], size: int) -> Any:
+    def _batch(self, requests: list[RequestSpan], size: int) -> Iterator[None]:
         first = requests[0]
         span = self._tracer.start_span(
             "batch",
@@ -199,7 +199,7 @@ class ServerSpans:
 
 
 @contextlib.contextmanager
-def _ending(span: Span) -> Any:
+def _ending(span: Span) -> Iterator[None]:
     """End the span with the body, and say which kind of error ended it."""
     try:
         yield

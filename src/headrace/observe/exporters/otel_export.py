@@ -47,8 +47,8 @@ class _Watched(SpanExporter):
         self._inner.shutdown()
 
 
-def exporting(names: Sequence[str], protocol: str, version: str) -> Tracing | None:
-    """A provider that sends to these exporters on a thread of its own; None if one of them cannot be used.
+def make_tracing(names: Sequence[str], protocol: str, version: str) -> Tracing | None:
+    """A provider that sends to these exporters on its own thread; None if one of them cannot be used.
 
     Args:
         names: of exporters, as in OTEL_TRACES_EXPORTER.
@@ -59,7 +59,7 @@ def exporting(names: Sequence[str], protocol: str, version: str) -> Tracing | No
     try:
         watched.extend(_Watched(name, _exporter(name, protocol)) for name in names)
     except Exception as error:  # noqa: BLE001 - an exporter's own code may raise anything about its settings
-        logger.warning("headrace: there are no OpenTelemetry spans: %s", text_of(error))
+        logger.warning("headrace: OpenTelemetry spans are off: %s", text_of(error))
         return None
     resource = Resource.create()
     if not os.environ.get("OTEL_SERVICE_NAME") and str(resource.attributes[SERVICE_NAME]).startswith("unknown_service"):

@@ -133,7 +133,7 @@ class _Pulled(Collector):
         return self._now()
 
 
-def merged(pages: Mapping[str, bytes], label: str) -> bytes:
+def merge_pages(pages: Mapping[str, bytes], label: str) -> bytes:
     """Merge the pages of several servers: each sample without the label gets it, and a gauge counts the servers.
 
     Args:

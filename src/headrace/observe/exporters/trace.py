@@ -41,7 +41,7 @@ class TraceWriter:
     """A context manager and thread-safe event listener that writes a file in Chrome's trace event format.
 
     Each batch, step and chunk of records of a stage is a box in a row of its lane: what overlaps has several rows. A
-    request is a span of its own. Beyond 500,000 events nothing is written; the trace says so. A file that can no longer
+    request is its own span. Beyond 500,000 events nothing is written; the trace says so. A file that can no longer
     be written does not end the job. A trace that a kill has cut off can still be opened.
 
     Args:

@@ -21,7 +21,7 @@ from headrace.observe.live.job import job_frame
 from headrace.observe.page.render import ReportedJob, write_page
 from headrace.observe.reporting import summary
 from headrace.observe.reporting.report import ReportBuilder
-from headrace.observe.reporting.summary import RunState, RunSummary
+from headrace.observe.reporting.summary import RunSummary
 
 logger = logging.getLogger("headrace")
 
@@ -58,7 +58,7 @@ class Tracker(abc.ABC):
 class TrackingListener:
     """An event listener for jobs that reports to an experiment tracker; one object serves any number of jobs in turn.
 
-    It works on a thread of its own. A tracker that does not answer, or fails, costs one warning and never the job.
+    It works on its own thread. A tracker that does not answer, or fails, costs one warning and never the job.
 
     Args:
         make: makes a tracker for each job.
@@ -142,7 +142,7 @@ class _TrackedJob:
         report, account = self.builder.snapshot(time.monotonic())
         described, state = self._described, self._state or "interrupted"
         run = RunSummary(
-            self._started_at, _run_state(state), summary.figures_of(report), account, described.settings,
+            self._started_at, state, summary.figures_of(report), account, described.settings,
             described.versions,
         )  # fmt: skip
         with tempfile.TemporaryDirectory(prefix="headrace-") as folder:
@@ -153,10 +153,6 @@ class _TrackedJob:
                 logger.warning("headrace: the tracker gets no report page: %s", error)
             else:
                 self._tracker.add_file(page)
-
-
-def _run_state(state: Ended) -> RunState:
-    return state
 
 
 def key(text: str) -> str:

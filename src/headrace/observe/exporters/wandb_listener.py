@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from headrace.errors import MissingExtraError
+from headrace.extras import require
 from headrace.observe.exporters.tracking import Ended, Tracker, TrackingListener
 
 _INIT_S = 30
@@ -17,7 +17,7 @@ class WandbListener(TrackingListener):
 
     Its own environment variables say where: WANDB_PROJECT (default: headrace), WANDB_ENTITY, WANDB_MODE=offline. If a
     run is active where the listener is made, the job is reported to that run, which stays open. Otherwise each job is a
-    run of its own.
+    its own run.
 
     Args:
         every_s: seconds between two sets of figures.
@@ -27,10 +27,7 @@ class WandbListener(TrackingListener):
     """
 
     def __init__(self, every_s: float = 10.0) -> None:
-        try:
-            import wandb
-        except ModuleNotFoundError as error:
-            raise MissingExtraError(f'Weights & Biases needs {error.name}: pip install "headrace[wandb]"') from error
+        wandb = require("wandb", "wandb", "Weights & Biases")
         active = wandb.run
         super().__init__(lambda: _WandbRun(wandb, active), every_s)
 

@@ -140,7 +140,7 @@ def shares(seconds: Mapping[Cause, float]) -> dict[Cause, float]:
     return {cause: seconds[cause] / whole for cause in CAUSES if seconds.get(cause, 0.0) > 0}
 
 
-def parsed(text: str | bytes) -> Frame:
+def parse_frame(text: str | bytes) -> Frame:
     """The frame in JSON text.
 
     Raises:
@@ -151,7 +151,7 @@ def parsed(text: str | bytes) -> Frame:
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     if not isinstance(content, dict) or content.pop("format", None) != _FORMAT:
-        raise ValueError("it is no live state of headrace")
+        raise ValueError("it is not a live state of headrace")
     if (found := content.pop("version", None)) != VERSION:
         raise ValueError(f"its version is {found!r:.20}, this headrace reads version {VERSION}")
     try:
@@ -178,12 +178,12 @@ def _check(frame: Frame) -> None:
             _number(number)
     texts = [frame.name, frame.state, frame.advice, *(text for row in frame.replicas for text in (row.name, row.state))]
     if not all(isinstance(text, str) for text in texts) or not {*frame.causes, *frame.causes_of_all} <= set(CAUSES):
-        raise ValueError("it has a text or a cause that is none")
+        raise ValueError("a text or a cause is not valid")
 
 
 def _number(value: object) -> None:
     if type(value) not in (int, float) or not 0 <= value < math.inf:  # type: ignore[operator]
-        raise ValueError(f"it has a number that is none: {value!r:.40}")
+        raise ValueError(f"a number is not valid: {value!r:.40}")
 
 
 def wall_clock() -> float:
@@ -191,6 +191,13 @@ def wall_clock() -> float:
     return datetime.now(UTC).timestamp()
 
 
-def shortened(text: str) -> str:
+def clock_text(seconds: float) -> str:
+    """A duration as H:MM:SS or M:SS."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def shorten(text: str) -> str:
     """A text for a frame: of one line, and not too long."""
     return " ".join(text.split())[:_LONGEST]

@@ -8,15 +8,15 @@ from pathlib import Path
 from headrace.io.storage.locations import is_remote
 from headrace.io.storage.parts import atomic_file
 from headrace.observe.accounting.accountant import Account
-from headrace.observe.accounting.meter import Passed
-from headrace.observe.live.frame import Frame, Replica, Totals, Window, shares, shortened, wall_clock
+from headrace.observe.accounting.meter import StageProgress
+from headrace.observe.live.frame import Frame, Replica, Totals, Window, shares, shorten, wall_clock
 from headrace.observe.reporting.report import Report
 
 _MOST_REASONS = 20
 
 
 def job_frame(  # noqa: PLR0913 - what is known of a job at one moment
-    name: str, state: str, report: Report, account: Account, passed: Passed, window: Window, now: float
+    name: str, state: str, report: Report, account: Account, passed: StageProgress, window: Window, now: float
 ) -> Frame:
     """The present state of a job.
 
@@ -38,7 +38,7 @@ def job_frame(  # noqa: PLR0913 - what is known of a job at one moment
     rate = recent.rates.get("records", 0.0) + recent.rates.get("failed", 0.0)
     return Frame(
         kind="job",
-        name=shortened(name),
+        name=shorten(name),
         state=state,
         at=wall_clock(),
         up_s=account.wall_s,
@@ -49,15 +49,15 @@ def job_frame(  # noqa: PLR0913 - what is known of a job at one moment
         causes_of_all=shares(account.causes),
         counts={**counts, "skipped": report.skipped},
         queue=_queue(counts, passed.records),
-        errors={shortened(reason): count for reason, count in list(report.failures.items())[:_MOST_REASONS]},
+        errors={shorten(reason): count for reason, count in list(report.failures.items())[:_MOST_REASONS]},
         replicas=tuple(
-            Replica(shortened(lane.worker), "lost" if lane.lost and not lane.records else "running", lane.records,
+            Replica(shorten(lane.worker), "lost" if lane.lost and not lane.records else "running", lane.records,
                     lane.busy, lane.lost)
             for lane in report.lanes
         ),
         fraction=fraction,
         eta_s=done * (1 - fraction) / fraction / rate if fraction and rate and state == "running" else None,
-        advice=shortened(report.advice) if report.ok else "",
+        advice=shorten(report.advice) if report.ok else "",
     )  # fmt: skip
 
 

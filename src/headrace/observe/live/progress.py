@@ -8,10 +8,11 @@ import time
 from collections.abc import Callable
 from html import escape
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol, Self, TextIO
+from typing import TYPE_CHECKING, Any, Self, TextIO
 
 from headrace.events import Event, InputLeftOut, JobDone, JobStarted, PrecisionChosen, RunDescribed
 from headrace.observe.accounting.meter import Meter, Snapshot
+from headrace.observe.live.frame import clock_text
 
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
@@ -65,15 +66,23 @@ class Progress:
             self._shown_at = None  # a late event is counted but no longer shown
 
 
-class _Display(Protocol):
-    every_s: float
+class _Display:
+    """Shows nothing; the base of displays that do."""
 
-    def open(self) -> None: ...
-    def show(self, snapshot: Snapshot) -> None: ...
-    def close(self) -> None: ...
+    every_s = 3600.0
+    """Minimum seconds between two updates."""
+
+    def open(self) -> None:
+        """Begin to show."""
+
+    def show(self, snapshot: Snapshot) -> None:
+        """Show the present state."""
+
+    def close(self) -> None:
+        """Keep what is shown as it is."""
 
 
-class _Lines:
+class _Lines(_Display):
     """One plain line at a time, for logs and pipes."""
 
     every_s = _LINE_EVERY_S
@@ -81,20 +90,14 @@ class _Lines:
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
-    def open(self) -> None:
-        """Nothing to do."""
-
     def show(self, snapshot: Snapshot) -> None:
         done = snapshot.skipped + snapshot.ok + snapshot.failed
         share = "" if snapshot.fraction is None else f" ({snapshot.fraction:.0%})"
         self._stream.write(f"headrace: {done:,} records{share}, {describe(snapshot)}\n")
         self._stream.flush()
 
-    def close(self) -> None:
-        """Nothing to do."""
 
-
-class _Bar:
+class _Bar(_Display):
     """rich's progress bar, with the job's rates beside it."""
 
     every_s = _BAR_EVERY_S
@@ -121,12 +124,12 @@ class _Bar:
         self._bar.stop()
 
 
-class _Html:
+class _Html(_Display):
     """A bar below the cell of a notebook."""
 
     every_s = _HTML_EVERY_S
 
-    def __init__(self, display: Callable[..., Any], html: Callable[[str], object]) -> None:
+    def __init__(self, display: Callable[..., object], html: Callable[[str], object]) -> None:
         self._display = display
         self._html = html
         self._shown: Any = None
@@ -141,9 +144,6 @@ class _Html:
         share = "" if snapshot.fraction is None else f"{snapshot.fraction:.0%}, "
         bar = f'<progress style="width:20em;vertical-align:middle"{value}></progress>'
         self._shown.update(self._html(f"<div>{bar} {share}{done:,} records, {escape(describe(snapshot))}</div>"))
-
-    def close(self) -> None:
-        """It stays as it is."""
 
 
 def in_notebook() -> _Display | None:
@@ -166,34 +166,13 @@ def describe(snapshot: Snapshot) -> str:
     if snapshot.failed:
         parts.append(f"{snapshot.failed:,} failed")
     if snapshot.eta_s is not None and snapshot.fraction is not None and snapshot.fraction < 1:
-        parts.append(f"{_clock_time(snapshot.eta_s)} to go")
+        parts.append(f"{clock_text(snapshot.eta_s)} to go")
     return ", ".join(parts)
-
-
-def _clock_time(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
-
-
-class _Nothing:
-    """Shows nothing."""
-
-    every_s = 3600.0
-
-    def open(self) -> None:
-        """Nothing to do."""
-
-    def show(self, snapshot: Snapshot) -> None:
-        """Nothing to do."""
-
-    def close(self) -> None:
-        """Nothing to do."""
 
 
 def _bar_or_lines(stream: TextIO) -> _Display:
     if getattr(stream, "quiet", False):
-        return _Nothing()
+        return _Display()
     if not stream.isatty():
         return _Lines(stream)
     try:

@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import cast
 
@@ -16,7 +15,7 @@ from headrace.errors import ConfigError
 from headrace.events import Event, JobDone, JobStarted
 from headrace.io.storage.locations import is_remote
 from headrace.observe.accounting.accountant import Account
-from headrace.observe.live.frame import Frame, Window
+from headrace.observe.live.frame import Frame, Window, wall_clock
 from headrace.observe.live.job import job_frame, replace_file
 from headrace.observe.reporting import summary
 from headrace.observe.reporting.report import Report, ReportBuilder
@@ -44,7 +43,7 @@ class Description:
 class Recorder:
     """An event listener that keeps a run's summary and its present state on disk, or in memory for a dashboard.
 
-    A file that cannot be written does not end the job. It must hear each event after `builder` has. A run that finds
+    A file that cannot be written does not end the job. It must receive each event after `builder`. A run that finds
     nothing to do leaves the files as they are.
 
     Args:
@@ -71,7 +70,7 @@ class Recorder:
         """The newest state; None before the first."""
         self._description = description
         self._clock = clock
-        self._started_at = datetime.now(UTC).timestamp()
+        self._started_at = wall_clock()
         self._earlier: list[str] = []
         self._written = False
         self._over = threading.Event()

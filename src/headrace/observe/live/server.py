@@ -149,7 +149,7 @@ def numbered(listener: Listener, number: int, of: int) -> Listener:
     """The listener for one model of several, whose batches each count from 0."""
 
     def listen(event: Event) -> None:
-        if isinstance(event, RequestDone):  # the server of all models tells it
+        if isinstance(event, RequestDone):  # reported by the server of all models
             return
         if isinstance(event, BatchFormed | BatchDone | BatchSplit):
             event = replace(event, batch=event.batch * of + number)

@@ -3,42 +3,25 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from rich.console import Group, RenderableType
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from headrace.observe.accounting.timeline import CAUSES, LABELS, Cause
-from headrace.observe.live.frame import Frame
+from headrace.observe.accounting.timeline import CAUSES, COLOURS, LABELS, Cause
+from headrace.observe.live.frame import Frame, clock_text
 
-_COLOURS: Mapping[Cause, str] = {
-    "real": "green",
-    "padding": "dark_sea_green4",
-    "copy": "dark_cyan",
-    "retry": "red",
-    "lock": "orange4",
-    "lost": "dark_red",
-    "starting": "grey62",
-    "read": "blue",
-    "prepare": "medium_purple",
-    "company": "yellow",
-    "finish": "dark_orange",
-    "write": "magenta",
-    "memory": "light_salmon3",
-    "draining": "light_steel_blue3",
-    "idle": "grey50",
-    "other": "grey50",
-}
-_LANE_COLOURS = {"read": "blue", "prepare": "medium_purple", "device": "green", "finish": "dark_orange"}
+_LANE_CAUSES: Mapping[str, Cause] = {"read": "read", "prepare": "prepare", "device": "real", "finish": "finish"}
+"""Whose colours the lanes have."""
 _BAR = 32
 _STALE_S = 5.0
 _MOST_ROWS = 16
 _FIRST = ("records", "tokens", "requests", "failed")
 
 
-def drawn(frame: Frame, now: float) -> RenderableType:
+def render_frame(frame: Frame, now: float) -> RenderableType:
     """The frame as it looks at `now`, in seconds since 1970."""
     parts: list[RenderableType] = [_head(frame, now)]
     if frame.fraction is not None and frame.kind == "job":
@@ -62,24 +45,24 @@ def plain(text: str) -> str:
 
 
 def _head(frame: Frame, now: float) -> Text:
+    colour = "green" if frame.state.startswith(("running", "ready", "finished")) else "yellow"
     head = Text.assemble(
-        (plain(frame.name), "bold"), "  ", (plain(frame.state), _state_style(frame.state)), f"  up {_time(frame.up_s)}"
+        (plain(frame.name), "bold"),
+        "  ",
+        (plain(frame.state), colour),
+        f"  up {clock_text(frame.up_s)}",
     )
     age = now - frame.at
     if age > _STALE_S and frame.state.startswith(("running", "ready", "no answer")):
-        head.append(f"  as of {_time(age)} ago", "yellow")
+        head.append(f"  as of {clock_text(age)} ago", "yellow")
     elif not frame.state.startswith(("running", "ready")):
         head.append(time.strftime("  at %Y-%m-%d %H:%M:%S", time.localtime(min(frame.at, 4e9))), "dim")
     return head
 
 
-def _state_style(state: str) -> str:
-    return "green" if state.startswith(("running", "ready", "finished")) else "yellow"
-
-
 def _progress(frame: Frame) -> RenderableType:
     row = Table.grid(padding=(0, 1))
-    left = "" if frame.eta_s is None else f"{_time(frame.eta_s)} to go"
+    left = "" if frame.eta_s is None else f"{clock_text(frame.eta_s)} to go"
     row.add_row(ProgressBar(1.0, frame.fraction or 0.0, width=_BAR), f"{frame.fraction or 0.0:.0%}", left)
     return row
 
@@ -95,7 +78,7 @@ def _lanes(frame: Frame) -> RenderableType:
     table.add_row(Text("lane", "dim"), Text("at work on average", "dim"), "")
     most = max([1.0, *frame.lanes.values()])
     for lane, at_work in frame.lanes.items():
-        colour = _LANE_COLOURS.get(lane, "magenta")
+        colour = COLOURS[_LANE_CAUSES.get(lane, "write")]
         bar = ProgressBar(most, at_work, width=_BAR, complete_style=colour, finished_style=colour)
         table.add_row(plain(lane), bar, Text(f"{at_work:.2f}", justify="right"))
     return table
@@ -108,7 +91,7 @@ def _causes(frame: Frame) -> RenderableType:
     )
     shown = [cause for cause in CAUSES if frame.causes.get(cause, 0) >= 0.0005 or frame.causes_of_all.get(cause, 0)]
     for cause in shown:
-        share, colour = frame.causes.get(cause, 0.0), _COLOURS[cause]
+        share, colour = frame.causes.get(cause, 0.0), COLOURS[cause]
         table.add_row(
             LABELS[cause],
             ProgressBar(1.0, share, width=_BAR, complete_style=colour, finished_style=colour),
@@ -119,12 +102,8 @@ def _causes(frame: Frame) -> RenderableType:
 
 
 def _line(label: str, values: Mapping[str, float]) -> Text:
-    parts = [f"{value:,.0f} {plain(name)}" for name, value in _few(values.items()) if value]
+    parts = [f"{value:,.0f} {plain(name)}" for name, value in list(values.items())[:_MOST_ROWS] if value]
     return Text.assemble((f"{label}  ", "dim"), ", ".join(parts))
-
-
-def _few(rows: Iterable[tuple[str, float]]) -> list[tuple[str, float]]:
-    return list(rows)[:_MOST_ROWS]
 
 
 def _replicas(frame: Frame) -> RenderableType:
@@ -137,9 +116,3 @@ def _replicas(frame: Frame) -> RenderableType:
     if len(frame.replicas) > _MOST_ROWS:
         table.add_row(f"and {len(frame.replicas) - _MOST_ROWS:,} more")
     return table
-
-
-def _time(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from headrace.observe.accounting.timeline import CAUSES, COMPUTING, LABELS
 from headrace.observe.reporting.figures import JobFigures, histogram, series
 from headrace.observe.reporting.summary import RunSummary
 
-Spec: TypeAlias = dict[str, Any]
+Spec: TypeAlias = dict[str, object]
 
 _SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"
 _STAGES = {"load": "read", "prepare": "prepare", "finish": "finish", "write": "write"}

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headrace.errors import ConfigError, MissingExtraError
+from headrace.errors import ConfigError
+from headrace.extras import require
 from headrace.observe.accounting.timeline import CAUSES, COMPUTING, LABELS, Cause
 from headrace.observe.page.charts import CONFIG, charts
 from headrace.observe.reporting.figures import JobFigures, figures
@@ -43,13 +44,8 @@ def check_installed() -> None:
     Raises:
         MissingExtraError: a library is missing.
     """
-    try:
-        import jinja2  # noqa: F401 - only whether they are there
-        import vl_convert  # noqa: F401
-    except ModuleNotFoundError as error:
-        raise MissingExtraError(
-            f'the report page needs {error.name}, which is not installed: pip install "headrace[report]"'
-        ) from error
+    for library in ("jinja2", "vl_convert"):
+        require(library, "report", "the report page")
 
 
 def write_page(path: Path, jobs: Sequence[ReportedJob], price: float | None = None) -> None:
@@ -212,7 +208,7 @@ def _money(value: float | None) -> str:
     return f"{value:,.2f}" if value >= 1 or not value else f"{value:.3g}"
 
 
-def _flags(text: str) -> Any:
+def _flags(text: str) -> object:
     """Text with each flag in it as code, which no line break divides."""
     import markupsafe
 

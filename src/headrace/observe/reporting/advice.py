@@ -211,7 +211,7 @@ def _batches(numbers: AdviceInputs) -> Advice | None:
         flag,
         str(value),
         f"Each of {numbers.batches:,} batches of {numbers.records / numbers.batches:,.0f} records takes "
-        f"{numbers.fixed_s * 1000:,.1f} ms whatever is in it, {fixed / numbers.wall_s:.0%} of the time: "
+        f"{numbers.fixed_s * 1000:,.1f} ms regardless of its size, {fixed / numbers.wall_s:.0%} of the time: "
         f"{flag} {value} would save about {saving(numbers, gain)}.",
         gain,
     )

@@ -98,7 +98,7 @@ class AdviceInputs:
     tuning_s: float = 0.0
     """What it took to choose a data type, before the job started."""
     lanes: int = 0
-    """Workers, each with an engine; 0 where the job has one engine of its own."""
+    """Workers, each with an engine; 0 where the job has its own engine."""
     dtype: str = ""
     dtype_speed: float = 1.0
     """How many times as fast as in float32 the device computes a product in that type."""

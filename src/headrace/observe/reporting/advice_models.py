@@ -27,8 +27,8 @@ def slots(numbers: AdviceInputs) -> Advice | None:
     return Advice(
         "--max-num-seqs",
         str(now * times),
-        f"Each of {numbers.batches:,} steps takes {each * 1000:,.1f} ms however many of {now} records are "
-        f"in it, {fixed / numbers.wall_s:.0%} of the time: --max-num-seqs {now * times} would save about "
+        f"Each of {numbers.batches:,} steps takes {each * 1000:,.1f} ms with any number of its {now} "
+        f"records, {fixed / numbers.wall_s:.0%} of the time: --max-num-seqs {now * times} would save about "
         f"{saving(numbers, gain)}.",
         gain,
     )
@@ -108,9 +108,9 @@ def small_model(numbers: AdviceInputs) -> Advice | None:
         "--shard",
         "0/2",
         f"The model is too small for this device{used}: each of {numbers.batches:,} batches takes "
-        f"{numbers.fixed_s * 1000:,.1f} ms whatever is in it, {fixed / numbers.wall_s:.0%} of the time; two jobs at "
-        f"once, with --shard 0/2 and --shard 1/2, would save up to {saving(numbers, gain)}, or a cheaper device would "
-        "do.",
+        f"{numbers.fixed_s * 1000:,.1f} ms regardless of its size, {fixed / numbers.wall_s:.0%} of the time; two jobs "
+        f"at once, with --shard 0/2 and --shard 1/2, would save up to {saving(numbers, gain)}, or a cheaper device "
+        "would do.",
         gain,
     )
 

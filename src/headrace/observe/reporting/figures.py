@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from headrace.observe.accounting.histogram import Buckets, mean, merged, percentile
+from headrace.observe.accounting.histogram import Buckets, mean, merge_histograms, percentile
 from headrace.observe.accounting.timeline import CAUSES, COMPUTING, Cause
 from headrace.observe.reporting.summary import RunSummary
 
@@ -73,7 +72,7 @@ class JobFigures:
 
 def histogram(runs: Sequence[RunSummary], name: str) -> Buckets:
     """A histogram of all runs."""
-    return merged(run.account.histograms.get(name, ()) for run in runs)
+    return merge_histograms(run.account.histograms.get(name, ()) for run in runs)
 
 
 def figures(runs: Sequence[RunSummary]) -> JobFigures:
@@ -158,7 +157,7 @@ def _sum(name: str, values: Sequence[float]) -> float:
     return max(values, default=0.0) if name.startswith("max ") else sum(values)
 
 
-def in_json(runs: Sequence[RunSummary], price: float | None) -> dict[str, Any]:
+def in_json(runs: Sequence[RunSummary], price: float | None) -> dict[str, object]:
     """The figures as JSON; with a price also what they cost. The advice is that of the last run."""
     found = figures(runs)
     last = runs[-1].figures

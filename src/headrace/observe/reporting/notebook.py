@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headrace.io.sources.opening import open_source
-from headrace.observe.accounting.timeline import CAUSES, LABELS, Cause
+from headrace.observe.accounting.timeline import CAUSES, COLOURS, LABELS
 from headrace.observe.reporting.table import rows
 
 if TYPE_CHECKING:
@@ -25,24 +25,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger("headrace")
 
 _BATCH_COLUMNS = ("start_s", "duration_s", "records", "cost", "padded_cost", "failed", "close_reason")
-_COLOURS: dict[Cause, str] = {
-    "real": "#1f8a5b",
-    "padding": "#8fcf9f",
-    "copy": "#5fb0a6",
-    "retry": "#c2362f",
-    "lock": "#6f4e37",
-    "lost": "#7a1f1f",
-    "starting": "#8a93a3",
-    "read": "#2f6fc4",
-    "prepare": "#7b5cc9",
-    "company": "#d9a514",
-    "finish": "#e07b39",
-    "write": "#b4487f",
-    "memory": "#c7a17a",
-    "draining": "#a9bfd6",
-    "idle": "#e6eaf0",
-    "other": "#d5dae2",
-}
 
 
 def as_html(report: Report) -> str:
@@ -51,13 +33,13 @@ def as_html(report: Report) -> str:
     shares = [(cause, report.causes.get(cause, 0.0) / whole) for cause in CAUSES] if whole > 0 else []
     bar = "".join(
         f'<span title="{escape(LABELS[cause])} {share:.1%}" style="width:{100 * share:.3f}%;'
-        f'background:{_COLOURS[cause]}"></span>'
+        f'background:{COLOURS[cause]}"></span>'
         for cause, share in shares
         if share > 0
     )
     legend = ", ".join(
         f'<span style="white-space:nowrap"><span style="display:inline-block;width:.7em;height:.7em;'
-        f'background:{_COLOURS[cause]}"></span> {escape(LABELS[cause])} {share:.1%}</span>'
+        f'background:{COLOURS[cause]}"></span> {escape(LABELS[cause])} {share:.1%}</span>'
         for cause, share in sorted(shares, key=lambda one: -one[1])
         if share >= 0.001
     )

@@ -36,7 +36,7 @@ from headrace.events import (
 from headrace.observe.accounting.accountant import Account, Accountant
 from headrace.observe.accounting.batches import BusyTime, successful_cost
 from headrace.observe.accounting.device_limit import DeviceFigures, device_figures
-from headrace.observe.accounting.meter import InputSize, Passed
+from headrace.observe.accounting.meter import InputSize, StageProgress
 from headrace.observe.accounting.worker_rows import WorkerCount
 from headrace.observe.accounting.worker_rows import WorkerRow as WorkerRow
 from headrace.observe.reporting.advice import AdviceInputs, Host, advices, advise
@@ -282,11 +282,11 @@ class ReportBuilder:
             account = self._account(now)
             return self._build(account), account
 
-    def passed(self) -> Passed:
+    def passed(self) -> StageProgress:
         """How far the records have come."""
         with self._lock:
             self._take_all()
-            return Passed(dict(self._passed), self._size, self._loaded_bytes)
+            return StageProgress(dict(self._passed), self._size, self._loaded_bytes)
 
     def _account(self, now: float) -> Account:
         accountant = self._accountant or Accountant(now)

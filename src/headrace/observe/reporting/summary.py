@@ -71,9 +71,9 @@ class RunSummary:
         return json.dumps({**{one.name: getattr(self, one.name) for one in fields(self)}, "account": _brief(self)})
 
 
-def figures_of(report: Report) -> dict[str, Any]:
+def figures_of(report: Report) -> dict[str, object]:
     """The fields of a report that are kept, as JSON."""
-    found: dict[str, Any] = {}
+    found: dict[str, object] = {}
     for name in _OF_REPORT:
         value = getattr(report, name)
         if isinstance(value, tuple):
@@ -85,7 +85,7 @@ def figures_of(report: Report) -> dict[str, Any]:
     return found
 
 
-def _brief(summary: RunSummary) -> dict[str, Any]:
+def _brief(summary: RunSummary) -> dict[str, object]:
     """The account with fewer digits. (`asdict` would copy every number first.)"""
     account = {one.name: getattr(summary.account, one.name) for one in fields(summary.account)}
     account["bins"] = {name: _rounded(row) for name, row in summary.account.bins.items()}
@@ -115,19 +115,19 @@ def read(path: Path, name: object = None) -> list[RunSummary]:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read {path}: {error}") from error
     try:
-        return parsed(json.loads(text))
+        return parse_runs(json.loads(text))
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise ConfigError(f"{path} is not as a job writes it ({error}); run the job again to replace it") from error
 
 
-def parsed(content: Any) -> list[RunSummary]:
+def parse_runs(content: object) -> list[RunSummary]:
     """The runs in a parsed file.
 
     Raises:
         ValueError, TypeError, KeyError, AttributeError: it is not as a job writes it.
     """
     if not isinstance(content, dict) or content.get("format") != _FORMAT:
-        raise ValueError("it is no report")
+        raise ValueError("it is not a report")
     if content.get("version") != VERSION:
         raise ValueError(f"its version is {content.get('version')!r}, this headrace reads version {VERSION}")
     return [_run(run) for run in content["runs"]]
@@ -223,13 +223,13 @@ def _numbers(values: object, count: int | None = None) -> list[float]:
         raise ValueError(f"it has no list of numbers where there should be one: {values!r:.40}")
     for value in values:
         if type(value) not in (int, float) or not 0 <= value < math.inf:
-            raise ValueError(f"it has a number that is none: {value!r:.40}")
+            raise ValueError(f"a number is not valid: {value!r:.40}")
     return values
 
 
-def _texts(values: Iterable[Any]) -> None:
+def _texts(values: Iterable[object]) -> None:
     if not all(type(value) is str for value in values):
-        raise ValueError("it has a text that is none")
+        raise ValueError("a text is not valid")
 
 
 def write(path: Path, runs: Sequence[str]) -> None:

@@ -58,7 +58,7 @@ def rows(report: Report) -> list[tuple[str, str]]:
         lines.append(("failed because", ", ".join(f"{name} {count:,}" for name, count in report.failures.items())))
     lines += [("left out of input", str(left_out)) for left_out in report.left_out]
     if report.damaged:
-        lines.append(("made anew", _damaged(report)))
+        lines.append(("recomputed", _damaged(report)))
     lines += _too_long(report)
     if report.nulled:
         lines.append(("written as null", f"{report.nulled:,} numbers that are NaN or infinite"))

@@ -12,7 +12,7 @@ from headrace.engines.base import AnyEngine, Chunks, Prepared
 from headrace.engines.profile import profile_of
 from headrace.errors import NotRunningError, StoppedError
 from headrace.events import BatchDone, BatchFormed, Event, RequestDone, StepDone
-from headrace.serving.admission.chunks import joined
+from headrace.serving.admission.chunks import run_chunks
 from headrace.serving.admission.pacing import Margin, Recent, TimeModel
 from headrace.serving.tokens import Tokens
 
@@ -76,7 +76,7 @@ class Backfill:
             Exception: the record failed.
         """
         if isinstance(entry.payload, Chunks):
-            return await joined(entry.payload, lambda part, cost: self._run(Prepared(part, cost), caller))
+            return await run_chunks(entry.payload, lambda part, cost: self._run(Prepared(part, cost), caller))
         return await self._run(entry, caller)
 
     async def _run(self, entry: Prepared[object], caller: Hashable) -> object:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any
 
 from headrace.engines.base import Chunks
 
 
-async def joined(chunks: Chunks[Any], run: Callable[[Any, int], Awaitable[object]]) -> object:
+async def run_chunks(chunks: Chunks[object], run: Callable[[object, int], Awaitable[object]]) -> object:
     """The output of a long record. `run` makes the output of a part, given its cost; all run at the same time.
 
     If one part fails, or the call is cancelled, the others are cancelled.
@@ -24,4 +23,4 @@ async def joined(chunks: Chunks[Any], run: Callable[[Any, int], Awaitable[object
         for part in parts:
             part.cancel()
     output = chunks.join(outputs, chunks.weights)
-    return await joined(output, run) if isinstance(output, Chunks) else output
+    return await run_chunks(output, run) if isinstance(output, Chunks) else output

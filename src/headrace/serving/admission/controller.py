@@ -124,12 +124,8 @@ class AdmissionController:
             raise ApiError(429, "the server is overloaded", code="overloaded", retry_after_s=retry)
         if self.wait_s() > timeout_s:
             self.refused += requests
-            raise ApiError(
-                408,
-                f"queued work will take longer than the request's timeout of {timeout_s:g} s",
-                code="deadline_exceeded",
-                retry_after_s=min(self.wait_s(), LONGEST_RETRY_S),
-            )
+            message = f"queued work will take longer than the request's timeout of {timeout_s:g} s"
+            raise ApiError(408, message, code="deadline_exceeded", retry_after_s=min(self.wait_s(), LONGEST_RETRY_S))
         self._rate.busy(self._clock())
         self.requests += requests
         self.cost += cost

@@ -14,6 +14,12 @@ WATCH_AFTER_S = 0.2
 """Seconds after which a request watches for a disconnect. For faster requests it would cost more than it saves."""
 
 
+async def disconnected(receive: Receive) -> None:
+    """Wait until the client has disconnected. The body must have been read."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
 class CancelScope:
     """Cancels futures, and so their records in the batcher, on a timeout or a disconnect.
 
@@ -76,8 +82,7 @@ class CancelScope:
         self._watcher = self._loop.create_task(self._watch_client(), name="headrace-client-watch")
 
     async def _watch_client(self) -> None:
-        while (await self._receive())["type"] != "http.disconnect":
-            pass
+        await disconnected(self._receive)
         self._end(ClientGoneError("the client disconnected"))
 
     def _end(self, cause: Exception) -> None:

@@ -200,9 +200,5 @@ def _refuse_stream(request: CompletionRequest | ChatRequest) -> None:
 
 def _refuse_timeout(request: BaseRequest) -> None:
     if request.timeout is not None:
-        raise ApiError(
-            400,
-            "timeout is not supported on a line; set completion_window for the batch",
-            code="bad_timeout",
-            param="timeout",
-        )
+        message = "timeout is not supported on a line; set completion_window for the batch"
+        raise ApiError(400, message, code="bad_timeout", param="timeout")

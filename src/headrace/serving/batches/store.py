@@ -179,12 +179,10 @@ class Batches:
         for batch in self._batches.values():
             if batch.input_file_id == file and batch.status.is_open:
                 which = batch.id if tenant.owns(batch.owner) else "of another key"
-                raise ApiError(
-                    409,
-                    f"file {file} is the input of a running batch ({which}): cancel the batch or wait for it to end",
-                    code="file_in_use",
-                    param="file_id",
+                message = (
+                    f"file {file} is the input of a running batch ({which}): cancel the batch or wait for it to end"
                 )
+                raise ApiError(409, message, code="file_in_use", param="file_id")
         self._files.forget(file)
 
     # -- one batch -----------------------------------------------------------------------------------------------
@@ -385,10 +383,6 @@ class Batches:
 def _seconds(window: str) -> int:
     match = re.fullmatch(r"([1-9]\d{0,4})([smhd])", window)
     if match is None:
-        raise ApiError(
-            400,
-            f"completion_window is {window!r:.40}: it must be a number followed by s, m, h or d, such as 24h",
-            code="bad_window",
-            param="completion_window",
-        )
+        message = f"completion_window is {window!r:.40}: it must be a number followed by s, m, h or d, such as 24h"
+        raise ApiError(400, message, code="bad_window", param="completion_window")
     return int(match[1]) * {"s": 1, "m": 60, "h": 3_600, "d": 86_400}[match[2]]

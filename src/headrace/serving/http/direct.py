@@ -41,7 +41,7 @@ class DirectRoute(APIRoute):
             ApiError: the request is invalid.
             ClientGoneError: the client disconnected before the body was complete.
         """
-        raw = await _body(receive)
+        raw = await read_body(receive)
         _check_type(scope["headers"])
         body = self._parse(raw) if len(raw) <= HEAVY_BYTES else await asyncio.to_thread(self._parse_heavy, raw)
         response = await self._answer(body, Request(scope, receive))
@@ -77,7 +77,8 @@ class DirectRoute(APIRoute):
             raise ApiError(400, f"the body is not valid JSON: {why}", code="json_invalid") from None
 
 
-async def _body(receive: Receive) -> bytes:
+async def read_body(receive: Receive) -> bytes:
+    """The whole body of a request; raises ClientGoneError if the client disconnects before its end."""
     parts: list[bytes] = []
     while True:
         message = await receive()

@@ -52,7 +52,7 @@ def _resolved(schema: Mapping[str, Any], document: Mapping[str, Any]) -> Mapping
     reference = schema.get("$ref")
     if reference is None:
         return schema
-    found: Mapping[str, Any] = document["components"]["schemas"][reference.rpartition("/")[2]]
+    found: Mapping[str, object] = document["components"]["schemas"][reference.rpartition("/")[2]]
     return found
 
 

@@ -22,7 +22,7 @@ from headrace.serving.tracing import RequestSpan
 OPEN_PATHS = frozenset({"/health", "/ready", "/dashboard"})
 """Answered without a key: load balancers and supervisors have none, and the dashboard's page asks for it."""
 EVENTS = "/dashboard/events"
-"""Lasts as long as somebody looks. It is not counted."""
+"""Lasts as long as there is a viewer. It is not counted."""
 OBSERVING = frozenset({"/metrics", "/report", "/dashboard/state", EVENTS})
 """Also answered while the server loads or drains. They use up no limit of their key, and a drain waits for none."""
 UPLOADS = "/v1/files"

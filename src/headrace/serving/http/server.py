@@ -19,6 +19,7 @@ from fastapi import FastAPI
 from headrace.concurrency.garbage_collection import fewer_collections
 from headrace.errors import ConfigError
 from headrace.serving.http.bounded_protocol import protocol_options
+from headrace.serving.http.listening import bind
 from headrace.serving.state import ServerState
 
 _CLOSE_TIMEOUT_S = 2
@@ -84,25 +85,11 @@ class Server(uvicorn.Server):
                 "password is right"
             ) from error
         sys.setswitchinterval(_SWITCH_S)
-        with self._bound() as listener, asyncio.Runner(loop_factory=self.config.get_loop_factory()) as runner:
+        factory = self.config.get_loop_factory()
+        # Bound before the model is loaded, without listening yet.
+        with bind(self.config.host, self.config.port) as listener, asyncio.Runner(loop_factory=factory) as runner:
             runner.run(self._run(listener))
         return 1 if self._state.dead else 0
-
-    def _bound(self) -> socket.socket:
-        """Bind the address before the model is loaded, without listening yet.
-
-        Raises:
-            ConfigError: the address cannot be bound.
-        """
-        host, port = self.config.host, self.config.port
-        listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listener.bind((host, port))
-        except OSError as error:
-            listener.close()
-            raise ConfigError(f"cannot listen on {host} port {port}: {error.strerror}; choose another") from error
-        return listener
 
     async def _run(self, listener: socket.socket) -> None:
         async with self._app.router.lifespan_context(self._app):

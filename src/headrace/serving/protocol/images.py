@@ -42,7 +42,7 @@ def images_of(given: Images) -> list[str]:
     return [one if isinstance(one, str) else one.image for one in listed]
 
 
-def decoded(images: list[str]) -> list[bytes]:
+def decode_images(images: list[str]) -> list[bytes]:
     """Decode images. File names and URLs are refused: the server does not open them for a client.
 
     Raises:

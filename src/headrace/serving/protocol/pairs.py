@@ -27,13 +27,11 @@ class ScoreRequest(TextsRequest):
         if isinstance(self.text_1, str):
             first = first * len(second)
         if len(first) != len(second):
-            raise ApiError(
-                400,
+            message = (
                 f"text_1 holds {len(first)} texts and text_2 {len(second)}; give one text and a list, or two lists of "
-                "the same length",
-                code="bad_length",
-                param="text_2",
+                "the same length"
             )
+            raise ApiError(400, message, code="bad_length", param="text_2")
         return list(zip(first, second, strict=True))
 
 

@@ -125,20 +125,12 @@ class TextsRequest(BaseRequest):
         if tokens is None:
             return self.truncate is not False
         if self.truncate is False:
-            raise ApiError(
-                400,
-                "truncate is false, but truncate_prompt_tokens asks to truncate: give only one of them",
-                code="contradiction",
-                param="truncate_prompt_tokens",
-            )
+            message = "truncate is false, but truncate_prompt_tokens asks to truncate: give only one of them"
+            raise ApiError(400, message, code="contradiction", param="truncate_prompt_tokens")
         if tokens != -1 and (longest is None or tokens < longest):
             limit = "" if longest is None else f" or at least {longest}, the maximum of the model"
-            raise ApiError(
-                400,
-                f"truncate_prompt_tokens is {tokens}: it must be -1{limit}",
-                code="bad_length",
-                param="truncate_prompt_tokens",
-            )
+            message = f"truncate_prompt_tokens is {tokens}: it must be -1{limit}"
+            raise ApiError(400, message, code="bad_length", param="truncate_prompt_tokens")
         return True
 
 
@@ -180,12 +172,8 @@ class EmbeddingRequest(TextsRequest, VectorRequest):
                 raise ApiError(400, message, code="contradiction", param="prompt_name")
             return [TokenIds(tuple(ids)) for ids in given]
         if own:
-            raise ApiError(
-                400,
-                "add_special_tokens is false: the model needs its special tokens; leave it out for texts",
-                code="invalid_value",
-                param="add_special_tokens",
-            )
+            message = "add_special_tokens is false: the model needs its special tokens; leave it out for texts"
+            raise ApiError(400, message, code="invalid_value", param="add_special_tokens")
         return prompted(cast("list[str]", given), self.prompt_name)
 
 
@@ -277,7 +265,7 @@ class _GenerationRequest(BaseRequest):
     def records(self, **prompt: object) -> list[JsonObject]:
         """The records for the engine, one per choice: the body without what changes no answer or the server handles.
 
-        Each further choice has a seed of its own, so that sampled answers differ and a repeated request gets the same.
+        Each further choice has its own seed, so that sampled answers differ and a repeated request gets the same.
         """
         handled = ("timeout", "stream", "prompt", "messages", "n")
         given = {name: value for name, value in self.__dict__.items() if name not in handled}
@@ -314,8 +302,7 @@ def check_values(raw: bytes) -> None:
         outside = b"".join(plain.split(b'"')[::2])
         many = outside.count(b",") + outside.count(b"[") + outside.count(b"{") > MOST_VALUES
     if many:
-        raise ApiError(
-            400,
-            f"the body holds more than {MOST_VALUES:,} values; send several requests, or texts instead of token ids",
-            code="too_many",
+        message = (
+            f"the body holds more than {MOST_VALUES:,} values; send several requests, or texts instead of token ids"
         )
+        raise ApiError(400, message, code="too_many")

@@ -12,6 +12,8 @@ import numpy as np
 import orjson
 from fastapi import Response
 
+from headrace.io.formats.strict_json import json_default
+
 
 class JsonReply(Response):
     """A JSON response. Arrays become lists; NaN and infinities become null."""
@@ -21,20 +23,9 @@ class JsonReply(Response):
     def render(self, content: object) -> bytes:
         """`content` as JSON."""
         try:
-            return orjson.dumps(content, default=plain, option=orjson.OPT_SERIALIZE_NUMPY)
+            return orjson.dumps(content, default=json_default, option=orjson.OPT_SERIALIZE_NUMPY)
         except TypeError:  # a lone surrogate or an integer of more than 64 bits, both possible in JSON input
-            return json.dumps(content, separators=(",", ":"), default=plain).encode()
-
-
-def plain(value: object) -> object:
-    """Convert a NumPy array or number for JSON.
-
-    Raises:
-        TypeError: another type.
-    """
-    if hasattr(value, "tolist"):
-        return value.tolist()
-    raise TypeError(f"an output of type {type(value).__name__} cannot be written as JSON")
+            return json.dumps(content, separators=(",", ":"), default=json_default).encode()
 
 
 def as_base64(vector: Iterable[float]) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from fastapi import APIRouter, Request, Response
 from starlette.types import Receive, Scope, Send
 
+from headrace.serving.admission.waiting import disconnected
 from headrace.serving.errors import ApiError
 from headrace.serving.live import LiveState, Observed
 from headrace.serving.state import ServerState
@@ -33,12 +34,11 @@ def refusing_router() -> APIRouter:
 
     async def refuse() -> None:
         """A server on Ray has no dashboard and no report."""
-        raise ApiError(
-            501,
+        message = (
             "a server on Ray has no dashboard and no report: GET /metrics has the counters of all replicas, and "
-            "deploy/grafana-dashboard.json draws them",
-            code="not_on_ray",
+            "deploy/grafana-dashboard.json draws them"
         )
+        raise ApiError(501, message, code="not_on_ray")
 
     for path in ("/dashboard", "/dashboard/state", "/dashboard/events", "/report"):
         routes.add_api_route(path, refuse, include_in_schema=False)
@@ -99,7 +99,7 @@ class _Stream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve the stream."""
         self._live.enter()
-        leaving = asyncio.ensure_future(_disconnected(receive))
+        leaving = asyncio.ensure_future(disconnected(receive))
         try:
             await send({"type": "http.response.start", "status": 200, "headers": _STREAM})
             frame: bytes | None = b"" if scope.get("headrace_head") else await self._live.latest()
@@ -114,8 +114,3 @@ class _Stream(Response):
         finally:
             leaving.cancel()
             self._live.leave()
-
-
-async def _disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass

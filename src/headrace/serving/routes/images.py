@@ -8,9 +8,14 @@ from fastapi import APIRouter, Request, Response
 
 from headrace import openai_protocol
 from headrace.records import JsonObject
-from headrace.serving.errors import ApiError
 from headrace.serving.http.direct import DirectRoute
-from headrace.serving.protocol.images import ImageClassifyRequest, ImageEmbeddingRequest, Images, decoded, images_of
+from headrace.serving.protocol.images import (
+    ImageClassifyRequest,
+    ImageEmbeddingRequest,
+    Images,
+    decode_images,
+    images_of,
+)
 from headrace.serving.protocol.requests import HEAVY_BYTES
 from headrace.serving.protocol.responses import JsonReply
 from headrace.serving.protocol.schemas import ERRORS, Classifications, EmbeddingList
@@ -54,15 +59,7 @@ async def _infer(
 ) -> Answers:
     state.check_model(body.model)
     images = images_of(given)
-    if not images:
-        raise ApiError(400, "input is empty", code="empty", param="input")
-    if len(images) > state.limits.max_prompts:
-        raise ApiError(
-            400,
-            f"input holds {len(images)} images, more than the {state.limits.max_prompts} per request; send several",
-            code="too_many",
-            param="input",
-        )
+    state.check_count(len(images), "images", "input")
     heavy = sum(map(len, images)) > HEAVY_BYTES
-    files = await asyncio.to_thread(decoded, images) if heavy else decoded(images)
+    files = await asyncio.to_thread(decode_images, images) if heavy else decode_images(images)
     return await state.service.infer(files, len(files), state.call(request, body.timeout, "input"))

@@ -23,8 +23,7 @@ def router(state: ServerState, task: str) -> APIRouter:
     @routes.get("/ready", response_model=Health)
     async def ready() -> Response:
         """Readiness: 503 while the server loads or drains, or if the engine has died."""
-        status = "ready" if state.ready else "dead" if state.dead else "draining" if state.draining else "loading"
-        return JsonReply({"status": status}, 200 if state.ready else 503)
+        return JsonReply({"status": state.status}, 200 if state.ready else 503)
 
     @routes.get("/metrics", response_class=Response, responses={200: {"content": {METRICS_TYPE: {}}}})
     async def metrics(request: Request) -> Response:

@@ -1,0 +1,101 @@
+"""What the writers of all formats have in common."""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+from headrace.io.base import Take
+from headrace.io.formats.dead_letters import encode_failures
+from headrace.io.formats.strict_json import StrictJson
+from headrace.io.storage.compression import compress
+from headrace.io.storage.lines import interleaved, lines_of, rearranged
+from headrace.records import Failed, Ok
+
+_WRITTEN_BYTES = 4 * 1024 * 1024
+"""Size of a compressed stream in a merged file, before compression."""
+
+
+def row_of(ok: Ok, column: str) -> dict[str, object]:
+    """A finished record as a row: its id, the kept columns, and its output in `column`."""
+    return {"id": ok.record.id, **(ok.record.data or {}), column: ok.output}
+
+
+class RowWriter:
+    """Base of writers that encode values as JSON."""
+
+    def __init__(self, strict_json: StrictJson) -> None:
+        self._json = strict_json
+
+    @property
+    def nulled(self) -> int:
+        """NaN and infinities written as null so far."""
+        return self._json.nulled
+
+    def encode_failures(self, failures: Sequence[Failed]) -> bytes:
+        """Dead letters are JSON lines for every format."""
+        return encode_failures(failures)
+
+
+class LineWriter(RowWriter):
+    """Base of text formats with one row per line. Parts can be concatenated, also if they are compressed.
+
+    Args:
+        strict_json: encodes values.
+        compression: a suffix, ".gz" or ".zst": each part is one compressed stream.
+    """
+
+    def __init__(self, strict_json: StrictJson, compression: str = "") -> None:
+        super().__init__(strict_json)
+        self._compression = compression
+
+    def merge(self, parts: Sequence[Path], target: BinaryIO) -> None:
+        """Concatenate the parts; if compressed, each stays one stream."""
+        empty = True
+        for part in parts:
+            with part.open("rb") as file:
+                shutil.copyfileobj(file, target, 1024 * 1024)
+                empty = empty and not file.tell()
+        if empty:
+            target.write(self._packed(b""))
+
+    def interleave(self, base: Path, more: Sequence[Path], turns: Iterable[tuple[int, int]], target: BinaryIO) -> None:
+        """Alternate lines of both; if compressed, one stream per 4 MiB."""
+        self._write(itertools.chain.from_iterable(interleaved(lines_of([base]), lines_of(more), turns)), target)
+
+    def rearrange(self, runs: Sequence[Sequence[Path]], takes: Iterable[Take]) -> Iterator[bytes]:
+        """Lines in another order."""
+        for content in rearranged(runs, takes):
+            yield self._packed(content) if content else content
+
+    def _write(self, rows: Iterable[bytes], target: BinaryIO) -> None:
+        """Write rows; if compressed, one stream per 4 MiB, at least one."""
+        held: list[bytes] = []
+        size = 0
+        for row in rows:
+            held.append(row)
+            size += len(row)
+            if size >= _WRITTEN_BYTES:
+                target.write(self._packed(b"".join(held)))
+                held, size = [], 0
+        target.write(self._packed(b"".join(held)))
+
+    def _packed(self, content: bytes) -> bytes:
+        return compress(self._compression, content) if self._compression else content
+
+
+class NoFileWriter:
+    """Base of outputs that are not files: their parts are empty, so that there is nothing to merge."""
+
+    def merge(self, parts: Sequence[Path], target: BinaryIO) -> None:
+        """Nothing to merge."""
+
+    def interleave(self, base: Path, more: Sequence[Path], turns: Iterable[tuple[int, int]], target: BinaryIO) -> None:
+        """Nothing to interleave."""
+
+    def rearrange(self, runs: Sequence[Sequence[Path]], takes: Iterable[Take]) -> Iterator[bytes]:  # noqa: ARG002
+        """Nothing to rearrange."""
+        return (b"" for take in takes for _ in take.orders)

@@ -1,0 +1,23 @@
+"""Binds the address of a server."""
+
+from __future__ import annotations
+
+import socket
+
+from headrace.errors import ConfigError
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A socket bound to the address, which does not listen yet.
+
+    Raises:
+        ConfigError: the address cannot be bound.
+    """
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise ConfigError(f"cannot listen on {host} port {port}: {error.strerror}; choose another --port") from error
+    return listener
