@@ -34,7 +34,7 @@ IMPORTED: dict[str, tuple[str, ...]] = {
 """What a parent has imported, by its name, beside what the one before it has: it is forked from that one."""
 READ_ONCE: dict[str, tuple[str, ...]] = {
     "light": ("PYTHON", "LD_", "LANG", "LC_", "OMP_"),
-    "torch": ("TORCH", "ATEN_", "MKL_", "CUDA_", "ARROW_"),
+    "torch": ("TORCH_", "ONEDNN_", "DNNL_", "ATEN_", "MKL_", "CUDA_", "ARROW_"),
     "models": ("HF_", "HUGGING", "TRANSFORMERS_", "XDG_"),
 }
 """The beginnings of the variables that these libraries read when they are imported."""
