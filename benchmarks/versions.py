@@ -20,7 +20,7 @@ from pathlib import Path
 from benchmarks.common import quick, ratio, report, rounds
 
 ROOT = Path(__file__).parent.parent
-ROUNDS = 1 if quick() else 9
+ROUNDS = 1 if quick() else 5
 NAMES = {
     "submit": "batcher: submit, a no-op engine",
     "map": "batcher: map, a no-op engine",

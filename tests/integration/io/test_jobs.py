@@ -119,7 +119,7 @@ def test_a_column_that_a_template_misses_is_the_records_error(tmp_path: Path) ->
         ({"sample": 2.0}, "sample is 2; it must be a fraction"),
         ({"limit": 0}, "limit is 0"),
         ({"output_format": "xml"}, "unknown output format 'xml'; known: "),
-        ({"sink": "out.parquet.gz"}, "leave .gz away"),
+        ({"sink": "out.parquet.gz"}, "leave out .gz"),
         ({"source": "folder", "sink": "folder/out.jsonl"}, "within the input folder"),
     ],
 )
@@ -435,7 +435,7 @@ def test_what_a_batch_file_does_not_go_with(tmp_path: Path) -> None:
     for change, message in (
         ({"task": "generate"}, "asks for /v1/embeddings, which is task 'embed'"),
         ({"sink": tmp_path / "out.parquet"}, r"ends in \.jsonl"),
-        ({"keep_columns": ["url"]}, "columns of its own"),
+        ({"keep_columns": ["url"]}, "its own columns"),
     ):
         with pytest.raises(ConfigError, match=message):
             headrace.run(**{"source": source, "sink": tmp_path / "out.jsonl", **FAKE, **change})

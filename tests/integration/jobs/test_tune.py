@@ -60,11 +60,12 @@ def test_every_setting_is_measured_and_the_best_kept(
     for one in grid.rows:
         assert one.measured.cost_per_s > 0 and 0 <= one.measured.padding < 1
         assert one.off == "" if one.setting.dtype == "float32" else "cosine >= 0.99" in one.off
-    before = len(list((own_cache / "headrace" / "tuning").glob("*.json")))
+    for one in (own_cache / "headrace" / "tuning").glob("*.json"):
+        one.unlink()
     alone = measure(settings(docs, encoder_folder), GridOptions((64,), ("float32",), seconds=0.1), told.append)
     assert [one.measured.budget for one in alone.rows] == [64]
     kept = list((own_cache / "headrace" / "tuning").glob("*.json"))
-    assert len(kept) > before and any(json.loads(one.read_text())["found"].get("budget") == 64 for one in kept)
+    assert any(json.loads(one.read_text())["found"].get("budget") == 64 for one in kept)
 
 
 def test_the_table_marks_the_best_and_says_what_batching_gains() -> None:

@@ -13,7 +13,7 @@ from tests.shown import shown
 from headrace.errors import BadResultError, BrokenOffError, ConfigError, RecordError, WorkerDiedError, text_of
 from headrace.jobs.pipeline import user_code as usercode
 from headrace.jobs.pipeline.user_code import UserCode, WorkerKind
-from headrace.processes import culprits
+from headrace.processes import crash_isolation
 from headrace.records import Record
 
 ROWS = [Record(number, f"r{number}", {"n": number}) for number in range(7)]
@@ -153,7 +153,7 @@ def test_only_the_record_that_ends_its_process_fails() -> None:
 
 
 def test_a_function_that_ends_every_process_breaks_the_job_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(culprits, "MOST_IN_A_ROW", 2)
+    monkeypatch.setattr(crash_isolation, "MOST_IN_A_ROW", 2)
     code = UserCode(end, kind="process", workers=1)
     with pytest.raises(BrokenOffError, match="2 records in a row ended their process, and none succeeded in between"):
         code.prepared(ROWS)

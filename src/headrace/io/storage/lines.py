@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import io
 import itertools
 import json
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -20,6 +19,8 @@ MAX_LINE_BYTES = 64 * 1024 * 1024
 """Longer lines fail: the file probably has no newlines, and memory must stay bounded."""
 RAW_KEPT_BYTES = 4096
 _WRITTEN_BLOCK = 1024 * 1024
+_CLOSED_BLOCK = 32 * 1024
+"""Bytes in memory of each of the files whose lines are rearranged: there may be hundreds."""
 _BOM = b"\xef\xbb\xbf"
 _BINARY = {
     b"PAR1\x15": "a Parquet file",
@@ -101,18 +102,20 @@ def lines_of(paths: Sequence[Path]) -> Iterator[bytes]:
     """The lines of Headrace's own files with newlines, of any length; decompressed by suffix."""
     for path in paths:
         with path.open("rb") as file:
-            blocks = ((block, len(block)) for block in iter(lambda: file.read(_WRITTEN_BLOCK), b""))
-            suffix = path.suffix
-            plain = (
-                compression.decompress_blocks(suffix, blocks, str(path)) if suffix in compression.SUFFIXES else blocks
-            )
-            held: list[bytes] = []
-            for block, _ in plain:
-                *whole, rest = block.split(b"\n")
-                for line in whole:
-                    yield b"".join((*held, line, b"\n"))
-                    held.clear()
-                held.append(rest)
+            yield from _split(path, ((block, len(block)) for block in iter(lambda: file.read(_WRITTEN_BLOCK), b"")))
+
+
+def _split(path: Path, blocks: Iterator[tuple[bytes, int]]) -> Iterator[bytes]:
+    """The lines of a file that is read in these blocks."""
+    suffix = path.suffix
+    plain = compression.decompress_blocks(suffix, blocks, str(path)) if suffix in compression.SUFFIXES else blocks
+    held: list[bytes] = []
+    for block, _ in plain:
+        *whole, rest = block.split(b"\n")
+        for line in whole:
+            yield b"".join((*held, line, b"\n"))
+            held.clear()
+        held.append(rest)
 
 
 def rearranged(
@@ -123,7 +126,7 @@ def rearranged(
     """Lines, or other rows, of several runs of files as new texts: see `PartWriter.rearrange`."""
 
     def rows(path: Path) -> Iterable[bytes]:  # closes the file: there may be more runs than a process may open files
-        return _closed_lines(path) if rows_of is None else list(rows_of([path]))
+        return _split(path, _closed_blocks(path)) if rows_of is None else list(rows_of([path]))
 
     readers = [itertools.chain.from_iterable(map(rows, paths)) for paths in runs]
     for counts, orders in takes:
@@ -132,12 +135,17 @@ def rearranged(
             yield b"".join([lines[number] for number in order])
 
 
-def _closed_lines(path: Path) -> Iterator[bytes]:
-    """The lines of a small file, which is read and closed first."""
-    blocks = iter([(path.read_bytes(), 0)])
-    suffix = path.suffix
-    plain = compression.decompress_blocks(suffix, blocks, str(path)) if suffix in compression.SUFFIXES else blocks
-    yield from io.BytesIO(b"".join(block for block, _ in plain))
+def _closed_blocks(path: Path) -> Iterator[tuple[bytes, int]]:
+    """A file in small blocks. It is open only while one is read."""
+    place = 0
+    while True:
+        with path.open("rb") as file:
+            file.seek(place)
+            block = file.read(_CLOSED_BLOCK)
+        if not block:
+            return
+        place += len(block)
+        yield block, len(block)
 
 
 def full_lines(lines: list[bytes]) -> list[bytes]:

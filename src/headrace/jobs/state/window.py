@@ -23,9 +23,9 @@ PART_ROWS = 4096
 _PART_BYTES = 16 * 1024 * 1024
 """Size of the parts that windows are merged into."""
 _RUN_BYTES = 256 * 1024
-"""Size of the parts that wait for other windows: of each window, one is in memory while all are put together."""
+"""Size of the parts that wait for other windows: at most one of each is in memory while all are put together."""
 _MAGIC = b"headrace order 1\n"
-_READ_POSITIONS = 4096
+_READ_POSITIONS = 1024
 
 
 class Window:
@@ -152,8 +152,8 @@ def collated(
 ) -> Iterator[tuple[Interval, bytes, bytes]]:
     """The rows and the dead letters of all these windows in input order, as parts of about 16 MiB at most.
 
-    A part's interval is from its first position to its last. Memory is bounded: it holds one part, and one part of each
-    window.
+    A part's interval is from its first position to its last. Memory is bounded: it holds one part, and of each window
+    32 KiB of lines, or one part of other formats.
 
     Args:
         joins: whether a position may be in the same part as the one before.
