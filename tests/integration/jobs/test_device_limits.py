@@ -75,11 +75,14 @@ def test_a_driver_that_is_too_old_is_named(monkeypatch: pytest.MonkeyPatch, capl
     assert "the model runs on the CPU: CUDA initialization: The NVIDIA driver on your system is too old" in caplog.text
 
 
-def test_a_budget_below_one_record_runs_records_alone(encoder_folder: Path, tmp_path: Path) -> None:
+def test_a_budget_below_one_record_runs_records_alone(
+    encoder_folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     report = headrace.run(
         ROWS, encoder_folder, sink=tmp_path / "out.jsonl", task="embed", progress=False, batch_tokens=1
     )
     assert (report.ok, report.failed, report.batches) == (len(ROWS), 0, len(ROWS))
+    assert caplog.text.count("more than batch_tokens (1): each such record runs alone") == 1
 
 
 def test_a_dtype_that_runs_out_of_memory_when_tried_is_not_used(

@@ -28,7 +28,7 @@ from headrace.batching.batcher import Batcher
 from headrace.engines.base import AnyEngine, batches_itself, runs_batches, works_in_steps
 from headrace.engines.profile import EngineProfile, profile_of
 from headrace.errors import ConfigError, StoppedEarly, text_of
-from headrace.events import Event, InputLeftOut, JobDone, JobStarted, Listener, RunDescribed
+from headrace.events import BatchFormed, Event, InputLeftOut, JobDone, JobStarted, Listener, RunDescribed
 from headrace.io.sinks.callback_sink import CallbackWriter
 from headrace.io.sinks.table_writer import TableWriter
 from headrace.io.sources.joined import JoinedSource
@@ -126,6 +126,8 @@ def carry_out(  # noqa: PLR0913 - keyword-only, and each caller leaves most of t
             Progress() if progress else contextlib.nullcontext() as bar,
         ):
             listeners += [listener for listener in (*watches, trace, spans, bar) if listener is not None]
+            if (budget := plan.settings.config.batch_tokens) is not None:
+                listeners.append(BudgetWarning(budget))
             described = describe(plan, engine, tuned_profile(plan.settings, engine))
             broadcast(RunDescribed(described.name, described.settings, described.versions, began))
             if tuned.precision is not None:
@@ -305,6 +307,26 @@ def tuned_profile(settings: JobSettings, engine: AnyEngine) -> EngineProfile:
 def _survey(plan: Plan, job: Job, *, spread: bool) -> Survey:
     found = survey(replace(job, source=plan.source), spread=spread)
     return replace(found, left_out=plan.left_out + found.left_out)
+
+
+class BudgetWarning:
+    """A listener that warns once if a record costs more than a batch may: it runs alone.
+
+    Args:
+        budget: the user's `batch_tokens`.
+    """
+
+    def __init__(self, budget: int) -> None:
+        self._budget = budget
+        self._warned = False
+
+    def __call__(self, event: Event) -> None:
+        if not self._warned and isinstance(event, BatchFormed) and event.size == 1 and event.cost > self._budget:
+            self._warned = True
+            logger.warning(
+                "headrace: a record costs %s, more than batch_tokens (%s): each such record runs alone",
+                f"{event.cost:,.0f}", f"{self._budget:,}",
+            )  # fmt: skip
 
 
 class Broadcast:
