@@ -48,6 +48,7 @@ def test_a_job_reports_it_and_measures_the_peak_once(
         measured.append(f"{kind} {dtype}")
         return {"operations": 1e15, "bytes": 1e12}
 
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))  # not what earlier tests have measured
     monkeypatch.setattr(native, "peaks", peaks)
     monkeypatch.setattr(device_use, "_WORTH_S", 0.0)
     rows = [{"id": str(n), "text": "a canal feeds a mill " * (n % 5 + 1)} for n in range(100)]
