@@ -5,13 +5,18 @@ import random
 import shutil
 from array import array
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
 from headrace.errors import BrokenOffError
 from headrace.io.formats.jsonl import JsonlWriter
 from headrace.io.storage.parts import Interval, PartFolder
+from headrace.jobs.pipeline.job import Job
+from headrace.jobs.pipeline.ordering import in_windows
 from headrace.jobs.state.ledger import Ledger
+from headrace.jobs.state.passes import Finished, Pass
 from headrace.jobs.state.window import Window, read_order, stretches, write_order
 from headrace.jobs.state.windows import STRIDE, Windows
 from headrace.records import Failed, Ok, Record
@@ -236,3 +241,20 @@ def test_a_job_that_is_given_up_leaves_what_it_has_in_input_order(tmp_path: Path
     windows.give_up()
     done = sorted([*made[0].positions, *made[1].positions[5:25]])
     assert content(output) == ([n for n in done if n % 7], [n for n in done if n % 7 == 0])
+
+
+def test_a_pass_in_input_order_still_counts_what_waits_in_sorted_windows(tmp_path: Path) -> None:
+    windows, output = windows_in(tmp_path)
+    first = windows.create(range(0, 2_000, 2))
+    commit(windows, first, 0, 1_000)
+    assert not windows.open and windows.all, "its rows would be many small parts"
+    todo = Pass(lambda position: position, output, finish, 0, 0, None, windows=windows)
+    job = cast(Job, SimpleNamespace(order=None, listener=None))
+    kept, ordering = in_windows(job, todo)
+    assert ordering is None and kept.records_now() == 1_000
+    windows.finish()
+    assert in_windows(job, todo)[0].windows is None
+
+
+def finish() -> Finished:
+    raise AssertionError

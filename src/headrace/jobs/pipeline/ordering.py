@@ -48,7 +48,7 @@ def in_windows(job: Job, todo: Pass) -> tuple[Pass, Ordering | None]:
     if plan is not None and plan.order == "input":
         job.listener(OrderChosen("input", 0, plan.reason, time.monotonic()))
     if windows is None or ((plan is None or plan.order == "input") and not windows.open):
-        return replace(todo, windows=None), None
+        return todo if windows is not None and windows.all else replace(todo, windows=None), None
     if job.user.prepares and windows.open:
         raise ConfigError(
             "the finished records are in an order by prompt, which cannot go with --map: leave --map out, or start "
