@@ -16,9 +16,10 @@ from transformers.activations import GELUActivation
 
 from headrace.device.placement import running
 from headrace.engines.choosing.registry import create
-from headrace.engines.networks.pytorch import known_mask
+from headrace.engines.networks.prepacking import PrepackedLinear
+from headrace.engines.networks.pytorch import TOLERANCE, known_mask
 from headrace.engines.text import packing
-from headrace.engines.text.encoders import PrepackedLinear, restore, tune
+from headrace.engines.text.encoders import restore, tune
 from headrace.errors import EngineOutOfMemoryError
 
 LENGTHS = (3, 40, 1, 17, 40, 3, 9)
@@ -70,6 +71,22 @@ def test_layers_see_the_real_tokens_alone_and_nothing_changes(family: str, left:
     tokens = seen_by(first_layer(model))
     torch.testing.assert_close(states(model, batch(left=left)), before, rtol=1e-4, atol=1e-5)
     assert set(tokens) == {sum(LENGTHS)}
+
+
+@pytest.mark.parametrize("native", [True, False], ids=["native", "emulated"])
+def test_bfloat16_weights_are_prepacked_where_the_cpu_computes_bfloat16(
+    monkeypatch: pytest.MonkeyPatch, native: bool
+) -> None:
+    if native and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        pytest.skip("this CPU does not compute bfloat16")
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: native)
+    model = made("Bert", NAMES).bfloat16()
+    before = states(model, batch()).float()
+    assert tune(model) == (["prepacked", "packed"] if native else ["packed"])
+    found = states(model, batch()).float()
+    assert float((found - before).abs().max()) <= TOLERANCE[torch.bfloat16] * float(before.abs().max())
+    restore(model)
+    assert torch.equal(states(model, batch()).float(), before)
 
 
 class Waits(TorchDispatchMode):  # type: ignore[misc]  # torch's types are not read here

@@ -19,6 +19,7 @@ from transformers import AutoConfig, AutoImageProcessor, AutoModel, ViTModel, pi
 
 from headrace.engines.base import Prepared
 from headrace.engines.choosing.registry import create
+from headrace.engines.networks.prepacking import PrepackedLinear
 from headrace.errors import ConfigError, RecordError
 
 SIZES = [(40, 30), (31, 64), (32, 32), (7, 9), (200, 33), (1, 1), (3, 3)]
@@ -48,6 +49,21 @@ def outputs(engine: Any, inputs: Sequence[Any]) -> list[Any]:
     ready = engine.prepare(inputs)
     assert all(isinstance(one, Prepared) for one in ready)
     return list(engine.forward([one.payload for one in ready]))
+
+
+def test_the_weights_of_a_vision_model_are_prepacked_if_its_outputs_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = vision_model(tmp_path)
+
+    def prepacked() -> list[PrepackedLinear]:
+        engine = create("image-classify", folder, device="cpu")
+        return [part for part in engine.network.module.modules() if isinstance(part, PrepackedLinear)]
+
+    assert any(part.gelu for part in prepacked())
+    own = PrepackedLinear.forward
+    monkeypatch.setattr(PrepackedLinear, "forward", lambda self, states: own(self, states) * 1.01)
+    assert prepacked() == []
 
 
 @pytest.mark.parametrize("kind", ["vit", "resnet"])

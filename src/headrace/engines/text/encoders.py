@@ -7,13 +7,11 @@ loaded, and undone if it fails or the outputs differ.
 from __future__ import annotations
 
 import functools
-import platform
-from collections.abc import Callable
 
 import torch
 from transformers import PretrainedConfig, PreTrainedModel
-from transformers.activations import GELUActivation
 
+from headrace.engines.networks.prepacking import UNFIT, keep_if_equal, prepack, unpack
 from headrace.engines.networks.pytorch import TOLERANCE, known_mask
 from headrace.engines.text import packing
 
@@ -22,9 +20,6 @@ _LEAST_WIDTH = 256
 
 _LENGTHS = (160, 7, 3, 7, 1)
 """Token counts of the test texts; the longest exceeds usual attention windows."""
-
-# Errors that libraries raise for models with an unexpected structure.
-_UNFIT = (RuntimeError, TypeError, ValueError, LookupError, AttributeError)
 
 _ROPE_BY_LENGTH = frozenset({"dynamic", "longrope"})
 """Rotary embeddings whose frequencies depend on the longest text of a batch."""
@@ -40,18 +35,19 @@ def tune(model: torch.nn.Module) -> list[str]:
     base = model.base_model
     if getattr(model.config, "hidden_size", 0) < _LEAST_WIDTH or model.dtype not in TOLERANCE:
         return []
+    states = functools.partial(_states, base)
     try:
-        expected = _states(base)
-    except _UNFIT:
+        expected = states()
+    except UNFIT:
         return []  # it does not take texts
-    changes = {"prepacked": (_prepack, unpack_weights), "packed": (_pack, _pad)}
-    return [name for name, (change, undo) in changes.items() if _stays(change, undo, base, expected)]
+    changes = {"prepacked": (prepack, unpack), "packed": (_pack, _pad)}
+    return [name for name, change in changes.items() if keep_if_equal(*change, base, states, expected)]
 
 
 def restore(model: PreTrainedModel) -> None:
     """Undo `tune`, for tools that read a model, such as an export."""
     _pad(model.base_model)
-    unpack_weights(model.base_model)
+    unpack(model.base_model)
 
 
 def by_length(model: torch.nn.Module) -> bool:
@@ -86,26 +82,6 @@ def _rope_types(parameters: object) -> list[object]:
     if not isinstance(parameters, dict):
         return []
     return [parameters.get("rope_type"), *(kind for part in parameters.values() for kind in _rope_types(part))]
-
-
-def _stays(
-    change: Callable[[PreTrainedModel], bool],
-    undo: Callable[[PreTrainedModel], None],
-    base: PreTrainedModel,
-    expected: torch.Tensor,
-) -> bool:
-    if not change(base):
-        return False
-    try:
-        found = _states(base)
-    except _UNFIT:
-        undo(base)
-        return False
-    room = TOLERANCE[base.dtype] * float(expected.abs().max())
-    if found.shape == expected.shape and float((found - expected).abs().max()) <= room:  # never with NaN
-        return True
-    undo(base)
-    return False
 
 
 def _states(base: PreTrainedModel) -> torch.Tensor:
@@ -148,62 +124,3 @@ def _pad(base: PreTrainedModel) -> None:
         if isinstance(encoder, packing.PackedEncoder):
             setattr(base, name, encoder.encoder)
             base.set_attn_implementation("sdpa")
-
-
-class PrepackedLinear(torch.nn.Module):  # type: ignore[misc]  # torch's types are not read here
-    """A linear layer with weights in oneDNN's memory layout, so that oneDNN need not reorder them for each batch.
-
-    In BERT-like models, a GELU that follows is fused into it.
-    """
-
-    def __init__(self, linear: torch.nn.Linear) -> None:
-        super().__init__()
-        self.packed_weight = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach())
-        self._bias = None if linear.bias is None else linear.bias.detach()
-        self.gelu: tuple[torch.nn.Module, ...] = ()
-        """The fused activation, if any. In a tuple, so that it is not registered as a submodule."""
-
-    def forward(self, states: torch.Tensor) -> torch.Tensor:
-        """The layer's output, with the fused activation if any."""
-        name, way = ("gelu", "none") if self.gelu else ("none", "")  # by the error function
-        output: torch.Tensor = torch.ops.mkldnn._linear_pointwise(states, self.packed_weight, self._bias, name, [], way)
-        return output
-
-    def linear(self) -> torch.nn.Linear:
-        """The original layer."""
-        weight = self.packed_weight.to_dense()
-        layer = torch.nn.Linear(weight.shape[1], weight.shape[0], bias=self._bias is not None, device="meta")
-        layer.weight = torch.nn.Parameter(weight)
-        if self._bias is not None:
-            layer.bias = torch.nn.Parameter(self._bias)
-        return layer.eval()
-
-
-def _prepack(base: PreTrainedModel) -> bool:
-    """Prepack the linear layers of a float32 model on an x86 CPU."""
-    if base.device.type != "cpu" or base.dtype != torch.float32 or platform.machine() not in ("x86_64", "AMD64"):
-        return False
-    if not all(hasattr(torch.ops.mkldnn, name) for name in ("_reorder_linear_weight", "_linear_pointwise")):
-        return False
-    _exchange(base, torch.nn.Linear, PrepackedLinear)
-    for part in base.modules():
-        if type(getattr(part, "intermediate_act_fn", None)) is GELUActivation and hasattr(part, "dense"):
-            part.dense.gelu, part.intermediate_act_fn = (part.intermediate_act_fn,), torch.nn.Identity()
-    return True
-
-
-def unpack_weights(base: PreTrainedModel) -> None:
-    """Undo the prepacking of linear layers."""
-    for part in base.modules():
-        dense = getattr(part, "dense", None)
-        if type(dense) is PrepackedLinear and dense.gelu:
-            [part.intermediate_act_fn] = dense.gelu
-    _exchange(base, PrepackedLinear, PrepackedLinear.linear)
-
-
-def _exchange(base: PreTrainedModel, kind: type, make: Callable[[torch.nn.Module], torch.nn.Module]) -> None:
-    """Replace all submodules of exactly this type."""
-    for parent in list(base.modules()):
-        for name, child in parent.named_children():
-            if type(child) is kind:
-                setattr(parent, name, make(child))

@@ -7,8 +7,8 @@ from typing import Literal, TypeAlias
 
 from transformers import PreTrainedModel
 
+from headrace.engines.networks.prepacking import unpack
 from headrace.engines.options import INT8
-from headrace.engines.text.encoders import unpack_weights
 from headrace.errors import ConfigError, EngineError, MissingExtraError
 
 Quantize: TypeAlias = Literal["int8"] | None
@@ -42,7 +42,7 @@ def to_int8(model: PreTrainedModel) -> None:
     Raises:
         EngineError: torchao cannot.
     """
-    unpack_weights(model.base_model)
+    unpack(model.base_model)
     from torchao.quantization import Int8DynamicActivationInt8WeightConfig, quantize_
 
     try:

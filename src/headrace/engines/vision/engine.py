@@ -11,10 +11,11 @@ from transformers import AutoModel, AutoModelForImageClassification, PreTrainedM
 from transformers.utils import ModelOutput
 
 from headrace.engines.model_folder import named_folder
+from headrace.engines.networks.prepacking import UNFIT, can_prepack, keep_if_equal, prepack, unpack
 from headrace.engines.networks.pytorch import TorchNetwork, load_pretrained
-from headrace.engines.vision.images import MAX_PIXELS, images_for
+from headrace.engines.vision.images import MAX_PIXELS, ImageInputs, images_for
 from headrace.engines.vision.tasks import ImageEngine, image_classifier, image_embedder
-from headrace.errors import EngineError
+from headrace.errors import EngineError, RecordError
 
 _INPUTS = frozenset({"pixel_values"})
 
@@ -47,8 +48,10 @@ def image_classify(
         raise EngineError(
             f"the model in {folder} is not an image classifier: its weights lack {', '.join(sorted(missing)[:3])}"
         )
-    network = TorchNetwork(folder, _packed(module), place, partial(_logits, module), _INPUTS)
-    return image_classifier(network, images_for(folder, max_pixels), module.config.to_dict(), top_labels)
+    images = images_for(folder, max_pixels)
+    return image_classifier(
+        _network(folder, module, place, _logits, images), images, module.config.to_dict(), top_labels
+    )
 
 
 def image_embed(
@@ -69,13 +72,39 @@ def image_embed(
     if missing - unpooled:
         raise EngineError(f"the model in {folder} is incomplete: it lacks {', '.join(sorted(missing - unpooled)[:3])}")
     vectors = _features if hasattr(module, "get_image_features") else partial(_vectors, pooled=not unpooled)
-    network = TorchNetwork(folder, _packed(module), place, partial(vectors, module), _INPUTS)
-    return image_embedder(network, images_for(folder, max_pixels))
+    images = images_for(folder, max_pixels)
+    return image_embedder(_network(folder, module, place, vectors, images), images)
 
 
-def _packed(module: PreTrainedModel) -> PreTrainedModel:
-    """The module in channels-last memory format, which is faster and gives the same outputs."""
-    return module.to(memory_format=torch.channels_last)
+def _network(
+    folder: Path,
+    module: PreTrainedModel,
+    place: torch.device,
+    rows: Callable[[PreTrainedModel, Mapping[str, torch.Tensor]], torch.Tensor],
+    images: ImageInputs,
+) -> TorchNetwork:
+    """The network that returns `rows`, in faster memory layouts that give the same outputs."""
+    call = partial(rows, module.to(memory_format=torch.channels_last))
+    prepack_if_equal(module, call, images)
+    return TorchNetwork(folder, module, place, call, _INPUTS)
+
+
+def prepack_if_equal(
+    module: PreTrainedModel, call: Callable[[Mapping[str, torch.Tensor]], torch.Tensor], images: ImageInputs
+) -> bool:
+    """Prepack the linear layers of a vision model, if `call` then returns the same for a test image."""
+    if not can_prepack(module.base_model):
+        return False
+
+    def outputs() -> torch.Tensor:
+        with torch.inference_mode():
+            return call({"pixel_values": torch.from_numpy(images.sample()[None]).to(module.dtype)}).float()
+
+    try:
+        expected = outputs()
+    except (*UNFIT, RecordError):
+        return False  # it does not take this image
+    return keep_if_equal(prepack, unpack, module.base_model, outputs, expected)
 
 
 def _run(method: Callable[..., ModelOutput], tensors: Mapping[str, torch.Tensor]) -> ModelOutput:

@@ -73,6 +73,15 @@ class ImageInputs:
         """
         return [self._prepare(value) for value in inputs]
 
+    def sample(self) -> Pixels:
+        """A test image.
+
+        Raises:
+            RecordError: the model's images have more pixels than allowed.
+        """
+        values = np.arange(240 * 320 * 3).reshape(240, 320, 3) * 7919 % 251
+        return self._pixels(Image.fromarray(values.astype(np.uint8)))
+
     def _prepare(self, value: object) -> Prepared[Pixels] | Exception:
         try:
             return Prepared(self._pixels(self._decoded(_file_of(value))), cost=1)
