@@ -7,14 +7,18 @@ import os
 import platform
 import statistics
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from headrace.device.cache import cpu_facts
+from headrace.device.native import speeds
+from headrace.observe.reporting.report import Report
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -28,6 +32,24 @@ def machine() -> dict[str, Any]:
 def version(package: str) -> str:
     """Name and version of an installed peer."""
     return f"{package} {metadata.version(package)}"
+
+
+@contextmanager
+def new_cache() -> Iterator[None]:
+    """As on a machine where nothing was found out before."""
+    before = os.environ.get("XDG_CACHE_HOME")
+    speeds.cache_clear()
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["XDG_CACHE_HOME"] = folder
+        yield
+    os.environ.pop("XDG_CACHE_HOME")
+    if before is not None:
+        os.environ["XDG_CACHE_HOME"] = before
+
+
+def job_time(done: Report) -> float:
+    """Seconds of a job, with tuning and without loading its model."""
+    return done.wall_s + (done.precision.duration_s if done.precision is not None else 0.0)
 
 
 def rounds(count: int, variants: Mapping[str, Callable[[], float]]) -> dict[str, list[float]]:

@@ -11,7 +11,6 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import contextmanager
 from functools import partial
 from itertools import cycle, islice
 from pathlib import Path
@@ -24,7 +23,7 @@ from scripts.export_onnx import export
 from sentence_transformers import SentenceTransformer
 
 import headrace
-from benchmarks.common import Parts, quick, ratio, report, version
+from benchmarks.common import Parts, job_time, new_cache, quick, ratio, report, version
 from benchmarks.embedding import texts
 from headrace.device.native import speeds
 from headrace.device.precision import candidates
@@ -58,11 +57,7 @@ def job_seconds(inputs: Sequence[Any], model: str | None = None, **settings: Any
     """Of a job, without loading its model and with tuning."""
     done = job(inputs, model, **settings)
     assert done.ok == len(inputs)
-    return _seconds(done)
-
-
-def _seconds(done: Report) -> float:
-    return done.wall_s + (done.precision.duration_s if done.precision is not None else 0.0)
+    return job_time(done)
 
 
 def peer_seconds(model: SentenceTransformer, inputs: Sequence[Any], size: int) -> float:
@@ -72,28 +67,16 @@ def peer_seconds(model: SentenceTransformer, inputs: Sequence[Any], size: int) -
     return time.perf_counter() - started
 
 
-@contextmanager
-def _new_cache() -> Any:
-    """As on a machine where nothing was found out before."""
-    before = os.environ.get("XDG_CACHE_HOME")
-    with tempfile.TemporaryDirectory() as folder:
-        os.environ["XDG_CACHE_HOME"] = folder
-        yield
-    os.environ.pop("XDG_CACHE_HOME")
-    if before is not None:
-        os.environ["XDG_CACHE_HOME"] = before
-
-
 def first_time(inputs: Sequence[Any], parts: Parts) -> float:
     """Seconds of a job as it comes, with nothing known of the machine. Keeps what it chose."""
     speeds.cache_clear()
-    with _new_cache():
+    with new_cache():
         done = job(inputs)
     assert done.ok == len(inputs)
     numbers = done.precision
     chosen = f"{numbers.dtype} ({numbers.detail})" if numbers is not None else "nothing"
     parts.note("chosen", f"{chosen}, budget {done.budget or 'as the engine has it'}")
-    return _seconds(done)
+    return job_time(done)
 
 
 def settings_of(dtypes: Sequence[str], onnx: Path) -> dict[str, dict[str, Any]]:

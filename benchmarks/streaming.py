@@ -8,12 +8,16 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeAlias
 
-from benchmarks.common import ratio, rounds
+import headrace
+from benchmarks.common import job_time, new_cache, ratio, rounds
 from headrace import DynamicBatcher
 
 WORKERS = 2
+Timed: TypeAlias = tuple[list[dict[str, Any]], float]
+"""Outputs, and the seconds that they took."""
 
 
 def streamed(engine: Any, inputs: Sequence[Any], chunk: int = 64, *, overlap: bool | None = None) -> list[Any]:
@@ -49,7 +53,23 @@ async def _prepared(engine: Any, inputs: Sequence[Any], chunk: int) -> AsyncIter
                 yield item
 
 
-def compare(count: int, variants: Mapping[str, Callable[[], list[dict[str, Any]]]], ours: str) -> list[list[Any]]:
+def job(task: str, model: Path, rows: Sequence[Mapping[str, Any]], **settings: Any) -> Timed:
+    """A whole job, on a machine where nothing was found out before."""
+    outputs: list[dict[str, Any]] = []
+    with new_cache():
+        done = headrace.run(list(rows), model, sink=outputs.extend, task=task, progress=False, **settings)
+    assert done.ok == len(rows)
+    return [row["classification"] for row in outputs], job_time(done)
+
+
+def timed(call: Callable[[], list[dict[str, Any]]]) -> Timed:
+    """What it returns, and its seconds."""
+    started = time.perf_counter()
+    outputs = call()
+    return outputs, time.perf_counter() - started
+
+
+def compare(count: int, variants: Mapping[str, Callable[[], Timed]], ours: str) -> list[list[Any]]:
     """For each variant its name, inputs/s, how much faster ours is, equal labels, largest difference of a score.
 
     A variant whose name ends in "one round" is measured in the first round alone.
@@ -57,9 +77,8 @@ def compare(count: int, variants: Mapping[str, Callable[[], list[dict[str, Any]]
     outputs: dict[str, list[dict[str, Any]]] = {}
 
     def seconds(name: str) -> float:
-        started = time.perf_counter()
-        outputs[name] = variants[name]()
-        return time.perf_counter() - started
+        outputs[name], took = variants[name]()
+        return took
 
     often = {name: partial(seconds, name) for name in variants if not name.endswith("one round")}
     figures = rounds(1, {name: partial(seconds, name) for name in variants})
