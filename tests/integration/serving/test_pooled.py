@@ -260,6 +260,8 @@ def test_each_answer_has_one_request_id_and_documents_name_all_routes(tmp_path: 
         ("models: [{name: a, task: dance}]", "model 'a': unknown task 'dance'"),
         ("models: [{name: a, task: embed, model: /nowhere}]", "model 'a': .*nowhere"),
         ("models: [{name: a, task: embed, engine_options: {dimnsion: 3}}]", "model 'a': .*dimnsion"),
+        ("models: [{name: a, engine: 'nowhere:engine'}]", "model 'a': 'nowhere:engine': cannot import nowhere"),
+        ("models: [{name: a, engine: 'json:dmp'}]", "model 'a': 'json:dmp': json has no attribute 'dmp'"),
         ("models: [{name: a, keys: [eve]}]", "model 'a': there is no API key named 'eve'"),
         ("models: [{name: a, memory: big}]\npool: {memory: 8GB}", "model 'a': memory: 'big' is not a size"),
         ("models: [{name: a, memory: 9GB}]\npool: {memory: 8GB}", "takes 9,000,000,000 bytes, and the pool has"),

@@ -26,6 +26,7 @@ from headrace.app.servers.server import ServerSettings, build_part, check_settin
 from headrace.app.settings_file import read_settings
 from headrace.argument_types import parse_size
 from headrace.engines.choosing.config import EngineConfig
+from headrace.engines.custom import load_factory
 from headrace.errors import ConfigError, nearest
 from headrace.events import Listener
 from headrace.observe.exporters.prometheus import PrometheusListener, device_seconds, merge_pages
@@ -192,6 +193,8 @@ def _served(entry: ModelSection, shared: ServerSettings, device: Listener) -> tu
         replace(shared, config=config, name=names, keys=(), listeners=(), latency_target_s=target_s)
     )
     settings.config.check()  # folders too, before the first request
+    if isinstance(config.engine, str) and ":" in config.engine and not config.engine_process:
+        load_factory(config.engine)  # imports the user's module
     app, bulk = build_part(settings, device)
     allowed = None if entry.keys is None else frozenset(entry.keys)
     return ModelApp(names, bulk.task, app, bulk.server, allowed), bulk
