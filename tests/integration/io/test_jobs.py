@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,11 @@ from tests.acceptance.command import headrace as command
 
 import headrace
 from headrace.errors import ConfigError, JobError, ResumeMismatchError
+from headrace.io.base import Source
 from headrace.io.sources import unique_ids as ids
 from headrace.io.sources.opening import open_source
 from headrace.jobs.pipeline.job import Limits
+from headrace.jobs.pipeline.read import id_digest
 from headrace.testing import FakeEngine
 
 ROWS = [{"id": f"r{n}", "question": f"what is {n}?", "n": n, "tags": ["a", n], "text": f"text {n}"} for n in range(400)]
@@ -259,33 +262,36 @@ def test_a_resume_knows_the_ids_of_finished_rows(tmp_path: Path, monkeypatch: py
 def test_many_runs_are_merged_and_equal_digests_are_no_proof(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ids, "RUN_RECORDS", 10)
     monkeypatch.setattr(ids, "MERGED_RUNS", 3)
-    digest = ids._digest
-    monkeypatch.setattr(ids, "_digest", lambda value: digest(int(value) // 2 * 2))  # pairs of ids are alike
     monkeypatch.setattr("headrace.io.sources.in_memory.CHUNK_ROWS", 7)
     monkeypatch.setattr(ids, "_BLOCK", 16)
-    source = ids.UniqueIds(open_source([{"id": n} for n in range(500)]), "id", lambda: tmp_path / "runs")
-    assert sum(len(chunk.records) for chunk in source.chunks(lambda position: position)) == 500
+    source = open_source([{"id": n} for n in range(500)])
+    assert look_at_ids(lambda: source, tmp_path / "runs", lambda number: number // 2) == 500  # pairs of ids are alike
     assert 1 < len(list((tmp_path / "runs").iterdir())) < 15
-    repeated = ids.UniqueIds(open_source([{"id": n % 490} for n in range(500)]), "id", lambda: tmp_path / "other")
+    repeated = open_source([{"id": n % 490} for n in range(500)])
     with pytest.raises(JobError, match="id 0 comes twice: in column 'id' of records 0 and 490"):
-        list(repeated.chunks(lambda position: position))
+        look_at_ids(lambda: repeated, tmp_path / "other", lambda number: number // 2)
 
 
 def test_an_input_that_is_another_at_its_second_reading_is_said(tmp_path: Path) -> None:
-    readings = iter([[{"id": "a"}, {"id": "a"}], [{"id": "a"}]])
-
-    class Changing:
-        total_bytes = total_records = None
-
-        def describe(self) -> dict[str, Any]:
-            return {}
-
-        def chunks(self, next_todo: Any) -> Any:
-            yield from open_source(next(readings)).chunks(next_todo)
-
-    source = ids.UniqueIds(Changing(), "id", lambda: tmp_path / "runs")
+    readings = iter([[{"id": 1}, {"id": 1}], [{"id": 1}]])
     with pytest.raises(JobError, match="the input has changed: record 1 had an id"):
-        list(source.chunks(lambda position: position))
+        look_at_ids(lambda: open_source(next(readings)), tmp_path / "runs", int)
+
+
+def look_at_ids(opened: Callable[[], Source], folder: Path, alike: Callable[[int], int]) -> int:
+    """Check the ids of a source as a job does, with equal digests for those that are alike; returns how many."""
+
+    def again() -> Iterator[ids.Found]:
+        for chunk in opened().chunks(lambda position: position):
+            yield from ((row.position, row.data["id"]) for row in chunk.records)
+
+    seen, count = ids.SeenIds(folder, again, "id"), 0
+    for chunk in opened().chunks(lambda position: position):
+        digests = [id_digest(alike(row.data["id"])) for row in chunk.records]
+        seen.add(digests, [row.position for row in chunk.records], chunk.records[-1].position + 1)
+        count += len(digests)
+    seen.look()
+    return count
 
 
 # --- bad input ------------------------------------------------------------------------------------------------------

@@ -32,11 +32,10 @@ from headrace.events import BatchFormed, Event, InputLeftOut, JobDone, JobStarte
 from headrace.io.sinks.callback_sink import CallbackWriter
 from headrace.io.sinks.table_writer import TableWriter
 from headrace.io.sources.joined import JoinedSource
-from headrace.io.sources.unique_ids import UniqueIds
+from headrace.io.sources.unique_ids import numpy_or_refuse
 from headrace.jobs import run as main_path
 from headrace.jobs.pipeline.infer import WorkSteps, infer, infer_one
 from headrace.jobs.pipeline.job import BatcherPort, Job, JobEnd, StopRequest
-from headrace.jobs.pipeline.mapped_ids import MappedIds
 from headrace.jobs.pipeline.work import Work
 from headrace.jobs.planning.forecast import Forecast, forecast
 from headrace.jobs.planning.survey import Survey, survey, survey_prompts
@@ -205,7 +204,7 @@ def rehearse(settings: JobSettings) -> tuple[Survey, Forecast]:
                 found,
                 precision=tuned.precision,
                 model=downloaded_model(plan.settings),
-                repeats=survey_prompts(replace(job, source=plan.source)),
+                repeats=survey_prompts(job),
                 order=job.order,
             )
             profile = tuned_profile(plan.settings, engine)
@@ -228,14 +227,11 @@ def build(
     # Duplicate ids would make outputs ambiguous. A retry need not check again.
     later = settings.step is not None and settings.step.earlier  # the first step has checked them
     identity = None if settings.retry or later else plan.columns.id
-    source, ids = plan.source, None
-    if identity and settings.prepare:
-        ids = MappedIds(plan.source, plan.columns, plan.user, lambda: plan.output.scratch)
-    elif identity:
-        source = UniqueIds(plan.source, identity, lambda: plan.output.scratch)
+    if identity:
+        numpy_or_refuse()
     in_flight = None if settings.config.engine_process or batcher is not None else InFlight(plan.output.work)
     return Job(
-        source=source,
+        source=plan.source,
         columns=plan.columns,
         engine=engine,
         batcher=batcher or build_batcher(settings, engine, stop, listener, in_flight),
@@ -251,7 +247,7 @@ def build(
         limits=settings.limits,
         stop=stop,
         user=plan.user,
-        ids=ids,
+        unique_ids=bool(identity),
         engine_timeout_s=None if settings.config.engine_process else settings.config.engine_timeout_s,
         dedupe=settings.dedupe,
         order=order_plan(plan, profile_of(engine)),
@@ -305,7 +301,7 @@ def tuned_profile(settings: JobSettings, engine: AnyEngine) -> EngineProfile:
 
 
 def _survey(plan: Plan, job: Job, *, spread: bool) -> Survey:
-    found = survey(replace(job, source=plan.source), spread=spread)
+    found = survey(job, spread=spread)
     return replace(found, left_out=plan.left_out + found.left_out)
 
 

@@ -1,6 +1,6 @@
 """Finds duplicate ids while the input is read, exactly and in bounded memory.
 
-A 64-bit digest of every id is kept. New digests are collected, sorted, and compared in one pass with the older ones: an
+It sees a 64-bit digest of every id. New digests are collected, sorted, and compared in one pass with the older ones: an
 array in memory and sorted runs in files. If two digests are equal, the input is read again up to that position to
 compare the ids. The runs stay in the job's working folder: a resume continues from them and reads the ids of finished
 rows again only if no run contains them.
@@ -8,18 +8,16 @@ rows again only if no run contains them.
 
 from __future__ import annotations
 
-import hashlib
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, TypeAlias
 
 from headrace.errors import JobError
 from headrace.extras import require
-from headrace.io.base import Chunk, Source
 from headrace.io.storage.parts import atomic_file
 
 if TYPE_CHECKING:
@@ -59,18 +57,22 @@ class SeenIds:
     def __init__(self, folder: Path, reread: Callable[[], Iterator[Found]], column: str) -> None:
         self._reread = reread
         self._column = column
-        self._seen = _Digests(_numpy(), folder)
+        self._seen = _Digests(numpy_or_refuse(), folder)
         self.known = self._seen.load()
         """Ids of the positions before this one are in runs: they need not be given again."""
         self._look_at = time.monotonic() + LOOK_EVERY_S
 
-    def add(self, positions: Sequence[int], values: Sequence[object], end: int) -> None:
-        """Take more ids, those of all positions before `end` that were not taken before; None for a record without.
+    def add(self, digests: Sequence[bytes], positions: Sequence[int], end: int) -> None:
+        """Take more ids, those of all positions before `end` that were not taken before.
+
+        Args:
+            digests: 8 bytes for each id; empty for a record without one.
+            positions: of the same records.
+            end: a position.
 
         Raises:
             JobError: an id is duplicated; the message names it and its first two positions.
         """
-        digests = [_digest(value) for value in values]
         if not all(digests):
             positions = [position for position, digest in zip(positions, digests, strict=True) if digest]
         self._seen.add([digest for digest in digests if digest], positions, end)
@@ -111,83 +113,16 @@ class SeenIds:
                 )
 
 
-class UniqueIds:
-    """A source whose ids in `column` must be unique.
-
-    A row without an id, or with one that is no id, is left to those who read the id to use it.
-
-    Args:
-        source: the rows.
-        column: the id column.
-        folder: returns the folder for the runs; called when reading begins.
+def numpy_or_refuse() -> ModuleType:
+    """NumPy, which the check needs.
 
     Raises:
-        MissingExtraError: numpy is not installed.
+        MissingExtraError: it is not installed.
     """
-
-    def __init__(self, source: Source, column: str, folder: Callable[[], Path]) -> None:
-        _numpy()
-        self._source = source
-        self._column = column
-        self._folder = folder
-        self.total_bytes = source.total_bytes
-        self.total_records = source.total_records
-
-    def describe(self) -> Mapping[str, object]:
-        """The input's own description."""
-        return self._source.describe()
-
-    def chunks(self, next_todo: Callable[[int], int]) -> Iterator[Chunk]:
-        """The source's chunks; one whose id came before may be among them, but the end is not reached.
-
-        Raises:
-            JobError: an id is duplicated; the message names it and its first two positions.
-        """
-        seen = SeenIds(self._folder(), self._reread, self._column)
-        for chunk in self._source.chunks(unknown_or_todo(seen, next_todo)):
-            rows = [row for row in chunk.records if row.position >= seen.known]
-            seen.add([row.position for row in rows], [row.data.get(self._column) for row in rows], _end(chunk))
-            yield _still_to_do(chunk, next_todo)
-        seen.look()
-
-    def _reread(self) -> Iterator[Found]:
-        for chunk in self._source.chunks(lambda position: position):
-            for row in chunk.records:
-                yield row.position, row.data.get(self._column)
-
-
-def unknown_or_todo(seen: SeenIds, next_todo: Callable[[int], int]) -> Callable[[int], int]:
-    """Which rows to read: finished rows are skipped only if a run contains their id."""
-    known = seen.known
-    return lambda position: next_todo(position) if position < known else position
-
-
-def _numpy() -> ModuleType:
     module: ModuleType = require(
         "numpy", "io", "checking for duplicate ids", '; or give --id-column "" to use positions as ids'
     )
     return module
-
-
-def _end(chunk: Chunk) -> int:
-    """The position after the chunk's last row; 0 if it has none."""
-    rows = [*chunk.records[-1:], *(failed.record for failed in chunk.failures)]
-    return max((row.position + 1 for row in rows), default=0)
-
-
-def _still_to_do(chunk: Chunk, next_todo: Callable[[int], int]) -> Chunk:
-    return replace(
-        chunk,
-        records=[record for record in chunk.records if next_todo(record.position) == record.position],
-        failures=[failed for failed in chunk.failures if next_todo(failed.record.position) == failed.record.position],
-    )
-
-
-def _digest(value: object) -> bytes:
-    """An eight-byte digest; empty if the value is not an id."""
-    if type(value) is not str and type(value) is not int:
-        return b""
-    return hashlib.blake2b(str(value).encode("utf-8", "surrogatepass"), digest_size=8).digest()
 
 
 @dataclass(frozen=True, slots=True)

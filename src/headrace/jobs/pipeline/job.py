@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Literal, Protocol, Self, TypeAlias
@@ -12,10 +12,9 @@ from typing import Any, Literal, Protocol, Self, TypeAlias
 from headrace.engines.base import AnyEngine
 from headrace.errors import TooManyErrorsError
 from headrace.events import Listener
-from headrace.io.base import Chunk, Source
+from headrace.io.base import Source
 from headrace.jobs.pipeline.columns import Columns
 from headrace.jobs.pipeline.user_code import UserCode
-from headrace.jobs.pipeline.work import PreparedChunk
 from headrace.jobs.state.in_flight import InFlight
 from headrace.jobs.state.output import JobOutput, StartMode
 from headrace.records import Failed
@@ -114,22 +113,6 @@ class BatcherPort(Protocol):
         ...
 
 
-class IdCheck(Protocol):
-    """Reads the input so that ids of prepared records can be checked. See `headrace.jobs.pipeline.mapped_ids`."""
-
-    def chunks(self, next_todo: Callable[[int], int]) -> Iterator[Chunk]:
-        """The chunks to prepare."""
-        ...
-
-    def check(self, prepared: PreparedChunk) -> list[int]:
-        """Check prepared records and drop finished ones; returns their positions."""
-        ...
-
-    def finish(self) -> None:
-        """Check the last ids."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class Job:
     """Everything a run needs."""
@@ -144,8 +127,8 @@ class Job:
     limits: Limits
     stop: StopRequest
     user: UserCode
-    ids: IdCheck | None = None
-    """Checks ids made by user code; None if the source checks them or positions are the ids."""
+    unique_ids: bool = False
+    """Whether to check that no id occurs twice."""
     engine_timeout_s: float | None = None
     """Maximum seconds of a batch, step or request; None for no limit."""
     dedupe: bool | None = False
