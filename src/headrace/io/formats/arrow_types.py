@@ -1,7 +1,9 @@
-"""Types of Arrow columns."""
+"""Types of Arrow columns: which Parquet takes, and which hold the values of others."""
 
 from __future__ import annotations
 
+import functools
+import io
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -25,3 +27,33 @@ def widest_type(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_list(kind):
         return pa.list_(kind.value_field.with_type(widest_type(kind.value_type)))
     return kind
+
+
+def common_type(one: pa.DataType, other: pa.DataType) -> pa.DataType:
+    """A type that holds the values of both; text if no other does."""
+    import pyarrow as pa
+
+    one, other = (pa.list_(k.value_type) if pa.types.is_fixed_size_list(k) else k for k in (one, other))
+    try:
+        schemas = [pa.schema([("", kind)]) for kind in (one, other)]
+        common = pa.unify_schemas(schemas, promote_options="permissive").field(0).type
+    except pa.ArrowException:
+        return pa.string()
+    return pa.string() if parquet_problem(common) else common
+
+
+@functools.lru_cache(maxsize=256)
+def parquet_problem(kind: pa.DataType) -> str:
+    """Why a column of this type cannot be written to Parquet and read; empty if it can."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    if not pa.types.is_nested(kind):
+        return ""
+    buffer = io.BytesIO()
+    try:
+        pq.write_table(pa.schema([("", kind)]).empty_table(), buffer)
+        pq.read_schema(io.BytesIO(buffer.getvalue()))
+    except Exception as error:  # noqa: BLE001 - pyarrow's limits are not documented, nor the classes of its errors
+        return " ".join(str(error).split()) or type(error).__name__
+    return ""
