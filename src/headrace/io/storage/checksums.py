@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import io
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple
@@ -49,18 +49,6 @@ class Seal:
     """Of its dead letters, in bytes."""
     digest: str
     """BLAKE2b, 8 bytes in hexadecimal, of the part and then of its dead letters."""
-
-    @classmethod
-    def of(cls, interval: Interval, part: Iterable[bytes], failures: bytes) -> Seal:
-        """The seal of a part, given in blocks, and its dead letters, before the commit."""
-        digest = new_digest()
-        size = 0
-        for block in part:
-            digest.update(block)
-            size += len(block)
-        digest.update(failures)
-        rows = interval.end - interval.start - failures.count(b"\n")
-        return cls(interval, rows, size, len(failures), digest.hexdigest())
 
     @classmethod
     def parse(cls, name: str) -> Seal | None:
@@ -124,10 +112,11 @@ class DigestWriter(io.BufferedIOBase):
         """Bytes written."""
         return self._bytes
 
-    @property
-    def digest(self) -> str:
-        """The digest of the bytes written so far."""
-        return str(self._digest.hexdigest())
+    def digest(self, more: bytes = b"") -> str:
+        """The digest of the bytes written so far, and of `more` after them."""
+        digest = self._digest.copy()
+        digest.update(more)
+        return digest.hexdigest()
 
 
 def new_digest() -> hashlib.blake2b:
@@ -135,18 +124,13 @@ def new_digest() -> hashlib.blake2b:
     return hashlib.blake2b(digest_size=8)
 
 
-def blocks_of(path: Path) -> Iterable[bytes]:
-    """The bytes of a file, 1 MiB at a time."""
-    with path.open("rb") as file:
-        yield from iter(lambda: file.read(_BLOCK_BYTES), b"")
-
-
 def digest_of(*paths: Path) -> str:
     """The digest of one or more concatenated files."""
     digest = new_digest()
     for path in paths:
-        for block in blocks_of(path):
-            digest.update(block)
+        with path.open("rb") as file:
+            while block := file.read(_BLOCK_BYTES):
+                digest.update(block)
     return str(digest.hexdigest())
 
 

@@ -29,7 +29,7 @@ from typing import BinaryIO, cast
 
 from headrace.errors import BrokenOffError, JobError
 from headrace.io.base import PartWriter
-from headrace.io.storage.checksums import Damage, Seal, digest_of, listed, rows_in
+from headrace.io.storage.checksums import Damage, Seal, digest_of, listed, new_digest, rows_in
 from headrace.io.storage.checksums import Interval as Interval
 from headrace.io.storage.locations import file_names, file_sizes, is_remote, remove, store, with_retries
 from headrace.io.storage.unwritable import writable
@@ -277,7 +277,11 @@ class PartFolder:
             JobError: another process has taken over the output.
         """
         self._guard()
-        seal = Seal.of(interval, [rows], failures)
+        digest = new_digest()
+        digest.update(rows)
+        digest.update(failures)
+        done = interval.end - interval.start - failures.count(b"\n")
+        seal = Seal(interval, done, len(rows), len(failures), digest.hexdigest())
         if failures or is_remote(self._work):
             self._write(self._work / seal.name, failures)
         else:  # not synced: losing it in a power failure only loses a check

@@ -319,7 +319,7 @@ class JobOutput:
         with atomic_file(self.target, self.work) as file:
             target = DigestWriter(file)
             self.writer.merge([self.parts.part_path(interval) for interval in intervals], cast("BinaryIO", target))
-        return target.digest
+        return target.digest()
 
     def _finish(self, start: StartMode) -> Finished:
         """Merge all parts into the one output file and mark the job finished.

@@ -18,7 +18,7 @@ from typing import BinaryIO, cast
 
 from headrace.errors import ConfigError, JobError
 from headrace.io.base import PartWriter
-from headrace.io.storage.checksums import DigestWriter, Seal, blocks_of, digest_of, listed
+from headrace.io.storage.checksums import DigestWriter, Seal, digest_of, listed
 from headrace.io.storage.locations import file_names, is_remote, remove, remove_folder, store, with_retries
 from headrace.io.storage.parts import Interval, PartFolder, atomic_file, sync_folder
 from headrace.jobs.state.ledger import Ledger
@@ -181,7 +181,7 @@ class Retrying:
             with atomic_file(new) as file:
                 target = DigestWriter(file)
                 self._writer.interleave(self._target, self._paths(committed), turns, cast("BinaryIO", target))
-            return Finished(finished.records, len(left), new.stat().st_size, target.digest, errors_digest)
+            return Finished(finished.records, len(left), new.stat().st_size, target.digest(), errors_digest)
         for interval in self._output.committed():
             self._make_part(interval, dead_letters, left, committed)
         return Finished(finished.records, len(left), 0, "", errors_digest)
@@ -199,12 +199,17 @@ class Retrying:
         turns = [(0, -passed_over), *_turns(positions, {n - first for n in left if first <= n < last}, interval.start)]
         new = self._new / self._output.part_path(interval).name
         with atomic_file(new) as file:
-            self._writer.interleave(self._output.part_path(interval), self._paths(sources), turns, file)
+            part = DigestWriter(file)
+            self._writer.interleave(
+                self._output.part_path(interval), self._paths(sources), turns, cast("BinaryIO", part)
+            )
         twin = io.BytesIO()
         self._copy_dead_letters(dead_letters, sources, {number for number in left if first <= number < last}, twin)
-        seal = Seal.of(interval, blocks_of(new), twin.getvalue())
+        letters = twin.getvalue()
+        done = interval.end - interval.start - letters.count(b"\n")
+        seal = Seal(interval, done, part.tell(), len(letters), part.digest(letters))
         with atomic_file(self._new / seal.name) as file:
-            file.write(twin.getvalue())
+            file.write(letters)
 
     def _paths(self, intervals: Sequence[Interval]) -> list[Path]:
         return [self._parts.part_path(interval) for interval in intervals]
