@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from headrace.io.base import Take
 from headrace.io.formats.arrow_types import parquet_problem
 from headrace.io.formats.parquet_parts import ParquetParts
 from headrace.io.formats.strict_json import OnNan, depth
@@ -72,6 +74,20 @@ class ParquetWriter(ParquetParts):
         else:
             table = self._schema.empty_table()
         return self._small_file(table)
+
+    def rearrange(self, runs: Sequence[Sequence[Path]], takes: Iterable[Take]) -> Iterator[bytes]:
+        """Rows in another order, as new parts.
+
+        Raises:
+            JobError: a part is damaged, or parts do not fit together.
+        """
+        for rows in self._rearranged(runs, takes):
+            yield self._small_file(rows if self._folder is None or not len(rows) else self._as_committed(rows))
+
+    def _small_file(self, table: pa.Table) -> bytes:
+        buffer = io.BytesIO()  # usually temporary: do not spend time on compression or statistics
+        self._pq.write_table(table, buffer, compression="none", use_dictionary=False, write_statistics=False)
+        return buffer.getvalue()
 
     def _outputs(self, outcomes: Sequence[Ok]) -> pa.Array:
         """The outputs as a column; vectors of equal length as a fixed-size list."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 import contextlib
 import importlib
-import io
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -87,7 +86,7 @@ class ParquetParts(RowWriter):
 
         self._write(batches(), schema, target)
 
-    def rearrange(self, runs: Sequence[Sequence[Path]], takes: Iterable[Take]) -> Iterator[bytes]:
+    def _rearranged(self, runs: Sequence[Sequence[Path]], takes: Iterable[Take]) -> Iterator[pa.Table]:
         """Rows in another order, in the schema that fits all of them. Each part is read whole, and closed.
 
         Raises:
@@ -98,8 +97,8 @@ class ParquetParts(RowWriter):
         for counts, orders in takes:
             taken = [batch for run, count in zip(readers, counts, strict=True) for batch in run.take(count)]
             table = self._pa.Table.from_batches(taken, schema)
-            for rows in (table.take(self._pa.array(order, self._pa.int64())) for order in orders):
-                yield self._small_file(rows if self._folder is None or not len(rows) else self._as_committed(rows))
+            for order in orders:
+                yield table.take(self._pa.array(order, self._pa.int64()))
 
     def _write(self, batches: Iterable[pa.RecordBatch], schema: pa.Schema, target: BinaryIO) -> None:
         pa, pq = self._pa, self._pq
@@ -182,12 +181,7 @@ class ParquetParts(RowWriter):
             return self._as_texts(column.to_pylist(), StrictJson(str, compact=False))
         return column.cast(field.type)
 
-    # -- one part ----------------------------------------------------------------------------------------------------
-
-    def _small_file(self, table: pa.Table) -> bytes:
-        buffer = io.BytesIO()  # usually temporary: do not spend time on compression or statistics
-        self._pq.write_table(table, buffer, compression="none", use_dictionary=False, write_statistics=False)
-        return buffer.getvalue()
+    # -- parts that stay in their folder ------------------------------------------------------------------------------
 
     def _as_committed(self, table: pa.Table) -> pa.Table:
         """The rows in the schema of the folder's parts; for the first part, in a schema that later parts can use.
