@@ -28,8 +28,9 @@ from headrace.app.jobs import job as jobs
 from headrace.app.servers.server import ServerSettings
 from headrace.cluster import local_workers
 from headrace.cluster.ray_job import execute
-from headrace.cluster.ray_serve import NAME, Replicas, served
+from headrace.cluster.ray_serve import NAME, served
 from headrace.cluster.ray_workers import ClusterResources
+from headrace.cluster.replicas import Replicas
 from headrace.engines.choosing.config import EngineConfig
 from headrace.jobs.pipeline.job import StopRequest
 from headrace.jobs.settings import JobSettings

@@ -301,8 +301,9 @@ def _serve_on(cluster: ReplicaFlags, config: EngineConfig, server: ServerFlags, 
     if server.trace is not None:
         raise ConfigError("the replicas of --on run elsewhere: leave out --trace, or --on")
     settings = _settings(resolve(config), server)  # so that all replicas load the same commit
-    from headrace.cluster.ray_serve import Replicas, serve_until_stopped
+    from headrace.cluster.ray_serve import serve_until_stopped
     from headrace.cluster.ray_workers import ClusterResources
+    from headrace.cluster.replicas import Replicas
 
     replicas = Replicas(
         cluster.min_replicas,

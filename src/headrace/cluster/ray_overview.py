@@ -18,8 +18,8 @@ from headrace.serving.routes.status import METRICS_TYPE
 
 if TYPE_CHECKING:
     from headrace.app.servers.server import ServerSettings
-    from headrace.cluster.ray_serve import Replicas
     from headrace.cluster.ray_workers import ClusterResources
+    from headrace.cluster.replicas import Replicas
 
 try:
     from ray import serve

@@ -17,6 +17,7 @@ from fastapi import FastAPI
 
 from headrace.app.servers.server import ServerSettings, build_part
 from headrace.cluster.ray_workers import ClusterResources, check_room, connected
+from headrace.cluster.replicas import Replicas
 from headrace.errors import ConfigError, EngineError
 from headrace.openai_protocol import error_body
 from headrace.records import JsonObject
@@ -37,28 +38,6 @@ OVERVIEW = "headrace-overview"
 """The second application: metrics of all replicas and the record of the deployment."""
 _OWNER_POLL_S = 2.0
 """Seconds between checks whether another command has replaced the deployment."""
-
-
-@dataclass(frozen=True, slots=True)
-class Replicas:
-    """Autoscaling settings."""
-
-    least: int = 0
-    most: int = 2
-    target_ongoing_requests: float = 10.0
-    """Average concurrent requests per replica; scale up above this number."""
-    scaledown_after_s: float = 300.0
-    """Seconds until an unneeded replica is removed, including the last one."""
-    scaleup_after_s: float = 2.0
-    """Seconds of higher load until a replica is added."""
-    target_queued_cost: float | None = None
-    """Average cost in progress per replica. If set, it replaces `target_ongoing_requests`."""
-    cold_retry_after_s: float | None = None
-    """Retry-After of the 503 for requests while no replica is loaded. None lets them wait."""
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.least <= self.most or self.most < 1:
-            raise ConfigError(f"replicas are {self.least} to {self.most}: it must be 0 <= least <= most, and most >= 1")
 
 
 @serve.ingress()
