@@ -313,7 +313,7 @@ def test_a_truncated_parquet_is_named_before_anything_starts(tmp_path: Path) -> 
     pq.write_table(pa.table({"text": ["x"] * 10}), tmp_path / "in.parquet")
     (tmp_path / "in.parquet").write_bytes((tmp_path / "in.parquet").read_bytes()[:-20])
     status, said = command("run", "-i", "in.parquet", "-o", "out.jsonl", *FAKE_FLAGS, folder=tmp_path)
-    assert (status, "in.parquet is damaged or truncated" in said) == (2, True)
+    assert (status, "in.parquet is damaged or truncated" in said, "--input-format" in said) == (2, True, True)
 
 
 def test_a_column_that_changes_type_between_files(tmp_path: Path) -> None:

@@ -32,7 +32,11 @@ def _damage(file: InputFile, kind: type[HeadraceError]) -> Iterator[None]:
     try:
         yield
     except (_pyarrow().ArrowException, OSError) as error:
-        raise kind(f"{file.path} is damaged or truncated: {line_of(error)}; replace it with a whole file") from error
+        reason = line_of(error).rstrip(".")
+        raise kind(
+            f"{file.path} is damaged or truncated, or of another format: {reason}; replace it with a whole file, or "
+            "say what it is with --input-format"
+        ) from error
 
 
 class ParquetFormat:
