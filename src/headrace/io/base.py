@@ -24,7 +24,7 @@ class Chunk:
     in_order: bool = False
     """Whether neighbours begin alike, so that the engine gets them in this order, not the longest first."""
 
-    def extent(self, place: Callable[[int], int] | None = None) -> tuple[int, int]:
+    def extent(self, place: Callable[[int], int] | None) -> tuple[int, int]:
         """Position of the first row, or its place in another order, and how many there are."""
         firsts = [rows[0].position for rows in (self.records, [failed.record for failed in self.failures]) if rows]
         places = firsts if place is None else map(place, firsts)

@@ -168,7 +168,7 @@ class Sink:
         self._wake.set()
         try:
             await asyncio.shield(self._committer)
-            await asyncio.get_running_loop().run_in_executor(self._thread, self._run_time.close)
+            await asyncio.get_running_loop().run_in_executor(self._thread, self._run_time.store)
         finally:
             self._thread.shutdown(wait=True)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,10 +25,9 @@ class RunTime:
 class RunTimeLog:
     """Adds the time since its creation to the run time of earlier runs. Write errors are ignored."""
 
-    def __init__(self, work: Path, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, work: Path) -> None:
         self._path = work / "time.json"
-        self._clock = clock
-        self._began = self._noted = clock()
+        self._began = self._noted = time.monotonic()
         self._earlier: RunTime | None = None
         self._every_s = EVERY_REMOTE_S if is_remote(work) else EVERY_S
 
@@ -43,20 +41,17 @@ class RunTimeLog:
 
     def note(self) -> None:
         """Store the run time if the last note is old enough."""
-        if self._earlier is None or self._clock() - self._noted >= self._every_s:
-            self._write()
-
-    def close(self) -> None:
-        """Store the run time."""
-        self._write()
+        if self._earlier is None or time.monotonic() - self._noted >= self._every_s:
+            self.store()
 
     def forget(self) -> None:
         """Delete the file, for a new job."""
         remove(self._path)
 
-    def _write(self) -> None:
+    def store(self) -> None:
+        """Store the run time."""
         self._earlier = self._earlier or self.read()
-        self._noted = self._clock()
+        self._noted = time.monotonic()
         total = RunTime(self._earlier.runs + 1, self._earlier.seconds + self._noted - self._began)
         try:
             with atomic_file(self._path) as file:

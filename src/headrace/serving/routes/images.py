@@ -48,7 +48,8 @@ def embedding_router(state: ServerState) -> APIRouter:
         service = state.service
         written = vector_format(body, service)
         answers = await _infer(state, body, body.input, request)
-        reply = openai_protocol.embeddings(map(written, answers.outputs), 0)  # an image has no tokens
+        vectors = [written(vector) for vector in answers.outputs]
+        reply = openai_protocol.embeddings(vectors, 0)  # an image has no tokens
         return JsonReply({**reply, "model": service.name})
 
     return router

@@ -51,7 +51,8 @@ def embedding_router(state: ServerState) -> APIRouter:
         service = state.service
         written = vector_format(body, service)
         answers = await _infer(state, body, body.inputs(), request, "input")
-        reply = openai_protocol.embeddings(map(written, answers.outputs), answers.cost, answers.truncated)
+        vectors = [written(vector) for vector in answers.outputs]
+        reply = openai_protocol.embeddings(vectors, answers.cost, answers.truncated)
         return JsonReply({**reply, "model": service.name}, headers=truncation_header(answers))
 
     @router.post("/", response_model=list[list[float]], include_in_schema=False)
