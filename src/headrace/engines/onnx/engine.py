@@ -19,9 +19,10 @@ from headrace.engines.networks.base import Arrays, Rows
 from headrace.engines.networks.heads import ChunkJoin, VectorHead
 from headrace.engines.networks.quantizing import OutputDtype, check_output_dtype
 from headrace.engines.profile import Sleeper
+from headrace.engines.text.engine import TextEngine
 from headrace.engines.text.pooling import Pooling, pooling_of
 from headrace.engines.text.splitting import LongTexts, TooLong, not_split
-from headrace.engines.text.tasks import Candidates, TextEngine, ZeroShotEngine, classifier, scorer
+from headrace.engines.text.tasks import Candidates, ZeroShotEngine, classifier, scorer
 from headrace.engines.text.tokenizing import Takes, TextTokens, tokens_for
 from headrace.engines.vision.images import MAX_PIXELS, images_for
 from headrace.engines.vision.tasks import ImageEngine, image_classifier, image_embedder

@@ -15,9 +15,10 @@ from headrace.engines.model_kinds import with_own_settings
 from headrace.engines.networks.heads import ChunkJoin
 from headrace.engines.networks.pytorch import TorchNetwork, load_pretrained, loading
 from headrace.engines.text.encoders import by_length, tune
+from headrace.engines.text.engine import TextEngine
 from headrace.engines.text.quantizing import Quantize, check_quantize, to_int8
 from headrace.engines.text.splitting import LongTexts, TooLong, not_split
-from headrace.engines.text.tasks import Candidates, TextEngine, ZeroShotEngine, classifier, scorer
+from headrace.engines.text.tasks import Candidates, ZeroShotEngine, classifier, scorer
 from headrace.engines.text.tokenizing import tokens_for
 from headrace.errors import EngineError
 

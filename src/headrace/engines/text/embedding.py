@@ -14,9 +14,9 @@ from headrace.engines.networks.heads import VectorHead, matryoshka_dimensions
 from headrace.engines.networks.quantizing import OutputDtype, check_output_dtype, length_of
 from headrace.engines.options import EncoderOptions
 from headrace.engines.text import static
+from headrace.engines.text.engine import TextEngine
 from headrace.engines.text.modules import open_encoder
 from headrace.engines.text.quantizing import Quantize, check_quantize, to_int8
-from headrace.engines.text.tasks import TextEngine
 from headrace.errors import ConfigError
 
 

@@ -18,8 +18,8 @@ from headrace.engines.model_folder import named_folder
 from headrace.engines.networks.base import Rows
 from headrace.engines.options import EncoderOptions
 from headrace.engines.text.encoders import keep_padding
+from headrace.engines.text.engine import TextEngine
 from headrace.engines.text.modules import Encoder, open_encoder
-from headrace.engines.text.tasks import TextEngine
 from headrace.engines.text.tokenizing import TOKEN_MASK, Tokens
 from headrace.errors import ConfigError, EngineError, RecordError
 

@@ -16,8 +16,8 @@ from headrace.batching.options import whole
 from headrace.engines.model_folder import named_folder
 from headrace.engines.networks.base import Rows
 from headrace.engines.options import EncoderOptions
+from headrace.engines.text.engine import TextEngine
 from headrace.engines.text.modules import open_encoder
-from headrace.engines.text.tasks import TextEngine
 
 _BATCH_WEIGHTS = 1 << 26
 """Maximum tokens × vocabulary of a batch by default: a network gives a weight of each word for each token."""

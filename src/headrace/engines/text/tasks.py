@@ -1,122 +1,30 @@
-"""Text tasks for any network: one row per text or pair, or one row per candidate label."""
+"""Text tasks for any network: labels of texts, scores of pairs, and labels of the user's own."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 
 import numpy as np
 
-from headrace.engines.base import Chunks, Part, Prepared
+from headrace.engines.base import Chunks, Prepared
 from headrace.engines.model_config import ModelConfig
-from headrace.engines.networks.base import BATCH_TEXTS, BATCH_TOKENS, Network, NetworkEngine, Rows
+from headrace.engines.networks.base import BATCH_TOKENS, Network, NetworkEngine, Rows
 from headrace.engines.networks.heads import (
     Classification,
     Function,
     Head,
-    JoiningHead,
     LabelHead,
-    RowJoin,
     ScoreHead,
     apply,
     label_function,
     label_names,
 )
-from headrace.engines.profile import EngineProfile
-from headrace.engines.text.padding import TextRows
-from headrace.engines.text.splitting import LongTexts, not_split
+from headrace.engines.text.engine import TextEngine, TextRows, text_profile
 from headrace.engines.text.tokenizing import TextTokens, Tokens
 from headrace.errors import ConfigError
 
 # Activation names in cross-encoders' configurations; the default is the sigmoid.
 _ACTIVATIONS: Mapping[str, Function] = {"Identity": "none", "Sigmoid": "sigmoid"}
-
-
-class TokenizingTexts:
-    """The methods of an engine for texts that are those of its `TextTokens`."""
-
-    tokens: TextTokens
-
-    def prepare(self, inputs: Sequence[object]) -> list[Prepared[Tokens] | Prepared[Chunks[Part[Tokens]]] | Exception]:
-        """See `TextTokens.prepare`."""
-        return self.tokens.prepare(inputs)
-
-    def tokenize(self, value: object, add_special_tokens: bool) -> list[int]:
-        """See `TokenizingEngine.tokenize`."""
-        return self.tokens.tokenize(value, add_special_tokens)
-
-    def detokenize(self, ids: Sequence[int]) -> str:
-        """See `TokenizingEngine.detokenize`."""
-        return self.tokens.detokenize(ids)
-
-    def token_strings(self, ids: Sequence[int]) -> list[str]:
-        """See `TokenizingEngine.token_strings`."""
-        return self.tokens.token_strings(ids)
-
-
-class TextEngine(TokenizingTexts, NetworkEngine):
-    """One output per text, or per pair of texts.
-
-    Args:
-        network: returns one row per text, or per token.
-        tokens: converts texts to the network's input.
-        head: converts rows to outputs.
-        facts: further facts that determine the output, such as the engine's name and parameters.
-        per_token: whether the network returns one row per token; a subclass then makes the outputs.
-    """
-
-    def __init__(
-        self,
-        network: Network,
-        tokens: TextTokens,
-        head: Head,
-        facts: Mapping[str, object],
-        *,
-        per_token: bool = False,
-    ) -> None:
-        self._join = _row_join(head, tokens.long_texts, per_token)
-        if self._join is not None:
-            tokens.split_with(self._join)
-        self.network = network
-        self.tokens = tokens
-        self._rows = TextRows(network, tokens, per_token=per_token)
-        self._head = head
-        self._facts = facts
-        budget = max(BATCH_TOKENS[network.kind], tokens.max_model_len)
-        self.profile = replace(_profile(network, tokens, budget), tokenizes=True, splits=tokens.long_texts.splits)
-
-    def describe(self) -> Mapping[str, object]:
-        """The model digest and all parameters that affect an output. Reads all of the model's files."""
-        return {
-            **self._facts,
-            **self.network.describe(),
-            **self._rows.describe(),
-            "max_model_len": self.tokens.max_model_len,
-            **self.tokens.long_texts.describe(),
-            **({} if self._join is None else {"chunk_join": self._join.how}),
-        }
-
-    def forward(self, batch: list[Tokens | Part[Tokens]]) -> Sequence[object]:
-        """One output per text; for a part of a long text, its row.
-
-        Raises:
-            EngineOutOfMemoryError: the batch does not fit on the device.
-            EngineDeadError: the device failed, or the engine is closed.
-        """
-        if not batch:
-            return []
-        whole = [item.payload if isinstance(item, Part) else item for item in batch]
-        rows = self._rows(whole)
-        outputs = self._outputs(whole, rows)
-        if not any(isinstance(item, Part) for item in batch):
-            return outputs
-        return [
-            row.copy() if isinstance(item, Part) else output
-            for item, row, output in zip(batch, rows, outputs, strict=True)
-        ]
-
-    def _outputs(self, batch: list[Tokens], rows: Rows) -> Sequence[object]:  # noqa: ARG002 - for subclasses
-        return self._head(rows)
 
 
 class ZeroShotEngine(NetworkEngine):
@@ -143,7 +51,7 @@ class ZeroShotEngine(NetworkEngine):
         self._row_tokens = max(BATCH_TOKENS[network.kind], tokens.max_model_len)
         # The longest text with all its labels fits in the budget.
         budget = max(self._row_tokens, len(candidates.labels) * tokens.max_model_len)
-        self.profile = _profile(network, tokens, budget)
+        self.profile = text_profile(network, tokens, budget)
 
     def describe(self) -> Mapping[str, object]:
         """The model digest and all parameters that affect an output. Reads all of the model's files."""
@@ -275,20 +183,6 @@ def score_head(config: ModelConfig) -> tuple[Head, dict[str, object]]:
     return ScoreHead(function), {"engine": "score", "scores": function}
 
 
-def _row_join(head: Head, long_texts: LongTexts, per_token: bool) -> RowJoin | None:
-    """What joins the rows of a text's chunks; None if no text is split."""
-    if not long_texts.splits:
-        return None
-    if per_token or not isinstance(head, JoiningHead):
-        not_split(long_texts.on_too_long)
-    assert isinstance(head, JoiningHead), "refused above"
-    how = long_texts.chunk_join or head.joins[0]
-    if how not in head.joins:
-        known = " or ".join(map(repr, head.joins))
-        raise ConfigError(f"chunk_join is {how!r}; this task joins the outputs for the chunks of a text by {known}")
-    return RowJoin(head, how)
-
-
 def _entailment_columns(config: ModelConfig) -> tuple[int, int]:
     """The columns of entailment and contradiction."""
     names = [name.lower() for name in label_names(config)]
@@ -312,15 +206,3 @@ def _within(rows: Sequence[Tokens], budget: int) -> Iterator[list[Tokens]]:
             piece, longest = [], row.shape[1]
         piece.append(row)
     yield piece
-
-
-def _profile(network: Network, tokens: TextTokens, budget: int) -> EngineProfile:
-    return EngineProfile(
-        tunable=True,
-        batching="batches",
-        pads=True,
-        overlaps=network.overlaps,
-        batch_cost=budget,
-        batch_size=BATCH_TEXTS[network.kind],
-        max_model_len=tokens.max_model_len,
-    )

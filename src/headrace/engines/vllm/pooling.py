@@ -27,9 +27,10 @@ from headrace.engines.networks.base import Rows
 from headrace.engines.networks.heads import Head, VectorHead, matryoshka_dimensions
 from headrace.engines.networks.quantizing import OutputDtype, check_output_dtype, length_of
 from headrace.engines.profile import EngineProfile, Sleeper
+from headrace.engines.text.engine import TokenizingTexts
 from headrace.engines.text.pooling import Pooling, check_pooled_prompts, pooling_of, prompts_in
 from headrace.engines.text.splitting import TooLong, not_split
-from headrace.engines.text.tasks import TokenizingTexts, label_head, score_head
+from headrace.engines.text.tasks import label_head, score_head
 from headrace.engines.text.tokenizing import TextTokens, Tokens, tokens_for
 from headrace.errors import ConfigError, EngineError, HeadraceError, RecordError
 

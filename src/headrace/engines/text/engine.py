@@ -1,0 +1,226 @@
+"""The engine of texts: one output per text, which does not depend on what else is in its batch."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Literal, TypeAlias
+
+import numpy as np
+
+from headrace.engines.base import Chunks, Part, Prepared
+from headrace.engines.networks.base import BATCH_TEXTS, BATCH_TOKENS, Network, NetworkEngine, Rows
+from headrace.engines.networks.heads import Head, JoiningHead, RowJoin
+from headrace.engines.profile import EngineProfile
+from headrace.engines.text.splitting import LongTexts, not_split
+from headrace.engines.text.tokenizing import TextTokens, Tokens, longest_of
+from headrace.errors import ConfigError, EngineDeadError, EngineError, EngineOutOfMemoryError
+
+Padding: TypeAlias = Literal["right", "left", "equal lengths", "one at a time"]
+"""The padding side; or no padding, because a batch holds texts of one length, or one text."""
+
+logger = logging.getLogger("headrace")
+
+_SLOWER = {
+    "equal lengths": "this model's output for a text depends on the padding beside it; "
+    "texts run only with texts of the same length, which is slower",
+    "one at a time": "this model's output for a text depends on the other texts of its batch; "
+    "texts run one at a time, which is slower",
+}
+
+_TRIED: tuple[Padding, ...] = ("right", "left", "equal lengths")
+
+
+class TokenizingTexts:
+    """The methods of an engine for texts that are those of its `TextTokens`."""
+
+    tokens: TextTokens
+
+    def prepare(self, inputs: Sequence[object]) -> list[Prepared[Tokens] | Prepared[Chunks[Part[Tokens]]] | Exception]:
+        """See `TextTokens.prepare`."""
+        return self.tokens.prepare(inputs)
+
+    def tokenize(self, value: object, add_special_tokens: bool) -> list[int]:
+        """See `TokenizingEngine.tokenize`."""
+        return self.tokens.tokenize(value, add_special_tokens)
+
+    def detokenize(self, ids: Sequence[int]) -> str:
+        """See `TokenizingEngine.detokenize`."""
+        return self.tokens.detokenize(ids)
+
+    def token_strings(self, ids: Sequence[int]) -> list[str]:
+        """See `TokenizingEngine.token_strings`."""
+        return self.tokens.token_strings(ids)
+
+
+class TextEngine(TokenizingTexts, NetworkEngine):
+    """One output per text, or per pair of texts.
+
+    Args:
+        network: returns one row per text, or per token.
+        tokens: converts texts to the network's input.
+        head: converts rows to outputs.
+        facts: further facts that determine the output, such as the engine's name and parameters.
+        per_token: whether the network returns one row per token; a subclass then makes the outputs.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        tokens: TextTokens,
+        head: Head,
+        facts: Mapping[str, object],
+        *,
+        per_token: bool = False,
+    ) -> None:
+        self._join = _row_join(head, tokens.long_texts, per_token)
+        if self._join is not None:
+            tokens.split_with(self._join)
+        self.network = network
+        self.tokens = tokens
+        self._rows = TextRows(network, tokens, per_token=per_token)
+        self._head = head
+        self._facts = facts
+        budget = max(BATCH_TOKENS[network.kind], tokens.max_model_len)
+        self.profile = replace(text_profile(network, tokens, budget), tokenizes=True, splits=tokens.long_texts.splits)
+
+    def describe(self) -> Mapping[str, object]:
+        """The model digest and all parameters that affect an output. Reads all of the model's files."""
+        return {
+            **self._facts,
+            **self.network.describe(),
+            **self._rows.describe(),
+            "max_model_len": self.tokens.max_model_len,
+            **self.tokens.long_texts.describe(),
+            **({} if self._join is None else {"chunk_join": self._join.how}),
+        }
+
+    def forward(self, batch: list[Tokens | Part[Tokens]]) -> Sequence[object]:
+        """One output per text; for a part of a long text, its row.
+
+        Raises:
+            EngineOutOfMemoryError: the batch does not fit on the device.
+            EngineDeadError: the device failed, or the engine is closed.
+        """
+        if not batch:
+            return []
+        whole = [item.payload if isinstance(item, Part) else item for item in batch]
+        rows = self._rows(whole)
+        outputs = self._outputs(whole, rows)
+        if not any(isinstance(item, Part) for item in batch):
+            return outputs
+        return [
+            row.copy() if isinstance(item, Part) else output
+            for item, row, output in zip(batch, rows, outputs, strict=True)
+        ]
+
+    def _outputs(self, batch: list[Tokens], rows: Rows) -> Sequence[object]:  # noqa: ARG002 - for subclasses
+        return self._head(rows)
+
+
+class TextRows:
+    """Runs texts through a network with the same outputs as one text at a time.
+
+    The constructor chooses the padding: it runs test texts of different lengths one at a time and then together, and
+    keeps the first padding that does not change the outputs. The right side is tried first, then the left.
+
+    Args:
+        network: returns one row per text, or per token.
+        tokens: converts texts to arrays.
+        per_token: whether the network returns one row per token of each text.
+
+    Raises:
+        EngineError: the network cannot run a text at all.
+    """
+
+    def __init__(self, network: Network, tokens: TextTokens, *, per_token: bool = False) -> None:
+        self._network = network
+        self._per_token = per_token
+        self._tokens = tokens
+        self.padding = self._choose_padding()
+        if self.padding in _SLOWER:
+            logger.warning(_SLOWER[self.padding])
+
+    def __call__(self, batch: Sequence[Tokens]) -> Rows:
+        """One row per text, or per token, in order.
+
+        Raises:
+            EngineOutOfMemoryError: the batch does not fit on the device.
+            EngineDeadError: the device failed, or the network is closed.
+        """
+        if self.padding == "right" or self.padding == "left":
+            longest = longest_of(batch)
+            length = min(self._network.length_for(len(batch), longest), self._tokens.max_model_len)
+            return self._padded(batch, self.padding, max(length, longest))
+        return self._run(batch, self.padding)
+
+    def describe(self) -> dict[str, object]:
+        """The settings that affect an output."""
+        return {} if self.padding == "right" else {"padding": self.padding}
+
+    def _run(self, batch: Sequence[Tokens], padding: Padding) -> Rows:
+        if padding == "right" or padding == "left":
+            return self._padded(batch, padding, longest_of(batch))
+        groups: dict[int, list[int]] = {}
+        for place, tokens in enumerate(batch):
+            groups.setdefault(place if padding == "one at a time" else tokens.shape[1], []).append(place)
+        rows = np.concatenate([self._run([batch[place] for place in group], "right") for group in groups.values()])
+        places = [place for group in groups.values() for place in group]
+        counts = [batch[place].shape[1] if self._per_token else 1 for place in places]
+        return rows[np.argsort(np.repeat(places, counts), kind="stable")]
+
+    def _padded(self, batch: Sequence[Tokens], side: Literal["right", "left"], length: int) -> Rows:
+        return self._network.run(self._tokens.collate(batch, self._network.inputs, side, length))
+
+    def _choose_padding(self) -> Padding:
+        samples = self._tokens.samples()
+        samples += samples[1:]  # two of one length
+        try:
+            alone = self._run(samples, "one at a time")
+        except (EngineDeadError, EngineOutOfMemoryError):
+            raise
+        except Exception as error:  # a model's code or an ONNX runtime may raise anything
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            raise EngineError(f"the model fails on a text of {samples[0].shape[1]} tokens: {reason}") from error
+        for padding in _TRIED[2 if self._network.by_length else 0 :]:
+            if self._agrees(samples, alone, padding):
+                return padding
+        return "one at a time"
+
+    def _agrees(self, samples: list[Tokens], alone: Rows, padding: Padding) -> bool:
+        try:
+            together = self._run(samples, padding)
+        except (EngineDeadError, EngineOutOfMemoryError):
+            raise
+        except Exception:  # noqa: BLE001 - models that refuse a padded batch raise various errors
+            return False
+        room = self._network.tolerance * float(np.abs(alone).max())
+        return together.shape == alone.shape and float(np.abs(together - alone).max()) <= room  # never with NaN
+
+
+def _row_join(head: Head, long_texts: LongTexts, per_token: bool) -> RowJoin | None:
+    """What joins the rows of a text's chunks; None if no text is split."""
+    if not long_texts.splits:
+        return None
+    if per_token or not isinstance(head, JoiningHead):
+        not_split(long_texts.on_too_long)
+    assert isinstance(head, JoiningHead), "refused above"
+    how = long_texts.chunk_join or head.joins[0]
+    if how not in head.joins:
+        known = " or ".join(map(repr, head.joins))
+        raise ConfigError(f"chunk_join is {how!r}; this task joins the outputs for the chunks of a text by {known}")
+    return RowJoin(head, how)
+
+
+def text_profile(network: Network, tokens: TextTokens, budget: int) -> EngineProfile:
+    """The profile of an engine of texts, whose batches cost at most `budget` tokens."""
+    return EngineProfile(
+        tunable=True,
+        batching="batches",
+        pads=True,
+        overlaps=network.overlaps,
+        batch_cost=budget,
+        batch_size=BATCH_TEXTS[network.kind],
+        max_model_len=tokens.max_model_len,
+    )
