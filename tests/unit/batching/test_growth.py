@@ -191,9 +191,9 @@ class Distribution(Growth):
         """Its margin is the same throughout."""
 
 
-def lengths(kind: str, count: int = 400) -> list[tuple[int, int]]:
+def lengths(kind: str, count: int = 400, seed: int = 1) -> list[tuple[int, int]]:
     """Prompt and answer, in tokens."""
-    rng = random.Random(1)
+    rng = random.Random(seed)
     found: list[tuple[int, int]] = []
     for number in range(count):
         prompt, answer = rng.randint(20, 60), 100
