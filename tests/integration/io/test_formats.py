@@ -19,6 +19,7 @@ from headrace.io.base import Chunk, Source
 from headrace.io.sources.opening import open_source
 from headrace.io.storage import files
 from headrace.io.storage.compression import compress
+from headrace.io.storage.rows import blocks
 
 pa: Any = pytest.importorskip("pyarrow")
 pq: Any = pytest.importorskip("pyarrow.parquet")
@@ -217,10 +218,10 @@ def test_a_header_with_two_columns_of_one_name_is_refused(tmp_path: Path) -> Non
 @pytest.mark.parametrize("suffix", [".gz", ".zst"])
 def test_what_is_packed_tight_comes_out_in_bounded_blocks(tmp_path: Path, suffix: str) -> None:
     path = write(tmp_path, f"in.jsonl{suffix}", compress(suffix, b" " * 50_000_000 + b'{"text":"x"}\n'))
-    sizes = [len(block) for block, _ in files.look_at(path).blocks()]
+    sizes = [len(block) for block, _ in blocks(files.look_at(path))]
     assert sum(sizes) == 50_000_013
     assert max(sizes) <= files.BLOCK_BYTES
-    assert sum(size for _, size in files.look_at(path).blocks()) == path.stat().st_size
+    assert sum(size for _, size in blocks(files.look_at(path))) == path.stat().st_size
 
 
 @pytest.mark.parametrize("suffix", [".gz", ".zst"])

@@ -14,8 +14,8 @@ from tests.integration.jobs.harness import Runner, read_errors, read_rows, texts
 from headrace.errors import EngineDeadError, JobError, TooManyErrorsError
 from headrace.events import BatchDone, JobDone, StageDone
 from headrace.io.base import Chunk
-from headrace.io.storage.files import FileSource
 from headrace.io.storage.parts import Interval, PartFolder
+from headrace.io.storage.rows import FileSource
 from headrace.jobs.pipeline.job import JobEnd, Limits, StopRequest
 from headrace.testing import FakeEngine
 

@@ -15,7 +15,7 @@ from headrace.io.formats.dead_letters import encode_failures
 from headrace.io.formats.jsonl import JsonlWriter
 from headrace.io.sources.opening import open_source
 from headrace.io.storage import files
-from headrace.io.storage import lines as lines_module
+from headrace.io.storage import rows as rows_module
 from headrace.records import Failed, Ok, Record
 
 
@@ -63,7 +63,7 @@ def test_a_line_that_is_no_object_fails_alone_and_is_kept(file: Path, line: byte
     [failed] = chunk.failures
     assert (failed.record.position, failed.reason) == (1, reason)
     assert message in failed.message
-    assert failed.record.data == line[: lines_module.RAW_KEPT_BYTES].decode(errors="replace")
+    assert failed.record.data == line[: rows_module.RAW_KEPT_BYTES].decode(errors="replace")
 
 
 lines = st.lists(st.sampled_from([b'{"k":1}', b"", b"  ", b"nope", b'{"long":"' + b"x" * 300 + b'"}']), max_size=60)
@@ -96,8 +96,8 @@ def test_any_blocks_and_any_done_rows_give_the_same_positions(
         if position not in done
     }
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(files, "BLOCK_BYTES", block)
-        patch.setattr(lines_module, "CHUNK_ROWS", chunk_rows)
+        patch.setattr(rows_module, "BLOCK_BYTES", block)
+        patch.setattr(rows_module, "CHUNK_ROWS", chunk_rows)
         chunks = read(file, next_todo)
     assert rows(chunks) == expected
     assert sum(chunk.bytes for chunk in chunks) == file.stat().st_size
@@ -107,7 +107,7 @@ def test_any_blocks_and_any_done_rows_give_the_same_positions(
 def test_done_rows_are_not_parsed(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file.write_bytes(b'{"a":1}\n' * 1000)
     parsed = []
-    monkeypatch.setattr(lines_module, "_decode", lambda line: parsed.append(line) or {})
+    monkeypatch.setattr(rows_module, "_decode", lambda line: parsed.append(line) or {})
     source = open_source(file)
     parsed.clear()  # the first line is looked at to tell the format
     list(source.chunks(lambda position: max(position, 997)))
@@ -115,8 +115,8 @@ def test_done_rows_are_not_parsed(file: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_line_without_end_fails_in_bounded_memory(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lines_module, "MAX_LINE_BYTES", 1000)
-    monkeypatch.setattr(files, "BLOCK_BYTES", 100)
+    monkeypatch.setattr(rows_module, "MAX_LINE_BYTES", 1000)
+    monkeypatch.setattr(rows_module, "BLOCK_BYTES", 100)
     file.write_bytes(b'{"a":"' + b"x" * 50_000 + b'"}\n{"a":2}\n')
     chunks = read(file)
     assert rows(chunks) == {0: "ValueError", 1: {"a": 2}}
@@ -135,7 +135,7 @@ def test_an_input_that_changes_after_the_start_is_an_error(file: Path, rows: int
 def test_a_change_while_it_is_read_ends_it_before_the_last_rows_go_on(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(files, "BLOCK_BYTES", 16)
+    monkeypatch.setattr(rows_module, "BLOCK_BYTES", 16)
     file.write_bytes(b'{"a":1}\n' * 10)
     chunks = open_source(file).chunks(lambda position: position)
     assert len(next(chunks).records) == 2
@@ -156,7 +156,7 @@ def test_content_decides_the_description(tmp_path: Path) -> None:
 
 
 def test_a_large_input_is_described_by_samples(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "WHOLE_DIGEST_BYTES", 100)
+    monkeypatch.setattr(rows_module, "WHOLE_DIGEST_BYTES", 100)
     monkeypatch.setattr(files, "BLOCK_BYTES", 10)
     content = bytearray(b"x" * 5000)
     file.write_bytes(content)

@@ -32,8 +32,8 @@ from headrace.io.sources.in_memory import IterableSource
 from headrace.io.sources.joined import JoinedSource, StepOutput
 from headrace.io.sources.opening import HUB_OPTIONS, open_source
 from headrace.io.sources.selection import SelectedSource
-from headrace.io.storage.files import FileSource
 from headrace.io.storage.hub_names import is_dataset_address, parse_dataset
+from headrace.io.storage.rows import FileSource
 from headrace.jobs.pipeline import columns
 from headrace.jobs.pipeline.user_code import UserCode
 from headrace.jobs.planning.forecast import check_room

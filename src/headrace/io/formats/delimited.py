@@ -9,8 +9,8 @@ from collections.abc import Callable, Generator, Iterator
 
 from headrace.errors import ConfigError
 from headrace.io.base import Chunk
-from headrace.io.storage.files import CHUNK_BYTES, CHUNK_ROWS, InputFile
-from headrace.io.storage.lines import MAX_LINE_BYTES, RAW_KEPT_BYTES, line_blocks
+from headrace.io.storage.files import InputFile
+from headrace.io.storage.rows import CHUNK_BYTES, CHUNK_ROWS, MAX_LINE_BYTES, RAW_KEPT_BYTES, line_blocks
 from headrace.records import Failed, Record
 
 _LINE_BYTES = 64

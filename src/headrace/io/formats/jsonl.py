@@ -8,7 +8,7 @@ from headrace.io.base import Chunk
 from headrace.io.formats.strict_json import OnNan, StrictJson, json_default
 from headrace.io.formats.writer import LineWriter, row_of
 from headrace.io.storage.files import InputFile
-from headrace.io.storage.lines import object_chunks
+from headrace.io.storage.rows import object_chunks
 from headrace.records import Ok
 
 

@@ -17,7 +17,7 @@ from headrace.io.formats.dead_letters import dead_letter, encode_dead_letters
 from headrace.io.formats.strict_json import OnNan, StrictJson, json_default
 from headrace.io.formats.writer import LineWriter
 from headrace.io.storage.files import InputFile
-from headrace.io.storage.lines import full_lines, line_blocks, object_chunks, parse_object
+from headrace.io.storage.rows import full_lines, line_blocks, object_chunks, parse_object
 from headrace.openai_protocol import chat_completion, completion, embeddings
 from headrace.records import Failed, JsonObject, Ok, Record
 

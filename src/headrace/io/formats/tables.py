@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, BinaryIO
 from headrace.errors import ConfigError, HeadraceError, JobError, line_of
 from headrace.extras import require
 from headrace.io.base import Chunk
-from headrace.io.storage.files import CHUNK_BYTES, CHUNK_ROWS, InputFile, share, todo
+from headrace.io.storage.files import InputFile
+from headrace.io.storage.rows import CHUNK_BYTES, CHUNK_ROWS, share, todo
 from headrace.records import Record
 
 if TYPE_CHECKING:

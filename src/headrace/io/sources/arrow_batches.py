@@ -10,7 +10,7 @@ from headrace.errors import BrokenOffError, ConfigError, HeadraceError, line_of
 from headrace.io.base import Chunk
 from headrace.io.formats.tables import check_names, slices
 from headrace.io.sources.in_memory import digest_of
-from headrace.io.storage.files import CHUNK_ROWS
+from headrace.io.storage.rows import CHUNK_ROWS
 
 if TYPE_CHECKING:
     import pyarrow as pa

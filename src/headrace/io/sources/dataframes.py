@@ -12,7 +12,7 @@ from headrace.extras import require
 from headrace.io.base import Chunk, Source, class_names
 from headrace.io.formats.tables import check_names
 from headrace.io.sources.in_memory import IterableSource, chunk_of, digest_of
-from headrace.io.storage.files import CHUNK_ROWS, todo
+from headrace.io.storage.rows import CHUNK_ROWS, todo
 
 if TYPE_CHECKING:
     import pyarrow as pa

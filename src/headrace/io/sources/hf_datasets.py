@@ -12,8 +12,8 @@ from headrace.errors import ConfigError, line_of
 from headrace.extras import require
 from headrace.io.base import Chunk, class_names
 from headrace.io.sources.arrow_batches import ArrowBatches
-from headrace.io.storage.files import CHUNK_ROWS, todo
 from headrace.io.storage.hub_names import DatasetAddress
+from headrace.io.storage.rows import CHUNK_ROWS, todo
 from headrace.records import Record
 
 if TYPE_CHECKING:

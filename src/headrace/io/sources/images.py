@@ -8,8 +8,9 @@ from pathlib import Path
 
 from headrace.errors import JobError
 from headrace.io.base import Chunk
-from headrace.io.storage.files import CHUNK_ROWS, InputFile, todo
+from headrace.io.storage.files import InputFile
 from headrace.io.storage.locations import is_remote
+from headrace.io.storage.rows import CHUNK_ROWS, todo
 from headrace.records import LeftOut, Record
 
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm"})

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterable, Callable, Generator, Iterable, Iterat
 from headrace.errors import ConfigError, HeadraceError, JobError, text_of
 from headrace.io.base import Chunk
 from headrace.io.formats.strict_json import dump_any, safe_text
-from headrace.io.storage.files import CHUNK_ROWS, todo
+from headrace.io.storage.rows import CHUNK_ROWS, todo
 from headrace.records import Failed, Record
 
 _HEAD_ROWS = 64

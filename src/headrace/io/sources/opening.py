@@ -24,9 +24,10 @@ from headrace.io.sources.stdin import spool
 from headrace.io.sources.tar import TarFormat
 from headrace.io.sources.versioned_tables import versioned_table
 from headrace.io.storage import compression
-from headrace.io.storage.files import FileFormat, FileSource, InputFile, look_at
+from headrace.io.storage.files import InputFile, look_at
 from headrace.io.storage.hub_names import is_dataset_address, parse_dataset
 from headrace.io.storage.locations import is_remote, locate
+from headrace.io.storage.rows import FileFormat, FileSource
 
 _FORMATS: Mapping[str, Callable[[], FileFormat]] = {
     "jsonl": JsonlFormat,

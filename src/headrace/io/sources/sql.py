@@ -17,8 +17,8 @@ from headrace.io.databases.connections import as_os_errors, make_engine
 from headrace.io.databases.names import Address, is_database, parse_database
 from headrace.io.formats.tables import check_names
 from headrace.io.sources.in_memory import chunk_of, digest_of
-from headrace.io.storage.files import todo
 from headrace.io.storage.locations import RETRIES
+from headrace.io.storage.rows import todo
 from headrace.retry import is_transient_io
 
 if TYPE_CHECKING:

@@ -10,7 +10,8 @@ from typing import Any
 from headrace.errors import JobError
 from headrace.io.base import Chunk
 from headrace.io.sources.folders import HIDDEN, group_by_reason
-from headrace.io.storage.files import CHUNK_BYTES, CHUNK_ROWS, InputFile
+from headrace.io.storage.files import InputFile
+from headrace.io.storage.rows import CHUNK_BYTES, CHUNK_ROWS, blocks
 from headrace.records import Failed, Record
 
 _BLOCK = 512
@@ -68,7 +69,7 @@ class _Stream:
     """The content of a compressed archive, read once and sequentially."""
 
     def __init__(self, file: InputFile) -> None:
-        self._blocks = file.blocks()
+        self._blocks = blocks(file)
         self._held = b""
         self._read = 0
         self.last = b""

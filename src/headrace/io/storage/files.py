@@ -1,33 +1,18 @@
-"""Input files: content fingerprints, detection of changes during a job, and many files as one source."""
+"""Input files: what they are, a fingerprint of their content, and whether they change during a job."""
 
 from __future__ import annotations
 
 import hashlib
 import os
 import stat
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Protocol, cast
+from typing import BinaryIO, cast
 
 from headrace.errors import ConfigError, JobError
-from headrace.io.base import Chunk
-from headrace.io.storage import compression
 from headrace.io.storage.locations import facts, is_remote, store, with_retries
-from headrace.records import LeftOut
 
 BLOCK_BYTES = 256 * 1024
-CHUNK_ROWS = 512
-CHUNK_BYTES = 4 * 1024 * 1024
-"""Maximum size of a chunk's rows, in bytes."""
-WHOLE_DIGEST_BYTES = 64 * 1024 * 1024
-"""Inputs up to this size are digested completely, larger ones by samples."""
-_SAMPLES = 64
-_FILES_NAMED = 50
-"""Up to this many files are listed in the fingerprint, so that a resume can name the file that changed."""
-_COUNTED_FILES = 16
-"""Up to this many files are counted from their footers before the job starts."""
-_CHECK_EVERY_BLOCKS = 256
 _REMOTE_BLOCK_BYTES = 8 * 1024 * 1024
 _STAMPS = ("ETag", "etag", "generation", "blob_id", "oid", "mtime", "LastModified", "last_modified")
 
@@ -76,36 +61,6 @@ class InputFile:
                 "run again to continue, or start again with --overwrite"
             )
 
-    def blocks(self) -> Iterator[tuple[bytes, int]]:
-        """Blocks of content, decompressed by suffix (.gz, .zst), each with its number of file bytes.
-
-        Raises:
-            JobError: it changed, is damaged or truncated.
-        """
-        blocks = self._raw_blocks()
-        suffix = self.path.suffix.lower().replace(".tgz", ".gz")
-        return (
-            compression.decompress_blocks(suffix, blocks, str(self.path)) if suffix in compression.SUFFIXES else blocks
-        )
-
-    def _raw_blocks(self) -> Iterator[tuple[bytes, int]]:
-        left = self.size
-        with self.open() as file:
-            number = 0
-            while left is None or left > 0:
-                block = file.read(BLOCK_BYTES if left is None else min(BLOCK_BYTES, left))
-                if not block:
-                    if left is None:
-                        break
-                    raise JobError(
-                        f"{self.path} became {left} bytes shorter while it was read; start again with --overwrite"
-                    )
-                left = None if left is None else left - len(block)
-                number += 1
-                if not left or number % _CHECK_EVERY_BLOCKS == 0:
-                    self.check()  # before the rows are processed, so that a change wastes little work
-                yield block, len(block)
-
     def describe(self, samples: int | None) -> dict[str, object]:
         """Size and digest of the content, complete or by samples; for a store, its content tag."""
         if is_remote(self.path) and self.stamp:
@@ -148,93 +103,3 @@ def look_at(path: Path) -> InputFile:
             reason = f"{reason}: it is a link to {path.readlink()}"
         raise ConfigError(f"cannot read input file {path}: {reason}") from error
     return InputFile(path, found.st_size, f"{found.st_mtime_ns} {found.st_ino}")
-
-
-class FileFormat(Protocol):
-    """Reads the rows of one file."""
-
-    name: str
-
-    def read(self, file: InputFile, base: int, next_todo: Callable[[int], int]) -> Generator[Chunk, None, int]:
-        """Yield the file's rows that are not done; its first row has position `base`. Returns its row count.
-
-        See `headrace.io.base.Source.chunks`. Checks that the file is unchanged when it is opened, and before each run
-        of rows is processed.
-
-        Raises:
-            JobError: the rest of the file cannot be read.
-        """
-        ...
-
-    def count(self, file: InputFile) -> int | None:
-        """The number of rows, if known without reading the file.
-
-        Raises:
-            ConfigError: the file is damaged.
-        """
-        ...
-
-
-class FileSource:
-    """Concatenates files; positions continue from each to the next.
-
-    Args:
-        files: each with its format, in the order of their names.
-        root: names in the fingerprint are relative to it.
-        left_out: other names that are not read.
-    """
-
-    def __init__(
-        self,
-        files: Sequence[tuple[InputFile, FileFormat]],
-        root: Path | None = None,
-        left_out: Sequence[LeftOut] = (),
-    ) -> None:
-        self._files = files
-        self._root = root
-        self.left_out = left_out
-        self.formats: Sequence[FileFormat] = [form for _, form in files]
-        sizes = [file.size for file, _ in files]
-        self.total_bytes: int | None = None if None in sizes else sum(size or 0 for size in sizes)
-        counts = [form.count(file) for file, form in files] if len(files) <= _COUNTED_FILES else [None]
-        self.total_records: int | None = None if None in counts else sum(count or 0 for count in counts)
-
-    def describe(self) -> Mapping[str, object]:
-        """Size and digest of the content: whole up to 64 MiB in all, beyond that 64 samples spread over the files.
-
-        With at most 50 files each has its own entry, so that a resume names the one that differs.
-        """
-        whole = self.total_bytes is not None and self.total_bytes <= WHOLE_DIGEST_BYTES
-        samples = None if whole else max(1, _SAMPLES // len(self._files))
-        if self._root is None:
-            [(file, form)] = self._files
-            return {"format": form.name, **file.describe(samples)}
-        entries = {
-            file.path.relative_to(self._root).as_posix(): {"format": form.name, **file.describe(samples)}
-            for file, form in self._files
-        }
-        if len(entries) <= _FILES_NAMED:
-            return {"files": entries}
-        digest = hashlib.blake2b(repr(sorted(entries.items())).encode(), digest_size=16)
-        return {"files": len(entries), "bytes": self.total_bytes, "blake2b": digest.hexdigest()}
-
-    def chunks(self, next_todo: Callable[[int], int]) -> Iterator[Chunk]:
-        """The rows of all files that are not done."""
-        base = 0
-        for file, form in self._files:
-            base += yield from form.read(file, base, next_todo)
-
-
-def todo(start: int, stop: int, next_todo: Callable[[int], int]) -> list[int]:
-    """The positions in start..stop-1 that are not done."""
-    positions: list[int] = []
-    position = next_todo(start)
-    while position < stop:
-        positions.append(position)
-        position = next_todo(position + 1)
-    return positions
-
-
-def share(size: int, start: int, stop: int, rows: int) -> int:
-    """The share of `size` bytes for rows start..stop-1 of `rows`; all shares add up to `size`."""
-    return size * stop // rows - size * start // rows if rows else size

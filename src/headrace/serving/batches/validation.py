@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from headrace.io.storage.files import look_at
-from headrace.io.storage.lines import line_blocks, parse_object
+from headrace.io.storage.rows import line_blocks, parse_object
 from headrace.openai_protocol import batch_error
 from headrace.records import JsonObject
 from headrace.serving.errors import ApiError

@@ -1,0 +1,277 @@
+"""The rows of input files: blocks, lines and JSON objects in bounded memory, and many files as one source."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from headrace.errors import ConfigError, JobError
+from headrace.io.base import Chunk
+from headrace.io.storage import compression
+from headrace.io.storage.files import BLOCK_BYTES, InputFile
+from headrace.records import Failed, LeftOut, Record
+
+CHUNK_ROWS = 512
+CHUNK_BYTES = 4 * 1024 * 1024
+"""Maximum size of a chunk's rows, in bytes."""
+WHOLE_DIGEST_BYTES = 64 * 1024 * 1024
+"""Inputs up to this size are digested completely, larger ones by samples."""
+_SAMPLES = 64
+_FILES_NAMED = 50
+"""Up to this many files are listed in the fingerprint, so that a resume can name the file that changed."""
+_COUNTED_FILES = 16
+"""Up to this many files are counted from their footers before the job starts."""
+_CHECK_EVERY_BLOCKS = 256
+MAX_LINE_BYTES = 64 * 1024 * 1024
+"""Longer lines fail: the file probably has no newlines, and memory must stay bounded."""
+RAW_KEPT_BYTES = 4096
+_BOM = b"\xef\xbb\xbf"
+_BINARY = {
+    b"PAR1\x15": "a Parquet file",
+    b"ARROW1\0\0": "an Arrow file",
+    b"\x1f\x8b": "gzip data",
+    b"\x28\xb5\x2f\xfd": "Zstandard data",
+    b"\xfd7zXZ\0": "xz data",
+    b"PK\x03\x04": "a zip archive or spreadsheet",
+    b"SQLite format 3\0": "a SQLite database",
+} | {b"BZh%d1AY&SY" % level: "bzip2 data" for level in range(1, 10)}
+"""The first bytes of formats that users mistake for text, by name or with a wrong input format."""
+_WAYS_OUT = {
+    "a Parquet file": "name it .parquet, or take --input-format parquet",
+    "an Arrow file": "name it .arrow, or take --input-format arrow",
+    "gzip data": "add .gz to its name",
+    "Zstandard data": "add .zst to its name",
+    "a SQLite database": "name it sqlite:///FILE, with --sql",
+}
+_decode = json.JSONDecoder().decode
+
+
+class FileFormat(Protocol):
+    """Reads the rows of one file."""
+
+    name: str
+
+    def read(self, file: InputFile, base: int, next_todo: Callable[[int], int]) -> Generator[Chunk, None, int]:
+        """Yield the file's rows that are not done; its first row has position `base`. Returns its row count.
+
+        See `headrace.io.base.Source.chunks`. Checks that the file is unchanged when it is opened, and before each run
+        of rows is processed.
+
+        Raises:
+            JobError: the rest of the file cannot be read.
+        """
+        ...
+
+    def count(self, file: InputFile) -> int | None:
+        """The number of rows, if known without reading the file.
+
+        Raises:
+            ConfigError: the file is damaged.
+        """
+        ...
+
+
+class FileSource:
+    """Concatenates files; positions continue from each to the next.
+
+    Args:
+        files: each with its format, in the order of their names.
+        root: names in the fingerprint are relative to it.
+        left_out: other names that are not read.
+    """
+
+    def __init__(
+        self,
+        files: Sequence[tuple[InputFile, FileFormat]],
+        root: Path | None = None,
+        left_out: Sequence[LeftOut] = (),
+    ) -> None:
+        self._files = files
+        self._root = root
+        self.left_out = left_out
+        self.formats: Sequence[FileFormat] = [form for _, form in files]
+        sizes = [file.size for file, _ in files]
+        self.total_bytes: int | None = None if None in sizes else sum(size or 0 for size in sizes)
+        counts = [form.count(file) for file, form in files] if len(files) <= _COUNTED_FILES else [None]
+        self.total_records: int | None = None if None in counts else sum(count or 0 for count in counts)
+
+    def describe(self) -> Mapping[str, object]:
+        """Size and digest of the content: whole up to 64 MiB in all, beyond that 64 samples spread over the files.
+
+        With at most 50 files each has its own entry, so that a resume names the one that differs.
+        """
+        whole = self.total_bytes is not None and self.total_bytes <= WHOLE_DIGEST_BYTES
+        samples = None if whole else max(1, _SAMPLES // len(self._files))
+        if self._root is None:
+            [(file, form)] = self._files
+            return {"format": form.name, **file.describe(samples)}
+        entries = {
+            file.path.relative_to(self._root).as_posix(): {"format": form.name, **file.describe(samples)}
+            for file, form in self._files
+        }
+        if len(entries) <= _FILES_NAMED:
+            return {"files": entries}
+        digest = hashlib.blake2b(repr(sorted(entries.items())).encode(), digest_size=16)
+        return {"files": len(entries), "bytes": self.total_bytes, "blake2b": digest.hexdigest()}
+
+    def chunks(self, next_todo: Callable[[int], int]) -> Iterator[Chunk]:
+        """The rows of all files that are not done."""
+        base = 0
+        for file, form in self._files:
+            base += yield from form.read(file, base, next_todo)
+
+
+def todo(start: int, stop: int, next_todo: Callable[[int], int]) -> list[int]:
+    """The positions in start..stop-1 that are not done."""
+    positions: list[int] = []
+    position = next_todo(start)
+    while position < stop:
+        positions.append(position)
+        position = next_todo(position + 1)
+    return positions
+
+
+def share(size: int, start: int, stop: int, rows: int) -> int:
+    """The share of `size` bytes for rows start..stop-1 of `rows`; all shares add up to `size`."""
+    return size * stop // rows - size * start // rows if rows else size
+
+
+def blocks(file: InputFile) -> Iterator[tuple[bytes, int]]:
+    """Blocks of a file's content, decompressed by suffix (.gz, .zst), each with its number of file bytes.
+
+    Raises:
+        JobError: it changed, is damaged or truncated.
+    """
+    raw = _raw_blocks(file)
+    suffix = file.path.suffix.lower().replace(".tgz", ".gz")
+    return compression.decompress_blocks(suffix, raw, str(file.path)) if suffix in compression.SUFFIXES else raw
+
+
+def _raw_blocks(file: InputFile) -> Iterator[tuple[bytes, int]]:
+    left = file.size
+    with file.open() as stream:
+        number = 0
+        while left is None or left > 0:
+            block = stream.read(BLOCK_BYTES if left is None else min(BLOCK_BYTES, left))
+            if not block:
+                if left is None:
+                    break
+                raise JobError(
+                    f"{file.path} became {left} bytes shorter while it was read; start again with --overwrite"
+                )
+            left = None if left is None else left - len(block)
+            number += 1
+            if not left or number % _CHECK_EVERY_BLOCKS == 0:
+                file.check()  # before the rows are processed, so that a change wastes little work
+            yield block, len(block)
+
+
+def line_blocks(file: InputFile) -> Iterator[tuple[list[bytes], int]]:
+    """Lists of complete lines without newlines, each with its number of file bytes.
+
+    The rest of a line longer than 64 MiB is dropped; the parser refuses it by its length.
+
+    Raises:
+        ConfigError: the file is of a binary format.
+    """
+    tail = b""
+    held: list[bytes] = []  # the blocks of a long line, joined once, at its end
+    held_bytes = pending = 0
+    first = True
+    for block, size in blocks(file):
+        pending += size
+        if first and block:
+            _check_is_text(block, file)
+            block, first = block.removeprefix(_BOM), False
+        newline = block.find(b"\n")
+        if newline < 0:
+            if held_bytes <= MAX_LINE_BYTES:
+                held.append(block)
+                held_bytes += len(block)
+            continue
+        if held_bytes > MAX_LINE_BYTES:
+            block = block[newline:]
+        lines = b"".join([*held, block]).split(b"\n")
+        tail = lines.pop()
+        held, held_bytes = [tail], len(tail)
+        # Bytes after the last newline count with the next line, as far as known.
+        behind = min(len(tail), pending)
+        yield lines, pending - behind
+        pending = behind
+    last = b"".join(held)
+    if pending or last:
+        yield [last] if last else [], pending
+
+
+def _check_is_text(start: bytes, file: InputFile) -> None:
+    found = next((known for magic, known in _BINARY.items() if start.startswith(magic)), None)
+    if found is not None:
+        raise ConfigError(f"{file.path} is {found}, not text; {_WAYS_OUT.get(found, 'decompress or convert it first')}")
+
+
+def full_lines(lines: list[bytes]) -> list[bytes]:
+    """The lines that are not blank."""
+    return [line for line in lines if line and not line.isspace()]
+
+
+def parse_object(line: bytes) -> dict[str, Any]:
+    """The JSON object on a line.
+
+    Raises:
+        ValueError, TypeError, RecursionError: it is longer than 64 MiB, not UTF-8, not JSON, or not an object.
+    """
+    if len(line) > MAX_LINE_BYTES:
+        raise ValueError(f"the line is longer than {MAX_LINE_BYTES} bytes")
+    data = _decode(line.decode())
+    if type(data) is not dict:
+        raise TypeError(f"the line is a JSON {type(data).__name__}, not an object")
+    return data
+
+
+def object_chunks(
+    file: InputFile,
+    base: int,
+    next_todo: Callable[[int], int],
+    record: Callable[[int, dict[str, object]], Record | Failed] | None = None,
+) -> Generator[Chunk, None, int]:
+    """The objects of a file that are not done; at most 512 rows per chunk, from one 256 KiB block or longer line.
+
+    A line that is not an object is a `Failed` at its position, with its first 4,096 bytes as data.
+
+    Args:
+        base: the position of the first non-blank line; the number of such lines is returned.
+        record: makes a record from a position and an object, or a `Failed`; None to take the object as it is.
+    """
+    begin = base
+    for block, size in line_blocks(file):
+        lines = full_lines(block)
+        rows = len(lines)
+        for start in range(0, rows, CHUNK_ROWS):
+            stop = min(start + CHUNK_ROWS, rows)
+            records: list[Record] = []
+            failures: list[Failed] = []
+            for position in todo(base + start, base + stop, next_todo):
+                line = lines[position - base]
+                try:
+                    row = parse_object(line)
+                except (ValueError, TypeError, RecursionError) as error:
+                    failures.append(_failed_line(position, line, error))
+                    continue
+                outcome = Record(position, position, row) if record is None else record(position, row)
+                if isinstance(outcome, Record):
+                    records.append(outcome)
+                else:
+                    failures.append(outcome)
+            yield Chunk(records, failures, share(size, start, stop, rows))
+        if not rows:
+            yield Chunk((), (), size)
+        base += rows
+    return base - begin
+
+
+def _failed_line(position: int, line: bytes, error: Exception) -> Failed:
+    raw = line[:RAW_KEPT_BYTES].decode(errors="replace")
+    return Failed(Record(position, position, raw), type(error).__name__, str(error), code="invalid_json_line")
