@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import weakref
 from pathlib import Path
 from typing import Any
@@ -179,6 +180,22 @@ def test_a_change_that_gives_other_numbers_is_taken_back(monkeypatch: pytest.Mon
     assert tune(model) == []
     assert [name for name, _ in model.named_modules()] == [name for name, _ in untouched.named_modules()]
     torch.testing.assert_close(states(model, batch()), states(untouched, batch()))
+
+
+def test_a_change_that_fails_half_way_is_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = made("Bert", NAMES)
+    before = states(model, batch())
+    own, calls = PrepackedLinear.__init__, itertools.count()
+
+    def fails_later(self: PrepackedLinear, linear: torch.nn.Linear) -> None:
+        if next(calls) == 3:
+            raise RuntimeError("this CPU cannot reorder weights")
+        own(self, linear)
+
+    monkeypatch.setattr(PrepackedLinear, "__init__", fails_later)
+    assert tune(model) == ["packed"]
+    assert not any(isinstance(part, PrepackedLinear) for part in model.modules())
+    torch.testing.assert_close(states(model, batch()), before, rtol=1e-4, atol=1e-5)
 
 
 def test_what_was_done_can_be_taken_back() -> None:

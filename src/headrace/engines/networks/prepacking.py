@@ -29,9 +29,9 @@ def keep_if_equal(
     expected: torch.Tensor,
 ) -> bool:
     """Change a model, and undo it if it then fails, or gives other outputs than expected. Returns whether it stays."""
-    if not change(base):
-        return False
     try:
+        if not change(base):
+            return False
         found = outputs()
     except UNFIT:
         undo(base)
