@@ -6,6 +6,7 @@ import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 # Before any test imports torch, and for every process that a test starts. The models are tiny and two files run at a
 # time: with more threads, they would mostly wait for each other.
@@ -13,6 +14,21 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 from tests import postgres as postgres_server
+
+TOGETHER = ("tests/contract/engines/",)
+"""Folders whose files share what takes long to make, such as exported models: one process runs a whole folder."""
+
+
+@pytest.hookimpl(optionalhook=True)  # of pytest-xdist
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Share out files, and some folders as a whole."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class Sharing(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return next((folder for folder in TOGETHER if nodeid.startswith(folder)), super()._split_scope(nodeid))
+
+    return Sharing(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -107,7 +107,7 @@ def test_a_kept_column_that_json_cannot_hold(folder: Path, type_: str, name: str
 @pytest.mark.timeout(400)  # a real model is loaded once
 def test_a_finished_job_is_told_without_torch(folder: Path) -> None:
     flags = ("--max-model-len", "64")
-    status, output = end(start(*RUN, *flags, folder=folder, imported="nothing"), 300)
+    status, output = end(start(*RUN, *flags, folder=folder), 300)
     assert status == 0, output
     assert "headrace: loading the default model for embed ..." in output
     assert without_torch(*RUN, *flags, folder=folder) == (

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-import os
 import re
 import shlex
-import subprocess
-import sys
+import sqlite3
 import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.acceptance.command import PROGRAM, ROOT
+from tests.acceptance.command import ROOT, headrace
 
 from headrace.app.jobs.tables import is_table_kind
 from headrace.io.databases.names import SINKS, SQL, is_database, parse_database, parse_table
@@ -55,22 +54,15 @@ def test_the_console_block_says_what_is_shown(tmp_path: Path) -> None:
     lines = (json.dumps({"id": one, "title": title, "text": f"{title} turn."}) for one, title in titles.items())
     (tmp_path / "docs.jsonl").write_text("".join(f"{line}\n" for line in lines))
     block = re.findall(r"^```console\n(.*?)^```$", PAGE, flags=re.DOTALL | re.MULTILINE)[-1]
-    shell = (  # sqlite3's own program may not be installed
-        "import sqlite3, sys; [print(*row, sep='|') for row in sqlite3.connect(sys.argv[1]).execute(sys.argv[2])]"
-    )
     for command, said in re.findall(r"^\$ (.*)\n((?:[^$].*\n)+)", block, flags=re.MULTILINE):
-        command = command.replace("headrace run", f"{shlex.join(PROGRAM)} run")
-        command = command.replace("sqlite3 ", f"{sys.executable} -c {shlex.quote(shell)} ")
-        ended = subprocess.run(
-            command,
-            shell=True,
-            cwd=tmp_path,
-            env=os.environ | {"PYTHONPATH": str(ROOT / "src"), "COLUMNS": "100"},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert (ended.stdout or ended.stderr.splitlines()[-1] + "\n") == said
+        program, *arguments = shlex.split(command)
+        if program == "headrace":
+            status, output = headrace(*arguments, folder=tmp_path)
+            assert (status, output.splitlines()[-1] + "\n") == (0, said)
+        else:  # sqlite3's own program may not be installed
+            file, query = arguments
+            with contextlib.closing(sqlite3.connect(tmp_path / file)) as connection:
+                assert "".join("|".join(map(str, row)) + "\n" for row in connection.execute(query)) == said
 
 
 @pytest.mark.timeout(120)
