@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.integration.jobs.harness import Runner, read_errors, texts, write_rows
 
-from headrace.errors import JobError
+from headrace.errors import JobError, MissingExtraError
 from headrace.events import PartCommitted
 from headrace.io.sources import unique_ids as ids
 from headrace.jobs.pipeline.job import StopRequest
@@ -87,3 +89,13 @@ def test_a_resume_computes_nothing_twice(runner: Runner) -> None:
     assert (end.state, end.records, end.failed) == ("finished", ROWS, 0)
     assert 0 < done < ROWS
     assert runner.computed == ROWS
+
+
+@pytest.mark.parametrize("prepare", [None, numbered])
+def test_without_numpy_the_job_is_refused_before_it_begins(
+    runner: Runner, monkeypatch: pytest.MonkeyPatch, prepare: Callable[[dict[str, Any]], dict[str, Any]] | None
+) -> None:
+    monkeypatch.setitem(sys.modules, "numpy", None)
+    with pytest.raises(MissingExtraError, match="duplicate ids needs numpy"):
+        runner.run(prepare=prepare, id_column="key" if prepare else "id")
+    assert not runner.sink.with_name(f"{runner.sink.name}.parts").exists()
