@@ -101,6 +101,19 @@ def test_a_short_job_is_not_delayed(
     assert report.precision.detail == "too few records to try bfloat16"
 
 
+def test_a_type_that_gains_too_little_is_not_used_and_the_report_says_why(
+    docs: Path,
+    speeds: dict[str, float],
+    encoder_folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tuning, "LEAST_GAIN", 1e6)
+    report = headrace.run(docs, encoder_folder, sink=tmp_path / "out.jsonl", task="embed", progress=False)
+    assert report.precision is not None and report.precision.dtype == "float32"
+    assert "times as fast as float32 here, and 1e+06 times is required" in report.precision.detail
+
+
 def test_nan_in_fewer_bits_falls_back_and_says_so(
     docs: Path,
     speeds: dict[str, float],

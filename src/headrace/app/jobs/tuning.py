@@ -30,7 +30,7 @@ logger = logging.getLogger("headrace")
 _MOST_S = 10.0
 _MOST_SHARE = 0.01
 """Maximum share of the job's forecast time for trying."""
-_WORTH_S = 10.0
+_WORTH_S = 20.0
 """A job that takes less in float32 runs in float32: loading the model twice would take more than it could gain."""
 _UNKNOWN_S = 1.0
 """Seconds for trying if the length of the job is unknown."""
@@ -258,14 +258,15 @@ def _try(
     assert runs_batches(other), "it is loaded as the first was"
     gain, exact, tried = _run_both(engine, other, batches, allowed)
     deviation = compare(exact, tried)
-    detail = "its outputs cannot be compared"
+    detail = f"the outputs of {name} cannot be compared"
     if deviation is not None:
-        detail = f"{gain:.1f} times as fast as float32, {deviation}"
         if deviation.passes and gain >= LEAST_GAIN:
-            return other, detail
-        trouble = f"gives {deviation}" if deviation.broken else f"is too far off: {deviation}"
-        detail = f"{name} is {detail}" if deviation.passes else f"{name} {trouble}"
-        if deviation.broken:
+            return other, f"{gain:.1f} times as fast as float32, {deviation}"
+        detail = f"{name} is too far off: {deviation}"
+        if deviation.passes:
+            detail = f"{name} is {gain:.2f} times as fast as float32 here, and {LEAST_GAIN:g} times is required"
+        elif deviation.broken:
+            detail = f"{name} gives {deviation}"
             logger.warning("this model does not work in %s (%s); it runs in float32", name, deviation)
     other.close()
     return None, detail
