@@ -7,12 +7,10 @@ import re
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from PIL import Image
-from sklearn.datasets import load_digits
 from tests.acceptance.command import ROOT, headrace
 
+from examples.digits import main as write_digits
 from headrace.engines.choosing.registry import _ENGINES, known_tasks
 
 PAGE = (ROOT / "docs" / "engines.md").read_text(encoding="utf-8")
@@ -32,12 +30,7 @@ def blocks(language: str) -> list[str]:
 def folder(tmp_path: Path) -> Path:
     """The files the page speaks of."""
     (tmp_path / "docs.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
-    (tmp_path / "digits").mkdir()
-    images, numbers = load_digits(return_X_y=True)
-    for place in range(6):
-        image = Image.fromarray((images[place].reshape(8, 8) * 15.9375).astype(np.uint8))
-        image.save(tmp_path / "digits" / f"{place}-is-a-{numbers[place]}.png")
-    (tmp_path / "digits" / "broken.png").write_bytes(b"\x89PNG and no more")
+    write_digits(tmp_path / "digits")
     handler, function, whole = blocks("python")
     (tmp_path / "my_handler.py").write_text(handler)
     (tmp_path / "my_engine.py").write_text(function)
