@@ -39,10 +39,10 @@ _BATCH_SHARE = 0.25
 """Cost of a job's trial batches, as a share of the engine's own: more batches show more lengths in the same time."""
 _LEAST_BATCHES = 5
 """Run in both dtypes, if there are so many: other work may disturb a single one."""
-_EMULATED = 0.5
+_EMULATED = 0.35
 """A resumed job is refused where a product is computed at less than this speed of float32, and goes on otherwise.
 
-Without bfloat16 instructions, a CPU with AVX-512 converts the numbers and reaches 0.8; one with AVX2 reaches 0.2."""
+Without bfloat16 instructions, a CPU with AVX-512 converts the numbers and reaches 0.4 to 0.8; one with AVX2 0.2."""
 _SLOWER = 0.95
 """Below this, the user is told: less is noise."""
 
