@@ -59,6 +59,7 @@ def job(task: str, model: Path, rows: Sequence[Mapping[str, Any]], **settings: A
     with new_cache():
         done = headrace.run(list(rows), model, sink=outputs.extend, task=task, progress=False, **settings)
     assert done.ok == len(rows)
+    outputs.sort(key=lambda row: int(row["id"]))  # a function gets rows as they are finished
     return [row["classification"] for row in outputs], job_time(done)
 
 
