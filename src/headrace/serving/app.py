@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import re
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from http import HTTPStatus
@@ -51,6 +52,7 @@ _INSTEAD = {
 }
 """What to use instead of routes of OpenAI's that the server does not have."""
 
+_OF_BATCHES = re.compile(r"/v1/(files|batches)(/|$)")
 _NO_TEXTS = frozenset({"score", "image-classify", "image-embed"})
 
 
@@ -155,14 +157,28 @@ async def _http_error(request: Request, error: Exception) -> JsonReply:
     assert isinstance(error, HTTPException)
     if error.status_code == 405:
         allowed = _allowed(request)
-        message = f"{request.url.path} accepts {' and '.join(allowed)}, not {request.method}"
+        message = wrong_method(request.url.path, allowed, request.method)
         return JsonReply(error_body(405, message, "method_not_allowed"), 405, {"Allow": ", ".join(allowed)})
     status, message = error.status_code, str(error.detail)
     if status == 404:
-        way_out = _INSTEAD.get(request.url.path, "/docs lists all routes")
-        message = f"there is no route {request.url.path!r:.200} on this server; {way_out}"
+        message = no_route(request.url.path, request.app)
     body = error_body(status, message, HTTPStatus(status).name.lower())
     return JsonReply(body, status, error.headers)
+
+
+def no_route(path: str, app: FastAPI) -> str:
+    """What a server says of a path that it does not have."""
+    way_out = _INSTEAD.get(path, "/docs lists all routes")
+    has_batches = any(getattr(route, "path", "") == "/v1/batches" for route in app.router.routes)
+    if _OF_BATCHES.match(path) and not has_batches:
+        way_out = "the Batch API needs headrace serve --state-dir DIR"
+    return f"there is no route {path!r:.200} on this server; {way_out}"
+
+
+def wrong_method(path: str, allowed: Sequence[str], method: str) -> str:
+    """What a server says of a method that a path does not have."""
+    for_people = "; for people there are /docs and /dashboard" if path == "/" else ""
+    return f"{path} accepts {' and '.join(allowed)}, not {method}{for_people}"
 
 
 def _allowed(request: Request) -> list[str]:

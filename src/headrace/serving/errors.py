@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
+from collections.abc import Collection
 
 from fastapi import HTTPException
 from fastapi.exceptions import RequestValidationError
@@ -19,10 +21,14 @@ from headrace.errors import (
     QueueFullError,
     RecordError,
     StoppedError,
+    nearest,
 )
 from headrace.openai_protocol import error_body
 
 logger = logging.getLogger("headrace")
+
+_MOST_COMPARED = 16
+"""Unknown fields of a body that are compared with the known ones: it takes time."""
 
 
 class ApiError(HTTPException):
@@ -52,14 +58,31 @@ class ApiError(HTTPException):
         self.body = error_body(status, message, code, param)
 
 
-def invalid(error: ValidationError | RequestValidationError) -> ApiError:
-    """The first validation error of a request as a 400."""
+def invalid(error: ValidationError | RequestValidationError, known: Collection[str] = ()) -> ApiError:
+    """The first validation error of a request as a 400.
+
+    Args:
+        error: of the body.
+        known: the body's fields. An unknown one may be the missing one, misspelt.
+    """
     first = _first(error)
     # The location of a JSON syntax error is a position in the text, not a field.
     location = () if first["type"] == "json_invalid" else first["loc"]
     field = ".".join(str(part) for part in location if part not in ("body", "query", "path"))
     message = f"{field}: {first['msg']}" if field else first["msg"]
+    if known and first["type"] == "missing" and len(location) == 1 and isinstance(error, ValidationError):
+        message = _misspelt(error, known) or message
     return ApiError(400, message, code=first["type"], param=field or None)
+
+
+def _misspelt(error: ValidationError, known: Collection[str]) -> str:
+    """What to say where a body lacks a field and has an unknown one of a similar name; empty otherwise."""
+    body = error.errors(include_url=False, include_context=False)[0]["input"]
+    unknown = (name for name in body if name not in known) if isinstance(body, dict) else ()
+    for name in itertools.islice(unknown, _MOST_COMPARED):
+        if hint := nearest(name[:60], known):
+            return f"unknown field {name!r:.60}{hint}"
+    return ""
 
 
 def _first(error: ValidationError | RequestValidationError) -> ErrorDetails:

@@ -19,7 +19,7 @@ from headrace.errors import ConfigError, EngineError, HeadraceError, StoppedErro
 from headrace.pool.pool import ModelPool
 from headrace.records import JsonObject
 from headrace.serving.admission.waiting import disconnected
-from headrace.serving.app import bare_app
+from headrace.serving.app import bare_app, no_route, wrong_method
 from headrace.serving.errors import ApiError, ClientGoneError, one_line
 from headrace.serving.http.direct import read_body
 from headrace.serving.http.docs_page import documents_page
@@ -101,11 +101,9 @@ class ModelRouter:
         path: str = scope["path"].removeprefix(scope.get("root_path", ""))
         offering = [model for model in self._models if path in model.paths]
         if not offering:
-            raise ApiError(
-                404, f"there is no route {path!r:.200} on this server; /docs lists all routes", code="not_found"
-            )
+            raise ApiError(404, no_route(path, scope["app"]), code="not_found")
         if scope["method"] != "POST":
-            raise ApiError(405, f"{path} accepts POST, not {scope['method']}", code="method_not_allowed")
+            raise ApiError(405, wrong_method(path, ["POST"], scope["method"]), code="method_not_allowed")
         body = await read_body(receive)
         model = self._chosen(_fields(body).get("model"), offering, path)
         caller = scope.get("headrace_caller")

@@ -204,6 +204,15 @@ def test_unknown_fields_are_refused_by_every_route(short: Running, labels: Runni
         assert "'colour'" in refused(server, path, {**body, "colour": "red"}, "colour")
         assert server.post(path, {**body, "model": server.host.service.name, "user": "u"}).status_code == 200
         assert server.post(path, {**body, "model": "other"}).status_code == 404
+    assert refused(short, "/v1/embeddings", {"inputs": "a"}, "input") == "unknown field 'inputs'; did you mean input?"
+    assert refused(short, "/v1/embeddings", {"sentence": "a"}, "input") == "input: Field required"
+
+
+def test_a_route_that_the_server_lacks_is_told_with_a_way_out(short: Running) -> None:
+    for path in ("/v1/files", "/v1/batches/batch_1"):
+        assert "the Batch API needs headrace serve --state-dir DIR" in short.post(path, {}).text
+    assert "/docs lists all routes" in short.post("/v1/filed", {}).text
+    assert "/ accepts POST, not GET; for people there are /docs and /dashboard" in short.client.get("/").text
 
 
 @pytest.mark.parametrize("given", [5, [1, 2], [[1, 2]], None, {"text": "a"}, ["a", 5]])

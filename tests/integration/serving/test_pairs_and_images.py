@@ -135,6 +135,7 @@ def test_pairs_that_were_cut_are_marked(pairs: tuple[Running, Path]) -> None:
         ("/v1/rerank", {"query": "a", "documents": ["b"], "colour": 1}, (400, "unknown_field", "colour")),
         ("/v1/rerank", {"query": "a", "documents": ["b"], "model": "x"}, (404, "model_not_found", "model")),
         ("/v1/rerank", {"query": "a", "documents": ["b"] * 3_000}, (400, "too_many", "documents")),
+        ("/v1/score", {"text1": "a", "text_2": "b"}, (400, "missing", "text_1")),
         ("/generate", {"prompts": ["a"]}, (404, "not_found", None)),
         ("/v1/embeddings", {"input": ["a"]}, (404, "not_found", None)),
     ],

@@ -64,14 +64,14 @@ class DirectRoute(APIRoute):
             body: Fields = self._model.__pydantic_validator__.validate_json(raw)
         except ValidationError as error:
             if error.errors(include_url=False, include_input=False)[0]["type"] != "json_invalid":
-                raise invalid(error) from None
+                raise invalid(error, self._model.model_fields) from None
         else:
             return body
         # pydantic's parser is stricter than JSON: json.loads also accepts an escaped lone surrogate.
         try:
             return self._model.model_validate(json.loads(raw))
         except ValidationError as error:
-            raise invalid(error) from None
+            raise invalid(error, self._model.model_fields) from None
         except (ValueError, RecursionError) as error:
             why = error.msg if isinstance(error, json.JSONDecodeError) else "it cannot be parsed"
             raise ApiError(400, f"the body is not valid JSON: {why}", code="json_invalid") from None

@@ -12,6 +12,7 @@ from pydantic_core import core_schema
 from headrace.engines.base import PromptedText, TokenIds
 from headrace.engines.networks.quantizing import OutputDtype
 from headrace.engines.requests.generation import meaningful
+from headrace.errors import nearest
 from headrace.records import JsonObject
 from headrace.serving.errors import ApiError
 
@@ -93,10 +94,9 @@ class Fields(BaseModel):
             return
         for name, value in (self.model_extra or {}).items():
             if value is not None:
-                known = ", ".join(type(self).model_fields)
-                raise ApiError(
-                    400, f"unknown field {name!r:.60}; known: {known}", code="unknown_field", param=f"{name:.60}"
-                )
+                known = list(type(self).model_fields)
+                message = f"unknown field {name!r:.60}; known: {', '.join(known)}{nearest(name[:60], known)}"
+                raise ApiError(400, message, code="unknown_field", param=f"{name:.60}")
 
 
 class BaseRequest(Fields):
