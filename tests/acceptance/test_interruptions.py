@@ -40,7 +40,7 @@ def test_a_signal_finishes_what_is_in_flight(folder: Path, number: int, status: 
     job.send_signal(number)
     ended, said = end(job)
     assert ended == status
-    assert "stopping: finishing work in flight" in said
+    assert "stopping: finishing work in flight (Ctrl-C again ends it at once)" in said
     assert said.endswith("records are done and kept: run the same command again to continue\n")
     assert not (folder / "out.parquet").exists()
 

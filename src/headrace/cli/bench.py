@@ -84,8 +84,9 @@ class HowFlags(FlagGroup):
 def bench(what: WhatFlags, how: HowFlags) -> None:
     """Compare Headrace with what else is installed, on your machine, model and texts.
 
-    Each contender runs in its own process, at its default and at its best batch size. Prints a table; writes one
-    HTML page and the figures as JSON. docs/bench.md explains both.
+    Each contender runs in its own process, at its default and at its best batch size.
+
+    Prints a table; writes one HTML page and the figures as JSON. docs/bench.md explains both.
     """
     sys.exit(guarded(lambda: _bench(what, how)))
 

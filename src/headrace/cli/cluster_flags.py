@@ -36,7 +36,7 @@ class ClusterFlags(FlagGroup):
     on: Annotated[
         str | None,
         typer.Option(
-            metavar="ray[://HOST:PORT]",
+            metavar="ray[:HOST:PORT]",
             help="Ray cluster to run on: ray for RAY_ADDRESS or a new local cluster, ray:HOST:PORT for that cluster, "
             "ray://HOST:PORT for Ray's client server. Default: this process.",
         ),

@@ -7,7 +7,6 @@ import shlex
 from dataclasses import asdict
 
 from headrace.cli.outcome import say
-from headrace.device.memory import TARGET_SHARE
 from headrace.jobs.pipeline.job import OrderPlan
 from headrace.jobs.planning.forecast import Forecast
 from headrace.jobs.planning.repeats import Repeats
@@ -24,13 +23,15 @@ def print_survey(survey: Survey) -> None:
     for left_out in survey.left_out:
         say(f"left out of the input: {left_out}")
     if survey.sampled:
-        say(f"{_records(survey)}; of the first {survey.sampled:,}: {_lengths(survey)}")
+        whole = survey.counted and survey.sampled == survey.records
+        sampled = "" if whole else f"; of the first {survey.sampled:,}"
+        say(f"{_records(survey)}{sampled}: {_lengths(survey)}")
 
 
 def print_forecast(survey: Survey, forecast: Forecast, gpu_hour_price: float | None) -> None:
     """Print survey and forecast to stdout."""
     print(f"records     {_records(survey)}")
-    print(f"sample      {survey.sampled:,} records: {_lengths(survey)}")
+    print(f"sample      {_counted(survey.sampled)}: {_lengths(survey)}")
     if survey.model is not None:
         print(f"model       {survey.model}")
     if survey.precision is not None:
@@ -106,13 +107,17 @@ def _room(room: float | None) -> str:
     if room is None or room >= _ENOUGH_ROOM:
         return ""
     times = f"{room:,.1f}" if room < 10 else f"{room:,.0f}"
-    return f"; {times} times the batch budget would fill {TARGET_SHARE:.0%}"
+    return f"; room for batches {times} times as large"
 
 
 def _records(survey: Survey) -> str:
     if survey.records is None:
         return "an unknown number of records"
-    return f"{'' if survey.counted else 'about '}{survey.records:,} records"
+    return f"{'' if survey.counted else 'about '}{_counted(survey.records)}"
+
+
+def _counted(records: int) -> str:
+    return f"{records:,} record{'s' * (records != 1)}"
 
 
 def _lengths(survey: Survey) -> str:

@@ -53,8 +53,7 @@ def _inspect(output: str, *, verify: bool) -> int:
     if found.retried:
         print(f"retry     {found.retried[0]:,} of {found.retried[1]:,} failed records have been tried again")
     print(f"parts     {_parts(found)}")
-    runs = "run" if found.run_time.runs == 1 else "runs"
-    print(f"time      {found.run_time.seconds:,.1f} s in {found.run_time.runs} {runs}")
+    print(f"time      {_time(found)}")
     for damage in found.damaged:
         print(f"damaged   {damage}")
     if found.damaged:
@@ -63,6 +62,13 @@ def _inspect(output: str, *, verify: bool) -> int:
     if verify:
         print("verified  every file matches its checksum")
     return 0
+
+
+def _time(found: Inspection) -> str:
+    runs = found.run_time.runs
+    if runs == 0:  # the first note is made a few seconds after the start
+        return "not noted yet"
+    return f"{found.run_time.seconds:,.1f} s in {runs} {'run' if runs == 1 else 'runs'}"
 
 
 def _computed(output: str) -> int:

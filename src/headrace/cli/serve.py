@@ -141,7 +141,7 @@ class ReplicaFlags(FlagGroup):
     on: Annotated[
         str | None,
         typer.Option(
-            metavar="ray[://HOST:PORT]",
+            metavar="ray[:HOST:PORT]",
             help="Ray cluster to serve on; addresses as in headrace run --on. Default: this process.",
         ),
     ] = None

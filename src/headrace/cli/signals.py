@@ -44,7 +44,7 @@ class Stopper(StopRequest):
             _thread.start_new_thread(_end_in_time, (128 + number,))
             raise StoppedEarly(128 + number)
         # Not print: the signal may have interrupted one.
-        os.write(2, b"\nheadrace: stopping: finishing work in flight (repeat to end at once)\n")
+        os.write(2, b"\nheadrace: stopping: finishing work in flight (Ctrl-C again ends it at once)\n")
         self.request()
 
 

@@ -75,8 +75,9 @@ class GridFlags(FlagGroup):
 def tune(context: typer.Context, files: InputFlags, grid: GridFlags, engine: EngineFlags, records: RecordFlags) -> None:
     """Measure a model on your records: throughput, latency, memory and padding by batch budget, dtype and engine.
 
-    Jobs find good settings by themselves. This command shows the whole curve, and keeps the best budget for later jobs
-    on this machine.
+    Jobs find good settings by themselves. This command shows the whole curve.
+
+    It keeps the best budget for later jobs on this machine.
 
     Flags that are not listed here go to the engine.
     """

@@ -55,6 +55,7 @@ def test_a_running_and_a_killed_job_can_be_inspected(folder: Path) -> None:
     status, said = headrace("inspect", "out.jsonl", folder=folder)
     assert status == 0
     assert f"state     running, by process {job.pid} on " in said
+    assert "time      not noted yet\n" in said
     job.kill()
     job.communicate()
     status, said = headrace("inspect", "out.jsonl", folder=folder)
@@ -144,6 +145,9 @@ def test_a_dry_run_says_what_would_be_and_writes_nothing(folder: Path) -> None:
 def test_a_run_begins_with_what_it_will_be(folder: Path) -> None:
     _, said = headrace("run", "-i", "in.jsonl", "-o", "out.jsonl", *FAKE, folder=folder)
     assert re.search(r"^headrace: about [12],\d{3} records; of the first 512: median length \d+", said, re.MULTILINE)
+    (folder / "one.jsonl").write_text('{"text": "a"}\n')
+    _, said = headrace("run", "-i", "one.jsonl", "-o", "one-out.jsonl", *FAKE, folder=folder)
+    assert re.search(r"^headrace: 1 record: median length \d+", said, re.MULTILINE)
 
 
 def test_an_engine_that_dies_is_worth_another_try_and_too_many_errors_are_not(folder: Path) -> None:

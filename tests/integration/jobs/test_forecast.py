@@ -94,7 +94,7 @@ def test_the_memory_of_the_batches_is_told(
     config = EngineConfig(task="embed", batch_tokens=400)
     tell_forecast(JobSettings(source, tmp_path / "out.jsonl", config), None, as_json=False)
     # 400 tokens take 40 MB, and 760 MB are 80 % without the model.
-    assert "memory      80.0 MB at most, 8% of a small device; 19 times the batch budget would fill 80%" in (
+    assert "memory      80.0 MB at most, 8% of a small device; room for batches 19 times as large" in (
         capsys.readouterr().out
     )
 

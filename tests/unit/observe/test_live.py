@@ -82,6 +82,14 @@ def test_nothing_in_a_frame_controls_the_terminal() -> None:
     assert "[bold]" in shown
 
 
+def test_a_count_of_errors_is_apart_from_their_status() -> None:
+    errors = {"400 on /v1/embeddings": 4}
+    frame = Frame("server", "a", "ready", 1.0, 2.0, 1.0, {}, {}, {}, {}, {"records": 3.0}, {}, errors)
+    shown = on_terminal(frame)
+    assert "4 × 400 on /v1/embeddings" in shown
+    assert "3 records" in shown
+
+
 @pytest.mark.parametrize(
     ("change", "why"),
     [

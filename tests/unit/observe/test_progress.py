@@ -127,6 +127,15 @@ def test_lines_come_every_five_seconds_and_at_the_end() -> None:
     assert "1 failed" in lines[-1]
 
 
+def test_the_last_line_is_written_once() -> None:
+    stream, now = io.StringIO(), [0.0]
+    with Progress(stream, clock=lambda: now[0]) as progress:
+        progress(started(total_records=10))
+        now[0] = 6.0
+        progress(batch(6.0))
+    assert [line.partition(",")[0] for line in stream.getvalue().splitlines()] == ["headrace: 10 records (100%)"]
+
+
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True

@@ -26,6 +26,8 @@ _PROMPT_SIZE = 4_000
 """Maximum prompts that are compared, and the characters that each may have on average."""
 _PROMPTS_S = 5.0
 """Maximum seconds to read these."""
+_SMALL = 64 * 1024
+"""Bytes of an input whose first rows may be all."""
 _READ_S = 20.0
 """Maximum seconds to read for a sample; the rest is assumed to be similar."""
 
@@ -97,7 +99,7 @@ def survey(job: Job, *, spread: bool) -> Survey:
     sampled = len(work) + failed
     return Survey(
         records=sample.records,
-        counted=job.source.total_records is not None,
+        counted=sample.counted,
         sampled=sampled,
         failed=failed,
         truncated=truncated,
@@ -152,10 +154,16 @@ class _Sample:
     def __init__(self, source: Source) -> None:
         self._source = source
         self.records = source.total_records
+        self.counted = source.total_records is not None
+        self._seen = 0
 
     def head(self) -> Iterator[Chunk]:
         """The first chunk that has rows."""
-        return self._read(self._source.chunks(lambda position: position), lambda rows: rows > 0)
+        chunks = self._source.chunks(lambda position: position)
+        yield from self._read(chunks, lambda rows: rows > 0)
+        total = self._source.total_bytes
+        if not self.counted and total is not None and total <= _SMALL and not any(map(_rows, chunks)):
+            self.records, self.counted = self._seen, True
 
     def spread(self) -> Iterator[Chunk]:
         """Blocks of rows at equal distances."""
@@ -175,9 +183,10 @@ class _Sample:
         for chunk in chunks:
             size += chunk.bytes
             rows = _rows(chunk)
-            if rows and self._source.total_records is None and size and self._source.total_bytes:
+            if rows and not self.counted and size and self._source.total_bytes:
                 read = itertools.chain(chunk.records, (failed.record for failed in chunk.failures))
                 last = max(record.position for record in read)
+                self._seen = last + 1
                 self.records = max(last + 1, round((last + 1) * self._source.total_bytes / size))
             if rows or chunk.left_out:
                 yield chunk

@@ -89,9 +89,13 @@ class _Lines(_Display):
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
+        self._shown: tuple[int, float | None] | None = None
 
     def show(self, snapshot: Snapshot) -> None:
         done = snapshot.skipped + snapshot.ok + snapshot.failed
+        if self._shown == (done, 1.0):  # all of it: another line would say the same
+            return
+        self._shown = done, snapshot.fraction
         share = "" if snapshot.fraction is None else f" ({snapshot.fraction:.0%})"
         self._stream.write(f"headrace: {done:,} records{share}, {describe(snapshot)}\n")
         self._stream.flush()
