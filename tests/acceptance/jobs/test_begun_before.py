@@ -48,5 +48,5 @@ def test_once_finished_it_can_be_inspected_and_retried(folder: Path) -> None:
 def test_other_parameters_are_refused_in_one_line(folder: Path) -> None:
     status, said = headrace("run", *COMMAND, "--text-column", "id", folder=folder)
     assert status == 2
-    assert "text_column was 'text', now 'id' (--text-column)" in said.splitlines()[-1]
+    assert "--text-column was 'text', now 'id'" in said.splitlines()[-1]
     assert not (folder / "seen.txt").exists()

@@ -12,23 +12,25 @@ _FLAGS = {
     "source.selection.sample": "--sample",
     "source.selection.sample_seed": "--sample-seed",
     "source.selection.shard": "--shard",
-    "engine.dtype": "--dtype",
-    "engine.max_model_len": "--max-model-len",
-    "engine.chunk_join": "--chunk-join",
-    "engine.chunk_overlap": "--chunk-overlap",
-    "engine.no_answer": "--no-answer",
-    "engine.on_too_long": "--on-too-long",
-    "engine.reduce_template": "--reduce-template",
     "engine.commit": "--model",
     "engine.model_digest": "--model",
+    "finish": "--finish",
     "id_column": "--id-column",
     "keep_columns": "--keep-columns",
+    "prepare": "--map",
     "prompt_template": "--prompt-template",
     "task": "--task",
     "text_column": "--text-column",
     "text_pair_column": "--text-pair-column",
 }
 """The command-line flag of each setting."""
+_OPTIONS = (
+    "chunk_join", "chunk_overlap", "dtype", "frequency_penalty", "ignore_eos", "max_model_len", "max_tokens", "min_p",
+    "min_tokens", "multi_label", "no_answer", "normalize", "on_too_long", "output_dtype", "presence_penalty", "prompt",
+    "quantize", "reduce_template", "repetition_penalty", "seed", "stop", "system_prompt", "temperature", "top_k",
+    "top_labels", "top_p", "truncate_dim",
+)  # fmt: skip
+"""What engines describe under the name of their option, whose flag has that name too."""
 _DIGESTS = {"engine.model_digest": "the model's folder", "engine.handler_digest": "the handler"}
 
 
@@ -66,10 +68,22 @@ def _differences(then: Mapping[str, object], now: Mapping[str, object]) -> str:
 
 
 def _difference(key: str, old: object, new: object) -> str:
-    flag = f" ({_FLAGS[key]})" if key in _FLAGS else ""
+    flag = _flag(key)
     if (what := _content(key)) and old and new:  # a digest tells people nothing
-        return f"the content of {what} has changed{flag}"
-    return f"{key} was {old!r}, now {new!r}{flag}"
+        return f"the content of {what} has changed{flag and f' ({flag})'}"
+    return f"{flag or key} was {_shown(old)}, now {_shown(new)}"
+
+
+def _flag(key: str) -> str:
+    """The command-line flag of a setting; empty if it has none."""
+    section, _, option = key.rpartition(".")
+    if section == "engine.options" or (section in ("engine", "engine.sampling") and option in _OPTIONS):
+        return f"--{option.replace('_', '-')}"
+    return _FLAGS.get(key, "")
+
+
+def _shown(value: object) -> str:
+    return "not set" if value is None else repr(value)
 
 
 def _content(key: str) -> str:
