@@ -41,7 +41,7 @@ def test_a_job_reports_writes_and_then_has_nothing_to_do(tmp_path: Path) -> None
     assert said.endswith("headrace: out.jsonl is already finished: 30 records; nothing to do\n")
     status, said = headrace(*command, "--max-model-len", "2", folder=tmp_path)
     assert status == 2
-    assert "engine.max_model_len was None, now 2" in said
+    assert "--max-model-len was not set, now 2" in said
     assert headrace(*command, "--max-model-len", "2", "--overwrite", folder=tmp_path)[0] == 0
 
 
@@ -84,16 +84,20 @@ def test_an_empty_file_is_a_finished_job(tmp_path: Path) -> None:
     status, said = headrace("run", "-i", "in.jsonl", "-o", "out.parquet", *FAKE, folder=tmp_path)
     assert status == 0
     assert "0 of 0 records" in said
+    assert "in.jsonl holds no records" in lines_of(said)[0]
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         (["-i", "none.jsonl"], "headrace: cannot read input file none.jsonl: No such file or directory"),
-        (["-o", "none/out.jsonl"], "headrace: cannot write none/out.jsonl: none is not a folder"),
+        (["-o", "none/out.jsonl"], "headrace: cannot write none/out.jsonl: there is no folder none; create it"),
         (["-o", "out.txt"], "must end in one of .jsonl, .csv, .tsv, .parquet"),
-        (["--text-column", "body"], "has a column 'body'; they have id, text"),
-        (["--id-column", "key"], "has a column 'key'; they have id, text"),
+        (["--text-column", "body"], "has a column 'body'; they have id, text; name yours with --text-column"),
+        (["--text-column", "txt"], "they have id, text; name yours with --text-column; did you mean text?"),
+        (["--limit", "x"], "Invalid value for '--limit': 'x' is not a valid integer"),
+        (["--limit", "0"], " must be greater than or equal to 1"),
+        (["--id-column", "key"], "has a column 'key'; they have id, text; name yours with --id-column"),
         (["--task", "dance"], "unknown task 'dance'; known: embed"),
         (["--engine", "nowhere:Engine"], "cannot import nowhere"),
         (["--engine", "headrace.testing:Nothing"], "no attribute 'Nothing'"),

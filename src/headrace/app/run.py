@@ -13,7 +13,7 @@ from typing import Any, TypeVar, Unpack, overload
 from headrace.app.jobs.job import execute
 from headrace.app.jobs.step_settings import parse_steps, refuse_beside_steps
 from headrace.app.jobs.steps import prepare_steps, run_steps
-from headrace.app.jobs.tables import TableKind, is_table_kind, run_to_table
+from headrace.app.jobs.tables import TableKind, is_table_kind, refuse_unknown_kind, run_to_table
 from headrace.engines.choosing.config import EngineConfig, merged_options, model_name
 from headrace.engines.options import EngineOptions
 from headrace.errors import ConfigError, UnknownOptionError
@@ -129,6 +129,7 @@ def run(  # noqa: PLR0913 - keyword-only settings of the front door, public API
 def _run(
     settings: JobSettings, steps: Sequence[Mapping[str, object]] | None, model_column: str | None, *, progress: bool
 ) -> Report:
+    refuse_unknown_kind(settings)
     run_one = functools.partial(_execute, stop=StopRequest(), progress=progress)
     if steps is None:
         if model_column is not None:

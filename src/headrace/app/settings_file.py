@@ -67,4 +67,14 @@ def _yaml(path: Path, text: str) -> object:
                 todo += node.value
         return yaml.safe_load(text)
     except yaml.YAMLError as error:
-        raise ValueError(str(error)) from error
+        raise ValueError(_yaml_error(error, text)) from error
+
+
+def _yaml_error(error: Exception, text: str) -> str:
+    """What is wrong, and the line it is in."""
+    mark = getattr(error, "problem_mark", None)
+    if mark is None:
+        return str(error).replace(' in "<unicode string>"', "")
+    lines = text.splitlines()
+    found = lines[mark.line].strip() if mark.line < len(lines) else "the end of the file"
+    return f"line {mark.line + 1}: {getattr(error, 'problem', None) or 'an error'}: {found:.100}"

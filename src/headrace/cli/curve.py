@@ -10,6 +10,7 @@ from typing import Any
 
 from headrace.app.grid import Grid, GridRow, Setting
 from headrace.errors import ConfigError, MissingExtraError
+from headrace.io.storage.locations import no_folder
 
 _FORMATS = (".svg", ".png")
 
@@ -24,7 +25,7 @@ def check_picture(path: Path) -> None:
     if path.suffix.lower() not in _FORMATS:
         raise ConfigError(f"--plot {path}: the name must end in {' or '.join(_FORMATS)}")
     if not path.absolute().parent.is_dir():
-        raise ConfigError(f"--plot {path}: {path.absolute().parent} is not a folder")
+        raise ConfigError(f"--plot {path}: {no_folder(path.absolute().parent)}")
     if importlib.util.find_spec("matplotlib") is None:
         raise MissingExtraError('--plot needs matplotlib, which is not installed: pip install "headrace[plot]"')
 

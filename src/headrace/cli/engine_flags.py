@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar, Literal
@@ -267,6 +268,14 @@ def as_typed(arguments: Sequence[str], option: str) -> str:
 def as_flag(option: str) -> str:
     """The flag of an engine's option."""
     return "--" + option.replace("_", "-")
+
+
+def in_flags(reason: str, known: Sequence[str]) -> str:
+    """A message with its list of known options as flags."""
+    before, mark, listed = reason.partition("; known: ")
+    for name in known:
+        listed = re.sub(rf"(?<![-\w]){re.escape(name)}(?=[,;]|$| and )", as_flag(name), listed)
+    return before + mark + listed
 
 
 def suggestion(typed: str, flags: Sequence[str]) -> str:

@@ -95,7 +95,7 @@ def positive_numbers(flag: str, text: str | None) -> tuple[int, ...]:
 class Command(TyperCommand):
     """A command that refuses an engine flag given twice; for other flags the last value counts.
 
-    Messages about values are without Pydantic's own prefix.
+    Messages about values are without Pydantic's own words, which newer versions of typer pass on.
     """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -108,7 +108,7 @@ class Command(TyperCommand):
         try:
             left = super().parse_args(ctx, list(args))  # reports other errors first
         except typer.BadParameter as error:
-            error.message = error.message.removeprefix("Value error, ")
+            error.message = _in_plain_words(error)
             raise
         _, _, order = self.make_parser(ctx).parse_args(args=list(args))
         for parameter, times in Counter(order).items():
@@ -117,3 +117,18 @@ class Command(TyperCommand):
                 print(f"headrace: {parameter.opts[0]} is given twice; give it once", file=sys.stderr)
                 raise typer.Exit(2)
         return left
+
+
+_KINDS = {"int_parsing": "integer", "int_from_float": "integer", "float_parsing": "number"}
+
+
+def _in_plain_words(error: typer.BadParameter) -> str:
+    """The message of a value that typer has refused, where Pydantic refused it for typer."""
+    message = error.message.removeprefix("Value error, ")
+    details = getattr(error.__cause__, "errors", None)
+    first: dict[str, Any] = details()[0] if callable(details) else {}
+    if kind := _KINDS.get(first.get("type", "")):
+        return f"{first['input']!r} is not a valid {kind}"
+    if "input" not in first:
+        return message
+    return message.replace("Input should be", f"{first['input']!r} must be", 1)

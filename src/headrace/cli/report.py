@@ -15,6 +15,7 @@ from headrace.app.jobs.steps import steps_here
 from headrace.cli.outcome import guarded, say
 from headrace.errors import ConfigError
 from headrace.io.databases.names import display_name
+from headrace.io.storage.locations import no_folder
 from headrace.jobs.state.inspection import job_holder, state_of
 from headrace.jobs.state.output import REPORT
 from headrace.observe.page.render import ReportedJob, check_installed, write_page
@@ -113,4 +114,4 @@ def check_target(path: Path) -> None:
     if path.is_dir():
         raise ConfigError(f"cannot write {path}: it is a folder; name a file")
     if not path.parent.is_dir():
-        raise ConfigError(f"cannot write {path}: {path.parent} is not a folder")
+        raise ConfigError(f"cannot write {path}: {no_folder(path.parent)}")

@@ -136,6 +136,12 @@ def check_kind(task: str, model: str | Path | None, named: str = "") -> None:
     raise ConfigError(f"{whose} is {name} ({sign}), which the task {task} cannot use; {way_out}")
 
 
+def use_instead(folder: Path) -> str:
+    """What a model can be used for, as the end of a sentence; empty if its files do not say it."""
+    kind, _ = _kind(folder)
+    return "" if kind is None or kind in _TEXT_LABELS else f"; {_KINDS[kind][1]}"
+
+
 def warn_unused_head(task: str, model: str | Path | None) -> None:
     """Warn if a masked language model is used without its head: it may be a sparse encoder."""
     folder = Path(model or "").expanduser()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, nearest
 
 _ALIASES: dict[str, tuple[str, ...]] = {
     "embed": ("embedding", "embeddings", "encode", "feature-extraction", "sentence-similarity", "vectorize"),
@@ -43,11 +43,16 @@ _UNSUPPORTED += (
 def unknown_task(name: str, known: Iterable[str]) -> ConfigError:
     """The error for an unknown task, with a suggestion if there is one."""
     known = tuple(known)
-    return ConfigError(f"unknown task {name!r}{_hint(name, known)}; known: {', '.join(known)}")
-
-
-def _hint(name: str, known: tuple[str, ...]) -> str:
     word = name.lower().replace("_", "-").strip()
+    use, close = _use(word), ""
+    if not use and not (close := nearest(word, known)):
+        others = (*(alias for aliases in _ALIASES.values() for alias in aliases), *_PROMPTED, *_UNSUPPORTED)
+        use = next(map(_use, difflib.get_close_matches(word, others, 1)), "")
+    return ConfigError(f"unknown task {name!r}{use}; known: {', '.join(known)}{close}")
+
+
+def _use(word: str) -> str:
+    """What to use for a word that another library has for a task; empty for other words."""
     for task, names in _ALIASES.items():
         if word == task or word in names:
             more = ", with the second text in --text-pair-column" if task == "score" else ""
@@ -56,6 +61,4 @@ def _hint(name: str, known: tuple[str, ...]) -> str:
         return ": use 'generate' with an instruction in --prompt-template"
     if word in _UNSUPPORTED:
         return ": use a custom engine, --task custom --engine module:function (docs/engines.md)"
-    every = [*known, *(name for names in _ALIASES.values() for name in names), *_PROMPTED, *_UNSUPPORTED]
-    close = difflib.get_close_matches(word, every, 1)
-    return _hint(close[0], known) if close else ""
+    return ""

@@ -106,7 +106,7 @@ def test_jobs_without_a_report_are_told_so_in_one_line(folder: Path) -> None:
 def test_a_page_that_cannot_be_written_is_said_before_the_job(folder: Path) -> None:
     command = ("run", "-i", "in.jsonl", "-o", "out.jsonl", *FAKE)
     status, said = headrace(*command, "--report", "none/page.html", folder=folder)
-    assert (status, "none is not a folder" in said) == (2, True)
+    assert (status, "there is no folder none; create it" in said) == (2, True)
     assert not (folder / "out.jsonl").exists()
     status, said = headrace(*command, "--report", "page.html", "--dry-run", folder=folder)
     assert (status, "a dry run has nothing to report" in said) == (2, True)

@@ -163,6 +163,8 @@ def test_a_model_of_another_kind_is_refused_and_not_filled_with_random_numbers(t
     (folder / "config.json").write_text(json.dumps(config | {"architectures": None}))
     with pytest.raises(EngineError, match=r"not a sequence classifier: its weights lack classifier.bias.*unknown kind"):
         create("classify", folder, device="cpu")
+    with pytest.raises(EngineError, match=r"it says it is a BertModel\); use the task embed"):
+        create("classify", "all-MiniLM-L6-v2", device="cpu")
 
 
 def test_weights_that_do_not_fit_their_configuration_are_refused(tmp_path: Path) -> None:

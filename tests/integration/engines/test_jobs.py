@@ -80,7 +80,9 @@ def test_pairs_are_two_columns(tmp_path: Path) -> None:
     scores = [row["score"] for row in read(tmp_path / "out.jsonl")]
     assert len(set(scores)) == 5
     assert "'passage' is null" in read(tmp_path / "out.errors.jsonl")[0]["message"]
-    with pytest.raises(ConfigError, match="task 'score' takes pairs: name the column of the second text"):
+    with pytest.raises(
+        ConfigError, match=r"'score' takes pairs: name the column of the second text \(--text-pair-column\)"
+    ):
         run(source, tmp_path / "other.jsonl", task="score", model=folder, text_column="question")
     with pytest.raises(ConfigError, match="task 'embed' takes no pairs: leave out"):
         run(source, tmp_path / "other.jsonl", **columns)

@@ -358,6 +358,8 @@ def test_what_cannot_be_used_with_steps_is_refused_by_name(tmp_path: Path) -> No
     [
         ("[", "is not YAML"),
         ("a: &a [*a]", 'must be a mapping with "steps"'),
+        ("stepps: []", "must be a mapping with \"steps\", a list; 'stepps' is unknown; did you mean steps"),
+        ("steps:\n  a: b: c", "steps.yaml is not YAML: line 2: mapping values are not allowed here: a: b: c"),
         ("steps: [{task: embed}]\nmodel: b", "'model' is unknown"),
         ("steps: [{task: embed}]\nmodel_column: 3", "model_column is 3"),
         ("steps: !!python/object/apply:os.system [ls]", "is not YAML"),

@@ -97,7 +97,7 @@ def test_the_picture_shows_every_setting(tmp_path: Path, suffix: str) -> None:
 def test_a_picture_that_cannot_be_drawn_is_refused_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match=r"must end in \.svg or \.png"):
         check_picture(tmp_path / "curve.pdf")
-    with pytest.raises(ConfigError, match="is not a folder"):
+    with pytest.raises(ConfigError, match=r"there is no folder .*none; create it"):
         check_picture(tmp_path / "none" / "curve.svg")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(MissingExtraError, match=r'pip install "headrace\[plot\]"'):

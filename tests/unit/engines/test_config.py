@@ -67,7 +67,7 @@ def flags(command: str, *more: str, folder: Path) -> tuple[int, str]:
         ("embed", {"device": "cpu", "engine_options": {"device": "cuda"}}, "device is given twice; give it once"),
         ("embed", {"batch_tokens": 0}, "batch_tokens is 0; it must be >= 1"),
         ("embed", {"engine": "onyx"}, "task 'embed' has no engine 'onyx'; known: torch, onnx, vllm, endpoint"),
-        ("embedd", {}, "unknown task 'embedd': use 'embed'"),
+        ("embedd", {}, "unknown task 'embedd'; known: .*; did you mean embed"),
     ],
 )
 def test_every_door_refuses_it_in_the_same_words(

@@ -30,7 +30,7 @@ from headrace.io.sources.hf_datasets import pinned
 from headrace.io.sources.images import ImageSource
 from headrace.io.sources.in_memory import IterableSource
 from headrace.io.sources.joined import JoinedSource, StepOutput
-from headrace.io.sources.opening import HUB_OPTIONS, open_source
+from headrace.io.sources.opening import HUB_OPTIONS, open_source, warn_if_empty
 from headrace.io.sources.selection import SelectedSource
 from headrace.io.storage.hub_names import is_dataset_address, parse_dataset
 from headrace.io.storage.rows import FileSource
@@ -133,7 +133,7 @@ def _checked(
     task = TASKS[config.task or ""]
     if url is None and task.pairs == ("always" if settings.text_pair_column is None else "never"):
         need = "takes pairs: name the column of" if task.pairs == "always" else "takes no pairs: leave out"
-        raise ConfigError(f"task {config.task!r} {need} the second text (text_pair_column)")
+        raise ConfigError(f"task {config.task!r} {need} the second text (--text-pair-column)")
     source, shown = _selected(source, settings, url)
     column, makes_folder = task.output, False
     if settings.step is not None:
@@ -147,6 +147,8 @@ def _checked(
         settings.config.engine_timeout_s,
     )
     undo.callback(user.close)
+    if settings.step is None or not settings.step.earlier:
+        warn_if_empty(opened, settings.source)
     found = columns.resolve(shown, _columns(settings, task, url), user if settings.prepare else None)
     if column in found.keep:
         raise ConfigError(f"cannot keep column {column!r}: the output of task {config.task!r} has that name")

@@ -100,10 +100,13 @@ def read_steps(path: Path) -> tuple[list[Step], str | None]:
         MissingExtraError: it is YAML and PyYAML is not installed.
     """
     content = read_settings(path)
+    keys = ("steps", "model_column")
+    unknown = [key for key in content if key not in keys] if isinstance(content, Mapping) else []
+    wrong = f"{unknown[0]!r:.100} is unknown{nearest(str(unknown[0]), keys)}" if unknown else ""
     if not isinstance(content, Mapping) or "steps" not in content:
-        raise ConfigError(f'{path} must be a mapping with "steps", a list')
-    if unknown := [key for key in content if key not in ("steps", "model_column")]:
-        raise ConfigError(f"{path}: {unknown[0]!r:.100} is unknown; known: steps, model_column")
+        raise ConfigError(f'{path} must be a mapping with "steps", a list{wrong and "; " + wrong}')
+    if wrong:
+        raise ConfigError(f"{path}: {wrong}; known: {', '.join(keys)}")
     column = content.get("model_column")
     if not (column is None or isinstance(column, str)):
         raise ConfigError(f"{path}: model_column is {column!r:.60}; it must be a text")

@@ -10,9 +10,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from headrace.errors import ConfigError, JobError
+from headrace.errors import ConfigError, JobError, nearest
 from headrace.extras import require
 from headrace.io.base import class_names
+from headrace.io.sinks.targets import find_target
 from headrace.jobs.settings import JobSettings
 
 if TYPE_CHECKING:
@@ -29,6 +30,21 @@ _MODULES = {"pandas": "pandas", "polars": "polars", "arrow": "pyarrow"}
 def is_table_kind(sink: object) -> bool:
     """Whether a sink is the name of a kind of table."""
     return isinstance(sink, str) and sink in _MODULES
+
+
+def refuse_unknown_kind(settings: JobSettings) -> None:
+    """Check a sink that may be a misspelt kind of table, as it has nothing of a file's name.
+
+    Raises:
+        ConfigError: it is no output; the message lists files and kinds of tables.
+    """
+    sink = settings.sink
+    if isinstance(sink, str) and sink.isidentifier() and not is_table_kind(sink):
+        try:
+            find_target(sink, settings.output_format)
+        except ConfigError as error:
+            kinds = ", ".join(_MODULES)
+            raise ConfigError(f"{error}; for a table, the sink is one of {kinds}{nearest(sink, _MODULES)}") from None
 
 
 def run_to_table(settings: JobSettings, execute: Callable[[JobSettings], object]) -> object:

@@ -102,6 +102,8 @@ _ENGINES: Mapping[str, Mapping[str, _Entry]] = {
 """The engines of each task by name; the first is the default."""
 
 
+_INCLUDED = {"classify": "docstrings", "image-classify": "digits"}
+"""A small model of a task without a default, to begin with."""
 _LISTED = 25
 """Maximum number of known options that an error lists."""
 
@@ -229,7 +231,9 @@ def _entry(task: str, engine: object) -> _Entry | None:
 
 def _check_named(task: str, model: str | Path | None, entry: _Entry) -> None:
     if model is None and entry.default is None and entry.weights is not None:
-        raise ConfigError(f"task {task!r} has no default model; set one: --model FOLDER or org/name")
+        own = _INCLUDED.get(task) if entry.weights == WEIGHTS else None
+        included = "" if own is None else f", or {own}, which is included"
+        raise ConfigError(f"task {task!r} has no default model; set one: --model FOLDER or org/name{included}")
 
 
 def _check_kind(task: str, model: str | Path | None, entry: _Entry) -> None:

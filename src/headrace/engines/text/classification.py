@@ -11,7 +11,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreT
 
 from headrace.engines.model_config import ModelConfig
 from headrace.engines.model_folder import check_tokenizer, named_folder
-from headrace.engines.model_kinds import with_own_settings
+from headrace.engines.model_kinds import use_instead, with_own_settings
 from headrace.engines.networks.heads import ChunkJoin
 from headrace.engines.networks.pytorch import TorchNetwork, load_pretrained, loading
 from headrace.engines.text.encoders import by_length, tune
@@ -118,6 +118,7 @@ def _load(
         raise EngineError(
             f"the model in {folder} is not a sequence classifier: its weights lack {', '.join(sorted(missing)[:3])} "
             f"(it says it is a {', '.join(module.config.architectures or ['model of an unknown kind'])})"
+            + use_instead(folder)
         )
     tune(module)
     if int8:

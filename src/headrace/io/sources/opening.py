@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 from headrace.errors import ConfigError
 from headrace.io.base import Source
+from headrace.io.databases.names import display_name
 from headrace.io.formats.delimited import DelimitedFormat
 from headrace.io.formats.jsonl import JsonlFormat
 from headrace.io.formats.openai_batch import OpenAIFormat, batch_url
@@ -28,6 +30,8 @@ from headrace.io.storage.files import InputFile, look_at
 from headrace.io.storage.hub_names import is_dataset_address, parse_dataset
 from headrace.io.storage.locations import is_remote, locate
 from headrace.io.storage.rows import FileFormat, FileSource
+
+logger = logging.getLogger("headrace")
 
 _FORMATS: Mapping[str, Callable[[], FileFormat]] = {
     "jsonl": JsonlFormat,
@@ -50,6 +54,8 @@ _SUFFIXES = {
 }
 HUB_OPTIONS = ("config", "split", "columns")
 """What the address of a dataset on the Hugging Face Hub may name."""
+_SMALL = 16 * 1024
+"""Bytes of an input that may hold a header and no records."""
 _COMPRESSED = ("jsonl", "csv", "tsv", "tar")
 
 
@@ -92,6 +98,16 @@ def open_source(source: object, format: str | None = None, sql: str | None = Non
             return load_saved(place)
         return _many(folders.walk(place), place, format)
     return FileSource([_with_format(look_at(place), format)])
+
+
+def warn_if_empty(opened: Source, name: object) -> None:
+    """Warn if an input that was named `name` holds no records, which is not an error: a job of it is done at once."""
+    empty = opened.total_records == 0
+    if opened.total_bytes is not None and opened.total_bytes <= _SMALL:  # perhaps a header only
+        empty = not any(chunk.records or chunk.failures for chunk in opened.chunks(lambda position: position))
+    if empty:
+        shown = str(name) if isinstance(name, (str, Path)) and str(name) != "-" else "the input"
+        logger.warning("headrace: %s holds no records", display_name(shown))
 
 
 def _from_python(source: Any) -> Source:
@@ -155,9 +171,10 @@ def _format_name(path: Path) -> str | None:
 def _stdin_suffix(format: str | None) -> str:  # noqa: A002 - as above
     name, _, packing = (format or "").partition(".")
     if name not in _FORMATS or (packing and f".{packing}" not in compression.SUFFIXES):
+        unknown = f"; {format!r} is none of these" if format else ""
         raise ConfigError(
             f"-i - needs --input-format, one of {', '.join(_FORMATS)}, with {' or '.join(compression.SUFFIXES)} "
-            f"behind it if compressed; it is {format!r}"
+            f"behind it if compressed{unknown}; such as jsonl or csv.gz"
         )
     return f".{name}{'.' + packing if packing else ''}"
 

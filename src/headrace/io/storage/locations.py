@@ -74,6 +74,11 @@ def can_write(place: Path) -> bool:
     return not is_remote(place) or not {"http", "https", "hf"} & {store(place)[0].protocol, *store(place)[0].protocol}
 
 
+def no_folder(place: Path) -> str:
+    """Why nothing can be written into `place`, which is not a folder, and the way out."""
+    return f"{place} is not a folder" if place.exists() else f"there is no folder {place}; create it"
+
+
 def is_remote(place: Path) -> bool:
     """Whether it is remote rather than a local path."""
     return not isinstance(place, Path)

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from headrace.engines.requests.templates import FilledTemplate, filled, template_fields
-from headrace.errors import ConfigError, RecordError
+from headrace.errors import ConfigError, RecordError, nearest
 from headrace.io.base import Source
 from headrace.jobs.pipeline.user_code import UserCode
 from headrace.records import Record, kind_of, text_refusal
@@ -193,10 +193,7 @@ def resolve(source: Source, wanted: Columns, user: UserCode | None = None) -> Co
     chosen_by = wanted.choice.column if wanted.choice is not None else None
     for column in filter(None, (*inputs, wanted.id, chosen_by)):
         if head and column not in known:
-            images = column == wanted.text == "text" and "image" in known
-            raise _missing(
-                column, len(head), known, "; for images take --task image-embed or image-classify" if images else ""
-            )
+            raise _missing(column, len(head), known, _way_out(column, wanted, known))
     if head and not set(wanted.keep) <= set(known):
         _look_further(source, wanted.keep, user)
     identity = "id" if wanted.id is None and "id" in known else wanted.id or None
@@ -229,13 +226,31 @@ def _look_further(source: Source, keep: tuple[str, ...], user: UserCode | None) 
             return
         if time.monotonic() > ends or getattr(source, "reads_once", False):
             break
-    raise _missing(next(iter(missing)), seen, list(known))
+    raise _missing(next(iter(missing)), seen, list(known), "; name yours with --keep-columns")
 
 
-def _missing(column: str, among: int, known: Sequence[str], hint: str = "") -> ConfigError:
+def _missing(column: str, among: int, known: Sequence[str], way_out: str) -> ConfigError:
+    they_have = f"they have {', '.join(known[:20])}" if known else "they have no columns"
     return ConfigError(
-        f"no record among the first {among:,} has a column {column!r}; they have {', '.join(known[:20])}{hint}"
+        f"no record among the first {among:,} has a column {column!r}; {they_have}{way_out}{nearest(column, known)}"
     )
+
+
+def _way_out(column: str, wanted: Columns, known: Sequence[str]) -> str:
+    """What to do about a missing column: the flag that names another."""
+    if column == wanted.text == "text" and "image" in known:
+        return "; for images take --task image-embed or image-classify"
+    if wanted.choice is not None and column == wanted.choice.column:
+        flag = "--model-column"
+    elif column == wanted.id:
+        flag = "--id-column"
+    elif wanted.template is not None:
+        flag = "--prompt-template"
+    elif column == wanted.pair:
+        flag = "--text-pair-column"
+    else:
+        flag = "--image-column" if column == "image" else "--text-column"
+    return f"; name yours with {flag}"
 
 
 def _names(records: Iterable[Record]) -> list[str]:

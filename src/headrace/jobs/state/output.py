@@ -26,7 +26,7 @@ from headrace.io.sinks.hub import HubWriter
 from headrace.io.sinks.targets import Target
 from headrace.io.storage.checksums import Damage, DigestWriter, Interval, digest_of, listed
 from headrace.io.storage.lease import Lease
-from headrace.io.storage.locations import abort_uploads, exists, file_names, is_remote, remove
+from headrace.io.storage.locations import abort_uploads, exists, file_names, is_remote, no_folder, remove
 from headrace.io.storage.parts import PartFolder, atomic_file
 from headrace.jobs.state.changed_files import changes
 from headrace.jobs.state.fingerprint import check_same, check_same_input
@@ -77,7 +77,7 @@ class JobOutput:
         place = target.place
         if not is_remote(place):
             if not (makes_folder or place.parent.is_dir()):
-                raise ConfigError(f"cannot write {target}: {place.parent} is not a folder")
+                raise ConfigError(f"cannot write {target}: {no_folder(place.parent)}")
             if place.is_dir() and not target.is_folder:
                 raise ConfigError(f"cannot write {target}: it is a folder; name a file in it, or end it in /")
             if place.is_file() and target.is_folder:
