@@ -15,7 +15,18 @@ from tests.unit.virtual_time import VirtualTime, now
 
 from headrace import ModelPool
 from headrace.errors import ConfigError, EngineError
+from headrace.pool import loading
 from headrace.pool.policy import SleeperView, to_sleep
+
+
+@pytest.fixture(autouse=True)
+def no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`close` runs at once: virtual time would not wait for a thread."""
+
+    async def at_once(function: Callable[[], object], too_late: object = None) -> object:
+        return function()
+
+    monkeypatch.setattr(loading, "on_daemon_thread", at_once)
 
 
 class Device:
