@@ -33,7 +33,7 @@ class Bar(NamedTuple):
 
 BARS = (
     Bar("Embed texts", "sentence-transformers encode", "embedding", "encode of the whole list", "headrace is x"),
-    Bar("Classify texts", "transformers pipeline", "classification", "defaults", "headrace is x", "MiniLM (22 M), doc"),
+    Bar("Classify texts", "transformers pipeline", "classification", "defaults", "headrace is x", "MiniLM (22 M)"),
     Bar("Classify images", "transformers pipeline", "vision", "defaults", "headrace is x", "ViT"),
     Bar("Generate", "transformers generate, batches of 16", "generation", "generate, batches", "x batches of 16"),
     Bar("Generate", "transformers continuous batching", "generation", "continuous batching", "x batches of 16"),
