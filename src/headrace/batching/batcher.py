@@ -303,7 +303,10 @@ class Batcher(Generic[RecordT, ResultT]):
                     yield pair
 
     def runs_as_completed(self, runs: AsyncIterable[Sequence[RecordT]]) -> AsyncGenerator[Chunk, None]:
-        """`as_completed` for runs of records; all records of a run cost as much as its first."""
+        """`as_completed` for runs of records; all records of a run cost as much as its first.
+
+        An empty run says that no run follows before results do: records that wait are batched immediately.
+        """
         return self._stream(0, ordered=False).run_chunks(runs)
 
     def _stream(self, priority: int, *, ordered: bool) -> Stream:

@@ -50,6 +50,9 @@ async def pump(job: Job, todo: Pass, tally: Tally) -> bool:
 
         async def prepared() -> AsyncIterator[list[Work]]:
             while (chunk := await preparing.next_chunk()) is not None:
+                if not chunk:
+                    yield []  # no batch need wait for more records
+                    continue
                 runs = in_order if chunk.in_order or keeps_order else by_cost
                 work, answered = await settling.sort_out(chunk)
                 del chunk  # no rows may stay referenced while the next ones are read

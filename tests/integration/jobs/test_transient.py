@@ -12,7 +12,7 @@ from tests.integration.jobs.harness import Runner, read_errors, read_rows, texts
 
 from headrace.engines.base import Prepared
 from headrace.errors import BrokenOffError, EngineDeadError, TooManyErrorsError, TransientError
-from headrace.events import BatchSplit, JobDone, RecordFailed
+from headrace.events import BatchFormed, BatchSplit, JobDone, RecordFailed
 from headrace.jobs.pipeline.job import JobEnd, Limits, StopRequest
 from headrace.testing import FakeEngine
 
@@ -135,3 +135,33 @@ def test_a_dead_engine_ends_the_job_with_all_that_was_finished(runner: Runner) -
     runner.engine = FakeEngine()
     assert runner.run() == JobEnd("finished", 700, 0)
     assert runner.computed == 700 - done
+
+
+class Slow(FakeEngine):
+    """Its batches would wait for more records longer than a test may take."""
+
+    default_batch_delay_s = 600.0
+
+
+def test_the_last_batches_wait_for_no_more_records(runner: Runner) -> None:
+    runner.engine = Slow()
+    assert runner.run() == JobEnd("finished", 700, 0)
+    formed = runner.emitted(BatchFormed)
+    assert formed[-1].reason == "drain"
+    assert sum(event.size for event in formed) == 700
+
+
+def test_a_second_attempt_at_the_end_waits_for_no_more_records(runner: Runner) -> None:
+    failed: set[str] = set()
+
+    def once(text: str) -> Exception | None:
+        if text != "text 9" or text in failed:
+            return None
+        failed.add(text)
+        return TransientError("busy")
+
+    write_rows(runner.source, [{"id": n, "text": f"text {n}"} for n in range(10)])
+    runner.engine = Slow(refuses=once)
+    runner.limits = Limits(part_records=50, retry_wait_s=0.0)
+    assert runner.run() == JobEnd("finished", 10, 0)
+    assert [(event.size, event.reason) for event in runner.emitted(BatchFormed)] == [(10, "drain"), (10, "drain")]

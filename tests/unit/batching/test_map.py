@@ -328,3 +328,30 @@ def test_an_engine_that_answers_after_all_has_been_given_up_changes_no_result(
         return results + await every(reading)
 
     assert [type(result) for result in virtual(main())] == [int, StoppedError, StoppedError]
+
+
+def test_an_empty_run_says_that_nobody_need_wait_for_more(virtual: VirtualTime) -> None:
+    """Here the last run exists only once the others have results, as with a second attempt."""
+    engine = Engine()
+
+    async def main() -> None:
+        answered = asyncio.Event()
+
+        async def runs() -> AsyncIterator[list[int]]:
+            yield [1, 2]
+            yield [3]
+            yield []
+            await answered.wait()
+            yield [4]
+
+        seen: list[int] = []
+        async with DynamicBatcher[int, int](engine, max_batch_size=8, batch_timeout_s=60) as batcher:
+            async for _, results, _ in batcher.runs_as_completed(runs()):
+                seen += results
+                if len(seen) == 3:
+                    answered.set()
+        assert seen == [2, 4, 6, 8]
+        assert now() == 0
+
+    virtual(main())
+    assert engine.batches == [[1, 2, 3], [4]]

@@ -1,12 +1,16 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.unit.virtual_time import VirtualTime, now
+from tests.unit.virtual_time import virtual as virtual
 
+from headrace import DynamicBatcher
 from headrace.engines.base import Chunks
 from headrace.errors import EngineDeadError, ProcessError, StoppedError
 from headrace.jobs.pipeline.chunks import answers
@@ -67,7 +71,7 @@ class Halves:
         pass
 
     async def runs_as_completed(self, runs: Any) -> Any:
-        taken = [run async for run in runs]
+        taken = [run async for run in runs if run]
         assert all(len({item.cost for item in run}) == 1 for run in taken)
         for run in reversed(taken):
             for start in range(0, len(run), 2):
@@ -105,7 +109,8 @@ class OneByOne(Halves):
 
     async def runs_as_completed(self, runs: Any) -> Any:
         async for run in runs:
-            yield run, [item.payload for item in run], False
+            if run:
+                yield run, [item.payload for item in run], False
 
 
 @pytest.mark.parametrize("count", [1, 2, 5])
@@ -129,6 +134,32 @@ def test_a_record_may_ask_for_more_parts_while_others_follow(count: int) -> None
 
     answered = sorted(asyncio.run(main()))
     assert answered == [(n, 3 + n) for n in range(count)] + [(n + 100, 7) for n in range(count)]
+
+
+def test_the_next_parts_of_the_last_record_wait_for_no_others(virtual: VirtualTime) -> None:
+    async def doubled(batch: list[Work]) -> list[int]:
+        return [2 * item.payload for item in batch]
+
+    def total(outputs: Sequence[Any], _: object) -> Any:
+        return Chunks([sum(outputs)], [1], [1], lambda outputs, _: outputs[0])
+
+    async def main() -> list[object]:
+        settled = asyncio.Event()
+
+        async def runs() -> Any:
+            yield [work(0, 2)._replace(payload=Chunks([1, 2], [1, 1], [1, 1], total, 1))]
+            yield []
+            await settled.wait()
+
+        outputs: list[object] = []
+        async with DynamicBatcher[Work, int](doubled, max_batch_size=8, batch_timeout_s=60) as batcher:
+            async for _, found, _ in answers(batcher, runs()):
+                outputs += found
+                settled.set()
+        assert now() == 0
+        return outputs
+
+    assert virtual(main()) == [12]
 
 
 class Ending:

@@ -171,7 +171,10 @@ class Stream:
         return self._chunks(self._feed(records))
 
     def run_chunks(self, runs: AsyncIterable[Sequence[object]]) -> AsyncGenerator[Chunk, None]:
-        """`chunks` for runs of records; all records of a run cost as much as its first."""
+        """`chunks` for runs of records; all records of a run cost as much as its first.
+
+        An empty run says that no run follows before results do: records that wait are batched immediately.
+        """
         return self._chunks(self._feed_runs(runs))
 
     async def _chunks(self, feed: Coroutine[object, None, None]) -> AsyncGenerator[Chunk, None]:
@@ -247,7 +250,10 @@ class Stream:
 
     async def _feed_runs(self, runs: AsyncIterable[Sequence[object]]) -> None:
         async for records in runs:
-            await self._place(records, alike=True)
+            if records:
+                await self._place(records, alike=True)
+            else:
+                self._port.flush()
             del records  # no run may stay referenced while the next one is made
 
     async def _place(self, records: Sequence[object], *, alike: bool = False) -> None:

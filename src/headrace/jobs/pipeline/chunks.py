@@ -76,14 +76,11 @@ class _LongRecords:
         """The same runs, with the parts of each long record as runs of their own, until no record needs more parts."""
         source = aiter(runs)
         following: asyncio.Task[Sequence[Work] | None] | None = None
-        ended = False
+        ended = quiet = False
         try:
             while True:
-                while self._again:
-                    record = self._again.popleft()
-                    self._open -= not record.asks
-                    for parts in record.parts():
-                        yield parts
+                for parts in self._more(quiet):
+                    yield parts
                 if ended and not self._open:
                     return
                 if not self._open:
@@ -95,7 +92,7 @@ class _LongRecords:
                     if following is None or not following.done():
                         continue
                     run = following.result()
-                following, ended = None, run is None
+                following, ended, quiet = None, run is None, not run
                 for some in self._split(run or ()):
                     yield some
         finally:
@@ -112,8 +109,21 @@ class _LongRecords:
         finally:
             changed.cancel()
 
+    def _more(self, quiet: bool) -> Iterator[Sequence[Work]]:
+        """The parts of records that need more; then an empty run if `quiet`: no other run follows before results."""
+        if not self._again:
+            return
+        while self._again:
+            record = self._again.popleft()
+            self._open -= not record.asks
+            yield from record.parts()
+        if quiet:
+            yield ()
+
     def _split(self, run: Sequence[Work]) -> Iterator[Sequence[Work]]:
-        """The whole records of a run, then the parts of each long one."""
+        """The whole records of a run, then the parts of each long one; of an empty run, itself."""
+        if not run:
+            yield run
         long = [item for item in run if isinstance(item.payload, Chunks)]
         whole = [item for item in run if not isinstance(item.payload, Chunks)] if long else run
         if whole:

@@ -108,7 +108,7 @@ class BatcherPort(Protocol):
     ) -> AsyncGenerator[tuple[Sequence[Any], Sequence[Any], bool], None]:
         """Process runs of equal cost. Yields completed records, their results, and whether one may be an exception.
 
-        Memory is bounded.
+        Memory is bounded. An empty run says that no run follows before results do, so no batch need wait for records.
         """
         ...
 

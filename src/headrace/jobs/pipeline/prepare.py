@@ -74,6 +74,8 @@ class Preparing:
         self._ended = False
         self.exhausted = False
         """Whether every record is settled."""
+        self._told = False
+        """Whether `next_chunk` has said that no other follows."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -89,16 +91,23 @@ class Preparing:
     async def next_chunk(self) -> PreparedChunk | None:
         """The next prepared chunk, in input order; None when every record is settled or the job is asked to stop.
 
+        An empty one says that no other follows before records are settled.
+
         Raises:
             JobError: reading the input failed, or the engine died.
         """
         settling = self._settling
         while not self._job.stop.requested:
             if again := settling.to_try_again():
+                self._told = False
                 return await self._prepare(self._preparation.prepare_again, again)
             if not self._ended and settling.has_room:
                 if (ready := await self._next_read(settling.next_try_in())) is not None:
+                    self._told = False
                     return ready
+            elif settling.unsettled and not self._told:
+                self._told = True
+                return PreparedChunk()
             elif settling.unsettled:
                 await self._wait("retry" if settling.next_try_in() is not None else None, settling.wait())
             else:
