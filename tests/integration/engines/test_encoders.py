@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.small_models import text_model
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.activations import GELUActivation
@@ -65,13 +67,32 @@ def first_layer(base: Any) -> torch.nn.Module:
 
 @pytest.mark.parametrize("family", FIT)
 @pytest.mark.parametrize("left", [False, True], ids=["right", "left"])
-def test_layers_see_the_real_tokens_alone_and_nothing_changes(family: str, left: bool) -> None:
+def test_layers_see_no_padding_and_nothing_changes(family: str, left: bool) -> None:
     model = made(family, FIT[family])
     before = states(model, batch(left=left))
     assert tune(model) == ["prepacked", "packed"]
     tokens = seen_by(first_layer(model))
     torch.testing.assert_close(states(model, batch(left=left)), before, rtol=1e-4, atol=1e-5)
-    assert set(tokens) == {sum(LENGTHS)}
+    assert set(tokens) == {packing.row_length(sum(LENGTHS))}
+
+
+@given(st.integers(0, 1 << 20))
+def test_a_row_is_filled_by_a_sixteenth_at_most(tokens: int) -> None:
+    length = packing.row_length(tokens)
+    assert tokens <= length <= tokens * 17 / 16
+    assert packing.row_length(length) == length
+
+
+def test_rows_have_few_lengths_whatever_the_batches() -> None:
+    assert len({packing.row_length(tokens) for tokens in range(4_097, 8_193)}) == 16
+    model = made("Bert", NAMES)
+    tune(model)
+    tokens = seen_by(first_layer(model))
+    for count in range(60, 65):  # with and without padding
+        for lengths in ([10] * count, [10] * (count - 1) + [3]):
+            mask = (torch.arange(10)[None] < torch.tensor(lengths)[:, None]).long()
+            states(model, {"input_ids": torch.full(mask.shape, 7), "attention_mask": mask})
+    assert set(tokens) <= {608, 640}
 
 
 @pytest.mark.parametrize("native", [True, False], ids=["native", "emulated"])
@@ -227,5 +248,5 @@ def test_the_engines_of_texts_run_without_padding(tmp_path: Path) -> None:
         ready = engine.prepare(["a", "the canal feeds the mill wheel", "so that it never runs dry " * 9])
         tokens = seen_by(first_layer(base))
         engine.forward([one.payload for one in ready])
-        assert tokens == [sum(one.cost for one in ready)]
+        assert tokens == [packing.row_length(int(sum(one.cost for one in ready)))]
         assert any(isinstance(module, PrepackedLinear) for module in base.modules())

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.device.precision import Deviation, candidates, compare
+from headrace.device.precision import Deviation, candidates, compare, likely_saving
 
 NAN = float("nan")
 
@@ -92,3 +92,10 @@ def test_the_length_of_a_vector_does_not_matter(values: list[float], factor: flo
     exact = vector(*values)
     if np.abs(exact).max() > 1e-3:
         assert found([exact], [exact * np.float32(factor)]).worst == pytest.approx(1, abs=1e-5)
+
+
+def test_what_a_dtype_saves_follows_amdahls_law() -> None:
+    assert likely_saving(1.0) == 0.0
+    assert likely_saving(3.0) == pytest.approx(0.5)
+    assert likely_saving(math.inf) == 0.75  # the rest takes as long as before
+    assert likely_saving(0.0) == 0.0  # not supported

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import random
 import statistics
 import time
@@ -11,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from headrace.app.jobs.plan import Plan
-from headrace.device.precision import LEAST_GAIN, candidates, compare
+from headrace.device.precision import LEAST_GAIN, candidates, compare, likely_saving
 from headrace.engines.base import AnyBatchEngine, AnyEngine, TunableEngine, can_be_tuned, runs_batches
 from headrace.engines.choosing import registry
 from headrace.engines.choosing.config import EngineConfig
@@ -30,8 +31,8 @@ logger = logging.getLogger("headrace")
 _MOST_S = 10.0
 _MOST_SHARE = 0.01
 """Maximum share of the job's forecast time for trying."""
-_WORTH_S = 20.0
-"""A job that takes less in float32 runs in float32: loading the model twice would take more than it could gain."""
+_WORTH_S = 4.0
+"""A job that can save less stays in float32: loading the model twice and trying would take about as long."""
 _UNKNOWN_S = 1.0
 """Seconds for trying if the length of the job is unknown."""
 _MOST_RECORDS = 2_000
@@ -143,8 +144,9 @@ def tune(plan: Plan, engine: AnyEngine, survey: Survey | None, profile: EnginePr
 
     small = replace(profile, batch_cost=profile.batch_cost * _BATCH_SHARE)
     batches = [] if survey is None else batches_of(survey.work, small)
-    allowed = None if survey is None else _allowance(engine, batches, survey)
     config = plan.settings.config
+    speed = engine.dtype_speeds().get(to_try(engine, config)[0], math.inf)
+    allowed = None if survey is None else _allowance(engine, batches, survey, likely_saving(speed))
     if is_int8(config) and batches:
         allowed = max(allowed or 0.0, _UNKNOWN_S)  # it was asked for
     if allowed is None:
@@ -235,8 +237,10 @@ def batches_of(work: Sequence[Work], profile: EngineProfile) -> list[Sequence[Wo
     return batches
 
 
-def _allowance(engine: AnyBatchEngine, batches: Sequence[Sequence[Work]], survey: Survey) -> float | None:
-    """How many seconds trying may take; None if the job is too short for it."""
+def _allowance(
+    engine: AnyBatchEngine, batches: Sequence[Sequence[Work]], survey: Survey, saving: float
+) -> float | None:
+    """How many seconds trying may take; None if the job is too short for a saving of this share of its time."""
     work, records = survey.work, survey.records
     if not work or records is None:
         return _UNKNOWN_S if work else None
@@ -244,7 +248,7 @@ def _allowance(engine: AnyBatchEngine, batches: Sequence[Sequence[Work]], survey
     _forward(engine, first)  # the first batch of a shape is slower
     _, seconds = _forward(engine, first)
     forecast = seconds / sum(item.cost for item in first) * sum(item.cost for item in work) / len(work) * records
-    return min(_MOST_S, _MOST_SHARE * forecast) if forecast >= _WORTH_S else None
+    return min(_MOST_S, _MOST_SHARE * forecast) if forecast * saving >= _WORTH_S else None
 
 
 def _try(

@@ -24,6 +24,9 @@ NAME = "headrace_packed"
 _HALVES = (torch.float16, torch.bfloat16)
 """Dtypes that PyTorch's variable-length attention supports, on CUDA only."""
 
+_LENGTHS_PER_DOUBLING = 16
+"""On a CPU, rows have one of so many lengths between a power of two and the next: at most 6 % of a row is filling."""
+
 
 @dataclass(frozen=True, slots=True)
 class RaggedBatch:
@@ -38,7 +41,8 @@ class RaggedBatch:
 class PackedEncoder(torch.nn.Module):  # type: ignore[misc]  # torch's types are not read here
     """Wraps an encoder: takes a padded batch and runs the layers on one row of its real tokens.
 
-    Where the tokens are comes from `HOST_MASK`. Without it, the layers run on the padded batch.
+    Where the tokens are comes from `HOST_MASK`. Without it, the layers run on the padded batch. On a CPU, batches
+    without padding become a row too, and a row is filled up to `row_length`.
 
     Args:
         encoder: calls its layers with hidden states, passes further keyword arguments on to attention, and returns an
@@ -56,22 +60,38 @@ class PackedEncoder(torch.nn.Module):  # type: ignore[misc]  # torch's types are
 
         `attention_mask` has shape (texts, longest), or is None if nothing is padded.
         """
-        if attention_mask is None:
-            return self.encoder(hidden_states, None, **others)
         mask = HOST_MASK.get()
-        if mask is None or mask.shape != hidden_states.shape[:2]:
-            return self.encoder(hidden_states, attention_mask[:, None, None, :], **others)
+        known = mask is not None and mask.shape == hidden_states.shape[:2]
+        on_cpu = hidden_states.device.type == "cpu"
+        if attention_mask is None and not (known and on_cpu):
+            return self.encoder(hidden_states, None, **others)
+        if mask is None or not known:
+            padded = None if attention_mask is None else attention_mask[:, None, None, :]
+            return self.encoder(hidden_states, padded, **others)
         lengths = mask.sum(1)
         order = np.argsort(-lengths, kind="stable")
-        places = to_device(_places(mask, order), hidden_states.device)
+        places = _places(mask, order)
+        tokens = len(places)
+        if on_cpu:
+            places = np.pad(places, (0, row_length(tokens) - tokens))  # with the first token
         texts = _ragged(lengths[order], hidden_states.device)
         flat = hidden_states.flatten(0, 1)
-        output = self.encoder(flat[places][None], None, headrace_texts=texts, **others)
-        found = output.last_hidden_state[0]
+        indices = to_device(places, hidden_states.device)
+        output = self.encoder(flat[indices][None], None, headrace_texts=texts, **others)
+        found = output.last_hidden_state[0, :tokens]
         whole = found.new_zeros(len(flat), found.shape[1])
-        whole[places] = found
+        whole[indices[:tokens]] = found
         output.last_hidden_state = whole.view(*hidden_states.shape[:2], -1)
         return output
+
+
+def row_length(tokens: int) -> int:
+    """The length that a row of this many tokens is filled to: a multiple of a sixteenth of the power of two below it.
+
+    oneDNN compiles its kernels for a number of rows when it first meets it, which takes as long as a small batch.
+    """
+    step = max(1, (1 << (tokens.bit_length() - 1)) // _LENGTHS_PER_DOUBLING) if tokens else 1
+    return -(-tokens // step) * step
 
 
 def _places(mask: NDArray[np.generic], order: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -118,6 +138,8 @@ def attend(  # noqa: PLR0913 - the signature that transformers calls
         output = scaled_dot_product_attention(queries, keys, values, scale=scaling)
         outputs.append(output.transpose(1, 2).flatten(0, 1))
         start = end
+    if start < len(tokens[0]):
+        outputs.append(torch.zeros_like(tokens[0][start:]))  # nobody reads the filling
     return torch.cat(outputs)[None], None
 
 
