@@ -110,7 +110,10 @@ def ratio(of: Sequence[float], to: Sequence[float]) -> float:
 def report(
     name: str | None, title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], notes: Sequence[str] = ()
 ) -> None:
-    """Print a Markdown table and write `results/NAME.json`; only print where there is no name, and for a quick run."""
+    """Print a Markdown table and write `results/NAME.json`; only print where there is no name, and for a quick run.
+
+    Where NAME.json is of another CPU, it stays, and the file is NAME-INSTRUCTIONS.json.
+    """
     here = machine()
     cells = [[_text(cell) for cell in row] for row in (columns, *rows)]
     widths = [max(len(row[index]) for row in cells) for index in range(len(columns))]
@@ -128,7 +131,16 @@ def report(
     RESULTS.mkdir(exist_ok=True)
     table = [dict(zip(columns, row, strict=True)) for row in rows]
     content = {"benchmark": title, "machine": here, "rows": table, "notes": list(notes)}
-    (RESULTS / f"{name}.json").write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+    _file(name, here).write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+
+
+def _file(name: str, here: Mapping[str, Any]) -> Path:
+    """Where the figures of this machine go."""
+    own = RESULTS / f"{name}.json"
+    if not own.exists() or all(json.loads(own.read_text())["machine"].get(fact) == here[fact] for fact in cpu_facts()):
+        return own
+    limit = here.get("ATEN_CPU_CAPABILITY")  # of a CPU that is kept from some of its instructions
+    return RESULTS / f"{name}-{limit or (here['instructions'] or ['cpu'])[-1]}.json"
 
 
 def _text(cell: Any) -> str:

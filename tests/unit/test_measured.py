@@ -55,3 +55,20 @@ def test_a_quick_run_writes_no_figures(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr("sys.argv", ["benchmark"])
     common.report("some", "Some", ["way"], [["one"]])
     assert [path.name for path in tmp_path.iterdir()] == ["some.json"]
+
+
+def test_figures_of_another_cpu_do_not_replace_those_of_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    facts = {"cpu": "one", "instructions": ["avx2", "amx_bf16"]}
+    monkeypatch.setattr(common, "RESULTS", tmp_path)
+    monkeypatch.setattr("sys.argv", ["benchmark"])
+    monkeypatch.setattr(common, "cpu_facts", lambda: facts)
+    common.report("some", "Some", ["way"], [["one"]])
+    first = (tmp_path / "some.json").read_text()
+    facts = facts | {"cpu": "another"}
+    common.report("some", "Some", ["way"], [["two"]])
+    facts = facts | {"ATEN_CPU_CAPABILITY": "avx2"}
+    common.report("some", "Some", ["way"], [["three"]])
+    assert (tmp_path / "some.json").read_text() == first
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["some-amx_bf16.json", "some-avx2.json", "some.json"]
