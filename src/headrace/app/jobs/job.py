@@ -25,7 +25,6 @@ from headrace.app.jobs.prefix_caching import prefix_cache_listener
 from headrace.app.jobs.tracing import job_spans
 from headrace.app.jobs.tuning import load, tune, wants_sample
 from headrace.batching.batcher import Batcher
-from headrace.device.openmp import end_workers
 from headrace.engines.base import AnyEngine, batches_itself, runs_batches, works_in_steps
 from headrace.engines.profile import EngineProfile, profile_of
 from headrace.errors import ConfigError, StoppedEarly, text_of
@@ -137,7 +136,6 @@ def carry_out(  # noqa: PLR0913 - keyword-only, and each caller leaves most of t
                 broadcast(InputLeftOut(left_out, time.monotonic()))
             if works and (compared := compared_prompts(plan, job)) is not None:
                 broadcast(compared)
-            end_workers()  # from here on, the batcher's thread computes
             end = main_path.run(job)
     finally:
         _close(engine)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from headrace.app.jobs.plan import Plan
+from headrace.device.openmp import end_workers
 from headrace.device.precision import LEAST_GAIN, candidates, compare, likely_saving
 from headrace.engines.base import AnyBatchEngine, AnyEngine, TunableEngine, can_be_tuned, runs_batches
 from headrace.engines.choosing import registry
@@ -151,8 +152,11 @@ def tune(plan: Plan, engine: AnyEngine, survey: Survey | None, profile: EnginePr
         allowed = max(allowed or 0.0, _UNKNOWN_S)  # it was asked for
     if allowed is None:
         short = "no record" if not batches else "too few records"
-        return Tuned(engine, _chosen(dtype, f"{short} to try {to_try(engine, config)[0]}", started))
-    return try_faster(engine, config, batches, allowed)
+        tuned = Tuned(engine, _chosen(dtype, f"{short} to try {to_try(engine, config)[0]}", started))
+    else:
+        tuned = try_faster(engine, config, batches, allowed)
+    end_workers()  # the job's batches run on another thread
+    return tuned
 
 
 def try_faster(engine: TunableEngine, config: EngineConfig, batches: Sequence[Sequence[Work]], allowed: float) -> Tuned:
