@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Any
 
 from headrace.testing import FakeEngine
@@ -16,6 +17,13 @@ def slow(model: str | None = None, **options: Any) -> FakeEngine:
 def stuck(model: str | None = None, **options: Any) -> FakeEngine:
     """A batch that does not end."""
     return FakeEngine(model, sleep=lambda seconds: time.sleep(600), seconds_per_batch=1, **options)
+
+
+def loading(model: str | None = None) -> FakeEngine:
+    """A model that loads for ever."""
+    Path("loading").touch()
+    time.sleep(600)
+    return FakeEngine(model)
 
 
 def broken(model: str | None = None) -> FakeEngine:

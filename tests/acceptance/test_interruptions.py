@@ -15,6 +15,8 @@ import pytest
 from tests.acceptance.command import FAKE, PROGRAM, ROOT, end, headrace, start
 
 SLOW = ("--engine", "tests.acceptance.engines:slow")
+LOADING = ("--engine", "tests.acceptance.engines:loading")
+BROKEN = ("--engine", "tests.acceptance.engines:broken")
 STUCK = ("--engine", "tests.acceptance.engines:stuck")
 
 
@@ -81,6 +83,39 @@ def test_a_second_writer_is_refused_and_a_dead_one_is_not_waited_for(folder: Pat
     first.kill()
     first.communicate()
     assert headrace(*command, *FAKE, folder=folder)[0] == 0
+
+
+@pytest.mark.parametrize("output", ["out.jsonl", "out/"])
+def test_while_a_model_loads_the_job_can_be_seen_and_no_other_loads_one(folder: Path, output: str) -> None:
+    command = ("run", "-i", "in.jsonl", "-o", output)
+    first = start(*command, *LOADING, folder=folder)
+    wait_for(folder, "loading")
+    status, said = headrace(*command, *BROKEN, folder=folder)
+    assert (status, "is being written by process" in said, "weights" in said) == (2, True, False)
+    status, said = headrace("inspect", output, folder=folder)
+    assert (status, said.startswith(f"state     loading the model, by process {first.pid} on ")) == (0, True)
+    status, said = headrace("top", "--once", output, folder=folder)
+    assert status == 0
+    assert said.startswith(f"headrace: the job of {output} is loading the model, in process {first.pid} on ")
+    first.send_signal(signal.SIGINT)
+    assert end(first)[0] == 130
+    assert sorted(path.name for path in folder.iterdir()) == ["in.jsonl", "loading"]
+    assert headrace(*command, *BROKEN, folder=folder)[0] == 2
+    assert sorted(path.name for path in folder.iterdir()) == ["in.jsonl", "loading"]
+    assert headrace(*command, *FAKE, folder=folder)[0] == 0
+
+
+def test_a_job_that_continues_says_that_it_loads_too(folder: Path) -> None:
+    command = ("run", "-i", "in.jsonl", "-o", "out.jsonl")
+    assert headrace(*command, *FAKE, folder=folder)[0] == 0
+    assert "state     finished" in headrace("inspect", "out.jsonl", folder=folder)[1]
+    job = start(*command, "--overwrite", *LOADING, folder=folder)
+    wait_for(folder, "loading")
+    for verb in (("inspect",), ("top", "--once")):
+        assert f"loading the model, by process {job.pid}" in headrace(*verb, "out.jsonl", folder=folder)[1]
+    job.kill()
+    job.communicate()
+    assert "state     finished" in headrace("inspect", "out.jsonl", folder=folder)[1]
 
 
 @pytest.mark.timeout(300)

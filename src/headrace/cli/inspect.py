@@ -11,7 +11,7 @@ from headrace.app.jobs.steps import StepHere, steps_here
 from headrace.cli.outcome import guarded, say
 from headrace.cli.top import job_frame
 from headrace.errors import HeadraceError
-from headrace.jobs.state.inspection import Inspection
+from headrace.jobs.state.inspection import Inspection, LoadingError, job_holder, known_target
 from headrace.jobs.state.inspection import inspect as look_at
 
 EXAMPLES = """Examples:
@@ -39,9 +39,16 @@ def _inspect(output: str, *, verify: bool) -> int:
         print(f"step {number}    {step.name}: {_brief(step)}")
     if steps and not steps[-1].has_begun:
         return 0
-    found = look_at(output, verify=verify)
-    state = f"running, by {found.holder}" if found.holder else found.state
-    print(f"state     {state}")
+    try:
+        found = look_at(output, verify=verify)
+    except LoadingError as loading:
+        print(f"state     loading the model, by {loading.holder}")
+        return 0
+    return _show(found, output, verify=verify)
+
+
+def _show(found: Inspection, output: str, *, verify: bool) -> int:
+    print(f"state     {_state(found, output)}")
     if found.settings:
         chosen = [str(found.settings[key]) for key in ("task", "model", "engine") if found.settings.get(key)]
         print(f"job       {' '.join(chosen)} of {found.settings['source']}")
@@ -64,6 +71,15 @@ def _inspect(output: str, *, verify: bool) -> int:
     return 0
 
 
+def _state(found: Inspection, output: str) -> str:
+    if found.holder is None:
+        return found.state
+    try:
+        return job_frame(output).state
+    except HeadraceError:  # it has just started, or an earlier version runs it
+        return f"running, by {found.holder}"
+
+
 def _time(found: Inspection) -> str:
     runs = found.run_time.runs
     if runs == 0:  # the first note is made a few seconds after the start
@@ -82,7 +98,8 @@ def _computed(output: str) -> int:
 
 def _brief(step: StepHere) -> str:
     if not step.has_begun:
-        return "not begun"
+        holder = job_holder(known_target(step.output))
+        return "not begun" if holder is None else f"loading the model, by {holder}"
     found = look_at(step.output)
     return f"{found.state}, {found.records - found.failed:,} ok, {found.failed:,} failed"
 

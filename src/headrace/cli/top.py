@@ -20,7 +20,7 @@ from headrace.cli.outcome import guarded, say
 from headrace.cli.report import reported_jobs
 from headrace.errors import ConfigError, HeadraceError
 from headrace.io.storage.locations import as_os_errors, is_remote
-from headrace.jobs.state.inspection import NoJobError, job_holder, known_target, state_of
+from headrace.jobs.state.inspection import LoadingError, NoJobError, job_holder, known_target, state_of
 from headrace.jobs.state.output import LIVE
 from headrace.observe.live.frame import Frame, parse_frame, wall_clock
 from headrace.observe.page.dashboard import Page, dashboard
@@ -37,6 +37,7 @@ headrace top --once vectors.parquet
 STATE_PATH = "/dashboard/state"
 _MOST_BYTES = 1_000_000
 _TIMEOUT_S = 5.0
+_LOADING = "loading the model"
 
 What = Annotated[str, typer.Argument(metavar="OUTPUT|URL", help="The output of a job, or the address of a server.")]
 Once = Annotated[bool, typer.Option("--once", help="Print the present state once and exit.")]
@@ -64,7 +65,11 @@ def _until_interrupted(what: str, interval: float, *, once: bool) -> int:
 
 def _top(what: str, interval: float, *, once: bool) -> int:
     look = _of_server(what) if what.startswith(("http://", "https://")) else lambda: job_frame(what)
-    first = look() if once else _waited_for(look, what, interval)
+    try:
+        first = look() if once else _waited_for(look, what, interval)
+    except LoadingError as loading:
+        say(str(loading))
+        return 0
     from rich.console import Console
     from rich.live import Live
 
@@ -93,21 +98,22 @@ def _top(what: str, interval: float, *, once: bool) -> int:
 
 
 def _ended(frame: Frame) -> bool:
-    return frame.kind == "job" and not frame.state.startswith("running")
+    return frame.kind == "job" and not frame.state.startswith(("running", _LOADING))
 
 
 def _waited_for(look: Callable[[], Frame], what: str, interval: float) -> Frame:
     """The first frame. A job that has not started is waited for."""
-    said = False
+    said = ""
     while True:
         try:
             return look()
-        except NoJobError:
+        except NoJobError as error:
             if not is_remote(place := known_target(what).place) and not place.parent.is_dir():
                 raise
-            if not said:
-                say(f"no job has written {what} yet; waiting for it to start (Ctrl-C ends)")
-            said = True
+            now = str(error) if isinstance(error, LoadingError) else f"no job has written {what} yet"
+            if now != said:
+                say(f"{now}; waiting for it to start (Ctrl-C ends)")
+            said = now
             time.sleep(interval)
 
 
@@ -131,8 +137,8 @@ def job_frame(name: str) -> Frame:
     steps = steps_here(name)
     begun = [step for step in steps if step.has_begun]
     if not begun:
-        return _frame(name)
-    frame = replace(_frame(begun[-1].output), name=f"{name}: {begun[-1].name}")
+        return _frame(name, steps[0].output if steps and steps_holder(name) else name)
+    frame = replace(_frame(name, begun[-1].output), name=f"{name}: {begun[-1].name}")
     if frame.state == "finished" and len(begun) < len(steps):
         holder = steps_holder(name)
         now = (
@@ -170,14 +176,17 @@ class ObservedJob:
         return render(reported_jobs(self._name))
 
 
-def _frame(name: str) -> Frame:
-    """The state of a job or step with this output.
+def _frame(name: str, output: str) -> Frame:
+    """The state of the job of that name, or of its step with this output.
 
     Raises:
         NoJobError: there is none yet.
         ConfigError: its state cannot be read.
     """
-    target, state = state_of(name)
+    try:
+        target, state = state_of(output)
+    except LoadingError as loading:
+        raise LoadingError(name, loading.holder) from None
     path = target.work / LIVE
     try:
         frame = parse_frame(as_os_errors(path.read_bytes)())
@@ -190,6 +199,8 @@ def _frame(name: str) -> Frame:
     except (OSError, ValueError) as error:
         raise ConfigError(f"cannot read {path}: {error}") from error
     holder = job_holder(target)
+    if holder is not None and frame.at < holder.since:  # what an earlier run has left
+        return replace(frame, state=f"{_LOADING}, by {holder}", eta_s=None)
     if holder:
         return replace(frame, state=f"running, by {holder}")
     if state["finished"]:

@@ -111,7 +111,7 @@ def execute(
             )
         if not (config.engine is None or isinstance(config.engine, str)):
             raise ConfigError("workers import a custom engine by name: give it as module:name")
-        with start_workers(WorkerSpec(config, headrace.__version__)) as workers:
+        with plan.output.locked(), start_workers(WorkerSpec(config, headrace.__version__)) as workers:
             pool = functools.partial(WorkerPool, workers.initial, workers.start, workers.info.profile.keeps_busy, stop)
             engine = RemoteEngine(workers.info)
             return jobs.carry_out(plan, engine, stop, progress=progress, batcher=pool, workers=workers.room)

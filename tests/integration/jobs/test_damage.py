@@ -180,7 +180,7 @@ def test_readers_find_committed_parts_alone_whatever_the_moment(tmp_path: Path, 
             except Killed:
                 pass
         committed = PartFolder(folder, f".{kind}", folder / "_headrace").committed()
-        assert {path.name for path in folder.iterdir() if path.is_file()} == {
+        assert {path.name for path in folder.glob("*") if path.is_file()} == {
             f"{interval.stem}.{kind}" for interval in committed
         }
         if committed:

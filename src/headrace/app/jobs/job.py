@@ -76,10 +76,11 @@ def execute(
     with check(settings) as plan:
         if (end := already_finished(plan)) is not None:
             return end
-        warn_of_crash(plan.output, overwrite=plan.settings.overwrite)
-        if on_load is not None:
-            on_load(plan.settings)
-        return carry_out(plan, load(plan), stop, progress=progress, on_survey=on_survey, began=began)
+        with plan.output.locked():  # before loading: only one of two processes need do it
+            warn_of_crash(plan.output, overwrite=plan.settings.overwrite)
+            if on_load is not None:
+                on_load(plan.settings)
+            return carry_out(plan, load(plan), stop, progress=progress, on_survey=on_survey, began=began)
 
 
 def carry_out(  # noqa: PLR0913 - keyword-only, and each caller leaves most of them out

@@ -16,7 +16,7 @@ from headrace.io.sinks.targets import Target, find_target
 from headrace.io.storage.locations import as_os_errors, exists, is_remote
 from headrace.io.storage.parts import PartFolder
 from headrace.jobs.state.changed_files import changes
-from headrace.jobs.state.lock import holder_in
+from headrace.jobs.state.lock import Holder, holder_in
 from headrace.jobs.state.passes import Finished, JobState
 from headrace.jobs.state.run_time import RunTime, RunTimeLog
 from headrace.jobs.state.state_file import read_state
@@ -29,12 +29,20 @@ class NoJobError(ConfigError):
     """No job has written this output, or its first run has only just started."""
 
 
+class LoadingError(NoJobError):
+    """The first run of the job is loading the model, so it has written nothing yet."""
+
+    def __init__(self, name: str, holder: Holder) -> None:
+        super().__init__(f"the job of {name} is loading the model, in {holder}")
+        self.holder = holder
+
+
 @dataclass(frozen=True, slots=True)
 class Inspection:
     """The state of a job."""
 
     state: State
-    holder: str | None
+    holder: Holder | None
     """The process that runs it, from its lock file or lease; None if none does."""
     records: int
     """Finished records, including failed ones."""
@@ -66,6 +74,7 @@ def state_of(name: str | Path) -> tuple[Target, JobState]:
 
     Raises:
         NoJobError: no job has written there.
+        LoadingError: its first run loads the model.
         ConfigError: its state cannot be read.
         JobError: it is damaged.
     """
@@ -77,6 +86,8 @@ def state_of(name: str | Path) -> tuple[Target, JobState]:
     if state is None:
         if not (target.is_folder or is_remote(target.place)) and target.place.is_dir():
             raise NoJobError(f"{target.place} is a folder: for its parts, end the name in /")
+        if (holder := job_holder(target)) is not None:
+            raise LoadingError(display_name(name), holder)
         raise NoJobError(
             f"no job has written {display_name(name)}: there is no {target.work / 'job.json'}, "
             "which a job writes once its model is loaded"
@@ -159,12 +170,12 @@ def _reasons(dead_letters: Iterable[Path]) -> Counter[str]:
     return reasons
 
 
-def job_holder(target: Target) -> str | None:
+def job_holder(target: Target) -> Holder | None:
     """The process that runs the job of an output, or the holder of its lease in a store; None if it is free."""
     return holder_of(target.work / "lock")
 
 
-def holder_of(lock: Path) -> str | None:
+def holder_of(lock: Path) -> Holder | None:
     """The process that holds a lock file, or the holder of a lease in a store; None if it is free."""
     try:
         if is_remote(lock):

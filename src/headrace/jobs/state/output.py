@@ -31,7 +31,7 @@ from headrace.io.storage.parts import PartFolder, atomic_file
 from headrace.jobs.state.changed_files import changes
 from headrace.jobs.state.fingerprint import check_same, check_same_input
 from headrace.jobs.state.ledger import Ledger
-from headrace.jobs.state.lock import exclusive
+from headrace.jobs.state.lock import locked_folder
 from headrace.jobs.state.passes import Finished, JobState, ModelState, Pass
 from headrace.jobs.state.retrying import Retrying
 from headrace.jobs.state.run_time import RunTimeLog
@@ -93,6 +93,7 @@ class JobOutput:
         self.work = target.work
         """The working folder."""
         self._lease: Lease | None = None
+        self._is_locked = False
         folder = place if target.is_folder else target.work
         self.parts = PartFolder(folder, writer.suffix, target.work, self._check_lease)
         self.windows = None if is_remote(place) else Windows(target.work / "order", self.parts, writer)
@@ -159,26 +160,31 @@ class JobOutput:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Lock the output while the body runs.
+        """Lock the output while the body runs, which may lock it again. A body that begins no job leaves no files.
 
         Raises:
             OutputLockedError: another process writes it.
         """
-        lock = self.work / "lock"
-        if is_remote(self.target):
-            self._lease = Lease(lock, self.target)
-            with self._lease.held(), tempfile.TemporaryDirectory(prefix="headrace-") as folder:
-                self.scratch = Path(folder)
-                abort_uploads(self.target, self.errors, self.work)
-                yield
-        else:
-            try:
-                self.work.mkdir(parents=True, exist_ok=True)
-            except OSError as error:
-                raise ConfigError(f"cannot write {self.target}: {error.strerror or error}: {self.work}") from error
-            with exclusive(lock, self.target):
+        if self._is_locked:
+            yield
+            return
+        remote = is_remote(self.target)
+        with self._locked_in_store() if remote else locked_folder(self.work, self.target, lambda: self.has_begun):
+            if not remote:
                 self.parts.sweep()
+            self._is_locked = True
+            try:
                 yield
+            finally:
+                self._is_locked = False
+
+    @contextlib.contextmanager
+    def _locked_in_store(self) -> Iterator[None]:
+        self._lease = Lease(self.work / "lock", self.target)
+        with self._lease.held(), tempfile.TemporaryDirectory(prefix="headrace-") as folder:
+            self.scratch = Path(folder)
+            abort_uploads(self.target, self.errors, self.work)
+            yield
 
     def _check_lease(self) -> None:
         if self._lease is not None:
