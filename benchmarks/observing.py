@@ -19,7 +19,7 @@ from benchmarks.common import quick, ratio, report, rounds
 from benchmarks.jobs import write_input
 from benchmarks.jobs_runs import lengths
 from headrace.app.jobs import job
-from headrace.jobs.pipeline import prepare
+from headrace.jobs.pipeline import read
 from headrace.jobs.pipeline.dedupe import RepeatCounter
 from headrace.observe.live.recorder import Recorder
 from headrace.observe.reporting.report import ReportBuilder
@@ -52,7 +52,7 @@ def unobserved() -> Iterator[None]:
     with (
         mock.patch.object(job, "ReportBuilder", _NoReport),
         mock.patch.object(job, "Recorder", _NoRecorder),
-        mock.patch.object(prepare, "RepeatCounter", _NoRepeats),
+        mock.patch.object(read, "RepeatCounter", _NoRepeats),
     ):
         yield
 

@@ -19,8 +19,7 @@ from headrace.jobs.pipeline.infer import in_order, longest_first
 from headrace.jobs.pipeline.job import Job, JobEnd, Length, Tally
 from headrace.jobs.pipeline.memory_budget import Memory
 from headrace.jobs.pipeline.ordering import in_windows
-from headrace.jobs.pipeline.prepare import Preparing
-from headrace.jobs.pipeline.read import Reader
+from headrace.jobs.pipeline.read import Prefetcher, Reader
 from headrace.jobs.pipeline.settle import Settling
 from headrace.jobs.pipeline.sink import Sink
 from headrace.jobs.pipeline.work import Work
@@ -44,12 +43,12 @@ async def pump(job: Job, todo: Pass, tally: Tally) -> bool:
         Sink(job, todo, tally, memory) as sink,
         Settling(job, memory) as settling,
         Reader(job, todo, ordering, memory) as reader,
-        Preparing(job, reader, settling, tally, memory) as preparing,
+        Prefetcher(job, reader, settling, tally, memory) as prefetcher,
         job.batcher as batcher,
     ):
 
         async def prepared() -> AsyncIterator[list[Work]]:
-            while (chunk := await preparing.next_chunk()) is not None:
+            while (chunk := await prefetcher.next_chunk()) is not None:
                 if not chunk:
                     yield []  # no batch need wait for more records
                     continue
@@ -70,9 +69,9 @@ async def pump(job: Job, todo: Pass, tally: Tally) -> bool:
             async for answered in inferred:
                 await sink.put(settling.settle(*answered))
                 del answered
-        if preparing.exhausted:
+        if prefetcher.exhausted:
             await sink.put(settling.rest())
-    return preparing.exhausted and not settling.handed_back
+    return prefetcher.exhausted and not settling.handed_back
 
 
 def run(job: Job) -> JobEnd:

@@ -16,8 +16,8 @@ from headrace.io.databases.names import is_database, without_password
 from headrace.io.formats.strict_json import OnNan
 from headrace.io.sinks.callback_sink import Receiver
 from headrace.io.sources.selection import Selection
-from headrace.jobs.pipeline.columns import ModelChoice
 from headrace.jobs.pipeline.job import Limits, Order
+from headrace.jobs.pipeline.prepare import ModelChoice
 from headrace.jobs.pipeline.user_code import FinishFn, PrepareFn, WorkerKind
 from headrace.records import JsonObject
 

@@ -23,6 +23,7 @@ from headrace.io.base import Source
 from headrace.io.sources import unique_ids as ids
 from headrace.io.sources.opening import open_source
 from headrace.jobs.pipeline.job import Limits
+from headrace.jobs.pipeline.prepare import id_text
 from headrace.jobs.pipeline.read import id_digest
 from headrace.testing import FakeEngine
 
@@ -226,12 +227,35 @@ def test_a_function_takes_the_results(tmp_path: Path) -> None:
 # --- ids that come twice --------------------------------------------------------------------------------------------
 
 
+class Key(str):
+    """A text of another class, as libraries for tables have."""
+
+    __slots__ = ()
+
+
 def test_an_id_that_comes_twice_is_named_with_both_places(tmp_path: Path) -> None:
     source = write(tmp_path, [*ROWS, {"id": "r7", "text": "again"}])
     with pytest.raises(JobError, match="id 'r7' comes twice: in column 'id' of records 7 and 400"):
         headrace.run(source, sink=tmp_path / "out.jsonl", **FAKE)
     assert headrace.run(source, sink=tmp_path / "positions.jsonl", id_column="", **FAKE).ok == 401
     assert [row["id"] for row in read(tmp_path / "positions.jsonl")] == list(range(401))
+
+
+@pytest.mark.parametrize("again", [7, "7", Key("7")])
+@pytest.mark.parametrize("made", [False, True], ids=["read", "made by user code"])
+def test_ids_are_equal_as_text_whatever_holds_them(tmp_path: Path, again: object, *, made: bool) -> None:
+    rows = [{"id": n, "text": f"text {n}"} for n in range(10)]
+    rows.append({"id": again, "text": "again"})
+    prepare = dict if made else None
+    with pytest.raises(JobError, match="id '7' comes twice: in column 'id' of records 7 and 10"):
+        headrace.run(rows, sink=tmp_path / "out.jsonl", prepare=prepare, **FAKE)
+
+
+def test_what_is_no_id_fails_its_records_and_comes_as_often_as_it_will(tmp_path: Path) -> None:
+    rows = [{"id": n, "text": f"text {n}"} for n in range(10)]
+    rows += [{"id": no_id, "text": "x"} for no_id in ("\ud800", None, 1.5) for _ in range(2)]  # type: ignore[dict-item]
+    end = headrace.run(rows, sink=tmp_path / "out.jsonl", **FAKE)
+    assert (end.ok, end.failed) == (10, 6)
 
 
 @pytest.mark.parametrize("kept", [0, 200])
@@ -268,7 +292,7 @@ def test_many_runs_are_merged_and_equal_digests_are_no_proof(tmp_path: Path, mon
     assert look_at_ids(lambda: source, tmp_path / "runs", lambda number: number // 2) == 500  # pairs of ids are alike
     assert 1 < len(list((tmp_path / "runs").iterdir())) < 15
     repeated = open_source([{"id": n % 490} for n in range(500)])
-    with pytest.raises(JobError, match="id 0 comes twice: in column 'id' of records 0 and 490"):
+    with pytest.raises(JobError, match="id '0' comes twice: in column 'id' of records 0 and 490"):
         look_at_ids(lambda: repeated, tmp_path / "other", lambda number: number // 2)
 
 
@@ -283,7 +307,7 @@ def look_at_ids(opened: Callable[[], Source], folder: Path, alike: Callable[[int
 
     def again() -> Iterator[ids.Found]:
         for chunk in opened().chunks(lambda position: position):
-            yield from ((row.position, row.data["id"]) for row in chunk.records)
+            yield from ((row.position, id_text(row.data["id"])) for row in chunk.records)
 
     seen, count = ids.SeenIds(folder, again, "id"), 0
     for chunk in opened().chunks(lambda position: position):

@@ -9,7 +9,8 @@ import pytest
 from headrace.errors import ConfigError, RecordError
 from headrace.io.base import Source
 from headrace.io.sources.opening import open_source
-from headrace.jobs.pipeline.columns import Columns, resolve
+from headrace.jobs.pipeline.prepare import Columns, id_text
+from headrace.jobs.planning.columns import resolve
 from headrace.records import Record
 
 
@@ -66,6 +67,8 @@ def test_a_record_without_the_column_fails_alone() -> None:
 def test_an_id_is_text_or_an_integer(value: Any, message: str) -> None:
     with pytest.raises(RecordError, match=f"column 'id' .*{message}"):
         Columns("text", "id").identify(Record(0, 0, {"id": value}))
+    assert id_text(value) is None
+    assert id_text(7) == id_text("7") == "7"
     assert Columns("text", "id").identify(Record(4, 4, {"id": "ä"})).id == "ä"
     assert Columns("text", "id").identify(Record(4, 4, {"id": 7})).id == 7
 

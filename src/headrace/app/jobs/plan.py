@@ -34,8 +34,9 @@ from headrace.io.sources.opening import HUB_OPTIONS, open_source, warn_if_empty
 from headrace.io.sources.selection import SelectedSource
 from headrace.io.storage.hub_names import is_dataset_address, parse_dataset
 from headrace.io.storage.rows import FileSource
-from headrace.jobs.pipeline import columns
+from headrace.jobs.pipeline.prepare import Columns
 from headrace.jobs.pipeline.user_code import UserCode
+from headrace.jobs.planning.columns import resolve
 from headrace.jobs.planning.forecast import check_room
 from headrace.jobs.settings import SETTING_NAMES, TASKS, JobSettings, StepSettings, Task, as_json, check_values
 from headrace.jobs.state.output import JobOutput, StartMode
@@ -63,7 +64,7 @@ class Plan:
     settings: JobSettings
     """With the task resolved."""
     source: Source
-    columns: columns.Columns
+    columns: Columns
     output: JobOutput
     user: UserCode
     left_out: tuple[LeftOut, ...]
@@ -149,7 +150,7 @@ def _checked(
     undo.callback(user.close)
     if settings.step is None or not settings.step.earlier:
         warn_if_empty(opened, settings.source)
-    found = columns.resolve(shown, _columns(settings, task, url), user if settings.prepare else None)
+    found = resolve(shown, _columns(settings, task, url), user if settings.prepare else None)
     if column in found.keep:
         raise ConfigError(f"cannot keep column {column!r}: the output of task {config.task!r} has that name")
     if target.format in ("jsonl", "csv", "tsv") and url is None and settings.prepare is None:
@@ -160,12 +161,12 @@ def _checked(
     return Plan(settings, source, found, output, user, left_out, opened)
 
 
-def _columns(settings: JobSettings, task: Task, url: str | None) -> columns.Columns:
+def _columns(settings: JobSettings, task: Task, url: str | None) -> Columns:
     """The columns as the settings have them, not yet looked for in the input."""
     id_column = settings.id_column
     if url and id_column is None:
         id_column = "id"  # each request has one, though the first is refused
-    return columns.Columns(
+    return Columns(
         settings.text_column or (task.input if url in (None, openai.EMBEDDINGS) else "body"),
         id_column,
         task.text_only,

@@ -12,7 +12,7 @@ from headrace.argument_types import check_types
 from headrace.engines.choosing.config import EngineConfig
 from headrace.errors import ConfigError, nearest
 from headrace.io.sinks.targets import Target, find_target
-from headrace.jobs.pipeline.columns import ModelChoice
+from headrace.jobs.pipeline.prepare import ModelChoice
 from headrace.jobs.settings import TASKS, EarlierStep, JobSettings, StepSettings
 
 FOLDER = "steps"

@@ -24,8 +24,8 @@ from headrace.errors import ConfigError, JobError
 from headrace.io.sinks.targets import Target, find_target
 from headrace.io.storage.locations import as_os_errors, exists, is_remote, remove
 from headrace.io.storage.parts import atomic_file
-from headrace.jobs.pipeline.columns import column_of
 from headrace.jobs.pipeline.job import JobEnd
+from headrace.jobs.planning.columns import column_of
 from headrace.jobs.planning.forecast import Forecast
 from headrace.jobs.planning.survey import Survey
 from headrace.jobs.settings import JobSettings, StepSettings

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import string
 from collections.abc import Mapping
 from typing import Self
 
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, RecordError
+from headrace.records import text_refusal
 
 
 def template_fields(template: str) -> tuple[str, ...]:
@@ -34,6 +36,37 @@ def filled(template: str, fields: Mapping[str, str]) -> str:
         literal if name is None else literal + fields[name]
         for literal, name, _, _ in string.Formatter().parse(template)
     )
+
+
+def field_text(row: Mapping[str, object], name: str) -> str:
+    """The text of a field: the value of a column of the row, or the value in a mapping that `column.key` names.
+
+    Raises:
+        RecordError: it is missing, null, not valid Unicode, or a list or dict that JSON cannot hold.
+    """
+    value = _inner(row, name)
+    if isinstance(value, (int, float, list, dict)):
+        try:
+            return json.dumps(value, ensure_ascii=False)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise RecordError(f"column {name!r} cannot be written into a text: {error}") from None
+    if refusal := text_refusal(value, f"column {name!r}"):
+        raise refusal
+    return str(value)
+
+
+def _inner(row: Mapping[str, object], name: str) -> object:
+    column, dot, keys = name.partition(".")
+    whole = not dot or name in row
+    try:
+        value = row[name if whole else column]
+    except KeyError:
+        raise RecordError(f"the record has no column {column!r}") from None
+    for key in () if whole else keys.split("."):
+        if not isinstance(value, dict) or key not in value:
+            raise RecordError(f"the record has no {name!r}: column {column!r} has no key {key!r}")
+        value = value[key]
+    return value
 
 
 class FilledTemplate(str):

@@ -38,12 +38,12 @@ _BLOCK = 1 << 17
 _RUN = re.compile(r"ids-(\d{12,})-(\d{12,})\.u64")
 
 
-Found: TypeAlias = tuple[int, object]
-"""A position and its id."""
+Found: TypeAlias = tuple[int, str | None]
+"""A position and the text of its id; None for a record without one."""
 
 
 class SeenIds:
-    """Ids as they come, in input order or nearly so. Any two must differ as text: 1 and "1" are the same.
+    """Ids as they come, in input order or nearly so. Any two must differ.
 
     Args:
         folder: for the runs; created if missing.
@@ -105,7 +105,7 @@ class SeenIds:
         for position, value in self._reread():
             if position not in read:
                 return  # another id with the same digest
-            if position != suspect and str(value) == str(identity):
+            if position != suspect and value == identity:
                 first, second = sorted((position, suspect))
                 raise JobError(
                     f"id {identity!r} comes twice: in column {self._column!r} of records {first} and "

@@ -1,23 +1,20 @@
-"""The second stage: prepare rows for the engine, several chunks at once and a bounded distance ahead."""
+"""The second stage: pick the id and the input of each row, and prepare the inputs for the engine."""
 
 from __future__ import annotations
 
-import asyncio
-import os
 import threading
 import time
-from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
-from types import TracebackType
-from typing import Literal, Self, TypeGuard, TypeVar
+from typing import TypeGuard
 
 from headrace.batching.callables import unfinished
 from headrace.batching.pending import checked_results, own_copy
 from headrace.batching.policy.cost import MOST_COST, checked_cost
 from headrace.engines.base import AnyEngine, Prepared
 from headrace.engines.profile import profile_of
+from headrace.engines.requests.templates import FilledTemplate, field_text, filled, template_fields
 from headrace.errors import (
     BadResultError,
     BrokenOffError,
@@ -26,150 +23,148 @@ from headrace.errors import (
     RecordError,
     StoppedEarly,
 )
-from headrace.events import PipelineWaited, StageDone
+from headrace.events import StageDone
 from headrace.io.base import Chunk
-from headrace.jobs.pipeline.columns import Columns
-from headrace.jobs.pipeline.concurrency_tuner import ConcurrencyTuner
 from headrace.jobs.pipeline.dedupe import RepeatCounter, key_of
-from headrace.jobs.pipeline.job import Job, Tally
-from headrace.jobs.pipeline.memory_budget import Memory, value_bytes
-from headrace.jobs.pipeline.read import Reader
+from headrace.jobs.pipeline.memory_budget import value_bytes
 from headrace.jobs.pipeline.retries import Retry
-from headrace.jobs.pipeline.settle import LOOK_S, Settling
 from headrace.jobs.pipeline.suspects import MOST_IN_A_ROW
 from headrace.jobs.pipeline.user_code import UserCode
 from headrace.jobs.pipeline.work import Carried, PreparedChunk, Work, unreadable
-from headrace.records import Failed, Record
-
-T = TypeVar("T")
+from headrace.records import Failed, Record, kind_of, text_refusal
 
 _ROWS = 64
 """Records prepared per time limit if the engine has no batch size."""
 
 
-class Preparing:
-    """Takes chunks from the reader, and records to retry from `settling`.
+@dataclass(frozen=True, slots=True)
+class ModelChoice:
+    """Which records a step computes, where each names its model in a column."""
 
-    At most `workers + 1` chunks are read or prepared at once, and none is read while `memory` has no room, so memory
-    does not grow with the input. `tally` counts the records read.
-    """
+    column: str
+    model: str
+    """The name of the step's own model."""
+    models: tuple[str, ...]
+    """The names of all models of the job."""
 
-    def __init__(self, job: Job, reader: Reader, settling: Settling, tally: Tally, memory: Memory) -> None:
-        self._job = job
-        self._reader = reader
-        self._settling = settling
-        self._tally = tally
-        self._memory = memory
-        counts = (
-            job.dedupe is None and profile_of(job.engine).batching == "batches"
-        )  # others generate, perhaps by chance
-        self._preparation = Preparation(
-            job.columns, job.engine, job.user, job.dedupe, InTime(job.engine_timeout_s),
-            RepeatCounter() if counts else None,
-        )  # fmt: skip
-        self._concurrency = ConcurrencyTuner(job.limits.workers, os.cpu_count() or 1)
-        self._workers = ThreadPoolExecutor(self._concurrency.most, "headrace-prepare")
-        self._ahead: deque[asyncio.Task[PreparedChunk | None]] = deque()
-        self._reading = 0
-        self._ended = False
-        self.exhausted = False
-        """Whether every record is settled."""
-        self._told = False
-        """Whether `next_chunk` has said that no other follows."""
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for task in self._ahead:
-            task.cancel()
-        await asyncio.gather(*self._ahead, return_exceptions=True)
-        self._workers.shutdown(wait=False, cancel_futures=True)
-
-    async def next_chunk(self) -> PreparedChunk | None:
-        """The next prepared chunk, in input order; None when every record is settled or the job is asked to stop.
-
-        An empty one says that no other follows before records are settled.
+    def takes(self, record: Record) -> bool:
+        """Whether the step computes the record.
 
         Raises:
-            JobError: reading the input failed, or the engine died.
+            RecordError: the record names no model of the job.
         """
-        settling = self._settling
-        while not self._job.stop.requested:
-            if again := settling.to_try_again():
-                self._told = False
-                return await self._prepare(self._preparation.prepare_again, again)
-            if not self._ended and settling.has_room:
-                if (ready := await self._next_read(settling.next_try_in())) is not None:
-                    self._told = False
-                    return ready
-            elif settling.unsettled and not self._told:
-                self._told = True
-                return PreparedChunk()
-            elif settling.unsettled:
-                await self._wait("retry" if settling.next_try_in() is not None else None, settling.wait())
-            else:
-                self.exhausted = True
-                return None
-        return None
+        value = _value(record, self.column)
+        if value not in self.models:
+            raise RecordError(
+                f"column {self.column!r} is {value!r:.100}, which is no model of this job: {', '.join(self.models)}"
+            )
+        return value == self.model
 
-    async def _next_read(self, at_most_s: float | None) -> PreparedChunk | None:
-        """The next chunk, merged with later ones that are ready too; None if the time is up or the input has ended."""
-        while len(self._ahead) <= self._concurrency.now and self._memory.has_room(self._reading):
-            self._reading += 1
-            self._ahead.append(asyncio.create_task(self._read_and_prepare(), name="headrace-prepare"))
-        if not self._ahead:
-            room = self._memory.wait_for_room(LOOK_S if at_most_s is None else min(at_most_s, LOOK_S))
-            await self._wait("sink" if self._memory.committing else "memory", room)
-            return None
-        started = time.monotonic()
-        if not (await asyncio.wait({self._ahead[0]}, timeout=at_most_s))[0]:
-            return None
-        self._concurrency.waited(time.monotonic() - started)
-        ready: PreparedChunk | None = None
-        while self._ahead and self._ahead[0].done():
-            if ready and self._ahead[0].exception() is not None:
-                break  # return the earlier chunks first
-            chunk = self._ahead.popleft().result()
-            await self._reader.check_ids(chunk)
-            if chunk is None:
-                self._ended = True
-                break
-            self._tally.expect(len(chunk), chunk.bytes)
-            if ready is None:
-                ready = chunk
-            else:
-                ready.add(chunk)
-        return ready or None
 
-    async def _wait(self, on: Literal["sink", "memory", "retry"] | None, wait: Awaitable[None]) -> None:
-        """Wait, and tell what for."""
-        started = time.monotonic()
-        await wait
-        if on is not None:
-            ended = time.monotonic()
-            self._job.listener(PipelineWaited(on, ended - started, ended))
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """The columns a job reads."""
 
-    async def _read_and_prepare(self) -> PreparedChunk | None:
-        """The next chunk. Tasks start in order of creation and share one reader, so chunks keep their order."""
-        try:
-            chunk = await self._reader.read()
-        finally:
-            self._reading -= 1
-        if chunk is None:
-            return None
-        prepared = await self._prepare(self._preparation.prepare, chunk)
-        prepared.bytes, prepared.in_order = chunk.bytes, chunk.in_order
-        return prepared
+    text: str
+    id: str | None
+    """None to use positions as ids."""
+    text_only: bool = True
+    """Whether the input must be text; otherwise the engine checks it."""
+    pair: str | None = None
+    """Column of the second text of a pair."""
+    template: str | None = None
+    """Makes the text from several columns, such as "Q: {question}"; None to use `text`."""
+    keep: tuple[str, ...] = ()
+    """Columns to copy to the output."""
+    choice: ModelChoice | None = None
+    """Which records the step computes; None for all."""
+    splits: bool = False
+    """Whether a field of the template is split where the prompt is too long."""
 
-    async def _prepare(self, call: Callable[[T], tuple[PreparedChunk, StageDone]], argument: T) -> PreparedChunk:
-        prepared, event = await asyncio.get_running_loop().run_in_executor(self._workers, call, argument)
-        self._concurrency.prepared(event.duration_s)
-        self._job.listener(event)
-        self._memory.hold_prepared(prepared.work)
-        return prepared
+    def inputs(self) -> tuple[str, ...]:
+        """The names that the input for the engine is made of: columns, or in a template `column.key` too."""
+        if self.template is not None:
+            return template_fields(self.template)
+        return (self.text,) if self.pair is None else (self.text, self.pair)
+
+    def identify(self, record: Record) -> Record:
+        """The part of a record that its output needs: position, id and the columns to copy.
+
+        Raises:
+            RecordError: the id is missing, or neither text nor an integer.
+        """
+        if self.id is None:
+            return Record(record.position, record.id, self.kept(record))
+        value = _value(record, self.id)
+        if id_text(value) is None:
+            raise _id_refusal(value, self.id)
+        return Record(record.position, value, self.kept(record))
+
+    def input_of(self, record: Record) -> object:
+        """The input for the engine.
+
+        Raises:
+            RecordError: a column is missing; or with `text_only` null, not text, or not valid Unicode.
+        """
+        if self.template is not None:
+            make = FilledTemplate if self.splits else filled
+            return make(self.template, self.fields_of(record))
+        value = _value(record, self.text)
+        if self.text_only:
+            _check_text(value, self.text)
+        if self.pair is None:
+            return value
+        second = _value(record, self.pair)
+        if self.text_only:
+            _check_text(second, self.pair)
+        return value, second
+
+    def fields_of(self, record: Record) -> dict[str, str]:
+        """The text of each field of the template.
+
+        Raises:
+            RecordError: see `input_of`.
+        """
+        names = template_fields(self.template) if self.template is not None else ()
+        return {name: field_text(record.data, name) for name in names}
+
+    def kept(self, record: Record) -> Mapping[str, object] | None:
+        """The columns to copy; null for one that the record lacks."""
+        return {name: record.data.get(name) for name in self.keep} if self.keep else None
+
+
+def _value(record: Record, column: str) -> object:
+    try:
+        return record.data[column]
+    except KeyError:
+        raise RecordError(f"the record has no column {column!r}") from None
+
+
+def id_text(value: object) -> str | None:
+    """The text that an id is compared by: 1 and "1" are the same id. None if the value is no id."""
+    if type(value) is str and value.isascii():  # the common case first
+        return value
+    if type(value) is int:
+        return str(value)
+    return value if isinstance(value, str) and text_refusal(value) is None else None
+
+
+def _check_text(value: object, column: str) -> None:
+    if type(value) is str and value.isascii():  # the common case first
+        return
+    if refusal := text_refusal(value, f"column {column!r}"):
+        raise refusal
+
+
+def _id_refusal(value: object, column: str) -> RecordError:
+    if isinstance(value, str) and (refusal := text_refusal(value, f"column {column!r}")):
+        return refusal
+    shown = "null" if value is None else f"{value!r:.100}, {kind_of(value)}"
+    hint = "; pandas makes floats of integers if some are missing" if isinstance(value, float) else ""
+    return RecordError(
+        f"column {column!r} is {shown}; an id is an integer or text: convert the column, or name another with "
+        f'--id-column ("" for positions){hint}'
+    )
 
 
 class InTime:

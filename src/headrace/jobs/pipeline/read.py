@@ -1,28 +1,36 @@
-"""The first stage: read chunks of the input, in order, on one thread, and check that no id occurs twice."""
+"""The first stage: read chunks of the input, in order, on one thread, check that no id occurs twice, and read ahead."""
 
 from __future__ import annotations
 
 import asyncio
 import functools
 import hashlib
+import os
 import time
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from types import TracebackType
-from typing import Self
+from typing import Literal, Self, TypeVar
 
 from headrace.engines.profile import profile_of
 from headrace.errors import BrokenOffError
-from headrace.events import InputLeftOut, StageDone
+from headrace.events import InputLeftOut, PipelineWaited, StageDone
 from headrace.io.base import Chunk
 from headrace.io.sources.unique_ids import Found, SeenIds
-from headrace.jobs.pipeline.job import Job
+from headrace.jobs.pipeline.concurrency_tuner import ConcurrencyTuner
+from headrace.jobs.pipeline.dedupe import RepeatCounter
+from headrace.jobs.pipeline.job import Job, Tally
 from headrace.jobs.pipeline.memory_budget import Memory, rows_bytes
 from headrace.jobs.pipeline.ordering import Ordering
+from headrace.jobs.pipeline.prepare import InTime, Preparation, id_text
+from headrace.jobs.pipeline.settle import LOOK_S, Settling
 from headrace.jobs.pipeline.work import PreparedChunk
 from headrace.jobs.state.passes import Pass
 from headrace.records import Record
+
+T = TypeVar("T")
 
 _ALL_ROWS = 1 << 20
 """For an engine without `prepare_rows`: chunks are prepared as read."""
@@ -131,7 +139,7 @@ class Reader:
         for chunk in self._source.chunks(lambda position: position):
             for _, record in self._user.prepared(chunk.records):
                 if isinstance(record, Record):
-                    yield record.position, record.data.get(column)
+                    yield record.position, id_text(record.data.get(column))
 
     def _load(self) -> tuple[Chunk, int, StageDone] | None:
         """The next chunk and its bytes in memory. Runs on the thread."""
@@ -150,11 +158,135 @@ class Reader:
         return chunk, size, StageDone("load", records, ended - started, ended, bytes=chunk.bytes)
 
 
+class Prefetcher:
+    """Takes chunks from the reader, and records to retry from `settling`.
+
+    At most `workers + 1` chunks are read or prepared at once, and none is read while `memory` has no room, so memory
+    does not grow with the input. `tally` counts the records read.
+    """
+
+    def __init__(self, job: Job, reader: Reader, settling: Settling, tally: Tally, memory: Memory) -> None:
+        self._job = job
+        self._reader = reader
+        self._settling = settling
+        self._tally = tally
+        self._memory = memory
+        counts = (
+            job.dedupe is None and profile_of(job.engine).batching == "batches"
+        )  # others generate, perhaps by chance
+        self._preparation = Preparation(
+            job.columns, job.engine, job.user, job.dedupe, InTime(job.engine_timeout_s),
+            RepeatCounter() if counts else None,
+        )  # fmt: skip
+        self._concurrency = ConcurrencyTuner(job.limits.workers, os.cpu_count() or 1)
+        self._workers = ThreadPoolExecutor(self._concurrency.most, "headrace-prepare")
+        self._ahead: deque[asyncio.Task[PreparedChunk | None]] = deque()
+        self._reading = 0
+        self._ended = False
+        self.exhausted = False
+        """Whether every record is settled."""
+        self._told = False
+        """Whether `next_chunk` has said that no other follows."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for task in self._ahead:
+            task.cancel()
+        await asyncio.gather(*self._ahead, return_exceptions=True)
+        self._workers.shutdown(wait=False, cancel_futures=True)
+
+    async def next_chunk(self) -> PreparedChunk | None:
+        """The next prepared chunk, in input order; None when every record is settled or the job is asked to stop.
+
+        An empty one says that no other follows before records are settled.
+
+        Raises:
+            JobError: reading the input failed, or the engine died.
+        """
+        settling = self._settling
+        while not self._job.stop.requested:
+            if again := settling.to_try_again():
+                self._told = False
+                return await self._prepare(self._preparation.prepare_again, again)
+            if not self._ended and settling.has_room:
+                if (ready := await self._next_read(settling.next_try_in())) is not None:
+                    self._told = False
+                    return ready
+            elif settling.unsettled and not self._told:
+                self._told = True
+                return PreparedChunk()
+            elif settling.unsettled:
+                await self._wait("retry" if settling.next_try_in() is not None else None, settling.wait())
+            else:
+                self.exhausted = True
+                return None
+        return None
+
+    async def _next_read(self, at_most_s: float | None) -> PreparedChunk | None:
+        """The next chunk, merged with later ones that are ready too; None if the time is up or the input has ended."""
+        while len(self._ahead) <= self._concurrency.now and self._memory.has_room(self._reading):
+            self._reading += 1
+            self._ahead.append(asyncio.create_task(self._read_and_prepare(), name="headrace-prepare"))
+        if not self._ahead:
+            room = self._memory.wait_for_room(LOOK_S if at_most_s is None else min(at_most_s, LOOK_S))
+            await self._wait("sink" if self._memory.committing else "memory", room)
+            return None
+        started = time.monotonic()
+        if not (await asyncio.wait({self._ahead[0]}, timeout=at_most_s))[0]:
+            return None
+        self._concurrency.waited(time.monotonic() - started)
+        ready: PreparedChunk | None = None
+        while self._ahead and self._ahead[0].done():
+            if ready and self._ahead[0].exception() is not None:
+                break  # return the earlier chunks first
+            chunk = self._ahead.popleft().result()
+            await self._reader.check_ids(chunk)
+            if chunk is None:
+                self._ended = True
+                break
+            self._tally.expect(len(chunk), chunk.bytes)
+            if ready is None:
+                ready = chunk
+            else:
+                ready.add(chunk)
+        return ready or None
+
+    async def _wait(self, on: Literal["sink", "memory", "retry"] | None, wait: Awaitable[None]) -> None:
+        """Wait, and tell what for."""
+        started = time.monotonic()
+        await wait
+        if on is not None:
+            ended = time.monotonic()
+            self._job.listener(PipelineWaited(on, ended - started, ended))
+
+    async def _read_and_prepare(self) -> PreparedChunk | None:
+        """The next chunk. Tasks start in order of creation and share one reader, so chunks keep their order."""
+        try:
+            chunk = await self._reader.read()
+        finally:
+            self._reading -= 1
+        if chunk is None:
+            return None
+        prepared = await self._prepare(self._preparation.prepare, chunk)
+        prepared.bytes, prepared.in_order = chunk.bytes, chunk.in_order
+        return prepared
+
+    async def _prepare(self, call: Callable[[T], tuple[PreparedChunk, StageDone]], argument: T) -> PreparedChunk:
+        prepared, event = await asyncio.get_running_loop().run_in_executor(self._workers, call, argument)
+        self._concurrency.prepared(event.duration_s)
+        self._job.listener(event)
+        self._memory.hold_prepared(prepared.work)
+        return prepared
+
+
 def id_digest(value: object) -> bytes:
     """An eight-byte digest; empty if the value is not an id."""
-    if type(value) is not str and type(value) is not int:
-        return b""
-    return hashlib.blake2b(str(value).encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    text = id_text(value)
+    return b"" if text is None else hashlib.blake2b(text.encode(), digest_size=8).digest()
 
 
 def _todo_of(chunk: Chunk, next_todo: Callable[[int], int]) -> Chunk:

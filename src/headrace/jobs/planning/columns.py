@@ -1,0 +1,111 @@
+"""Checks the columns that a job reads against the first rows of its input."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+
+from headrace.errors import ConfigError, nearest
+from headrace.io.base import Source
+from headrace.jobs.pipeline.prepare import Columns
+from headrace.jobs.pipeline.user_code import UserCode
+from headrace.records import Record
+
+_LOOK_S = 3.0
+"""Maximum seconds to look for a column to keep that the first rows lack."""
+_HEAD = 64
+"""Records that user code prepares before the job starts, to find the columns that it makes."""
+
+
+def resolve(source: Source, wanted: Columns, user: UserCode | None = None) -> Columns:
+    """Check the columns against the first rows of the input, finished or not.
+
+    If no id column is given, a column named "id" is used if the first rows have one, else positions. ""
+    means positions.
+
+    Raises:
+        ConfigError: no record among the first rows has a column (one to copy may come later), the template is invalid,
+            or a column to copy has the name of the id.
+    """
+    head = next(_prepared(source, user), [])
+    known = _names(head)
+    inputs = [name if name in known else column_of(name, wanted) for name in wanted.inputs()]
+    chosen_by = wanted.choice.column if wanted.choice is not None else None
+    for column in filter(None, (*inputs, wanted.id, chosen_by)):
+        if head and column not in known:
+            raise _missing(column, len(head), known, _way_out(column, wanted, known))
+    if head and not set(wanted.keep) <= set(known):
+        _look_further(source, wanted.keep, user)
+    identity = "id" if wanted.id is None and "id" in known else wanted.id or None
+    if "id" in wanted.keep and identity != "id":
+        raise ConfigError('cannot keep column "id": the output\'s own id is named so; name it with --id-column')
+    return replace(wanted, id=identity, keep=tuple(name for name in wanted.keep if name != "id"))
+
+
+def column_of(name: str, columns: Columns) -> str:
+    """The column of a name from `inputs`: without the keys in a template."""
+    return name if columns.template is None else name.partition(".")[0]
+
+
+def _look_further(source: Source, keep: tuple[str, ...], user: UserCode | None) -> None:
+    """Check that each of these columns occurs somewhere: rows of JSON may have different columns.
+
+    Raises:
+        ConfigError: no record read within some seconds has one of them.
+    """
+    known: dict[str, None] = {}
+    missing = dict.fromkeys(keep)
+    seen = 0
+    ends = time.monotonic() + _LOOK_S
+    for records in _prepared(source, user, whole=True):
+        seen += len(records)
+        for name in _names(records):
+            known[name] = None
+            missing.pop(name, None)
+        if not missing:
+            return
+        if time.monotonic() > ends or getattr(source, "reads_once", False):
+            break
+    raise _missing(next(iter(missing)), seen, list(known), "; name yours with --keep-columns")
+
+
+def _missing(column: str, among: int, known: Sequence[str], way_out: str) -> ConfigError:
+    they_have = f"they have {', '.join(known[:20])}" if known else "they have no columns"
+    return ConfigError(
+        f"no record among the first {among:,} has a column {column!r}; {they_have}{way_out}{nearest(column, known)}"
+    )
+
+
+def _way_out(column: str, wanted: Columns, known: Sequence[str]) -> str:
+    """What to do about a missing column: the flag that names another."""
+    if column == wanted.text == "text" and "image" in known:
+        return "; for images take --task image-embed or image-classify"
+    if wanted.choice is not None and column == wanted.choice.column:
+        flag = "--model-column"
+    elif column == wanted.id:
+        flag = "--id-column"
+    elif wanted.template is not None:
+        flag = "--prompt-template"
+    elif column == wanted.pair:
+        flag = "--text-pair-column"
+    else:
+        flag = "--image-column" if column == "image" else "--text-column"
+    return f"; name yours with {flag}"
+
+
+def _names(records: Iterable[Record]) -> list[str]:
+    return list(dict.fromkeys(column for record in records for column in record.data))
+
+
+def _prepared(source: Source, user: UserCode | None, *, whole: bool = False) -> Iterator[list[Record]]:
+    """The records of the first chunks, or of the whole input, after user code."""
+    for chunk in itertools.islice(source.chunks(lambda position: position), None if whole else 8):
+        if not chunk.records:
+            continue
+        if user is None:
+            yield list(chunk.records)
+            continue
+        rows = chunk.records if whole else chunk.records[:_HEAD]
+        yield [record for _, record in user.prepared(rows) if isinstance(record, Record)]
