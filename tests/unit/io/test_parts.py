@@ -13,8 +13,9 @@ from headrace.errors import BrokenOffError
 from headrace.io.formats.jsonl import JsonlWriter
 from headrace.io.formats.parquet import ParquetWriter
 from headrace.io.storage import parts as parts_module
+from headrace.io.storage.atomic import atomic_file
 from headrace.io.storage.checksums import DigestWriter, Seal
-from headrace.io.storage.parts import Interval, PartFolder, atomic_file
+from headrace.io.storage.parts import Interval, PartFolder
 from headrace.records import Ok, Record
 
 

@@ -22,8 +22,8 @@ from headrace.app.jobs.step_settings import FOLDER, Step, settings_of
 from headrace.app.jobs.tuning import load
 from headrace.errors import ConfigError, JobError
 from headrace.io.sinks.targets import Target, find_target
+from headrace.io.storage.atomic import atomic_file
 from headrace.io.storage.locations import as_os_errors, exists, is_remote, remove
-from headrace.io.storage.parts import atomic_file
 from headrace.jobs.pipeline.job import JobEnd
 from headrace.jobs.planning.columns import column_of
 from headrace.jobs.planning.forecast import Forecast

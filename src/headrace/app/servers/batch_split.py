@@ -13,8 +13,8 @@ from typing import BinaryIO, Generic, Protocol, TypeVar
 
 from headrace.app.servers.batch_run import BulkModel, ModelRun
 from headrace.errors import HeadraceError, ResumeMismatchError
+from headrace.io.storage.atomic import atomic_file
 from headrace.io.storage.files import look_at
-from headrace.io.storage.parts import atomic_file
 from headrace.io.storage.rows import line_blocks, parse_object
 from headrace.serving.batches.runs import BatchEnd, OnThread
 

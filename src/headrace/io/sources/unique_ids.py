@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from headrace.errors import JobError
 from headrace.extras import require
-from headrace.io.storage.parts import atomic_file
+from headrace.io.storage.atomic import atomic_file
 
 if TYPE_CHECKING:
     import numpy

@@ -14,21 +14,18 @@ a part overlaps others: the next run removes one of them and processes its posit
 
 from __future__ import annotations
 
-import contextlib
-import os
 import re
 import shutil
-import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, cast
 
 from headrace.errors import BrokenOffError, JobError
 from headrace.io.base import PartWriter
+from headrace.io.storage.atomic import atomic_file, sweep, sync_folder
 from headrace.io.storage.checksums import Damage, Seal, digest_of, listed, new_digest, rows_in
 from headrace.io.storage.checksums import Interval as Interval
 from headrace.io.storage.locations import file_names, file_sizes, is_remote, remove, store, with_retries
@@ -37,7 +34,6 @@ from headrace.records import Failed, Ok, Outcome
 
 _NAME = re.compile(r"part-(\d{12,})-(\d{12,})(\..+)")
 _UNSEALED = ".errors.jsonl"
-_TEMPORARY = ".tmp"
 _READERS = 8
 """Parts that are checked concurrently."""
 READ_AT_ONCE_BYTES = 1 << 30
@@ -57,47 +53,6 @@ class Written:
     """NaN and infinities written as null."""
     encoded_at: float
     """`time.monotonic()` before the part was written."""
-
-
-@contextlib.contextmanager
-def atomic_file(path: Path, work: Path | None = None) -> Iterator[BinaryIO]:
-    """Write a file atomically and durably; replaces an existing file.
-
-    Until then it has a hidden name in the folder `work`, on the same file system, or beside `path` by default.
-    For an object store, the content is collected in a temporary file and then uploaded in one call.
-
-    Raises:
-        OSError: the folder cannot be written, or is full; no partial file remains.
-    """
-    if is_remote(path):
-        with tempfile.NamedTemporaryFile() as spool:
-            yield cast("BinaryIO", spool)
-            spool.flush()
-            fs, address = store(path)
-            with_retries(lambda: fs.put_file(spool.name, address))()
-        return
-    temporary = (work or path.parent) / f".{path.name}{_TEMPORARY}"
-    try:
-        with temporary.open("wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except BaseException:  # re-raised: leave no unfinished file
-        temporary.unlink(missing_ok=True)
-        raise
-    sync_folder(path.parent)
-
-
-def sync_folder(folder: Path) -> None:
-    """Make renames and removals in a folder durable; a store's calls already are."""
-    if is_remote(folder):
-        return
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 class PartFolder:
@@ -386,11 +341,4 @@ class PartFolder:
         """Remove incomplete files of killed processes."""
         sweep(self._work)
         if self._work != self.path:
-            sweep(self.path, parts_only=True)
-
-
-def sweep(folder: Path, *, parts_only: bool = False) -> None:
-    """Remove incomplete files of killed processes in a local folder; stores have none."""
-    for name in () if is_remote(folder) else file_names(folder):
-        if name.endswith(_TEMPORARY) and (not parts_only or _NAME.fullmatch(name.removesuffix(_TEMPORARY))):
-            remove(folder / name)
+            sweep(self.path, _NAME)

@@ -12,9 +12,10 @@ from typing import NamedTuple
 from headrace.errors import ConfigError, JobError
 from headrace.io.base import PartWriter
 from headrace.io.sinks.targets import Target, find_target
+from headrace.io.storage.atomic import atomic_file
 from headrace.io.storage.checksums import listed
 from headrace.io.storage.locations import exists
-from headrace.io.storage.parts import Interval, PartFolder, atomic_file
+from headrace.io.storage.parts import Interval, PartFolder
 from headrace.jobs.state.inspection import state_of, windows_of
 from headrace.jobs.state.ledger import Ledger
 from headrace.jobs.state.windows import Windows

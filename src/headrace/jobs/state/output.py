@@ -24,10 +24,11 @@ from headrace.errors import ConfigError, JobError
 from headrace.io.base import PartWriter
 from headrace.io.sinks.hub import HubWriter
 from headrace.io.sinks.targets import Target
+from headrace.io.storage.atomic import atomic_file
 from headrace.io.storage.checksums import Damage, DigestWriter, Interval, digest_of, listed
 from headrace.io.storage.lease import Lease
 from headrace.io.storage.locations import abort_uploads, exists, file_names, is_remote, no_folder, remove
-from headrace.io.storage.parts import PartFolder, atomic_file
+from headrace.io.storage.parts import PartFolder
 from headrace.jobs.state.changed_files import changes
 from headrace.jobs.state.fingerprint import check_same, check_same_input
 from headrace.jobs.state.ledger import Ledger

@@ -18,9 +18,10 @@ from typing import BinaryIO, cast
 
 from headrace.errors import ConfigError, JobError
 from headrace.io.base import PartWriter
+from headrace.io.storage.atomic import atomic_file, sync_folder
 from headrace.io.storage.checksums import DigestWriter, Seal, digest_of, listed
 from headrace.io.storage.locations import file_names, is_remote, remove, remove_folder, store, with_retries
-from headrace.io.storage.parts import Interval, PartFolder, atomic_file, sync_folder
+from headrace.io.storage.parts import Interval, PartFolder
 from headrace.jobs.state.ledger import Ledger
 from headrace.jobs.state.passes import Finished, Pass
 

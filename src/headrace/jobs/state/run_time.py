@@ -7,8 +7,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from headrace.io.storage.atomic import atomic_file
 from headrace.io.storage.locations import is_remote, remove
-from headrace.io.storage.parts import atomic_file
 
 EVERY_S = 5.0
 EVERY_REMOTE_S = 30.0

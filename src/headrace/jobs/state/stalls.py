@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 from headrace.errors import BrokenOffError, JobError
+from headrace.io.storage.atomic import atomic_file
 from headrace.io.storage.locations import remove
-from headrace.io.storage.parts import atomic_file
 from headrace.jobs.state.passes import Pass
 
 MOST_RUNS = 4

@@ -13,8 +13,9 @@ from itertools import chain
 from pathlib import Path
 
 from headrace.io.base import PartWriter, Take
+from headrace.io.storage.atomic import atomic_file
 from headrace.io.storage.checksums import new_digest
-from headrace.io.storage.parts import Interval, PartFolder, atomic_file
+from headrace.io.storage.parts import Interval, PartFolder
 from headrace.jobs.state.ledger import Ledger
 
 ORDER = "order"

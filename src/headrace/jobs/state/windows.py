@@ -24,8 +24,9 @@ from pathlib import Path
 
 from headrace.errors import BrokenOffError
 from headrace.io.base import PartWriter
+from headrace.io.storage.atomic import atomic_file, sync_folder
 from headrace.io.storage.checksums import Damage, listed
-from headrace.io.storage.parts import Interval, PartFolder, Written, atomic_file, sync_folder
+from headrace.io.storage.parts import Interval, PartFolder, Written
 from headrace.jobs.state.ledger import Ledger
 from headrace.jobs.state.window import (
     ORDER,

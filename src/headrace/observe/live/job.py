@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from headrace.io.storage.atomic import atomic_file
 from headrace.io.storage.locations import is_remote
-from headrace.io.storage.parts import atomic_file
 from headrace.observe.accounting.accountant import Account
 from headrace.observe.accounting.meter import StageProgress
 from headrace.observe.live.frame import Frame, Replica, Totals, Window, shares, shorten, wall_clock

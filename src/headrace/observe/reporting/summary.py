@@ -11,8 +11,8 @@ from typing import Any, Literal, TypeAlias, get_args
 
 from headrace.errors import ConfigError
 from headrace.events import OrderChosen, PrefixCacheUsed, Stage
+from headrace.io.storage.atomic import atomic_file
 from headrace.io.storage.locations import as_os_errors
-from headrace.io.storage.parts import atomic_file
 from headrace.observe.accounting.accountant import Account
 from headrace.observe.accounting.device_limit import DeviceFigures
 from headrace.observe.reporting.report import Report

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import BinaryIO, TypedDict
 
-from headrace.io.storage.parts import atomic_file, sync_folder
+from headrace.io.storage.atomic import atomic_file, sync_folder
 from headrace.serving.auth import EVERYBODY, Tenant
 from headrace.serving.errors import ApiError
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TypedDict, TypeVar, Unpack
 
 from headrace.errors import HeadraceError, ResumeMismatchError
-from headrace.io.storage.parts import atomic_file
+from headrace.io.storage.atomic import atomic_file
 from headrace.openai_protocol import batch_error
 from headrace.retry import RetryPolicy, is_transient_state
 from headrace.serving.auth import EVERYBODY, Tenant

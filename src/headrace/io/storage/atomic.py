@@ -1,0 +1,68 @@
+"""Files that exist whole or not at all: written under a hidden name, synced, then renamed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO, cast
+
+from headrace.io.storage.locations import file_names, is_remote, remove, store, with_retries
+
+_TEMPORARY = ".tmp"
+
+
+@contextlib.contextmanager
+def atomic_file(path: Path, work: Path | None = None) -> Iterator[BinaryIO]:
+    """Write a file atomically and durably; replaces an existing file.
+
+    Until then it has a hidden name in the folder `work`, on the same file system, or beside `path` by default.
+    For an object store, the content is collected in a temporary file and then uploaded in one call.
+
+    Raises:
+        OSError: the folder cannot be written, or is full; no partial file remains.
+    """
+    if is_remote(path):
+        with tempfile.NamedTemporaryFile() as spool:
+            yield cast("BinaryIO", spool)
+            spool.flush()
+            fs, address = store(path)
+            with_retries(lambda: fs.put_file(spool.name, address))()
+        return
+    temporary = (work or path.parent) / f".{path.name}{_TEMPORARY}"
+    try:
+        with temporary.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:  # re-raised: leave no unfinished file
+        temporary.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make renames and removals in a folder durable; a store's calls already are."""
+    if is_remote(folder):
+        return
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sweep(folder: Path, only: re.Pattern[str] | None = None) -> None:
+    """Remove incomplete files of killed processes in a local folder; stores have none.
+
+    Args:
+        folder: to look in.
+        only: what the names must match, without their last suffix; None for any.
+    """
+    for name in () if is_remote(folder) else file_names(folder):
+        if name.endswith(_TEMPORARY) and (only is None or only.fullmatch(name.removesuffix(_TEMPORARY))):
+            remove(folder / name)
