@@ -93,6 +93,8 @@ def carry_out(settings: Sequence[JobSettings], stopper: Stopper, execute: Execut
         end, report = execute(step, stopper)
         if end.state != "already_finished":
             print_report(report, sys.stderr)
+        if stopper.requested and step is not settings[-1]:  # it may be finished, and the next one must not begin
+            end = replace(end, state="interrupted")
         return end, report
 
     def begin(number: int, step: JobSettings) -> None:

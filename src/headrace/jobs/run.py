@@ -69,9 +69,10 @@ async def pump(job: Job, todo: Pass, tally: Tally) -> bool:
             async for answered in inferred:
                 await sink.put(settling.settle(*answered))
                 del answered
-        if prefetcher.exhausted:
+        complete = not settling.handed_back and await prefetcher.is_exhausted()
+        if complete:
             await sink.put(settling.rest())
-    return prefetcher.exhausted and not settling.handed_back
+    return complete
 
 
 def run(job: Job) -> JobEnd:

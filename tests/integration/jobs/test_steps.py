@@ -21,15 +21,18 @@ from headrace.app.jobs import step_settings
 from headrace.app.jobs.job import execute
 from headrace.app.jobs.step_settings import Step, parse_steps, read_steps
 from headrace.app.jobs.steps import StepsEnd, prepare_steps, rehearse_steps, run_steps
+from headrace.cli.signals import Stopper
+from headrace.cli.steps import carry_out
 from headrace.engines.choosing.config import EngineConfig
 from headrace.errors import ConfigError, OutputLockedError, RecordError, ResumeMismatchError
 from headrace.io.formats.parquet import ParquetWriter
 from headrace.io.sinks.targets import find_target
 from headrace.io.sources.in_memory import SequenceSource
 from headrace.io.sources.joined import JoinedSource, StepOutput
-from headrace.jobs.pipeline.job import Limits, StopRequest
+from headrace.jobs.pipeline.job import JobEnd, Limits, StopRequest
 from headrace.jobs.settings import JobSettings
 from headrace.jobs.state.lock import exclusive
+from headrace.observe.reporting.report import Report
 from headrace.records import Ok, Record
 from headrace.testing import FakeEngine
 
@@ -179,6 +182,16 @@ def test_a_stopped_job_continues_in_its_step(tmp_path: Path, models: Models) -> 
     assert ended.end.state == "finished"
     assert models.loads == ["label", "answer"]
     assert [step.loads for step in ended.report.steps] == [0, 1, 1]
+
+
+def test_a_step_that_finishes_after_a_stop_is_the_last_one(tmp_path: Path, models: Models) -> None:
+    def one(step: JobSettings, stop: StopRequest) -> tuple[JobEnd, Report]:
+        ended = execute(step, stop, progress=False)
+        stop.request()
+        return ended
+
+    assert carry_out(prepare_steps(job(tmp_path), three(models)), Stopper(), one) == 128
+    assert models.loads == ["vectors"]
 
 
 def test_sparse_vectors_of_an_earlier_step_keep_their_types(tmp_path: Path) -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
+import pytest
 from tests.integration.jobs.harness import Runner, read_rows
 
-from headrace.events import BatchDone, PartCommitted
-from headrace.jobs.pipeline.job import Limits, StopRequest
+from headrace.events import BatchDone, BatchFormed, PartCommitted
+from headrace.jobs.pipeline.job import JobEnd, Limits, StopRequest
 from headrace.testing import FakeEngine
 
 RECORDS = 6_000
@@ -20,10 +21,10 @@ class Stop(StopRequest):
     grace_s = 10.0
 
 
-def runner(tmp_path: Path, seconds_per_batch: float) -> Runner:
+def runner(tmp_path: Path, seconds_per_batch: float, records: int = RECORDS) -> Runner:
     numbers = random.Random(1)
     source = tmp_path / "in.jsonl"
-    texts = (" ".join(["w"] * (int(numbers.expovariate(1 / 40)) + 1)) for _ in range(RECORDS))
+    texts = (" ".join(["w"] * (int(numbers.expovariate(1 / 40)) + 1)) for _ in range(records))
     source.write_text("".join(f'{{"id": {number}, "text": "{text}"}}\n' for number, text in enumerate(texts)))
     engine = FakeEngine(seconds_per_batch=seconds_per_batch)
     return Runner(source, tmp_path / "out.jsonl", engine, Limits(part_records=1_000, commit_interval_s=30))
@@ -59,3 +60,21 @@ def test_a_slow_engine_is_not_waited_for(tmp_path: Path) -> None:
     assert job.run(stop).state == "interrupted"
     assert len(job.engine.batch_sizes) <= 2
     assert sum(part.end - part.start for part in job.emitted(PartCommitted)) == job.computed
+
+
+@pytest.mark.parametrize("size", [2, 64])
+def test_a_job_whose_last_records_are_in_time_is_finished(tmp_path: Path, size: int) -> None:
+    """Also where nobody has seen yet that the input has ended: its records wait for room."""
+    job, stop = runner(tmp_path, 0.01, records=30), Stop()
+    job.engine.default_batch_size = size
+    seen: list[object] = []
+
+    def listen(event: object) -> None:
+        if isinstance(event, BatchFormed) and not seen:
+            seen.append(event)
+            stop.request()
+
+    job.on_event = listen
+    assert job.run(stop) == JobEnd("finished", 30, 0)
+    assert seen
+    assert [identity for identity, _ in read_rows(job.sink)] == list(range(30))

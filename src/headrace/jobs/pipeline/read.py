@@ -183,8 +183,6 @@ class Prefetcher:
         self._ahead: deque[asyncio.Task[PreparedChunk | None]] = deque()
         self._reading = 0
         self._ended = False
-        self.exhausted = False
-        """Whether every record is settled."""
         self._told = False
         """Whether `next_chunk` has said that no other follows."""
 
@@ -222,9 +220,20 @@ class Prefetcher:
             elif settling.unsettled:
                 await self._wait("retry" if settling.next_try_in() is not None else None, settling.wait())
             else:
-                self.exhausted = True
                 return None
         return None
+
+    async def is_exhausted(self) -> bool:
+        """Whether every record of the input is settled. After a stop request too: its last ones may be in time.
+
+        Raises:
+            JobError: reading the input failed.
+        """
+        if self._settling.unsettled:
+            return False
+        if not self._ended:
+            await self._next_read(LOOK_S)  # nobody may have seen that the input has ended
+        return self._ended
 
     async def _next_read(self, at_most_s: float | None) -> PreparedChunk | None:
         """The next chunk, merged with later ones that are ready too; None if the time is up or the input has ended."""
