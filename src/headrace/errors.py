@@ -32,7 +32,10 @@ A message names the thing, the value and the way out.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+
+_LISTED = 25
+"""Maximum number of known options that an error lists."""
 
 
 class HeadraceError(Exception):
@@ -47,22 +50,54 @@ class UnknownOptionError(ConfigError):
     """An engine has no option of this name; the message lists its options and names the nearest.
 
     Args:
-        reason: the message without the nearest name.
         option: the unknown one.
+        task: of the engine; None for a custom engine.
+        engine: its name; None for the default of the task.
         known: the engine's options.
+        owners: engines that have the option: name and task of each.
         settings: other names that may have been meant.
     """
 
-    def __init__(self, reason: str, option: str, known: tuple[str, ...] = (), settings: tuple[str, ...] = ()) -> None:
-        super().__init__(reason + nearest(option, (*known, *settings)))
-        self.reason = reason
+    def __init__(
+        self,
+        option: str,
+        task: str | None,
+        engine: str | None = None,
+        known: tuple[str, ...] = (),
+        owners: tuple[tuple[str, str], ...] = (),
+        settings: tuple[str, ...] = (),
+    ) -> None:
         self.option = option
+        self.task = task
+        self.engine = engine
         self.known = known
+        self.owners = owners
         self.settings = settings
+        super().__init__(f"{self.place} has no option {option!r}; {self.way_out(str, settings)}")
 
-    def __reduce__(self) -> tuple[type[UnknownOptionError], tuple[str, str, tuple[str, ...], tuple[str, ...]]]:
+    def __reduce__(self) -> tuple[type[UnknownOptionError], tuple[object, ...]]:
         """Support pickling."""
-        return UnknownOptionError, (self.reason, self.option, self.known, self.settings)
+        return UnknownOptionError, (self.option, self.task, self.engine, self.known, self.owners, self.settings)
+
+    @property
+    def place(self) -> str:
+        """What lacks the option."""
+        return repr(self.engine) if self.task is None else f"task {self.task!r}"
+
+    def way_out(self, spelled: Callable[[str], str], others: Iterable[str]) -> str:
+        """The known options, the engines that have this one, and the nearest name.
+
+        Args:
+            spelled: how an option is written where the user has written it.
+            others: names beside the options that may have been meant, as written there.
+        """
+        known = [spelled(name) for name in self.known]
+        more = f" and {len(known) - _LISTED} more" if len(known) > _LISTED else ""
+        said = f"known: {', '.join(known[:_LISTED]) or 'none'}{more}"
+        if self.owners:
+            owners = " and ".join(f"engine {engine!r} (task {task!r})" for engine, task in self.owners)
+            said += f"; {spelled(self.option)} is an option of {owners}"
+        return said + nearest(spelled(self.option), (*known, *others))
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar, Literal
@@ -13,7 +12,7 @@ import typer
 from headrace.cli.flags import ENGINE_PANEL, FlagGroup
 from headrace.engines.choosing.config import EngineConfig, merged_options
 from headrace.engines.choosing.registry import known_tasks
-from headrace.errors import ConfigError, nearest
+from headrace.errors import ConfigError, UnknownOptionError
 
 PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 """Context settings of a command that passes unknown flags to the engine."""
@@ -267,20 +266,20 @@ def as_typed(arguments: Sequence[str], option: str) -> str:
 
 def as_flag(option: str) -> str:
     """The flag of an engine's option."""
-    return "--" + option.replace("_", "-")
+    return "--endpoint" if option == "endpoints" else "--" + option.replace("_", "-")
 
 
-def in_flags(reason: str, known: Sequence[str]) -> str:
-    """A message with its list of known options as flags."""
-    before, mark, listed = reason.partition("; known: ")
-    for name in known:
-        listed = re.sub(rf"(?<![-\w]){re.escape(name)}(?=[,;]|$| and )", as_flag(name), listed)
-    return before + mark + listed
+def unknown_flag(error: UnknownOptionError, arguments: Sequence[str], flags: Sequence[str]) -> str:
+    """What to say of an unknown option that was given as a flag.
 
-
-def suggestion(typed: str, flags: Sequence[str]) -> str:
-    """The nearest flag as a sentence ending; empty if none is similar."""
-    return nearest(as_flag(typed.lstrip("-")), [flag for flag in flags if flag != typed])
+    Args:
+        error: names the option.
+        arguments: of the command line.
+        flags: of the command, one of which may have been meant.
+    """
+    typed = as_typed(arguments, error.option)
+    others = [flag for flag in flags if flag != typed]
+    return f"{typed}: {error.place} has no such flag; {error.way_out(as_flag, others)}"
 
 
 def _value(text: str) -> object:

@@ -10,7 +10,7 @@ from typing import Literal
 import typer
 
 from headrace.app.jobs.job import JobSettings
-from headrace.cli.engine_flags import as_flag, as_typed, in_flags, suggestion
+from headrace.cli.engine_flags import unknown_flag
 from headrace.cli.logs import LogStream
 from headrace.cli.signals import Stopper
 from headrace.errors import (
@@ -60,10 +60,8 @@ def guarded(command: Callable[[], int], context: typer.Context | None = None) ->
     try:
         return command()
     except UnknownOptionError as error:
-        typed = as_typed(sys.argv, error.option)
         flags = [] if context is None else [flag for parameter in context.command.params for flag in parameter.opts]
-        reason = in_flags(error.reason, error.known)
-        say(f"{typed}: {reason}{suggestion(typed, [*flags, *(as_flag(name) for name in error.known)])}", "error")
+        say(unknown_flag(error, sys.argv, flags), "error")
         return 2
     except HeadraceError as error:
         say(str(error), "error")

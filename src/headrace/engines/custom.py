@@ -167,9 +167,7 @@ def _takes(parameters: Sequence[inspect.Parameter], option: str) -> bool:
 
 def _refuse(reference: str, options: Mapping[str, object], known: Sequence[str]) -> None:
     if options:
-        option = next(iter(options))
-        message = f"{reference!r} has no option {option!r}; known: {', '.join(known) or 'none'}"
-        raise UnknownOptionError(message, option, tuple(known))
+        raise UnknownOptionError(next(iter(options)), None, reference, tuple(known))
 
 
 def _one_function(made: Any, reference: str) -> Callable[[list[Any]], Sequence[object]]:

@@ -139,7 +139,7 @@ def test_what_cannot_be_split_is_refused_by_name(options: dict[str, Any], said: 
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (("--task", "generate", "--engine", "static"), "has no option 'tensor_parallel_size'"),
+        (("--task", "generate", "--engine", "static"), "--tensor-parallel-size: task 'generate' has no such flag"),
         (("--task", "embed"), "is an option of engine 'vllm' (task 'embed') and engine 'torch' (task 'generate')"),
     ],
 )

@@ -81,18 +81,18 @@ def test_every_door_refuses_it_in_the_same_words(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--truncat-dim", "3"), "--truncat-dim: task 'embed' has no option 'truncat_dim'; known: "),
+        (("--truncat-dim", "3"), "--truncat-dim: task 'embed' has no such flag; known: --"),
         (("--truncat-dim", "3"), "did you mean --truncate-dim?"),
         (("--batch_sizee", "3"), "did you mean --batch-size?"),
         (
             ("--tensor-parallel-size", "2"),
-            "tensor_parallel_size is an option of engine 'vllm' (task 'embed') and engine 'torch' (task 'generate')",
+            "--tensor-parallel-size is an option of engine 'vllm' (task 'embed') and engine 'torch' (task 'generate')",
         ),
         (("--device", "cpu", "--device", "cuda"), "--device is given twice; give it once"),
         (("--task", "generate", "--seed", "1", "--seed", "2"), "--seed is given twice; give it once"),
         (("stray",), "unexpected argument 'stray': flags begin with --"),
-        (("--labels", "a,b"), "--labels: task 'embed' has no option 'labels'"),
-        (("--endpoint", "http://a", "--engine", "onnx"), "endpoints is an option of engine 'endpoint' (task 'embed')"),
+        (("--labels", "a,b"), "--labels: task 'embed' has no such flag"),
+        (("--endpoint", "http://a", "--engine", "onnx"), "--endpoint is an option of engine 'endpoint' (task 'embed')"),
     ],
 )
 def test_every_command_refuses_it_in_the_same_words(
@@ -160,9 +160,17 @@ def test_a_job_s_settings_are_kept_in_one_level_and_come_back(tmp_path: Path) ->
 
 
 def test_the_error_arrives_from_another_process_as_it_was() -> None:
-    error = UnknownOptionError("task 'a' has no option 'b'", "batch", ("batches",), ("batch_size",))
+    error = UnknownOptionError("batch", "a", "b", ("batches",), (("c", "d"),), ("batch_size",))
     again = pickle.loads(pickle.dumps(error))
-    assert str(again) == str(error) == "task 'a' has no option 'b'; did you mean batches?"
+    assert (again.option, again.task, again.engine) == ("batch", "a", "b")
+    assert (
+        str(again)
+        == str(error)
+        == (
+            "task 'a' has no option 'batch'; known: batches; batch is an option of engine 'c' (task 'd'); "
+            "did you mean batches?"
+        )
+    )
 
 
 def test_options_in_both_ways_are_together_unless_one_is_there_twice() -> None:

@@ -104,8 +104,6 @@ _ENGINES: Mapping[str, Mapping[str, _Entry]] = {
 
 _INCLUDED = {"classify": "docstrings", "image-classify": "digits"}
 """A small model of a task without a default, to begin with."""
-_LISTED = 25
-"""Maximum number of known options that an error lists."""
 
 
 def known_tasks() -> tuple[str, ...]:
@@ -125,7 +123,7 @@ def check_options(task: str, engine: object, options: Mapping[str, object], sett
     entry = _entry(task, engine)
     known = _known_options(entry) if entry is not None else None
     if known is not None:
-        _refuse_unknown(task, known, options, settings)
+        _refuse_unknown(task, None if engine is None else str(engine), known, options, settings)
     if entry is not None:
         _check_splitting(entry, options)
 
@@ -203,7 +201,7 @@ def create(task: str, model: str | Path | None = None, *, engine: object = None,
         warn_unused_head(task, model)
     factory = _import_known(task, entry)
     if (known := _known_options(entry)) is not None:
-        _refuse_unknown(task, known, options)
+        _refuse_unknown(task, None if engine is None else str(engine), known, options)
     _check_splitting(entry, options)
     return factory(model, **options)
 
@@ -315,17 +313,12 @@ def _vllm_arguments() -> list[str] | None:
 
 
 def _refuse_unknown(
-    task: str, known: Sequence[str], options: Mapping[str, object], settings: Iterable[str] = ()
+    task: str, engine: str | None, known: Sequence[str], options: Mapping[str, object], settings: Iterable[str] = ()
 ) -> None:
     option = next((name for name in options if name not in known), None)
     if option is None:
         return
-    more = len(known) - _LISTED
-    listed = ", ".join(known[:_LISTED]) + (f" and {more} more" if more > 0 else "")
-    reason = f"task {task!r} has no option {option!r}; known: {listed or 'none'}"
-    if elsewhere := _owners(option):
-        reason += f"; {option} is an option of {' and '.join(elsewhere)}"
-    raise UnknownOptionError(reason, option, tuple(known), tuple(settings))
+    raise UnknownOptionError(option, task, engine, tuple(known), tuple(_owners(option).items()), tuple(settings))
 
 
 def _check_splitting(entry: _Entry, options: Mapping[str, object]) -> None:
@@ -347,12 +340,12 @@ def _check_splitting(entry: _Entry, options: Mapping[str, object]) -> None:
             raise ConfigError(f"{name} is {options[name]!r}, but no text is split: set on_too_long to 'split'")
 
 
-def _owners(option: str) -> list[str]:
+def _owners(option: str) -> dict[str, str]:
     """The engines that have `option`, each with its first task."""
     owners: dict[str, str] = {}
     for task, engines in _ENGINES.items():
         for name, entry in engines.items():
             known = _known_options(entry)
             if option in (VLLM_OPTIONS if known is None else known):
-                owners.setdefault(name, f"engine {name!r} (task {task!r})")
-    return list(owners.values())
+                owners.setdefault(name, task)
+    return owners
