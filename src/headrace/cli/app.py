@@ -8,7 +8,7 @@ import typer
 
 import headrace
 from headrace.cli import bench, inspect, merge, outcome, report, retry, run, serve, top, tune
-from headrace.cli.engine_flags import PASS_ON
+from headrace.cli.engine_flags import PASS_ON, EngineCommand
 from headrace.cli.flags import Command
 
 app = typer.Typer(
@@ -25,16 +25,16 @@ app.command(
     context_settings=PASS_ON,
     epilog=f"{outcome.STATUSES}\n\n{run.EXAMPLES}",
 )(run.run)
-app.command("retry", cls=Command, context_settings=PASS_ON, epilog=f"{outcome.STATUSES}\n\n{retry.EXAMPLES}")(
+app.command("retry", cls=EngineCommand, context_settings=PASS_ON, epilog=f"{outcome.STATUSES}\n\n{retry.EXAMPLES}")(
     retry.retry
 )
 app.command("inspect", cls=Command, epilog=inspect.EXAMPLES)(inspect.inspect)
 app.command("report", cls=Command, epilog=report.EXAMPLES)(report.report)
 app.command("top", cls=Command, epilog=top.EXAMPLES)(top.top)
 app.command("merge", cls=Command, epilog=merge.EXAMPLES)(merge.merge)
-app.command("serve", cls=Command, context_settings=PASS_ON, epilog=serve.EXAMPLES)(serve.serve)
+app.command("serve", cls=EngineCommand, context_settings=PASS_ON, epilog=serve.EXAMPLES)(serve.serve)
 app.command("bench", cls=Command, epilog=bench.EXAMPLES)(bench.bench)
-app.command("tune", cls=Command, context_settings=PASS_ON)(tune.tune)
+app.command("tune", cls=EngineCommand, context_settings=PASS_ON)(tune.tune)
 
 
 def _print_version(wanted: bool) -> None:

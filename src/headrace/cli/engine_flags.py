@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import typer
 
-from headrace.cli.flags import ENGINE_PANEL, FlagGroup
+from headrace.cli.flags import ENGINE_PANEL, Command, FlagGroup
 from headrace.engines.choosing.config import EngineConfig, merged_options
-from headrace.engines.choosing.registry import known_tasks
+from headrace.engines.choosing.registry import known_tasks, options_by_task
 from headrace.errors import ConfigError, UnknownOptionError
 
 PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
@@ -206,6 +206,44 @@ class EngineFlags(FlagGroup):
         if self.endpoint:
             given["endpoints"] = list(self.endpoint)
         return given | {name: True for name in _SWITCHES if getattr(self, name)}
+
+
+class EngineCommand(Command):
+    """A command that takes flags of engines, and lists those that have no line of their own in its help."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Write the help."""
+        own = {flag for parameter in self.params for flag in parameter.opts}
+        before = self.epilog
+        self.epilog = "\n\n".join([more_flags(own), before or ""])
+        try:
+            super().format_help(ctx, formatter)
+        finally:
+            self.epilog = before
+
+
+def more_flags(own: Collection[str]) -> str:
+    """The flags of engines besides `own`, as paragraphs: by task, and by engine where only that one has them."""
+    tasks = options_by_task()
+    engines: dict[str, set[str]] = {}
+    for known in tasks.values():
+        for engine, options in known.items():
+            for option in options:
+                engines.setdefault(option, set()).add(engine)
+    groups: dict[str, list[str]] = {}
+    for task, known in tasks.items():
+        default = next(iter(known))
+        for engine, options in known.items():
+            for option in options:
+                alone = engine != default and engines[option] == {engine}
+                groups.setdefault(f"--engine {engine}" if alone else task, []).append(as_flag(option))
+    together: dict[tuple[str, ...], list[str]] = {}
+    for group, flags in groups.items():
+        if left := tuple(flag for flag in dict.fromkeys(flags) if flag not in own):
+            together.setdefault(left, []).append(group)
+    lines = [f"{', '.join(names)}: {' '.join(left)}" for left, names in together.items()]
+    lines.sort(key=lambda line: line.startswith("--engine"))
+    return "\n\n".join(["Flags of a task or an engine (docs/engines.md):", *lines, "--engine vllm: those of vLLM"])
 
 
 def changed(config: EngineConfig, given: EngineConfig) -> EngineConfig:

@@ -16,8 +16,8 @@ from headrace.app.jobs.step_settings import Step
 from headrace.argument_types import parse_size
 from headrace.cli import steps
 from headrace.cli.cluster_flags import ClusterFlags
-from headrace.cli.engine_flags import EngineFlags
-from headrace.cli.flags import Command, FlagGroup, comma_separated, with_groups
+from headrace.cli.engine_flags import EngineCommand, EngineFlags
+from headrace.cli.flags import FlagGroup, comma_separated, with_groups
 from headrace.cli.forecasts import as_figures, print_forecast, print_survey
 from headrace.cli.logs import LogFlags
 from headrace.cli.outcome import conclude, guarded, say
@@ -314,7 +314,7 @@ def _print_loading(settings: JobSettings) -> None:
     say(f"loading {chosen} for {config.task} ...")
 
 
-class RunCommand(Command):
+class RunCommand(EngineCommand):
     """Suggests -i if the input is given without its flag."""
 
     def parse_args(self, ctx: object, args: list[str]) -> list[str]:

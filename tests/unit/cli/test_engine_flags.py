@@ -8,8 +8,9 @@ import pytest
 from typer.testing import CliRunner
 
 from headrace.cli.app import app
-from headrace.cli.engine_flags import engine_options
+from headrace.cli.engine_flags import as_flag, engine_options
 from headrace.engines.choosing.config import EngineConfig
+from headrace.engines.choosing.registry import options_by_task
 from headrace.errors import ConfigError
 
 
@@ -83,3 +84,21 @@ def test_flags_become_options_of_the_type_their_value_has() -> None:
 def test_what_is_no_flag_is_refused(arguments: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         engine_options(arguments)
+
+
+@pytest.mark.parametrize("command", ["run", "serve", "retry", "tune"])
+def test_the_help_lists_every_flag_of_an_engine_once_for_each_task(command: str) -> None:
+    said = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "300"}).output
+    flags, lines = said.split("docs/engines.md):")[0], said.split("docs/engines.md):")[1]
+    for task, engines in options_by_task().items():
+        for engine, options in engines.items():
+            own = [line for line in lines.splitlines() if {task, f"--engine {engine}"} & set(names_of(line))]
+            for option in options:
+                flag = as_flag(option)
+                assert f"{flag} " in flags or sum(f"{flag} " in f"{line} " for line in own) == 1, (task, engine, flag)
+    assert "classify: --top-labels" in lines
+    assert "--engine vllm: those of vLLM" in lines
+
+
+def names_of(line: str) -> list[str]:
+    return line.strip().partition(":")[0].split(", ")

@@ -111,6 +111,17 @@ def known_tasks() -> tuple[str, ...]:
     return tuple(_ENGINES)
 
 
+def options_by_task() -> dict[str, dict[str, tuple[str, ...]]]:
+    """The options of each task's engines, the default first; without those that take another program's."""
+    found = {
+        task: {name: _known_options(entry) for name, entry in engines.items()} for task, engines in _ENGINES.items()
+    }
+    return {
+        task: {name: known for name, known in engines.items() if known is not None and name != "vllm"}
+        for task, engines in found.items()
+    }
+
+
 def check_options(task: str, engine: object, options: Mapping[str, object], settings: Iterable[str] = ()) -> None:
     """Check that the task, the engine and its options exist, without importing the engine's dependencies.
 
