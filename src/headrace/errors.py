@@ -32,8 +32,11 @@ A message names the thing, the value and the way out.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import itertools
+from collections.abc import Callable, Collection, Iterable
 
+_COMPARED = 16
+"""Maximum number of unknown fields that are compared with the known ones: it takes time."""
 _LISTED = 25
 """Maximum number of known options that an error lists."""
 
@@ -106,6 +109,14 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
     close = get_close_matches(name, [*dict.fromkeys(known)], 3, 0.75)
     return f"; did you mean {' or '.join(close)}?" if close else ""
+
+
+def misspelt(given: Iterable[str], known: Collection[str]) -> str:
+    """The first unknown name that is like a known one, as the end of a sentence; empty if there is none."""
+    for name in itertools.islice((name for name in given if name not in known), _COMPARED):
+        if hint := nearest(name[:60], known):
+            return f"; unknown field {name!r:.60}{hint}"
+    return ""
 
 
 class MissingExtraError(ConfigError):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import math
 from collections.abc import Collection
@@ -21,14 +20,11 @@ from headrace.errors import (
     QueueFullError,
     RecordError,
     StoppedError,
-    nearest,
+    misspelt,
 )
 from headrace.openai_protocol import error_body
 
 logger = logging.getLogger("headrace")
-
-_MOST_COMPARED = 16
-"""Unknown fields of a body that are compared with the known ones: it takes time."""
 
 
 class ApiError(HTTPException):
@@ -71,18 +67,9 @@ def invalid(error: ValidationError | RequestValidationError, known: Collection[s
     field = ".".join(str(part) for part in location if part not in ("body", "query", "path"))
     message = f"{field}: {first['msg']}" if field else first["msg"]
     if known and first["type"] == "missing" and len(location) == 1 and isinstance(error, ValidationError):
-        message = _misspelt(error, known) or message
+        body = error.errors(include_url=False, include_context=False)[0]["input"]
+        message += misspelt(body, known) if isinstance(body, dict) else ""
     return ApiError(400, message, code=first["type"], param=field or None)
-
-
-def _misspelt(error: ValidationError, known: Collection[str]) -> str:
-    """What to say where a body lacks a field and has an unknown one of a similar name; empty otherwise."""
-    body = error.errors(include_url=False, include_context=False)[0]["input"]
-    unknown = (name for name in body if name not in known) if isinstance(body, dict) else ()
-    for name in itertools.islice(unknown, _MOST_COMPARED):
-        if hint := nearest(name[:60], known):
-            return f"unknown field {name!r:.60}{hint}"
-    return ""
 
 
 def _first(error: ValidationError | RequestValidationError) -> ErrorDetails:

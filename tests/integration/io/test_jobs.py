@@ -460,6 +460,17 @@ def test_a_batch_file_is_answered_as_openai_does(tmp_path: Path) -> None:
     assert errors[2]["error"]["message"].startswith("input is a list of 2: a line of a file has one text")
 
 
+def test_a_misspelt_field_of_a_batch_file_is_named_with_the_missing_one(tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = [request(0), {**request(1), "metod": "POST"}, request(2, body={"inputs": "a"})]
+    del rows[1]["method"]
+    settings: dict[str, Any] = FAKE | {"limits": Limits(max_error_rate=1)}
+    headrace.run(write(tmp_path, rows), "m", sink=tmp_path / "out.jsonl", **settings)
+    assert [error["error"]["message"] for error in read(tmp_path / "out.errors.jsonl")] == [
+        "method is None: it must be POST; unknown field 'metod'; did you mean method?",
+        "input is missing; unknown field 'inputs'; known: input, model, user, encoding_format; did you mean input?",
+    ]
+
+
 def test_what_a_batch_file_does_not_go_with(tmp_path: Path) -> None:
     source = write(tmp_path, [request(0)])
     for change, message in (

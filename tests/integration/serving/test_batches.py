@@ -72,7 +72,12 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 
 
 def test_each_request_is_answered_once_and_bad_ones_apart(server: Running, tmp_path: Path) -> None:
-    rows = [line(0), line(1, body={"input": ""}), line(2, body={}), *(line(number) for number in range(3, 50))]
+    rows = [
+        line(0),
+        line(1, body={"input": ""}),
+        line(2, body={"inputs": "a"}),
+        *(line(number) for number in range(3, 50)),
+    ]
     done = ended(server, begin(server, rows))
     assert done["status"] == "completed"
     assert done["request_counts"] == {"total": 50, "completed": 48, "failed": 2}
@@ -81,7 +86,10 @@ def test_each_request_is_answered_once_and_bad_ones_apart(server: Running, tmp_p
     assert output[0]["response"]["body"]["data"][0]["embedding"] == FakeEngine().vector("text 0")
     errors = rows_of(server, done["error_file_id"])
     assert [row["custom_id"] for row in errors] == ["r1", "r2"]
-    assert [row["error"]["message"] for row in errors] == ["input holds an empty text", "input: Field required"]
+    assert [row["error"]["message"] for row in errors] == [
+        "input holds an empty text",
+        "input: Field required; unknown field 'inputs'; did you mean input?",
+    ]
     assert all(done[f"{moment}_at"] for moment in ("in_progress", "finalizing", "completed"))
 
 
@@ -301,6 +309,14 @@ def test_the_head_of_a_file_is_told_without_reading_it(server: Running, monkeypa
     names = ("content-length", "content-type", "etag", "last-modified")
     assert [head.headers[name] for name in names] == [whole.headers[name] for name in names]
     assert int(head.headers["content-length"]) == len(whole.content)
+
+
+def test_a_misspelt_field_of_a_line_is_named_with_the_missing_one(server: Running) -> None:
+    rows = [{("customid" if name == "custom_id" else name): value for name, value in line(0).items()}, line(1)]
+    done = ended(server, begin(server, rows))
+    assert [error["message"] for error in done["errors"]["data"]] == [
+        "custom_id is None: it must be a non-empty string; unknown field 'customid'; did you mean custom_id?"
+    ]
 
 
 def test_a_custom_id_that_cannot_be_written_is_refused(server: Running) -> None:

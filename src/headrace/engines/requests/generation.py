@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, NotRequired, TypedDict
 
 from headrace.engines.requests.chat import TEXT_ONLY, checked_messages
-from headrace.errors import ConfigError, RecordError
+from headrace.errors import ConfigError, RecordError, misspelt, nearest
 from headrace.records import kind_of
 
 # Fields of an OpenAI request body that never change an answer.
@@ -204,7 +204,9 @@ def parse(  # noqa: PLR0913 - keyword-only; each engine sets those that concern 
 def _asked(body: Mapping[str, object], token_ids: bool) -> object:
     """The prompt or the messages; token ids as a tuple."""
     if ("prompt" in body) == ("messages" in body):
-        raise RecordError('a request body must have either "prompt" or "messages"')
+        asked = ("prompt", "messages")
+        unknown = "" if "prompt" in body else misspelt(body, asked)
+        raise RecordError(f'a request body must have either "prompt" or "messages"{unknown}')
     ids = body.get("prompt")
     if token_ids and isinstance(ids, list) and ids and all(type(one) is int for one in ids):
         return tuple(ids)
@@ -231,8 +233,9 @@ def _refuse_unknown(body: Mapping[str, object], extra: Collection[str]) -> None:
         if name in _SAMPLING or name in extra or name in ("prompt", "messages", "max_completion_tokens"):
             continue
         if name not in _NEUTRAL:
-            known = ", ".join(("prompt", "messages", *_SAMPLING, *extra))
-            raise RecordError(f"unknown field {name!r:.60}; known: {known}", param=name)
+            known = ("prompt", "messages", *_SAMPLING, *extra)
+            meant = nearest(name[:60], known)
+            raise RecordError(f"unknown field {name!r:.60}; known: {', '.join(known)}{meant}", param=name)
         takes = f"takes only {' or '.join(map(repr, _NEUTRAL[name]))}" if _NEUTRAL[name] else "does not take it"
         raise RecordError(f"{name} is {value!r:.60}: this engine {takes}", param=name)
 

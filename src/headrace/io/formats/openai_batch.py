@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
 
-from headrace.errors import ConfigError, DeadlineExceededError, JobError, ProcessTimeoutError
+from headrace.errors import ConfigError, DeadlineExceededError, JobError, ProcessTimeoutError, misspelt, nearest
 from headrace.io.base import Chunk
 from headrace.io.formats.dead_letters import dead_letter, encode_dead_letters
 from headrace.io.formats.strict_json import OnNan, StrictJson, json_default
@@ -23,6 +23,7 @@ from headrace.records import Failed, JsonObject, Ok, Record
 
 _FIELDS = frozenset({"custom_id", "method", "url", "body"})
 _TIMEOUTS = frozenset({ProcessTimeoutError.__name__, DeadlineExceededError.__name__})
+LINE_FIELDS = ("custom_id", "method", "url", "body")
 EMBEDDINGS = "/v1/embeddings"
 COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"
@@ -121,6 +122,13 @@ class OpenAIFormat:
 
 def _problem(row: Mapping[str, object], url: str) -> str:
     """The problem with a request; empty if valid."""
+    problem = _wrong_field(row, url)
+    if problem and any(name not in row for name in LINE_FIELDS):
+        problem += misspelt(row, LINE_FIELDS)
+    return problem
+
+
+def _wrong_field(row: Mapping[str, object], url: str) -> str:
     if not isinstance(row.get("custom_id"), str) or not row["custom_id"]:
         return f"custom_id is {row.get('custom_id')!r}: it must be a text"
     if row.get("method") != "POST":
@@ -144,7 +152,9 @@ def _unknown_field(body: Mapping[str, object]) -> str:
             return f"encoding_format is {value!r:.40}: the answers to a file are numbers, 'float'"
         if name == "dimensions":
             return f"dimensions is {value!r:.40}: lines of a file cannot choose; set truncate_dim for the whole job"
-        return f"unknown field {name!r:.60}; known: input, model, user, encoding_format"
+        missing = "" if "input" in body else "input is missing; "
+        known = ("input", "model", "user", "encoding_format")
+        return f"{missing}unknown field {name!r:.60}; known: {', '.join(known)}{nearest(name[:60], known)}"
     return ""
 
 

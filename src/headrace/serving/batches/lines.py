@@ -84,15 +84,16 @@ class Lines:
     def __init__(self, engine: AnyEngine, url: str, state: ServerState) -> None:
         self._engine = engine
         self._state = state
-        readers: Mapping[str, tuple[str, Callable[[object], _Inputs]]] = {
-            EMBEDDINGS: ("input", self._embedding),
-            COMPLETIONS: ("prompt", self._completion),
-            CHAT: ("messages", self._chat),
-            SCORE: ("text_2", self._score),
-            RERANK: ("documents", self._rerank),
-            CLASSIFY: ("input", self._classify),
+        readers: Mapping[str, tuple[str, type[BaseRequest], Callable[[object], _Inputs]]] = {
+            EMBEDDINGS: ("input", EmbeddingRequest, self._embedding),
+            COMPLETIONS: ("prompt", CompletionRequest, self._completion),
+            CHAT: ("messages", ChatRequest, self._chat),
+            SCORE: ("text_2", ScoreRequest, self._score),
+            RERANK: ("documents", RerankRequest, self._rerank),
+            CLASSIFY: ("input", ClassifyRequest, self._classify),
         }
-        self._param, self._read = readers[url]
+        self._param, request, self._read = readers[url]
+        self._fields = request.model_fields
         self.profile = profile_of(engine)
 
     def describe(self) -> Mapping[str, object]:
@@ -110,7 +111,7 @@ class Lines:
         try:
             inputs = self._read(body)
         except ValidationError as error:
-            return _record_error(invalid(error))
+            return _record_error(invalid(error, self._fields))
         except ApiError as error:
             return _record_error(error)
         parts: list[Prepared[object]] = []

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
+from headrace.errors import misspelt
+from headrace.io.formats.openai_batch import LINE_FIELDS
 from headrace.io.storage.files import look_at
 from headrace.io.storage.rows import line_blocks, parse_object
 from headrace.openai_protocol import batch_error
@@ -106,7 +108,10 @@ def _check(line: bytes, number: int, rules: LineRules, found: ValidatedFile) -> 
         return None
     problem = _problem(row, rules)
     if problem is not None:
-        found.refuse(number, *problem)
+        code, message, field = problem
+        if field not in row:
+            message += misspelt(row, LINE_FIELDS)
+        found.refuse(number, code, message, field)
         return None
     return str(row["custom_id"])
 
@@ -122,15 +127,17 @@ def _problem(row: Mapping[str, object], rules: LineRules) -> tuple[str, str, str
         return "mismatched_url", f"url is {row.get('url')!r:.80}: the batch's endpoint is {rules.url}", "url"
     if not isinstance(body, dict):
         return "invalid_body", f"body is of type {type(body).__name__}: it must be an object", "body"
-    return _problem_of_model(body.get("model"), rules)
+    return _problem_of_model(body, rules)
 
 
-def _problem_of_model(model: object, rules: LineRules) -> tuple[str, str, str] | None:
+def _problem_of_model(body: Mapping[str, object], rules: LineRules) -> tuple[str, str, str] | None:
+    model = body.get("model")
     if model is None:
         if not rules.named:
             return None
         known = ", ".join(map(repr, rules.models))
-        return "missing_model", f"model is missing; {rules.url} has {known}", "body.model"
+        message = f"model is missing; {rules.url} has {known}{misspelt(body, ('model',))}"
+        return "missing_model", message, "body.model"
     if model not in rules.models:
         return "model_not_found", no_such_model(model, rules.models), "body.model"
     if model in rules.forbidden:
