@@ -17,6 +17,7 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.routing import Route
 
+from benchmarks.noop import Noop
 from headrace import openai_protocol
 from headrace.app.servers.server import ServerSettings, build
 from headrace.engines.base import Prepared
@@ -35,32 +36,6 @@ PATH = "/v1/embeddings"
 
 BASE_S, UNIT_S = 0.060, 0.00125
 """A batch of the timed engine takes 60 ms, and 1.25 ms for each record: as on a GPU, most of it is the batch's own."""
-
-
-class Noop:
-    """An engine that does nothing."""
-
-    pads = False
-    default_batch_cost = 1_000_000
-    default_batch_size = 256
-
-    def __init__(self, model: str | None = None) -> None:
-        del model
-
-    def describe(self) -> Mapping[str, Any]:
-        """Nothing decides the output."""
-        return {"engine": "noop"}
-
-    def prepare(self, inputs: Sequence[str]) -> list[Prepared[str] | Exception]:
-        """The texts themselves."""
-        return [Prepared(text, 1) for text in inputs]
-
-    def forward(self, batch: list[str]) -> list[list[float]]:
-        """A vector of two numbers for each."""
-        return [[0.5, 0.25]] * len(batch)
-
-    def close(self) -> None:
-        """Nothing to free."""
 
 
 class Timed(Noop):
@@ -175,7 +150,7 @@ def routed(port: int, way: str) -> None:
     """Headrace with a no-op engine, whose requests reach their route another way than usual."""
     if way == "fastapi":
         text.DirectRoute = APIRoute  # type: ignore[misc] # instead of the class, for this process
-    app, state = build(ServerSettings(EngineConfig(task="embed", engine="benchmarks.serving_apps:Noop"), name="noop"))
+    app, state = build(ServerSettings(EngineConfig(task="embed", engine="benchmarks.noop:Noop"), name="noop"))
     for layer in app.user_middleware:
         layer.kwargs["direct"] = {} if way != "timeout" else layer.kwargs["direct"]
     if way == "timeout":

@@ -12,13 +12,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import headrace
-from headrace.engines.base import Prepared
 
 BATCH, BATCHES = 256, 160
 CHUNK, CHUNKS, PRODUCERS = 50, 60, 6
@@ -27,32 +26,6 @@ UNIT_S = 0.01
 RECORDS = 200_000
 CALLERS, SECONDS = 16, 4.0
 BODY = json.dumps({"input": "a short text"})
-
-
-class Noop:
-    """An engine that does nothing."""
-
-    pads = False
-    default_batch_cost = 1_000_000
-    default_batch_size = 256
-
-    def __init__(self, model: str | None = None) -> None:
-        del model
-
-    def describe(self) -> Mapping[str, str]:
-        """Nothing decides the output."""
-        return {"engine": "noop"}
-
-    def prepare(self, inputs: Sequence[str]) -> list[Prepared[str] | Exception]:
-        """The texts themselves."""
-        return [Prepared(text, 1) for text in inputs]
-
-    def forward(self, batch: list[str]) -> list[list[float]]:
-        """A vector of two numbers for each."""
-        return [[0.5, 0.25]] * len(batch)
-
-    def close(self) -> None:
-        """Nothing to free."""
 
 
 async def submit() -> None:
@@ -141,7 +114,7 @@ def _server() -> Iterator[int]:
         probe.bind(("127.0.0.1", 0))
         port = int(probe.getsockname()[1])
     serve = "import sys; from headrace.cli.main import main; sys.exit(main())"
-    flags = ["serve", "--engine", "benchmarks.versions_runs:Noop", "--port", str(port)]
+    flags = ["serve", "--engine", "benchmarks.noop:Noop", "--port", str(port)]
     process = subprocess.Popen([sys.executable, "-c", serve, *flags], stderr=subprocess.DEVNULL)
     try:
         for _ in range(600):
