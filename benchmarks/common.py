@@ -140,7 +140,8 @@ def _file(name: str, here: Mapping[str, Any]) -> Path:
     if not own.exists() or all(json.loads(own.read_text())["machine"].get(fact) == here[fact] for fact in cpu_facts()):
         return own
     limit = here.get("ATEN_CPU_CAPABILITY")  # of a CPU that is kept from some of its instructions
-    return RESULTS / f"{name}-{limit or (here['instructions'] or ['cpu'])[-1]}.json"
+    floats = [flag for flag in here["instructions"] if "int8" not in flag]
+    return RESULTS / f"{name}-{limit or (floats or ['cpu'])[-1]}.json"
 
 
 def _text(cell: Any) -> str:

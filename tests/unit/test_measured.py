@@ -60,7 +60,7 @@ def test_a_quick_run_writes_no_figures(tmp_path: Path, monkeypatch: pytest.Monke
 def test_figures_of_another_cpu_do_not_replace_those_of_the_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    facts = {"cpu": "one", "instructions": ["avx2", "amx_bf16"]}
+    facts = {"cpu": "one", "instructions": ["avx2", "amx_bf16", "amx_int8"]}
     monkeypatch.setattr(common, "RESULTS", tmp_path)
     monkeypatch.setattr("sys.argv", ["benchmark"])
     monkeypatch.setattr(common, "cpu_facts", lambda: facts)
