@@ -23,6 +23,9 @@ RECORDS = 4_000
 WORDS = "the canal feeds a mill and its wheel turns so that water never stands still".split()  # noqa: SIM905
 EAGER = "from headrace.app.jobs import tuning; tuning._WORTH_S = tuning.LEAST_GAIN = 0.0; "
 """Lets a short job try bfloat16, and take it however small the gain is with a small model."""
+STRICT, LENIENT = "tuning._EMULATED = 0.9; ", "tuning._EMULATED = 0.0; "
+"""Refuse or continue a job in bfloat16 where it is slower than float32. With the limit of Headrace, the outcome would
+depend on what else runs on the machine while a product is timed."""
 
 
 @pytest.fixture
@@ -38,11 +41,11 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def begin(folder: Path, output: str, isa: str | None = None, *flags: str) -> subprocess.Popen[str]:
+def begin(folder: Path, output: str, isa: str | None = None, before: str = "") -> subprocess.Popen[str]:
     """Begin or continue the job, with the CPU's instructions limited to `isa`."""
     instructions = {"ONEDNN_MAX_CPU_ISA": isa} if isa else {}
-    command = ("run", "-i", "in.jsonl", "-o", output, "--model", "model", *flags)
-    return start(*command, folder=folder, before=EAGER, **instructions)
+    command = ("run", "-i", "in.jsonl", "-o", output, "--model", "model")
+    return start(*command, folder=folder, before=EAGER + before, **instructions)
 
 
 def vectors(output: Path) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
@@ -63,13 +66,13 @@ def test_a_killed_job_keeps_its_numbers_or_says_why_not(folder: Path) -> None:
     assert state["fingerprint"]["engine"]["dtype"] == "bfloat16"
     parts = sorted(path.name for path in folder.glob("out.jsonl.parts/part-*"))
 
-    status, said = end(begin(folder, "out.jsonl", "AVX2"))
+    status, said = end(begin(folder, "out.jsonl", "AVX2", STRICT))
     assert status == 2
     assert "was started in bfloat16, which this machine computes at 0." in said
     assert "pass --dtype bfloat16 to continue here nevertheless" in said
     assert sorted(path.name for path in folder.glob("out.jsonl.parts/part-*")) == parts
 
-    status, said = end(begin(folder, "out.jsonl", "AVX512_CORE"))  # converts the numbers, which is less slow
+    status, said = end(begin(folder, "out.jsonl", "AVX512_CORE", LENIENT))  # converts the numbers, which is less slow
     assert status == 0, said
     assert "the job runs in bfloat16: this device computes it at 0." in said
     assert "bfloat16: as when the job was started; this device computes it at 0." in said

@@ -92,8 +92,13 @@ def test_a_job_that_waits_for_preparing(tmp_path: Path) -> None:
 
 
 def test_a_job_whose_batcher_waits_for_company(tmp_path: Path) -> None:
-    profile = EngineProfile(batching="batches", pads=True, batch_cost=4_096, batch_size=300, batch_delay_s=2.0)
-    check(report_of(tmp_path, _Engine(profile=profile)), "company")
+    def pausing() -> Iterator[dict[str, object]]:
+        yield from rows()
+        time.sleep(1.0)  # nobody knows that one row follows
+        yield {"id": RECORDS, "text": "the last"}
+
+    profile = EngineProfile(batching="batches", pads=True, batch_cost=1e6, batch_size=10_000, batch_delay_s=30.0)
+    check(report_of(tmp_path, _Engine(profile=profile), pausing()), "company")
 
 
 def test_a_job_that_waits_for_finishing(tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ _LEAST_BATCHES = 5
 _EMULATED = 0.35
 """A resumed job is refused where a product is computed at less than this speed of float32, and goes on otherwise.
 
-Without bfloat16 instructions, a CPU with AVX-512 converts the numbers and reaches 0.4 to 0.8; one with AVX2 0.2."""
+Without bfloat16 instructions, a CPU with AVX-512 converts the numbers and reaches 0.25 to 0.8; one with AVX2 0.2."""
 _SLOWER = 0.95
 """Below this, the user is told: less is noise."""
 
