@@ -24,7 +24,7 @@ def command_line(process: psutil.Process) -> str:
         return ""
 
 
-def wait_until_gone(processes: Iterable[psutil.Process], seconds: float = 30) -> None:
+def wait_until_gone(processes: Iterable[psutil.Process], seconds: float = 60) -> None:
     """Fail if one of them still runs after this time."""
     left = list(processes)
     ends = time.monotonic() + seconds

@@ -9,7 +9,7 @@ import pytest
 from tests.acceptance.browser import CHROMIUM, Browser
 from tests.acceptance.serving.process import server
 
-pytestmark = [pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed"), pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")]
 
 HOSTILE = "</script><img src=x onerror=document.title='broken'>"
 FRAMES = "Number(document.body?.dataset.frames || 0)"
@@ -20,7 +20,7 @@ def test_a_browser_shows_the_server_once_it_has_the_key(tmp_path: Path) -> None:
     arguments = ("--engine", "headrace.testing:FakeEngine", "--api-key-file", "keys", "--served-model-name", HOSTILE)
     with server(*arguments, folder=tmp_path) as (_, url), Browser(tmp_path / "profile") as browser:
         key = {"Authorization": "Bearer secret-2"}
-        httpx.post(f"{url}/v1/embeddings", json={"input": []}, headers=key)
+        httpx.post(f"{url}/v1/embeddings", json={"input": []}, headers=key, timeout=60)
         browser.open(f"{url}/dashboard")
         browser.until("document.getElementById('asked')?.hidden === false")
         enter = "document.getElementById('key').value = '{}'; document.getElementById('form').requestSubmit()"
@@ -53,4 +53,4 @@ def test_the_page_says_so_when_the_server_has_gone(tmp_path: Path) -> None:
         browser.until(FRAMES)
         process.terminate()
         browser.until("document.getElementById('state').textContent", lambda text: "no connection" in text)
-        assert process.wait(20) == 0
+        assert process.wait(60) == 0

@@ -33,7 +33,6 @@ def wait_for(condition: Path, pattern: str) -> None:
         time.sleep(0.02)
 
 
-@pytest.mark.timeout(300)  # three jobs of 20,000 records: a minute where the cores are busy
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_finishes_what_is_in_flight(folder: Path, number: int, status: int) -> None:
     command = ("run", "-i", "in.jsonl", "-o", "out.parquet")
@@ -52,12 +51,12 @@ def test_a_signal_finishes_what_is_in_flight(folder: Path, number: int, status: 
 
 
 def test_a_signal_while_modules_load_ends_without_a_traceback(tmp_path: Path) -> None:
-    (tmp_path / "typer.py").write_text("import pathlib, time; pathlib.Path('loading').touch(); time.sleep(30)")
+    (tmp_path / "typer.py").write_text("import pathlib, time; pathlib.Path('loading').touch(); time.sleep(600)")
     path = os.pathsep.join([str(tmp_path), str(ROOT / "src")])
     job = subprocess.Popen(PROGRAM, env=os.environ | {"PYTHONPATH": path}, cwd=tmp_path, stderr=subprocess.PIPE)
     wait_for(tmp_path, "loading")
     job.send_signal(signal.SIGINT)
-    assert job.communicate(timeout=10) == (None, b"\nheadrace: interrupted\n")
+    assert job.communicate(timeout=60) == (None, b"\nheadrace: interrupted\n")
     assert job.returncode == 130
 
 
@@ -69,7 +68,7 @@ def test_a_second_signal_ends_at_once(folder: Path) -> None:
     with pytest.raises(subprocess.TimeoutExpired):
         job.wait(0.5)
     job.send_signal(signal.SIGINT)
-    assert job.wait(5) == 130
+    assert job.wait(60) == 130
     job.communicate()
 
 
@@ -118,7 +117,6 @@ def test_a_job_that_continues_says_that_it_loads_too(folder: Path) -> None:
     assert "state     finished" in headrace("inspect", "out.jsonl", folder=folder)[1]
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("outputs", "kills", "rows", "task"),
     [

@@ -14,7 +14,6 @@ from tests.acceptance.command import headrace
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 pytestmark = [
     pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed"),
-    pytest.mark.timeout(180),
 ]
 pytest.importorskip("vl_convert", reason="needs headrace[report]")
 

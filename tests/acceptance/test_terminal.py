@@ -18,7 +18,7 @@ import time
 from headrace.testing import FakeEngine
 
 print("LOADING", flush=True)
-time.sleep(50)
+time.sleep(600)
 """
 
 
@@ -50,9 +50,8 @@ def test_a_signal_while_an_engine_is_imported_ends_at_once(folder: Path, number:
     assert process.stdout is not None
     assert process.stdout.readline() == "LOADING\n"
     process.send_signal(number)
-    began = time.monotonic()
     found, output = end(process)
-    assert (found, time.monotonic() - began < 20) == (status, True)
+    assert found == status
     assert "headrace: interrupted before the job began" in output
     assert not (folder / "out.jsonl").exists()
 

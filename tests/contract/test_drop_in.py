@@ -42,7 +42,7 @@ class Engine:
 
 
 def run(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    asyncio.run(asyncio.wait_for(main(), 30))
+    asyncio.run(asyncio.wait_for(main(), 60))
 
 
 async def settled(waiting: Awaitable[Any], seconds: float = 0.2) -> bool:

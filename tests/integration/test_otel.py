@@ -5,13 +5,12 @@ from __future__ import annotations
 import contextlib
 import logging
 import sys
-import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 from typing import Any
 
 import pytest
@@ -28,6 +27,7 @@ import headrace
 from headrace.app.jobs import tracing
 from headrace.app.servers.server import ServerSettings
 from headrace.engines.choosing.config import EngineConfig
+from headrace.observe.exporters import otel
 
 FAKE = "headrace.testing:FakeEngine"
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -184,19 +184,44 @@ def test_the_programs_own_provider_gets_the_spans(tmp_path: Path, monkeypatch: p
     assert spans[f"embeddings {FAKE}"].parent == around.get_span_context()
 
 
-def test_a_collector_that_is_gone_costs_a_line_and_little_time(
+def test_a_collector_that_is_gone_costs_a_line_and_one_wait(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    waits = 0
+    flush = TracerProvider.force_flush
+
+    def counted(self: TracerProvider, timeout_millis: int = 30_000) -> bool:
+        nonlocal waits
+        waits += 1
+        return flush(self, timeout_millis)
+
+    monkeypatch.setattr(TracerProvider, "force_flush", counted)
+    monkeypatch.setattr(otel, "_FLUSH_S", 60)
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "http://127.0.0.1:9/v1/traces")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
     for number in range(3):
-        started = time.monotonic()
         headrace.run(["a"], sink=tmp_path / f"{number}.jsonl", task="embed", engine=FAKE, progress=False)
-        assert time.monotonic() - started < 5
+    assert waits == 1
     assert [one.getMessage() for one in caplog.records if "OpenTelemetry" in one.getMessage()] == [
         "headrace: OpenTelemetry spans cannot be sent, and are dropped (exporter otlp)"
     ]
     assert not [one for one in caplog.records if one.name.startswith("opentelemetry")]
+
+
+def test_a_collector_that_does_not_answer_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(otel, "_FLUSH_S", 0.1)
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "600")
+    asked, over = Event(), Event()
+
+    def hold(_: bytes) -> None:
+        asked.set()
+        over.wait()
+
+    with listening(hold) as url:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", url)
+        headrace.run(["a"], sink=tmp_path / "out.jsonl", task="embed", engine=FAKE, progress=False)
+        assert asked.wait(60)
+        over.set()
 
 
 @pytest.mark.parametrize(

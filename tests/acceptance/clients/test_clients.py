@@ -116,7 +116,6 @@ def check(found: dict[str, Any], expected: dict[str, Any], **others: str) -> Non
             assert value == expected[kind], name
 
 
-@pytest.mark.timeout(300)
 def test_openai(servers: Servers, expected: dict[str, Any]) -> None:
     found = said("use_openai.py", servers)
     assert found.pop("choices") == 2
@@ -124,65 +123,54 @@ def test_openai(servers: Servers, expected: dict[str, Any]) -> None:
     check(found, expected)
 
 
-@pytest.mark.timeout(300)
 def test_langchain(servers: Servers, expected: dict[str, Any]) -> None:
     found = said("use_langchain.py", servers)
     assert "check_embedding_ctx_length=False" in found.pop("refused")
     check(found, expected)
 
 
-@pytest.mark.timeout(300)
 def test_llama_index(servers: Servers, expected: dict[str, Any]) -> None:
     check(said("use_llama_index.py", servers), expected, tei="vectors")
 
 
-@pytest.mark.timeout(300)
 def test_litellm(servers: Servers, expected: dict[str, Any]) -> None:
     check(said("use_litellm.py", servers), expected, by_vllm="vectors", answer_by_vllm="answer")
 
 
-@pytest.mark.timeout(300)
 def test_instructor(servers: Servers) -> None:
     found = said("use_instructor.py", servers)
     assert "tool_choice" in found["refused"] or "tools" in found["refused"]
     assert found["total"] == 5
 
 
-@pytest.mark.timeout(300)
 def test_haystack(servers: Servers, expected: dict[str, Any]) -> None:
     check(said("use_haystack.py", servers), expected)
 
 
-@pytest.mark.timeout(300)
 def test_chroma(servers: Servers, expected: dict[str, Any]) -> None:
     found = said("use_chroma.py", servers)
     assert found.pop("nearest") == ["1"]
     check(found, expected)
 
 
-@pytest.mark.timeout(300)
 def test_cohere(servers: Servers, expected: dict[str, Any]) -> None:
     check(said("use_cohere.py", servers), expected, ranking_v1="ranking")
 
 
-@pytest.mark.timeout(300)
 def test_huggingface_hub(servers: Servers, expected: dict[str, Any]) -> None:
     check(said("use_huggingface_hub.py", servers), expected)
 
 
-@pytest.mark.timeout(300)
 def test_llm(servers: Servers, expected: dict[str, Any]) -> None:
     check(said("use_llm.py", servers), expected)
 
 
 @node
-@pytest.mark.timeout(300)
 def test_openai_for_node(servers: Servers, expected: dict[str, Any]) -> None:
     check(said("use_openai.mjs", servers), expected)
 
 
 @node
-@pytest.mark.timeout(300)
 def test_ai_sdk(servers: Servers, expected: dict[str, Any]) -> None:
     found = said("use_ai.mjs", servers)
     assert "/v1/chat/completions" in found.pop("refused")

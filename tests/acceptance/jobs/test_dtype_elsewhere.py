@@ -54,7 +54,6 @@ def vectors(output: Path) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
     return np.array([row["embedding"] for row in rows])
 
 
-@pytest.mark.timeout(300)
 def test_a_killed_job_keeps_its_numbers_or_says_why_not(folder: Path) -> None:
     job = begin(folder, "out.jsonl")
     while not any(folder.glob("out.jsonl.parts/part-*")):

@@ -10,7 +10,6 @@ import pytest
 from tests.acceptance.command import FAKE, end, headrace, start
 
 pytest.importorskip("vl_convert", reason="needs headrace[report]")
-pytestmark = pytest.mark.timeout(240)  # each test starts several processes, and some draw a page
 SLOW = ("--engine", "tests.acceptance.jobs.engines:slow")
 
 
@@ -32,7 +31,7 @@ def figures(folder: Path, *more: str) -> dict[str, object]:
 
 
 def wait_for_report(folder: Path) -> None:
-    until = time.monotonic() + 30
+    until = time.monotonic() + 60
     while not (folder / "out.jsonl.parts" / "report.json").exists():
         assert time.monotonic() < until
         time.sleep(0.05)

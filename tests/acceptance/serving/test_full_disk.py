@@ -49,7 +49,7 @@ def _run(client: OpenAI, folder: Path, count: int) -> Batch:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     file = client.files.create(file=path, purpose="batch")
     batch = client.batches.create(input_file_id=file.id, endpoint="/v1/embeddings", completion_window="24h")
-    end = time.monotonic() + 30
+    end = time.monotonic() + 60
     while batch.status not in ("completed", "failed") and time.monotonic() < end:
         time.sleep(0.05)
         batch = client.batches.retrieve(batch.id)

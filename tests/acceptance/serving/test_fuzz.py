@@ -37,7 +37,6 @@ BOUNDED = settings(
 )
 
 
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize("task", sorted({*ENGINES, *MODELS}))
 def test_no_request_breaks_the_server(task: str, tmp_path: Path) -> None:
     if task in MODELS:

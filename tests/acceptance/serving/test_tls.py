@@ -59,18 +59,18 @@ def test_certificates_on_both_sides(folder: Path) -> None:
     ):
         while process.poll() is None:
             try:
-                if client.get("/ready").status_code == 200:
+                if client.get("/ready", timeout=60).status_code == 200:
                     break
             except httpx.ConnectError:
                 time.sleep(0.05)
         answer = client.post("/v1/embeddings", json={"input": "a text"})
         assert len(answer.json()["data"][0]["embedding"]) == 8
         with pytest.raises(httpx.ConnectError, match="certificate"):
-            httpx.get(f"https://127.0.0.1:{port}/ready")  # whom nobody has told to trust it
+            httpx.get(f"https://127.0.0.1:{port}/ready", timeout=60)  # whom nobody has told to trust it
         with pytest.raises(httpx.TransportError):
-            httpx.get(f"https://127.0.0.1:{port}/ready", verify=unknown)  # a client without a certificate
+            httpx.get(f"https://127.0.0.1:{port}/ready", verify=unknown, timeout=60)  # a client without a certificate
         with pytest.raises(httpx.RemoteProtocolError):
-            httpx.get(f"http://127.0.0.1:{port}/ready")
+            httpx.get(f"http://127.0.0.1:{port}/ready", timeout=60)
         process.send_signal(signal.SIGTERM)
         client.close()
         assert process.wait() == 0

@@ -20,8 +20,6 @@ CHECKERS = {
     "pyright": ("-m", "pyright", "--pythonpath", sys.executable),
 }
 
-pytestmark = pytest.mark.timeout(300)
-
 
 @pytest.mark.parametrize("checker", CHECKERS)
 def test_every_mistake_is_found_and_nothing_else(checker: str, tmp_path: Path) -> None:

@@ -47,12 +47,12 @@ def test_two_forwards_at_once_are_noticed() -> None:
 
     def wait(seconds: float) -> Any:
         inside.set()
-        go.wait(5)
+        go.wait(60)
 
     engine = FakeEngine(seconds_per_batch=1, sleep=wait)
     first = threading.Thread(target=engine.forward, args=(["a"],))
     first.start()
-    inside.wait(5)
+    inside.wait(60)
     with pytest.raises(RuntimeError, match="while another call runs"):
         engine.forward(["b"])
     go.set()

@@ -127,7 +127,6 @@ if __name__ == "__main__":
 
 
 @pytest.mark.skipif("HEADRACE_TEST_CLUSTER" not in os.environ, reason="takes long: scripts/test-cluster runs it")
-@pytest.mark.timeout(300)
 def test_an_app_has_a_model_by_its_name_on_the_hub(tmp_path: Path) -> None:
     from tests.integration.hub.standin import running_hub
     from tests.small_models import text_model

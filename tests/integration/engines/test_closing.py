@@ -40,7 +40,7 @@ def test_models_are_loaded_one_after_the_other(tmp_path: Path) -> None:
     with loading(tmp_path / "a"):
         threading.Thread(target=other).start()
         assert not entered.wait(0.05)
-    assert entered.wait(10)
+    assert entered.wait(60)
 
 
 def test_a_load_that_hangs_fails_others_by_its_name_instead_of_blocking_them(

@@ -27,13 +27,13 @@ print(end.state, end.failed, report.model)
 def test_a_server_is_named_as_the_user_typed_it_and_says_its_commit(hub: Hub, encoder: Path, work: Path) -> None:
     commit = hub.repository("acme/encoder").commit_folder(encoder, "v1")
     with server("--task", "embed", "--model", "acme/encoder@v1", folder=work) as (_, url):
-        [model] = httpx.get(f"{url}/v1/models").json()["data"]
+        [model] = httpx.get(f"{url}/v1/models", timeout=60).json()["data"]
         assert (model["id"], model["commit"]) == ("acme/encoder", commit)
         for name in ("acme/encoder", "acme/encoder@v1"):
             answer = httpx.post(f"{url}/v1/embeddings", json={"model": name, "input": "a text"}, timeout=60).json()
             assert (answer["model"], len(answer["data"][0]["embedding"])) == ("acme/encoder", 32)
-            assert httpx.get(f"{url}/v1/models/{name}").json()["id"] == "acme/encoder"
-        refused = httpx.post(f"{url}/v1/embeddings", json={"model": "encoder", "input": "a text"})
+            assert httpx.get(f"{url}/v1/models/{name}", timeout=60).json()["id"] == "acme/encoder"
+        refused = httpx.post(f"{url}/v1/embeddings", json={"model": "encoder", "input": "a text"}, timeout=60)
         assert refused.status_code == 404
         assert "this server serves 'acme/encoder'" in refused.json()["error"]["message"]
 

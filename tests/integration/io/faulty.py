@@ -72,7 +72,7 @@ class Handler(BaseHTTPRequestHandler):
             return
         if kind == "late":
             time.sleep(way.late_s)
-        upstream = http.client.HTTPConnection(*way.upstream, timeout=20)
+        upstream = http.client.HTTPConnection(*way.upstream, timeout=60)
         upstream.request(self.command, self.path, body, dict(self.headers.items()))
         answer = upstream.getresponse()
         content = answer.read()

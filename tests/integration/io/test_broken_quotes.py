@@ -149,7 +149,7 @@ def test_from_stdin_compressed(tmp_path: Path) -> None:
         capture_output=True,
         cwd=tmp_path,
         env=os.environ | path,
-        timeout=50,
+        timeout=60,
         check=False,
     )
     assert done.returncode == 3

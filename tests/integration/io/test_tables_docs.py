@@ -65,7 +65,6 @@ def test_the_console_block_says_what_is_shown(tmp_path: Path) -> None:
                 assert "".join("|".join(map(str, row)) + "\n" for row in connection.execute(query)) == said
 
 
-@pytest.mark.timeout(120)
 def test_the_notebook_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     nbformat: Any = pytest.importorskip("nbformat")
     nbclient: Any = pytest.importorskip("nbclient")

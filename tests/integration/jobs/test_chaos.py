@@ -83,7 +83,6 @@ def run(given_rows: list[dict[str, Any]], engine: str, kind: str) -> None:
         check(given_rows, sink, end)
 
 
-@pytest.mark.timeout(180)
 @pytest.mark.filterwarnings("ignore:coroutine '_later' was never awaited")  # which user code gives as a result
 @pytest.mark.parametrize("engine", list(ENGINES))
 @settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
@@ -92,7 +91,6 @@ def test_every_record_ends_once_whatever_user_code_does(engine: str, data: st.Da
     run(data.draw(rows(engine)), engine, "thread")
 
 
-@pytest.mark.timeout(300)  # each example begins processes
 @settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_every_record_ends_once_in_processes(data: st.DataObject) -> None:

@@ -164,10 +164,10 @@ class Gate:
 
     def wait(self) -> None:
         self._stuck.set()
-        self._go.wait(10)
+        self._go.wait(60)
 
     def _watch(self) -> None:
-        self._stuck.wait(10)
+        self._stuck.wait(60)
         while self._read.wait(0.3):
             self._read.clear()
         self.loaded = self._so_far

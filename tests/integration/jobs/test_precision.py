@@ -315,7 +315,6 @@ def test_numbers_that_the_device_lacks_are_used_if_set_and_said_to_be_slow(
 INT8 = importlib.util.find_spec("torchao") is not None
 
 
-@pytest.mark.timeout(180)  # imports torchao and, through it, more of PyTorch
 @pytest.mark.skipif(not INT8, reason="torchao is not installed")
 @pytest.mark.parametrize("passes", [True, False])
 def test_int8_is_used_where_it_passes_and_falls_back_by_name(

@@ -101,7 +101,7 @@ class Held(FakeEngine):
 
     def __init__(self, model: str | None = None) -> None:
         self.go = threading.Event()
-        super().__init__(model, seconds_per_batch=1, sleep=lambda seconds: self.go.wait(20))
+        super().__init__(model, seconds_per_batch=1, sleep=lambda seconds: self.go.wait(60))
 
 
 class Mortal(FakeEngine):

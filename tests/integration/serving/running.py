@@ -24,10 +24,11 @@ class Running:
     host: ServerState
     server: Server
     engine: Any
+    thread: int
     client: httpx.Client = field(init=False)
 
     def __post_init__(self) -> None:
-        self.client = httpx.Client(base_url=self.url, timeout=20)
+        self.client = httpx.Client(base_url=self.url, timeout=60)
 
     def post(self, path: str, body: Any, **options: Any) -> httpx.Response:
         return self.client.post(path, json=body, **options)
@@ -41,19 +42,19 @@ def running(settings: ServerSettings) -> Iterator[Running]:
     thread = threading.Thread(target=server.run_app, name="server-under-test")
     thread.start()
     try:
-        until(lambda: server.started or not thread.is_alive(), 60)
+        until(lambda: server.started or not thread.is_alive())
         port = server.servers[0].sockets[0].getsockname()[1]
         assert host.loaded is not None
-        state = Running(f"http://127.0.0.1:{port}", host, server, host.loaded.engine)
+        state = Running(f"http://127.0.0.1:{port}", host, server, host.loaded.engine, thread.ident or 0)
         with state.client:
             yield state
     finally:
         server.should_exit = True
-        thread.join(20)
+        thread.join(60)
         assert not thread.is_alive()
 
 
-def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
     """Wait for something that another thread brings about."""
     end = time.monotonic() + seconds
     while not condition():

@@ -152,7 +152,7 @@ def test_a_batch_waits_for_a_full_disk(serve: Callable[..., Any], monkeypatch: A
     free = disk(monkeypatch, errno.ENOSPC, after)
     with serve(f"{ENGINES}:Gradual", batch_tokens=64) as server:
         identity = begin(server, [line(number) for number in range(3_000)])
-        until(lambda: server.engine.batch_sizes and not server.host.loaded.batcher.stats.waiting, 20)
+        until(lambda: server.engine.batch_sizes and not server.host.loaded.batcher.stats.waiting)
         assert batch(server, identity)["status"] == "in_progress"
         free()
         done = ended(server, identity)

@@ -45,7 +45,7 @@ def batch(server: Running, identity: str) -> dict[str, Any]:
 
 
 def ended(server: Running, identity: str) -> dict[str, Any]:
-    until(lambda: batch(server, identity)["status"] in ("completed", "failed", "expired", "cancelled"), 20)
+    until(lambda: batch(server, identity)["status"] in ("completed", "failed", "expired", "cancelled"))
     return batch(server, identity)
 
 

@@ -17,6 +17,7 @@ from headrace.app.servers.server import ServerSettings
 from headrace.engines.choosing.config import EngineConfig
 from headrace.observe.live.frame import Frame, parse_frame
 from headrace.serving.auth import read_keys
+from headrace.serving.limits import ServeLimits
 
 SHOWN = ("/dashboard/state", "/dashboard/events", "/report")
 
@@ -41,9 +42,8 @@ def test_the_state_counts_what_clients_did(server: Running) -> None:
     before = state(server)
     embed(server, 5)
     assert server.post("/v1/embeddings", {"input": []}).status_code == 400
-    time.sleep(1)  # one frame a second
+    until(lambda: state(server).counts["requests"] == before.counts["requests"] + 6)  # one frame a second
     after = state(server)
-    assert after.counts["requests"] - before.counts["requests"] == 6
     assert after.counts["records"] - before.counts["records"] == 10
     assert after.errors["400 on /v1/embeddings"] == 1
     assert after.name == "</script><b>"
@@ -87,7 +87,7 @@ def test_two_hundred_viewers_share_one_frame_a_second(server: Running, monkeypat
 
     async def crowd() -> list[int]:
         limits = httpx.Limits(max_connections=300)
-        async with httpx.AsyncClient(base_url=server.url, timeout=30, limits=limits) as client:
+        async with httpx.AsyncClient(base_url=server.url, timeout=60, limits=limits) as client:
             return await asyncio.gather(*(watch(client) for _ in range(200)))
 
     time.sleep(1)  # a frame is a second old at most
@@ -101,12 +101,13 @@ def test_two_hundred_viewers_share_one_frame_a_second(server: Running, monkeypat
 
 
 def test_a_viewer_takes_no_slot_and_does_not_delay_the_end() -> None:
-    settings = ServerSettings(EngineConfig(task="embed", engine="headrace.testing:FakeEngine"))
+    config = EngineConfig(task="embed", engine="headrace.testing:FakeEngine")
+    settings = ServerSettings(config, limits=ServeLimits(drain_s=3_600))
     seen = threading.Event()
     ended = threading.Event()
 
     def watch(url: str) -> None:
-        with httpx.stream("GET", f"{url}/dashboard/events", timeout=30) as answer:
+        with httpx.stream("GET", f"{url}/dashboard/events", timeout=60) as answer:
             for _ in answer.iter_lines():
                 seen.set()
         ended.set()
@@ -114,13 +115,11 @@ def test_a_viewer_takes_no_slot_and_does_not_delay_the_end() -> None:
     with running(settings) as server:
         viewer = threading.Thread(target=watch, args=(server.url,))
         viewer.start()
-        assert seen.wait(10)
+        assert seen.wait(60)
         assert server.host.in_progress == 0
-        started = time.monotonic()
         server.server._drain()
-        assert ended.wait(10)
+        assert ended.wait(60)
         viewer.join()
-    assert time.monotonic() - started < 8
 
 
 def test_only_who_may_see_the_metrics_sees_the_state(tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -163,7 +162,10 @@ def test_the_time_of_the_device_is_a_counter(server: Running) -> None:
         return sum(float(line.split()[-1]) for line in page.splitlines() if line.startswith("headrace_device_seconds_"
                                                                                             "total"))  # fmt: skip
 
-    before, started = seconds(), time.monotonic()
+    started = time.monotonic()
+    before, began = seconds(), time.monotonic()
     embed(server, 3)
     time.sleep(0.2)
-    assert seconds() - before == pytest.approx(time.monotonic() - started, abs=0.2)
+    least = time.monotonic() - began
+    counted = seconds() - before
+    assert least - 0.1 < counted < time.monotonic() - started + 0.1

@@ -144,7 +144,7 @@ def test_names_follow_the_conventions_and_the_documents(talker: Running, adder: 
 
 
 def test_a_scrape_is_what_prometheus_asks_for(talker: Running) -> None:
-    answer = httpx.get(f"{talker.url}/metrics", headers={"accept": "text/plain;version=0.0.4"})
+    answer = httpx.get(f"{talker.url}/metrics", headers={"accept": "text/plain;version=0.0.4"}, timeout=60)
     assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
     for family in text_string_to_metric_families(answer.text):
         if family.type == "histogram":

@@ -54,13 +54,13 @@ def server_of(path: Path, text: str, **settings: Any) -> Iterator[tuple[Server, 
     thread = threading.Thread(target=server.run_app, name="server-under-test")
     thread.start()
     try:
-        until(lambda: server.started or not thread.is_alive(), 60)
+        until(lambda: server.started or not thread.is_alive())
         port = server.servers[0].sockets[0].getsockname()[1]
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=20) as client:
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
             yield server, state, client
     finally:
         server.should_exit = True
-        thread.join(20)
+        thread.join(60)
         assert not thread.is_alive()
 
 
@@ -318,7 +318,7 @@ def test_accepted_requests_are_answered_when_the_server_stops(tmp_path: Path) ->
     text = f"models: [{{name: slow, task: embed, {slow}}}]"
     with server_of(tmp_path, text) as (server, state, client), ThreadPoolExecutor(4) as threads:
         url = f"{client.base_url}/v1/embeddings"
-        asked = [threads.submit(httpx.post, url, json={"input": "a"}, timeout=20) for _ in range(4)]
+        asked = [threads.submit(httpx.post, url, json={"input": "a"}, timeout=60) for _ in range(4)]
         until(lambda: state.in_progress == 4)
         server.handle_exit(signal.SIGTERM, None)
         until(lambda: client.get("/ready").status_code == 503)

@@ -36,7 +36,7 @@ def begin(user: openai.OpenAI, rows: list[dict[str, Any]], endpoint: Any = "/v1/
 
 
 def ended(user: openai.OpenAI, identity: str) -> Any:
-    until(lambda: user.batches.retrieve(identity).status in ENDED, 20)
+    until(lambda: user.batches.retrieve(identity).status in ENDED)
     return user.batches.retrieve(identity)
 
 

@@ -34,7 +34,7 @@ class Failing(FakeEngine):
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    limits = ServeLimits(body_timeout_s=1.0, max_header_bytes=16_384, max_body_bytes=10_000)
+    limits = ServeLimits(body_timeout_s=2.0, max_header_bytes=16_384, max_body_bytes=10_000)
     with running(
         ServerSettings(EngineConfig(engine=f"{__name__}:Failing"), limits=limits, state=tmp_path_factory.mktemp("s"))
     ) as server:
@@ -42,8 +42,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 
 
 def connect(server: Running) -> socket.socket:
-    connection = socket.create_connection(("127.0.0.1", int(server.url.rsplit(":", 1)[1])), timeout=10)
-    connection.settimeout(10)
+    connection = socket.create_connection(("127.0.0.1", int(server.url.rsplit(":", 1)[1])), timeout=60)
+    connection.settimeout(60)
     return connection
 
 
@@ -64,13 +64,13 @@ def test_a_connection_that_is_never_used_is_closed(server: Running) -> None:
     began = time.monotonic()
     with connect(server) as connection:
         assert connection.recv(1) == b""
-    assert 0.8 < time.monotonic() - began < 5
+    assert time.monotonic() - began > 1.5
 
 
-def test_a_connection_that_is_used_late_and_again_is_not(server: Running) -> None:
+def test_a_connection_that_is_used_again_late_is_not(server: Running) -> None:
     with connect(server) as connection:
-        for _ in range(4):
-            time.sleep(0.4)
+        for pause_s in (0, 3):
+            time.sleep(pause_s)
             connection.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
             got = b""
             while not got.endswith(b'{"status":"ok"}'):  # head and body may come in parts

@@ -27,7 +27,6 @@ def streamed(server: Running, body: dict[str, Any]) -> list[str]:
     return [json.loads(event)["choices"][0]["text"] for event in events[:-1]]
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("options", [{}, {"stop": ["77"]}, {"temperature": 1.0, "seed": 3}])
 def test_the_pieces_make_the_whole(server: Running, options: dict[str, Any]) -> None:
     body = {"prompt": "12+30=", "max_tokens": 16, "ignore_eos": True, **options}

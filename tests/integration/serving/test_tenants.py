@@ -96,7 +96,7 @@ def test_the_output_belongs_to_whom_the_batch_belongs(serve: Callable[..., Any])
     with serve() as server:
         alice, bob, root = (Caller(server, f"k-{name}") for name in ("alice", "bob", "root"))
         identity = alice.begin(alice.upload(3)).json()["id"]
-        until(lambda: alice.status(identity) == "completed", 20)
+        until(lambda: alice.status(identity) == "completed")
         output = alice.ask("GET", f"/v1/batches/{identity}").json()["output_file_id"]
         assert alice.ask("GET", f"/v1/files/{output}/content").text.count("\n") == 3
         assert root.ask("GET", f"/v1/files/{output}/content").text.count("\n") == 3
@@ -121,7 +121,7 @@ def test_what_was_made_without_keys_is_for_the_admin_alone(serve: Callable[..., 
     with serve(None) as server:
         file = Caller(server, None).upload(2)
         identity = Caller(server, None).begin(file).json()["id"]
-        until(lambda: Caller(server, None).status(identity) == "completed", 20)
+        until(lambda: Caller(server, None).status(identity) == "completed")
     with serve() as server:
         assert Caller(server, "k-alice").ids("files") == Caller(server, "k-alice").ids("batches") == set()
         assert Caller(server, "k-root").ids("batches") == {identity}

@@ -91,7 +91,7 @@ def test_a_contender_ends_with_the_command(tmp_path: Path, number: signal.Signal
         while own.poll() is None and not (pid.exists() and pid.read_text()):
             time.sleep(0.02)
         own.send_signal(number)
-        _, said = own.communicate(timeout=20)
+        _, said = own.communicate(timeout=60)
     assert own.returncode == (-9 if number == signal.SIGKILL else 128 + number), said
     assert b"Traceback" not in said
     for _ in range(500):

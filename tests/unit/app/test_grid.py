@@ -29,7 +29,7 @@ class Engine:
 
     def forward(self, batch: Sequence[int]) -> Sequence[int]:
         self.first = self.first or len(batch)
-        self._together.wait(timeout=30)
+        self._together.wait(timeout=60)
         if len(batch) > self._room:
             raise EngineOutOfMemoryError("too many")
         return batch

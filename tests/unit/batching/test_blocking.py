@@ -78,7 +78,7 @@ def test_leaving_map_batches_ends_its_thread_though_the_function_is_stuck(monkey
 
     def stuck(batch: list[int]) -> list[int]:
         if 5 in batch:
-            assert let_go.wait(30)
+            assert let_go.wait(60)
         return batch
 
     results = headrace.map_batches(stuck, itertools.count(), max_batch_size=1)

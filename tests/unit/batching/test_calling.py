@@ -64,7 +64,7 @@ def test_the_loop_goes_on_while_a_blocking_function_works(virtual: VirtualTime) 
 
     def process(batch: list[int]) -> list[int]:
         working.set()
-        assert seen.wait(30), "the loop stood still"
+        assert seen.wait(60), "the loop stood still"
         return batch
 
     async def main() -> None:
@@ -84,7 +84,7 @@ def test_slots_have_a_thread_each(virtual: VirtualTime) -> None:
     together = threading.Barrier(3)
 
     def process(batch: list[int]) -> list[int]:
-        together.wait(30)
+        together.wait(60)
         return [threading.get_ident()] * len(batch)
 
     async def main() -> list[int]:

@@ -297,7 +297,7 @@ def test_nobody_waits_for_ever_for_a_stuck_step(virtual: VirtualTime) -> None:
     def wait() -> None:
         if not stuck.is_set():
             stuck.set()
-            freed.wait(30)
+            freed.wait(60)
 
     class Stuck(FakeStepEngine):
         def step(self) -> Any:
@@ -329,7 +329,7 @@ def test_who_waits_for_room_behind_a_stuck_step_does_not_hang_either(virtual: Vi
 
     def wait() -> None:
         stuck.set()
-        freed.wait(30)
+        freed.wait(60)
 
     async def main() -> None:
         loop: Any = asyncio.get_running_loop()
@@ -360,7 +360,7 @@ def test_an_engine_that_outlives_its_batcher_is_left_empty(virtual: VirtualTime)
 
     def hold() -> None:
         began.set()
-        go_on.wait(30)
+        go_on.wait(60)
 
     engine = HeldEngine(max_slots=2, most=1_000, before_step=hold)
 
@@ -388,7 +388,7 @@ def test_stopping_finishes_what_is_there_or_fails_what_waits(virtual: VirtualTim
 
     def hold() -> None:
         began.set()
-        go_on.wait(30)
+        go_on.wait(60)
 
     engine = FakeStepEngine(max_slots=1, before_step=hold)
 

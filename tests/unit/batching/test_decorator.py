@@ -96,7 +96,7 @@ def test_calls_from_several_threads_use_a_batcher_each() -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(60)
     assert results == {number: 2 * number for number in range(8)}
     assert call.stats.total_completed == 8
 

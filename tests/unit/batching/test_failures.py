@@ -222,7 +222,7 @@ def test_a_blocking_function_that_never_returns_is_left_behind_on_its_thread(vir
     def process(batch: list[int]) -> list[int]:
         if 0 in batch:
             stuck.set()
-            assert let_go.wait(30)
+            assert let_go.wait(60)
         return [double(record) for record in batch]
 
     async def main() -> None:

@@ -112,7 +112,7 @@ def test_a_blocking_function_that_is_stuck_does_not_keep_stop_waiting(virtual: V
 
     def process(batch: list[int]) -> list[int]:
         stuck.set()
-        assert let_go.wait(30)
+        assert let_go.wait(60)
         return batch
 
     async def main() -> None:

@@ -197,7 +197,7 @@ def test_threads_submit_through_the_twins(virtual: VirtualTime) -> None:
     async def main() -> None:
         async with DynamicBatcher(Engine(), batch_timeout_s=0) as batcher:
             assert await in_thread(lambda: batcher.submit_blocking(4)) == 8
-            assert await in_thread(lambda: batcher.submit_threadsafe(5, priority=1).result(30)) == 10
+            assert await in_thread(lambda: batcher.submit_threadsafe(5, priority=1).result(60)) == 10
             assert await in_thread(lambda: list(batcher.map_blocking(range(100)))) == [2 * n for n in range(100)]
 
     virtual(main())
@@ -303,7 +303,7 @@ def test_threads_that_wait_when_the_loop_ends_are_told(virtual: VirtualTime) -> 
 
     def wait() -> None:
         for thread in threads:
-            thread.join(30)
+            thread.join(60)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(threading, "excepthook", lambda args: ends.append(args.exc_value))

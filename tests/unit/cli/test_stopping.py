@@ -33,5 +33,5 @@ def test_the_process_ends_though_user_code_catches_the_end(monkeypatch: pytest.M
     monkeypatch.setattr(os, "_exit", end)
     with pytest.raises(StoppedEarly):
         stopping.Stopper().handle(signal.SIGUSR2, None)
-    assert done.wait(10)
+    assert done.wait(60)
     assert ended == [128 + signal.SIGUSR2]

@@ -295,7 +295,7 @@ def test_the_context_is_that_of_the_caller(virtual: VirtualTime) -> None:
 
 
 def test_a_plain_function_runs_on_as_many_threads_as_calls_are_allowed() -> None:
-    together = threading.Barrier(4, timeout=30)
+    together = threading.Barrier(4, timeout=60)
 
     def meet(item: int) -> int:
         together.wait()  # passes only if four run at once
