@@ -167,7 +167,7 @@ def _tile_time(width: int) -> float:
     return 1.0 + 0.08 * width + 0.0007 * width**2
 
 
-@functools.lru_cache(maxsize=1_024)
+@functools.lru_cache(maxsize=256)
 def _tile_mask(length: int, shared: int, width: int, dtype: torch.dtype) -> torch.Tensor | None:
     """What each token of a tile may attend to, to be added to the scores; None for everything.
 
@@ -215,15 +215,15 @@ def attend(  # noqa: PLR0913 - the signature that transformers calls
 def _attend_run(tokens: list[torch.Tensor], run: Run, start: int, scaling: float | None) -> torch.Tensor:
     """Outputs of shape (tokens of the run, heads, width) for the row's queries, keys and values of that shape."""
     width = run.width or run.step
-    tiles = [
+    queries, keys, values = (
         states[start:].as_strided(
             (run.tiles, states.shape[1], width, states.shape[2]),
             (run.step * states.stride(0), states.stride(1), states.stride(0), states.stride(2)),
         )
         for states in tokens
-    ]
+    )
     mask = _tile_mask(run.length, run.shared, width, tokens[0].dtype)
-    output = scaled_dot_product_attention(*tiles, attn_mask=mask, scale=scaling)
+    output = scaled_dot_product_attention(queries, keys, values, attn_mask=mask, scale=scaling)
     return output.transpose(1, 2)[:, : run.step].flatten(0, 1)[: run.count * run.length]
 
 
