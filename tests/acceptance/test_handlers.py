@@ -10,6 +10,8 @@ from textwrap import dedent
 import pytest
 from tests.acceptance.command import end, headrace, start
 
+BRIEF = "from headrace.cli import exit; exit._THREADS_S = exit._EXIT_FUNCTIONS_S = 0.5; "
+"""What is left running is ended where it stands after half a second."""
 RUN = ("run", "-i", "in.jsonl", "-o", "out.jsonl", "--handler", "my_handler.py")
 # What it starts when it is asked to load its model, and what is said of it when it is ended where it stands.
 LEFT = {
@@ -69,7 +71,7 @@ def write(folder: Path, handler: str, config: str = "batchSize: 2\nmaxBatchDelay
 def test_what_a_handler_leaves_running_does_not_keep_the_process(folder: Path, left: str) -> None:
     statement, named = LEFT[left]
     write(folder, STARTS.replace("LEFT", statement))
-    status, said = headrace(*RUN, folder=folder)
+    status, said = headrace(*RUN, folder=folder, before=BRIEF)
     assert status == 0, said
     assert "wrote out.jsonl: 4 of 4 records" in said
     assert named in said

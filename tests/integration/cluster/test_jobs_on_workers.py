@@ -175,7 +175,10 @@ def test_a_worker_that_does_not_answer_is_done_without_and_ended(workers: Worker
 
 
 @pytest.mark.usefixtures("impatient")
-def test_workers_that_stand_still_while_they_load_end_the_job(workers: Workers, rows: Rows, tmp_path: Path) -> None:
+def test_workers_that_stand_still_while_they_load_end_the_job(
+    workers: Workers, rows: Rows, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headrace.cluster.heartbeat.MISSED_LOADING", 4)  # none of them is to answer
     with pytest.raises(EngineError, match="no worker answers any more"):
         workers.run(rows(10), tmp_path / "out.jsonl", engine=f"{ENGINES}:frozen", model="x", replicas=1)
     workers.wait_until_none_is_left()

@@ -15,9 +15,9 @@ import pyarrow.parquet as pq
 import pytest
 from tests.acceptance.command import FAKE, headrace, start
 
-ROWS = 8_000
+ROWS = 2_000
 IDS = list(range(ROWS))
-SLOW = (*FAKE, "--seconds-per-batch", "0.1", "--batch-size", "16")
+SLOW = (*FAKE, "--seconds-per-batch", "0.2", "--batch-size", "2")
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ def test_killed_refused_and_continued(gs: Any, tmp_path: Path) -> None:
     assert [json.loads(line)["id"] for line in gs.cat_file("rows/out.jsonl").splitlines()] == IDS
     status, said = headrace(*command, *FAKE, folder=tmp_path)
     assert status == 0
-    assert "already finished: 8,000 records" in said
+    assert "already finished: 2,000 records" in said
 
 
 def test_a_folder_of_parts(gs: Any, tmp_path: Path) -> None:

@@ -290,7 +290,7 @@ def test_missing_credentials_are_said_in_one_line(
 def test_every_tenth_call_fails_or_comes_late(
     s3: Any, folder: str, s3_server: tuple[str, int], use_s3: Callable[[str, int], Any]
 ) -> None:
-    with faulty_way(*s3_server, every_tenth) as way:
+    with faulty_way(*s3_server, every_tenth, late_s=0.2) as way:
         use_s3(*way.server_address)
         report: Report = headrace.run(folder, sink="s3://rows/out/vectors.parquet", **FAKE)
         headrace.run(folder, sink="s3://rows/parts/", **FAKE)
