@@ -1,8 +1,8 @@
 """Run encoder layers without padding: a batch's real tokens form one row, and attention runs per text.
 
-On a CPU, PyTorch's attention is slow for lengths that are no multiple of 16, and for short ones. There it gets tiles of
-the row: one or more texts of the same length, and what follows them in the row up to a multiple of 16. A mask keeps
-them apart. Tiles are views of the row, which may overlap, so nothing is copied.
+In 16 bits on a CPU, PyTorch's attention is slow for lengths that are no multiple of 16, and for short ones. There it
+gets tiles of the row: one or more texts of the same length, and what follows them in the row up to a multiple of 16. A
+mask keeps them apart. Tiles are views of the row, which may overlap, so nothing is copied. Float32 gains nothing.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ except ImportError:  # an older PyTorch
 NAME = "headrace_packed"
 
 _HALVES = (torch.float16, torch.bfloat16)
-"""Dtypes that PyTorch's variable-length attention supports, on CUDA only."""
+"""Dtypes that PyTorch's variable-length attention supports on CUDA, and for which attention on a CPU gets tiles."""
 
 _LENGTHS_PER_DOUBLING = 16
 """On a CPU, rows have one of so many lengths between a power of two and the next: at most 6 % of a row is filling."""
 _ALIGNED = 16
-"""On a CPU, the width of a tile is a multiple of this: the float32 lanes of AVX-512."""
+"""The width of a tile is a multiple of this: the float32 lanes of AVX-512."""
 _WIDEST = 128
 """Texts share a tile of at most so many tokens."""
 
@@ -111,7 +111,8 @@ class PackedEncoder(torch.nn.Module):  # type: ignore[misc]  # torch's types are
         order = np.argsort(-lengths, kind="stable")
         places = _places(mask, order)
         tokens = len(places)
-        texts = ragged(lengths[order], hidden_states.device)
+        tiled = on_cpu and hidden_states.dtype in _HALVES
+        texts = ragged(lengths[order], hidden_states.device, tiled=tiled)
         if on_cpu:
             places = np.pad(places, (0, row_length(texts.reach) - tokens))  # with the first token
         flat = hidden_states.flatten(0, 1)
@@ -141,11 +142,11 @@ def _places(mask: NDArray[np.generic], order: NDArray[np.int64]) -> NDArray[np.i
     return places
 
 
-def ragged(lengths: NDArray[np.int64], device: torch.device) -> RaggedBatch:
-    """The boundaries of texts of these lengths, which descend."""
+def ragged(lengths: NDArray[np.int64], device: torch.device, *, tiled: bool) -> RaggedBatch:
+    """The boundaries of texts of these lengths, which descend, and the tiles if `tiled`."""
     values, counts = np.unique(-lengths, return_counts=True)
     starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
-    run_of = _tiled if device.type == "cpu" else Run
+    run_of = _tiled if tiled else Run
     runs = [run_of(*run) for run in zip(counts.tolist(), (-values).tolist(), strict=True)]
     reach, start = 0, 0
     for run in runs:
