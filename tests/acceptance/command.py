@@ -72,7 +72,7 @@ def traced(process: subprocess.Popen[str]) -> Iterator[subprocess.Popen[str]]:
     except BaseException:  # a time limit of pytest's too
         process.send_signal(signal.SIGABRT)  # every thread's stack
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(10)
+            process.wait(60)
         process.kill()
         sys.stderr.write("\n".join([f"-- process {process.args} --", *process.communicate()]))
         raise

@@ -137,3 +137,35 @@ def test_only_the_profile_knows_what_an_engine_may_not_say(module: str) -> None:
 )
 def test_a_guess_about_an_engine_is_found(line: str) -> None:
     assert guesses_about_engines(line) == [1]
+
+
+SHORT = re.compile(
+    r"\.(wait|join|result|communicate)\((timeout=)?([2-9]|[1-5]\d)\b"  # a wait that a busy machine may not keep
+    r"|(monotonic|perf_counter)\(\) - \w+ <=? \d\d?\b"
+    r"|httpx\.(get|post|stream|Client|AsyncClient)\((?!.*timeout=)"  # by default five seconds
+)
+
+
+def test_no_test_fails_because_the_machine_is_busy() -> None:
+    """A limit against hanging is a minute or more; what is quick is shown by events, counts or a clock of its own."""
+    found = [
+        f"{path.name}: {line.strip()}"
+        for path in sorted((ROOT / "tests").rglob("*.py"))
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if SHORT.search(line)
+    ]
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    ("line", "short"),
+    [
+        ("    assert process.wait({}) == 0", "3"),
+        ("    said = job.communicate(timeout={})", "10"),
+        ("    assert time.monotonic() - began < {}", "5"),
+        ("    httpx.{}(url)", "get"),
+    ],
+)
+def test_a_wait_that_is_too_short_is_found(line: str, short: str) -> None:
+    assert SHORT.search(line.format(short))
+    assert not SHORT.search(line.format("120").replace("(url)", "(url, timeout=60)"))
