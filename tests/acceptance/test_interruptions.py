@@ -90,7 +90,7 @@ def test_while_a_model_loads_the_job_can_be_seen_and_no_other_loads_one(folder: 
     first = start(*command, *LOADING, folder=folder)
     wait_for(folder, "loading")
     status, said = headrace(*command, *BROKEN, folder=folder)
-    assert (status, "is being written by process" in said, "weights" in said) == (2, True, False)
+    assert (status, f"headrace: {output} is being written by process" in said, "weights" in said) == (2, True, False)
     status, said = headrace("inspect", output, folder=folder)
     assert (status, said.startswith(f"state     loading the model, by process {first.pid} on ")) == (0, True)
     status, said = headrace("top", "--once", output, folder=folder)
@@ -102,6 +102,20 @@ def test_while_a_model_loads_the_job_can_be_seen_and_no_other_loads_one(folder: 
     assert headrace(*command, *BROKEN, folder=folder)[0] == 2
     assert sorted(path.name for path in folder.iterdir()) == ["in.jsonl", "loading"]
     assert headrace(*command, *FAKE, folder=folder)[0] == 0
+
+
+def test_the_second_step_of_a_job_is_shown_while_it_loads(folder: Path) -> None:
+    steps = [{"name": name, "task": "embed", "engine": engine} for name, engine in (("a", FAKE[1]), ("b", LOADING[1]))]
+    (folder / "steps.json").write_text(json.dumps({"steps": steps}))
+    job = start("run", "--config", "steps.json", "-i", "in.jsonl", "--limit", "10", "-o", "out.jsonl", folder=folder)
+    wait_for(folder, "loading")
+    assert f"b: loading the model, by process {job.pid}" in headrace("inspect", "out.jsonl", folder=folder)[1]
+    said = " ".join(headrace("top", "--once", "out.jsonl", folder=folder)[1].split())
+    assert f"loading the model of the next step, by process {job.pid}" in said
+    assert "step 1 of 2 is finished" in said
+    job.kill()
+    job.communicate()
+    assert "stopped: step 1 of 2 is finished" in headrace("top", "--once", "out.jsonl", folder=folder)[1]
 
 
 def test_a_job_that_continues_says_that_it_loads_too(folder: Path) -> None:

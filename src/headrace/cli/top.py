@@ -140,11 +140,14 @@ def job_frame(name: str) -> Frame:
         return _frame(name, steps[0].output if steps and steps_holder(name) else name)
     frame = replace(_frame(name, begun[-1].output), name=f"{name}: {begun[-1].name}")
     if frame.state == "finished" and len(begun) < len(steps):
+        done = f"step {len(begun)} of {len(steps)} is finished"
+        if (loads := job_holder(known_target(steps[len(begun)].output))) is not None:
+            return replace(frame, state=f"{_LOADING} of the next step, by {loads}: {done}")
         holder = steps_holder(name)
         now = (
             "running" if holder or is_remote(known_target(name).place) else "stopped"
         )  # a store has no lock to look at
-        return replace(frame, state=f"{now}: step {len(begun)} of {len(steps)} is finished")
+        return replace(frame, state=f"{now}: {done}")
     return frame
 
 

@@ -101,7 +101,7 @@ def run(job: Job) -> JobEnd:
                 StallDetector(job.output.work).judge(todo, error)
             raise
         except OSError as error:
-            raise BrokenOffError(f"cannot write {job.output.target}: {error}; run again to continue") from error
+            raise BrokenOffError(f"cannot write {job.output.name}: {error}; run again to continue") from error
         finally:
             job.user.close()
             if job.in_flight is not None:

@@ -214,6 +214,16 @@ def test_a_holder_that_died_on_this_machine_is_followed_at_once(s3: Any) -> None
         assert clock.now == lease.ALONE_S
 
 
+def test_a_job_whose_process_died_on_this_machine_does_not_run(s3: Any, folder: str) -> None:
+    headrace.run(folder, sink="s3://rows/out.jsonl", **FAKE)
+    here = {"pid": os.getpid(), "host": lease.socket.gethostname(), "space": lease._space()}
+    for started, state in ((lease._started(os.getpid()), "running"), ("1", "finished")):
+        s3.pipe_file("rows/out.jsonl.parts/lock", stranger(**here, started=started))
+        assert inspect("s3://rows/out.jsonl").state == state
+    s3.pipe_file("rows/out.jsonl.parts/lock", stranger())  # on another machine: nobody knows
+    assert inspect("s3://rows/out.jsonl").state == "running"
+
+
 def test_a_number_of_another_container_says_nothing(s3: Any) -> None:
     s3.pipe_file("rows/out.parts/lock", stranger(pid=1, host=lease.socket.gethostname(), space="another"))
     clock = Clock()

@@ -36,11 +36,20 @@ def test_a_holder_that_has_not_written_its_name_yet_is_another_process(tmp_path:
 def test_a_folder_that_was_made_for_a_lock_goes_with_it_unless_a_job_has_begun(tmp_path: Path, begins: bool) -> None:
     folder = tmp_path / "out" / "work"
     state = folder / "job.json"
-    with locked_folder(folder, tmp_path / "out", state.exists):
+    with locked_folder(folder, "out/", state.exists):
         assert (folder / "lock").exists()
         if begins:
             state.touch()
     assert sorted(path.name for path in tmp_path.rglob("*")) == (["job.json", "lock", "out", "work"] if begins else [])
+
+
+def test_the_working_folder_of_a_process_that_was_killed_before_its_job_began_goes_too(tmp_path: Path) -> None:
+    folder = tmp_path / "out.jsonl.parts"
+    folder.mkdir()
+    (folder / "lock").touch()
+    with locked_folder(folder, "out.jsonl", lambda: False):
+        pass
+    assert not folder.exists()
 
 
 def test_a_lock_file_that_is_removed_while_it_is_opened_is_made_again(

@@ -188,7 +188,7 @@ def _check_output(settings: JobSettings, output: JobOutput) -> None:
         if settings.overwrite or not output.is_finished:
             check_room(output.target)
     except OSError as error:
-        raise ConfigError(f"cannot write {output.target}: {error.strerror or error}") from error
+        raise ConfigError(f"cannot write {output.name}: {error.strerror or error}") from error
     if not (settings.overwrite or settings.retry):
         output.refuse_foreign_files()
     if isinstance(output.writer, TableWriter | HubWriter) and not output.is_finished:

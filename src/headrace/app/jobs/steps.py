@@ -264,7 +264,7 @@ def _locked(target: Target) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"cannot write {target}: {error.strerror or error}: {folder}") from error
-    with exclusive(folder / "lock", target.place):
+    with exclusive(folder / "lock", str(target)):
         yield
 
 

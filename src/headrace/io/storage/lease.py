@@ -63,7 +63,7 @@ class Lease:
     def __init__(
         self,
         path: Path,
-        output: Path,
+        output: str | Path,
         *,
         sleep: Callable[[float], object] = time.sleep,
         clock: Callable[[], float] = time.monotonic,
@@ -197,6 +197,14 @@ class Lease:
             return _Holder(**json.loads(with_retries(lambda: self._fs.cat_file(self._address))())), tag
         except FileNotFoundError:
             return None, ""
+
+
+def may_live(content: str) -> bool:
+    """Whether the holder of a lease with this content may be alive: not a process of this machine that has ended."""
+    try:
+        return not _Holder(**json.loads(content)).is_gone()
+    except (ValueError, TypeError):  # written by another version
+        return True
 
 
 def _started(pid: int) -> str:

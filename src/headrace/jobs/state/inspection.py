@@ -13,6 +13,7 @@ from typing import Literal, TypeAlias
 from headrace.errors import ConfigError
 from headrace.io.databases.names import display_name
 from headrace.io.sinks.targets import Target, find_target
+from headrace.io.storage.lease import may_live
 from headrace.io.storage.locations import as_os_errors, exists, is_remote
 from headrace.io.storage.parts import PartFolder
 from headrace.jobs.state.changed_files import changes
@@ -179,7 +180,8 @@ def holder_of(lock: Path) -> Holder | None:
     """The process that holds a lock file, or the holder of a lease in a store; None if it is free."""
     try:
         if is_remote(lock):
-            return holder_in(as_os_errors(lock.read_text)(encoding="utf-8"))
+            content = as_os_errors(lock.read_text)(encoding="utf-8")
+            return holder_in(content) if may_live(content) else None
         with lock.open("r", encoding="utf-8") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # given up when the file is closed, at once

@@ -34,7 +34,7 @@ os.register_at_fork(after_in_child=_release_in_child)
 
 
 @contextlib.contextmanager
-def exclusive(path: Path, output: Path, way_out: str = "wait for it, or choose another output") -> Iterator[None]:
+def exclusive(path: Path, output: str | Path, way_out: str = "wait for it, or choose another output") -> Iterator[None]:
     """Hold the lock file while the body runs. The file remains and names its last holder.
 
     The kernel frees the lock when the process ends, however it ends, so a file left by `kill -9` locks nothing. The
@@ -63,14 +63,16 @@ def exclusive(path: Path, output: Path, way_out: str = "wait for it, or choose a
 
 
 @contextlib.contextmanager
-def locked_folder(folder: Path, output: Path, has_begun: Callable[[], bool]) -> Iterator[None]:
+def locked_folder(folder: Path, output: str, has_begun: Callable[[], bool]) -> Iterator[None]:
     """`exclusive` with the file `lock` in a folder; what is made for it is removed if no job has begun at the end.
+
+    So is the folder itself if it was there: it was made for this lock, by a process that was killed.
 
     Raises:
         OutputLockedError: another process writes the same output.
         ConfigError: the folder cannot be made.
     """
-    made = [missing for missing in (folder, *folder.parents) if not missing.exists()]
+    made = [folder, *(missing for missing in folder.parents if not missing.exists())]
     with contextlib.ExitStack() as held:
         try:
             held.enter_context(exclusive(folder / "lock", output))
@@ -86,7 +88,7 @@ def locked_folder(folder: Path, output: Path, has_begun: Callable[[], bool]) -> 
                         empty.rmdir()
 
 
-def _locked(path: Path, output: Path, way_out: str) -> TextIO | None:
+def _locked(path: Path, output: str | Path, way_out: str) -> TextIO | None:
     """The lock file, locked; None if its holder has removed it meanwhile.
 
     Raises:

@@ -84,6 +84,8 @@ class JobOutput:
             if place.is_file() and target.is_folder:
                 raise ConfigError(f"cannot write {target}: it is a file; name a folder")
         self._target = target
+        self.name = str(target)
+        """What the user calls it, without its password."""
         self.target = place
         self.table = target.table
         """The table that takes the rows, if the output is one."""
@@ -120,7 +122,7 @@ class JobOutput:
         try:
             self._refuse_foreign_files()
         except OSError as error:
-            raise ConfigError(f"cannot write {self.target}: {error.strerror or error}") from error
+            raise ConfigError(f"cannot write {self.name}: {error.strerror or error}") from error
 
     def _refuse_foreign_files(self) -> None:
         for path in (self.target, self.errors):
@@ -170,7 +172,7 @@ class JobOutput:
             yield
             return
         remote = is_remote(self.target)
-        with self._locked_in_store() if remote else locked_folder(self.work, self.target, lambda: self.has_begun):
+        with self._locked_in_store() if remote else locked_folder(self.work, self.name, lambda: self.has_begun):
             if not remote:
                 self.parts.sweep()
             self._is_locked = True
@@ -181,7 +183,7 @@ class JobOutput:
 
     @contextlib.contextmanager
     def _locked_in_store(self) -> Iterator[None]:
-        self._lease = Lease(self.work / "lock", self.target)
+        self._lease = Lease(self.work / "lock", self.name)
         with self._lease.held(), tempfile.TemporaryDirectory(prefix="headrace-") as folder:
             self.scratch = Path(folder)
             abort_uploads(self.target, self.errors, self.work)
