@@ -11,21 +11,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from tests.small_models import text_model
 
 import headrace
 from headrace.app.jobs import tuning
 from headrace.app.jobs.job import JobSettings, execute, rehearse
 from headrace.device import precision
-from headrace.device.openmp import end_workers
 from headrace.engines.base import Prepared
 from headrace.engines.choosing.config import EngineConfig
 from headrace.engines.networks import pytorch as torch_network
 from headrace.engines.text.embedding import EmbeddingEngine
 from headrace.errors import ConfigError, MissingExtraError, ResumeMismatchError
-from headrace.jobs import run as main_path
-from headrace.jobs.pipeline.job import Job, JobEnd, Limits, StopRequest
+from headrace.jobs.pipeline.job import Limits, StopRequest
 
 WORDS = "the canal feeds a mill and its wheel turns so that water never stands still".split()  # noqa: SIM905
 ROWS = [{"id": str(n), "text": " ".join(WORDS[: n % len(WORDS) + 1])} for n in range(60)]
@@ -80,35 +77,6 @@ def test_the_fastest_numbers_that_pass_are_used_and_said(
     found, _ = rehearse(JobSettings(docs, tmp_path / "dry.jsonl", EngineConfig("embed", str(encoder_folder))))
     assert found.precision is not None and found.precision.dtype == "bfloat16"
     assert not (tmp_path / "dry.jsonl").exists()
-
-
-def test_the_trial_leaves_no_threads_that_slow_down_the_job(
-    docs: Path,
-    speeds: dict[str, float],
-    encoder_folder: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    run = main_path.run
-
-    def threads() -> int:
-        return len(list(Path("/proc/self/task").iterdir()))
-
-    def nothing_to_end(job: Job) -> JobEnd:
-        before = threads()
-        end_workers()
-        assert threads() == before
-        return run(job)
-
-    if not Path("/proc/self/maps").exists():
-        pytest.skip("only Linux says which libraries are loaded")
-    monkeypatch.setattr(main_path, "run", nothing_to_end)
-    torch.set_num_threads(2)
-    try:
-        report = headrace.run(docs, encoder_folder, sink=tmp_path / "auto.jsonl", task="embed", progress=False)
-    finally:
-        torch.set_num_threads(1)
-    assert report.precision is not None and report.precision.dtype == "bfloat16"
 
 
 def test_a_device_that_only_emulates_them_keeps_float32(

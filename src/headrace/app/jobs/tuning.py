@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from headrace.app.jobs.plan import Plan
-from headrace.device.openmp import end_workers
 from headrace.device.precision import LEAST_GAIN, candidates, compare, likely_saving
 from headrace.engines.base import AnyBatchEngine, AnyEngine, TunableEngine, can_be_tuned, runs_batches
 from headrace.engines.choosing import registry
@@ -152,11 +151,8 @@ def tune(plan: Plan, engine: AnyEngine, survey: Survey | None, profile: EnginePr
         allowed = max(allowed or 0.0, _UNKNOWN_S)  # it was asked for
     if allowed is None:
         short = "no record" if not batches else "too few records"
-        tuned = Tuned(engine, _chosen(dtype, f"{short} to try {to_try(engine, config)[0]}", started))
-    else:
-        tuned = try_faster(engine, config, batches, allowed)
-    end_workers()  # the job's batches run on another thread
-    return tuned
+        return Tuned(engine, _chosen(dtype, f"{short} to try {to_try(engine, config)[0]}", started))
+    return try_faster(engine, config, batches, allowed)
 
 
 def try_faster(engine: TunableEngine, config: EngineConfig, batches: Sequence[Sequence[Work]], allowed: float) -> Tuned:

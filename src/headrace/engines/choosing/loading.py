@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from headrace.device.openmp import end_workers
 from headrace.engines.base import AnyEngine
 from headrace.engines.choosing import registry
 from headrace.engines.choosing.config import EngineConfig
@@ -29,5 +28,4 @@ def load_engine(config: EngineConfig) -> AnyEngine:
     except BaseException as error:
         words = " ".join(text_of(error).split())
         raise EngineError(f"the engine cannot be loaded: {type(error).__name__}: {words}") from error
-    end_workers()  # batches run on another thread
     return engine
