@@ -62,6 +62,7 @@ def test_a_record_without_the_column_fails_alone() -> None:
         (True, "is True, of type bool; an id is an integer or text: convert the column"),
         ({}, "of type dict"),
         ("\udfff", "not valid Unicode"),
+        pytest.param(10**5_000, "is an integer of 16,610 bits, too long to be written", id="long"),
     ],
 )
 def test_an_id_is_text_or_an_integer(value: Any, message: str) -> None:

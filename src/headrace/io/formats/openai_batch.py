@@ -21,9 +21,9 @@ from headrace.io.storage.rows import full_lines, line_blocks, object_chunks, par
 from headrace.openai_protocol import chat_completion, completion, embeddings
 from headrace.records import Failed, JsonObject, Ok, Record
 
-_FIELDS = frozenset({"custom_id", "method", "url", "body"})
 _TIMEOUTS = frozenset({ProcessTimeoutError.__name__, DeadlineExceededError.__name__})
 LINE_FIELDS = ("custom_id", "method", "url", "body")
+"""The fields of a request in a batch file; each line has all of them."""
 EMBEDDINGS = "/v1/embeddings"
 COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"
@@ -49,7 +49,7 @@ def batch_url(file: InputFile) -> str | None:
         for lines, _ in itertools.islice(line_blocks(file), 4):
             for line in full_lines(lines)[:1]:
                 row = parse_object(line)
-                return str(row["url"]) if row.keys() >= _FIELDS else None
+                return str(row["url"]) if row.keys() >= set(LINE_FIELDS) else None
     except (ValueError, TypeError, RecursionError, JobError):
         pass  # the reader of its format reports the error
     return None

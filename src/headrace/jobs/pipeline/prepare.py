@@ -145,7 +145,10 @@ def id_text(value: object) -> str | None:
     if type(value) is str and value.isascii():  # the common case first
         return value
     if type(value) is int:
-        return str(value)
+        try:
+            return str(value)
+        except ValueError:  # Python writes no integer of more than 4,300 digits
+            return None
     return value if isinstance(value, str) and text_refusal(value) is None else None
 
 
@@ -159,6 +162,8 @@ def _check_text(value: object, column: str) -> None:
 def _id_refusal(value: object, column: str) -> RecordError:
     if isinstance(value, str) and (refusal := text_refusal(value, f"column {column!r}")):
         return refusal
+    if type(value) is int:
+        return RecordError(f"column {column!r} is an integer of {value.bit_length():,} bits, too long to be written")
     shown = "null" if value is None else f"{value!r:.100}, {kind_of(value)}"
     hint = "; pandas makes floats of integers if some are missing" if isinstance(value, float) else ""
     return RecordError(
