@@ -23,6 +23,8 @@ from headrace.engines.networks import pytorch as torch_network
 from headrace.engines.text.embedding import EmbeddingEngine
 from headrace.errors import ConfigError, MissingExtraError, ResumeMismatchError
 from headrace.jobs.pipeline.job import Limits, StopRequest
+from headrace.jobs.pipeline.work import Work
+from headrace.records import Record
 
 WORDS = "the canal feeds a mill and its wheel turns so that water never stands still".split()  # noqa: SIM905
 ROWS = [{"id": str(n), "text": " ".join(WORDS[: n % len(WORDS) + 1])} for n in range(60)]
@@ -328,3 +330,16 @@ def test_int8_without_its_library_or_with_another_type_is_refused(
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(MissingExtraError, match=r'pip install "headrace\[quantize\]"'):
         EmbeddingEngine(encoder_folder, quantize="int8")
+
+
+def test_other_work_on_the_machine_does_not_hide_the_gain(monkeypatch: pytest.MonkeyPatch) -> None:
+    batches = [[Work(Record(n, n, {}), {}, n, cost)] for n, cost in enumerate((10, 20, 30, 40, 50))]
+    disturbed = {"float32": {4}, "bfloat16": {1, 2, 3, 4}}
+
+    def forward(name: Any, batch: list[Work]) -> tuple[list[None], float]:
+        seconds = batch[0].cost * (1.0 if name == "float32" else 0.5)
+        return [None], seconds * (3 if batch[0].record.position in disturbed[name] else 1)
+
+    monkeypatch.setattr(tuning, "_forward", forward)
+    gain, _, _ = tuning._run_both("float32", "bfloat16", batches, 60.0)  # type: ignore[arg-type]
+    assert gain == 2.0

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 import random
-import statistics
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -282,20 +281,23 @@ def _run_both(
     batches: Sequence[Sequence[Work]],
     most_s: float,
 ) -> tuple[float, list[Any], list[Any]]:
-    """How many times as fast the other is, and the outputs of both for the same batches; ends when the time is up."""
-    ratios: list[float] = []
+    """How many times as fast the other is, and the outputs of both for the same batches; ends when the time is up.
+
+    The fastest batch of each counts: other work on the machine makes a batch longer, never shorter.
+    """
+    fastest = [math.inf, math.inf]  # seconds per cost
     outputs: tuple[list[Any], list[Any]] = ([], [])
     _forward(other, batches[0])
     ends = time.perf_counter() + most_s
-    for batch in batches:
-        seconds = [0.0, 0.0]
+    for tried, batch in enumerate(batches, start=1):
+        cost = sum(item.cost for item in batch)
         for place, one in enumerate((engine, other)):
-            found, seconds[place] = _forward(one, batch)
+            found, seconds = _forward(one, batch)
+            fastest[place] = min(fastest[place], seconds / cost)
             outputs[place].extend(found)
-        ratios.append(seconds[0] / seconds[1])
-        if len(ratios) >= _LEAST_BATCHES and time.perf_counter() > ends:
+        if tried >= _LEAST_BATCHES and time.perf_counter() > ends:
             break
-    return statistics.median(ratios), *outputs
+    return fastest[0] / fastest[1], *outputs
 
 
 def _forward(engine: AnyBatchEngine, batch: Sequence[Work]) -> tuple[Sequence[Any], float]:
