@@ -20,6 +20,7 @@ from transformers.activations import GELUActivation
 
 from headrace.device.placement import running
 from headrace.engines.choosing.registry import create
+from headrace.engines.networks import cpu_attention
 from headrace.engines.networks.prepacking import PrepackedLinear
 from headrace.engines.networks.pytorch import TOLERANCE, known_mask
 from headrace.engines.text import packing
@@ -118,7 +119,7 @@ def test_a_text_attends_to_itself_alone(lengths: list[int], seed: int) -> None:
 @given(st.integers(1, 500), st.integers(1, 600))
 def test_tiles_hold_every_text_and_are_aligned(count: int, length: int) -> None:
     (run,) = packing.ragged(np.full(count, length), torch.device("cpu"), tiled=True).runs
-    assert run.width % 16 == 0 and run.step <= run.width < run.step + 16
+    assert run.width % 32 == 0 and run.step <= run.width < run.step + 32
     assert (run.tiles - 1) * run.shared < count <= run.tiles * run.shared
     assert run.shared == 1 or run.step <= 128
     assert run.reach >= count * length
@@ -130,14 +131,14 @@ def test_attention_gets_tiles_in_sixteen_bits_alone(monkeypatch: pytest.MonkeyPa
     tune(model)
     seen: set[int] = set()
 
-    def noting(queries: torch.Tensor, *args: Any, **others: Any) -> torch.Tensor:
+    def noting(queries: torch.Tensor, *others: Any) -> torch.Tensor:
         seen.add(queries.shape[2])
-        return sdpa(queries, *args, **others)
+        return attend(queries, *others)
 
-    sdpa = packing.scaled_dot_product_attention
-    monkeypatch.setattr(packing, "scaled_dot_product_attention", noting)
+    attend = cpu_attention.attend
+    monkeypatch.setattr(cpu_attention, "attend", noting)
     states(model, batch())
-    assert {width % 16 for width in seen} == {0} if dtype == torch.bfloat16 else seen == set(LENGTHS)
+    assert {width % 32 for width in seen} == {0} if dtype == torch.bfloat16 else seen == set(LENGTHS)
 
 
 def test_short_texts_share_tiles() -> None:
