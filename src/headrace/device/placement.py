@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import gc
 import logging
 import traceback
 import warnings
@@ -91,7 +90,6 @@ def running(device: torch.device, what: Callable[[], str]) -> Iterator[None]:
 
 def release(device: torch.device) -> None:
     """Give memory that no tensor uses any more back to the device, or to the system."""
-    gc.collect()  # modules of transformers refer to each other in cycles
     if device.type == "cuda":
         torch.cuda.empty_cache()
         return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -300,6 +301,7 @@ class CausalLM:
     def close(self) -> None:
         """Free the model's memory. Safe to call twice."""
         self.model = None
+        gc.collect()  # modules of transformers refer to each other in cycles
         release(self.device)
 
     def _decode(self, ids: Sequence[int]) -> str:
