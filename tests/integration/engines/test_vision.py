@@ -19,6 +19,7 @@ from transformers import AutoConfig, AutoImageProcessor, AutoModel, ViTModel, pi
 
 from headrace.engines.base import Prepared
 from headrace.engines.choosing.registry import create
+from headrace.engines.networks import cpu_attention
 from headrace.engines.networks.prepacking import PrepackedLinear
 from headrace.errors import ConfigError, RecordError
 
@@ -64,6 +65,22 @@ def test_the_weights_of_a_vision_model_are_prepacked_if_its_outputs_stay(
     own = PrepackedLinear.forward
     monkeypatch.setattr(PrepackedLinear, "forward", lambda self, states: own(self, states) * 1.01)
     assert prepacked() == []
+
+
+def test_the_attention_of_a_vision_model_is_replaced_in_sixteen_bits_if_its_outputs_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = vision_model(tmp_path)
+
+    def attention(dtype: str) -> str:
+        engine = create("image-classify", folder, device="cpu", dtype=dtype)
+        return str(engine.network.module.config._attn_implementation)
+
+    assert attention("bfloat16") == cpu_attention.NAME
+    assert attention("float32") == "sdpa"
+    own = cpu_attention.attend
+    monkeypatch.setattr(cpu_attention, "attend", lambda *args: own(*args) * 2)
+    assert attention("bfloat16") == "sdpa"
 
 
 @pytest.mark.parametrize("kind", ["vit", "resnet"])

@@ -14,6 +14,9 @@ from typing import TypeAlias
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface, PreTrainedModel
+
+NAME = "headrace_cpu"
 
 _SCORES_BYTES = 1 << 21
 """Scores computed at once. So few stay in the CPU's cache, and in memory that the process already has."""
@@ -86,3 +89,31 @@ def by_products(
         found = torch.bmm(scores.softmax(-1), value)
         outputs[here] = found.view(-1, heads, tokens, width).transpose(1, 2)
     return outputs
+
+
+def use(model: PreTrainedModel) -> bool:
+    """Let a model whose sequences are not padded, such as those of images, call `attend`. Returns whether it can."""
+    if model.device.type != "cpu" or model.dtype not in _TRIED or model.config._attn_implementation != "sdpa":
+        return False
+    AttentionInterface.register(NAME, _attend)
+    model.set_attn_implementation(NAME)
+    return True
+
+
+def undo(model: PreTrainedModel) -> None:
+    """Let a model call PyTorch's fused attention again."""
+    if model.config._attn_implementation == NAME:
+        model.set_attn_implementation("sdpa")
+
+
+def _attend(
+    module: torch.nn.Module,  # noqa: ARG001
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    **_: object,
+) -> tuple[torch.Tensor, None]:
+    way = attend if attention_mask is None else fused
+    return way(query, key, value, attention_mask, scaling), None

@@ -11,6 +11,7 @@ from transformers import AutoModel, AutoModelForImageClassification, PreTrainedM
 from transformers.utils import ModelOutput
 
 from headrace.engines.model_folder import named_folder
+from headrace.engines.networks import cpu_attention
 from headrace.engines.networks.prepacking import UNFIT, can_prepack, keep_if_equal, prepack, unpack
 from headrace.engines.networks.pytorch import TorchNetwork, load_pretrained
 from headrace.engines.vision.images import MAX_PIXELS, ImageInputs, images_for
@@ -83,18 +84,18 @@ def _network(
     rows: Callable[[PreTrainedModel, Mapping[str, torch.Tensor]], torch.Tensor],
     images: ImageInputs,
 ) -> TorchNetwork:
-    """The network that returns `rows`, in faster memory layouts that give the same outputs."""
+    """The network that returns `rows`, made faster where it gives the same outputs."""
     call = partial(rows, module.to(memory_format=torch.channels_last))
-    prepack_if_equal(module, call, images)
+    speed_up(module, call, images)
     return TorchNetwork(folder, module, place, call, _INPUTS)
 
 
-def prepack_if_equal(
+def speed_up(
     module: PreTrainedModel, call: Callable[[Mapping[str, torch.Tensor]], torch.Tensor], images: ImageInputs
-) -> bool:
-    """Prepack the linear layers of a vision model, if `call` then returns the same for a test image."""
+) -> None:
+    """Prepack linear layers and choose an attention, where `call` then returns the same for a test image."""
     if not can_prepack(module.base_model):
-        return False
+        return
 
     def outputs() -> torch.Tensor:
         with torch.inference_mode():
@@ -103,8 +104,9 @@ def prepack_if_equal(
     try:
         expected = outputs()
     except (*UNFIT, RecordError):
-        return False  # it does not take this image
-    return keep_if_equal(prepack, unpack, module.base_model, outputs, expected)
+        return  # it does not take this image
+    keep_if_equal(prepack, unpack, module.base_model, outputs, expected)
+    keep_if_equal(cpu_attention.use, cpu_attention.undo, module.base_model, outputs, expected)
 
 
 def _run(method: Callable[..., ModelOutput], tensors: Mapping[str, torch.Tensor]) -> ModelOutput:
