@@ -18,12 +18,14 @@ from safetensors import SafetensorError
 from transformers import PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
+from headrace.device.cpu_lanes import CpuLanes, cpu_lanes, dealt
 from headrace.device.cuda_graphs import cuda_graphs
 from headrace.device.cuda_memory import cuda_memory
 from headrace.device.forward import ForwardMeter, NetworkSize
 from headrace.device.graph_runner import GraphRunner
 from headrace.device.memory import memory_limit
 from headrace.device.native import gpu_uuid, hardware, speeds
+from headrace.device.pipeline import Computed
 from headrace.device.placement import choose_device, choose_dtype, release, running
 from headrace.device.sleeping import to_device, to_host
 from headrace.device.streams import pipeline_on
@@ -41,6 +43,8 @@ LEAST_PARAMETERS = 4_000_000
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 8e-2}
 """Maximum rounding error by dtype, as a fraction of the largest component."""
 INT8_TOLERANCE = 3e-2
+_LEAST_PARTED = 512
+"""Tokens of a batch that is computed in parts. In smaller ones, waking two threads costs more than it saves."""
 HOST_MASK: ContextVar[NDArray[np.generic] | None] = ContextVar("headrace_host_mask", default=None)
 """The attention mask of the batch that a model is called with: reading it from the device would wait for the device."""
 
@@ -90,6 +94,7 @@ class TorchNetwork:
         self.overlaps = self._pipeline.overlaps
         self._has_graphs = False
         self.graphs: GraphRunner | None = None
+        self._has_parts = False
         self.meter = ForwardMeter(
             _size(module), gpu_uuid(device), partial(cuda_memory, device) if device.type == "cuda" else None
         )
@@ -106,6 +111,11 @@ class TorchNetwork:
         self.graphs = self._new_graphs()
         if self.kind == "cuda" and enforce_eager:
             self.meter.no_graphs = "off, as set by enforce_eager"
+
+    def allow_parts(self) -> None:
+        """Compute parts of a batch of texts at the same time on a CPU. For calls that return one row per text, of a
+        model that may be called on several threads at once."""
+        self._has_parts = self.kind == "cpu"
 
     def _new_graphs(self) -> GraphRunner | None:
         return cuda_graphs(self._pipeline, self._device, self.tolerance) if self._has_graphs else None
@@ -137,19 +147,29 @@ class TorchNetwork:
         if self._asleep:
             raise EngineError("the model sleeps in host memory; wake it first")
         mask = arrays.get("attention_mask")
+        lengths = None if mask is None else mask.sum(axis=1)
 
         def with_mask(tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
             with known_mask(mask):
                 return call(tensors)
 
         with running(self._device, lambda: _describe(arrays)):
-            if graphs is None or mask is None:
-                computed = self._pipeline.run(arrays, with_mask)
-            else:
+            if graphs is not None and mask is not None:
                 computed = graphs.run(arrays, with_mask, call)
                 self.meter.no_graphs = graphs.failure and f"off: {graphs.failure}"
-        self.meter.add(computed.seconds, [] if mask is None else mask.sum(axis=1).tolist(), computed.replayed)
+            elif lengths is not None and (lanes := self._lanes_for(lengths)) is not None:
+                computed = _in_parts(lanes, arrays, lengths, self._dtype, call)
+            else:
+                computed = self._pipeline.run(arrays, with_mask)
+        self.meter.add(computed.seconds, [] if lengths is None else lengths.tolist(), computed.replayed)
         return computed.rows
+
+    def _lanes_for(self, lengths: NDArray[np.integer]) -> CpuLanes | None:
+        """What computes a batch of texts of these lengths in parts; None if it is too small for that."""
+        if not self._has_parts or lengths.sum() < _LEAST_PARTED:
+            return None
+        lanes = cpu_lanes(torch.get_num_threads())
+        return None if lanes is None or len(lengths) < lanes.count else lanes
 
     def length_for(self, texts: int, longest: int) -> int:
         """See `Network.length_for`."""
@@ -180,6 +200,26 @@ class TorchNetwork:
         for part in () if module is None else list(module.modules()):
             part.__dict__.clear()  # they refer to each other in cycles, and collecting those takes 0.3 s
         release(self._device)
+
+
+def _in_parts(
+    lanes: CpuLanes,
+    arrays: Arrays,
+    lengths: NDArray[np.integer],
+    dtype: torch.dtype,
+    call: Callable[[Mapping[str, torch.Tensor]], torch.Tensor],
+) -> Computed[Rows]:
+    """The rows of a batch of texts, of which each lane computes a part."""
+
+    def compute(places: NDArray[np.integer]) -> Rows:
+        part = {name: array[places] for name, array in arrays.items()}
+        with torch.inference_mode(), known_mask(part["attention_mask"]):
+            return pipeline_on(torch.device("cpu"), dtype).run(part, call).rows
+
+    started = time.perf_counter()
+    places = dealt(lengths, lanes.count)
+    rows = np.concatenate(lanes.map(compute, places))[np.argsort(np.concatenate(places))]
+    return Computed(rows, time.perf_counter() - started)
 
 
 def load_pretrained(

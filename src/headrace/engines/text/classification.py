@@ -14,7 +14,7 @@ from headrace.engines.model_folder import check_tokenizer, named_folder
 from headrace.engines.model_kinds import use_instead, with_own_settings
 from headrace.engines.networks.heads import ChunkJoin
 from headrace.engines.networks.pytorch import TorchNetwork, load_pretrained, loading
-from headrace.engines.text.encoders import by_length, tune
+from headrace.engines.text.encoders import by_length, is_packed, tune
 from headrace.engines.text.engine import TextEngine
 from headrace.engines.text.quantizing import Quantize, check_quantize, to_int8
 from headrace.engines.text.splitting import LongTexts, TooLong, not_split
@@ -128,6 +128,8 @@ def _load(
     inputs = frozenset(tokenizer.model_input_names) | {"input_ids", "attention_mask"}
     network = TorchNetwork(folder, module, place, partial(_logits, module), inputs, by_length(module))
     network.allow_graphs(enforce_eager)
+    if is_packed(module):
+        network.allow_parts()
     return network, tokenizer, with_own_settings(folder, module.config.to_dict())
 
 

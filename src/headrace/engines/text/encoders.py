@@ -44,6 +44,13 @@ def tune(model: torch.nn.Module) -> list[str]:
     return [name for name, change in changes.items() if keep_if_equal(*change, base, states, expected)]
 
 
+def is_packed(model: torch.nn.Module) -> bool:
+    """Whether `tune` has made a model of transformers run without padding. It may be called on several threads at once;
+    a model's own code may not."""
+    packed = [part for part in model.modules() if isinstance(part, packing.PackedEncoder)]
+    return any(type(part.encoder).__module__.startswith("transformers.") for part in packed)
+
+
 def restore(model: PreTrainedModel) -> None:
     """Undo `tune`, for tools that read a model, such as an export."""
     _pad(model.base_model)

@@ -18,7 +18,7 @@ from headrace.engines.networks.heads import ChunkJoin
 from headrace.engines.networks.pytorch import TorchNetwork, loading
 from headrace.engines.options import EncoderOptions
 from headrace.engines.text import static
-from headrace.engines.text.encoders import by_length, tune
+from headrace.engines.text.encoders import by_length, is_packed, tune
 from headrace.engines.text.max_length import choose_length, usable_positions
 from headrace.engines.text.prompts import Prompts, chosen_prompt
 from headrace.engines.text.splitting import LongTexts
@@ -91,6 +91,8 @@ class Encoder(Generic[ModuleT]):
         network = TorchNetwork(self.folder, self.module, self.device, call, inputs, by_length(self.module[0].model))
         if not per_token:  # the number of tokens differs in batches of one shape
             network.allow_graphs(self.options.get("enforce_eager", False))
+            if is_packed(self.module):
+                network.allow_parts()
         return network
 
 

@@ -1,0 +1,89 @@
+"""Compute the parts of a batch on a CPU at the same time, each with a share of PyTorch's threads.
+
+When all threads work on one operation, each operation ends with a wait for the slowest thread, and waking a thread for
+the next one takes about as long as a short operation. Parts wait for each other once, at the end of the batch.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+PartT = TypeVar("PartT")
+ResultT = TypeVar("ResultT")
+
+
+class CpuLanes:
+    """Threads that compute one part of a batch each. They are daemons: a part that hangs does not block the exit.
+
+    Args:
+        count: how many.
+        threads: PyTorch's threads for each of them.
+    """
+
+    def __init__(self, count: int, threads: int) -> None:
+        self.count = count
+        self._calls: list[queue.SimpleQueue[Callable[[], None]]] = [queue.SimpleQueue() for _ in range(count)]
+        before = torch.get_num_threads()
+        for number, calls in enumerate(self._calls):
+            threading.Thread(target=_serve, args=(calls,), name=f"headrace-cpu-lane-{number}", daemon=True).start()
+        self.map(torch.set_num_threads, [threads] * count)
+        torch.set_num_threads(before)  # the lanes have set the number for threads to come, too
+
+    def map(self, call: Callable[[PartT], ResultT], parts: Sequence[PartT]) -> list[ResultT]:
+        """Call with each part, on a lane of its own. Waits for all, and raises the first error."""
+        futures = [_queued(calls, call, part) for calls, part in zip(self._calls, parts, strict=True)]
+        errors = [error for future in futures if (error := future.exception()) is not None]
+        if errors:
+            raise errors[0]
+        return [future.result() for future in futures]
+
+
+@functools.cache
+def cpu_lanes(threads: int) -> CpuLanes | None:
+    """The process's lanes for so many threads of PyTorch; None if they cannot be shared equally by two or three."""
+    count = next((count for count in (2, 3) if threads % count == 0), 0)
+    return CpuLanes(count, threads // count) if count else None
+
+
+os.register_at_fork(after_in_child=cpu_lanes.cache_clear)  # threads do not survive it
+
+
+def dealt(sizes: NDArray[np.integer], parts: int) -> list[NDArray[np.integer]]:
+    """Places of the items for each of some parts of about the same size, largest items first.
+
+    Like cards that are dealt out back and forth.
+    """
+    order = np.argsort(-sizes, kind="stable")
+    places = np.arange(len(order)) % (2 * parts)
+    turn = np.minimum(places, 2 * parts - 1 - places)
+    return [order[turn == part] for part in range(parts)]
+
+
+def _serve(calls: queue.SimpleQueue[Callable[[], None]]) -> None:
+    while True:
+        calls.get()()
+
+
+def _queued(
+    calls: queue.SimpleQueue[Callable[[], None]], call: Callable[[PartT], ResultT], part: PartT
+) -> Future[ResultT]:
+    future: Future[ResultT] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(call(part))
+        except BaseException as error:  # noqa: BLE001 - raised again by who waits
+            future.set_exception(error)
+
+    calls.put(run)
+    return future

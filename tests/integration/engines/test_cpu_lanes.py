@@ -1,0 +1,160 @@
+"""Parts of a batch on threads of their own: dealt out evenly, computed at the same time, all waited for."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.small_models import text_model
+
+from headrace.device.cpu_lanes import CpuLanes, cpu_lanes, dealt
+from headrace.engines.choosing.registry import create
+from headrace.errors import EngineOutOfMemoryError
+
+WORDS = ["the", "canal", "feeds", "the", "mill", "wheel", "so", "that", "it", "never", "runs", "dry"]
+TEXTS = [" ".join(WORDS[: 1 + n % len(WORDS)]) * (1 + n % 7) for n in range(60)]
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def parts(monkeypatch: pytest.MonkeyPatch, two_threads: None) -> list[int]:
+    """How many texts each part held that a lane has computed."""
+    found: list[int] = []
+    own = CpuLanes.map
+
+    def noting(self: CpuLanes, call: Any, parts: Any) -> Any:
+        found.extend(map(len, parts))
+        return own(self, call, parts)
+
+    cpu_lanes(2)  # made before anything is noted
+    monkeypatch.setattr(CpuLanes, "map", noting)
+    return found
+
+
+def forward(engine: Any, texts: list[str]) -> Any:
+    return engine.forward([one.payload for one in engine.prepare(texts)])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_batch_in_parts_has_the_outputs_of_its_texts_in_order(parts: list[int], dtype: str) -> None:
+    engine = create("embed", device="cpu", dtype=dtype)
+    parts.clear()
+    together = np.stack(forward(engine, TEXTS))
+    assert parts == [30, 30]
+    alone = np.stack([forward(engine, [text])[0] for text in TEXTS])
+    assert parts == [30, 30]
+    assert (together * alone).sum(1).min() > (0.99999 if dtype == "float32" else 0.999)
+
+
+def test_labels_of_a_batch_in_parts_are_in_order(parts: list[int], tmp_path: Path) -> None:
+    engine = create("classify", text_model(tmp_path, hidden_size=256, initializer_range=0.1), device="cpu")
+    parts.clear()
+    found = forward(engine, TEXTS * 4)
+    assert parts == [120, 120]
+    for text, label in zip(TEXTS, found, strict=False):
+        [alone] = forward(engine, [text])
+        assert label["label"] == alone["label"]
+        assert label["score"] == pytest.approx(alone["score"], abs=1e-5)
+
+
+def test_models_that_keep_their_padding_are_not_computed_in_parts(parts: list[int], tmp_path: Path) -> None:
+    small = create("classify", text_model(tmp_path, hidden_size=64), device="cpu")
+    parts.clear()
+    forward(small, TEXTS * 4)
+    assert parts == []
+
+
+def test_a_part_that_runs_out_of_memory_fails_the_batch_by_its_name(
+    parts: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = create("embed", device="cpu")
+    own, lock, calls = engine.network.call, threading.Lock(), []
+
+    def second_fails(tensors: Any) -> Any:
+        with lock:
+            calls.append(len(tensors["input_ids"]))
+            if len(calls) == 2:
+                raise MemoryError
+        return own(tensors)
+
+    monkeypatch.setattr(engine.network, "call", second_fails)
+    with pytest.raises(EngineOutOfMemoryError, match="no room for a batch of input_ids 60"):
+        forward(engine, TEXTS)
+    assert calls == [30, 30]
+    assert len(forward(engine, TEXTS)) == 60
+
+
+@given(st.lists(st.integers(1, 1_000), min_size=3, max_size=60), st.integers(2, 3))
+def test_parts_hold_every_item_once_and_are_about_equal(sizes: list[int], parts: int) -> None:
+    places = dealt(np.array(sizes), parts)
+    assert sorted(np.concatenate(places).tolist()) == list(range(len(sizes)))
+    assert max(map(len, places)) - min(map(len, places)) <= 1
+    totals = [sum(sizes[place] for place in part) for part in places]
+    assert max(totals) - min(totals) <= max(sizes)
+
+
+def test_parts_run_at_the_same_time_in_order_of_their_results() -> None:
+    meeting = threading.Barrier(3, timeout=60)
+
+    def call(part: str) -> str:
+        meeting.wait()
+        return part + part
+
+    assert CpuLanes(3, 1).map(call, ["a", "b", "c"]) == ["aa", "bb", "cc"]
+
+
+def test_an_error_is_raised_when_the_other_parts_have_ended() -> None:
+    lanes, ended = CpuLanes(2, 1), threading.Event()
+
+    def call(part: str) -> None:
+        if part == "bad":
+            raise MemoryError(part)
+        assert not ended.wait(0.05)
+        ended.set()
+
+    with pytest.raises(MemoryError, match="bad"):
+        lanes.map(call, ["bad", "good"])
+    assert ended.is_set()
+    assert lanes.map(str, [1, 2]) == ["1", "2"]
+
+
+def test_lanes_share_the_threads_of_pytorch_and_leave_others_theirs() -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(4)
+    try:
+        lanes = CpuLanes(2, 2)
+        assert lanes.map(lambda _: torch.get_num_threads(), [0, 0]) == [2, 2]
+        assert torch.get_num_threads() == 4
+        found: list[int] = []
+        thread = threading.Thread(target=lambda: found.append(torch.get_num_threads()))
+        thread.start()
+        thread.join()
+        assert found == [4]
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(("threads", "count"), [(1, None), (2, 2), (3, 3), (4, 2), (5, None), (9, 3)])
+def test_a_process_has_lanes_where_its_threads_can_be_shared(threads: int, count: int | None) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        lanes = cpu_lanes(threads)
+        assert (lanes and lanes.count) == count
+        assert cpu_lanes(threads) is lanes
+    finally:
+        torch.set_num_threads(before)
