@@ -36,7 +36,7 @@ class CpuLanes:
         before = torch.get_num_threads()
         for number, calls in enumerate(self._calls):
             threading.Thread(target=_serve, args=(calls,), name=f"headrace-cpu-lane-{number}", daemon=True).start()
-        self.map(torch.set_num_threads, [threads] * count)
+        self.map(_use_threads, [threads] * count)
         torch.set_num_threads(before)  # the lanes have set the number for threads to come, too
 
     def map(self, call: Callable[[PartT], ResultT], parts: Sequence[PartT]) -> list[ResultT]:
@@ -67,6 +67,12 @@ def dealt(sizes: NDArray[np.integer], parts: int) -> list[NDArray[np.integer]]:
     places = np.arange(len(order)) % (2 * parts)
     turn = np.minimum(places, 2 * parts - 1 - places)
     return [order[turn == part] for part in range(parts)]
+
+
+def _use_threads(count: int) -> None:
+    """Let PyTorch use so many threads for operations of this thread."""
+    torch.get_num_threads()  # a thread takes the process's number when it first asks, whatever it has set before
+    torch.set_num_threads(count)
 
 
 def _serve(calls: queue.SimpleQueue[Callable[[], None]]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.small_models import text_model
+from tests.small_models import encoded, picture, text_model, vision_model
 
 from headrace.device.cpu_lanes import CpuLanes, cpu_lanes, dealt
 from headrace.engines.choosing.registry import create
@@ -45,7 +45,7 @@ def parts(monkeypatch: pytest.MonkeyPatch, two_threads: None) -> list[int]:
     return found
 
 
-def forward(engine: Any, texts: list[str]) -> Any:
+def forward(engine: Any, texts: Sequence[object]) -> Any:
     return engine.forward([one.payload for one in engine.prepare(texts)])
 
 
@@ -158,3 +158,14 @@ def test_a_process_has_lanes_where_its_threads_can_be_shared(threads: int, count
         assert cpu_lanes(threads) is lanes
     finally:
         torch.set_num_threads(before)
+
+
+def test_images_of_a_batch_in_parts_are_in_order(parts: list[int], tmp_path: Path) -> None:
+    engine = create("image-embed", vision_model(tmp_path), device="cpu")
+    images = [encoded(picture(20 + n, 30, seed=n)) for n in range(5)]
+    parts.clear()
+    together = forward(engine, images)
+    assert parts == [3, 2]
+    for image, vector in zip(images, together, strict=True):
+        np.testing.assert_allclose(vector, forward(engine, [image])[0], rtol=1e-4, atol=1e-5)
+    assert parts == [3, 2]

@@ -43,7 +43,7 @@ LEAST_PARAMETERS = 4_000_000
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 8e-2}
 """Maximum rounding error by dtype, as a fraction of the largest component."""
 INT8_TOLERANCE = 3e-2
-_LEAST_PARTED = 512
+_LEAST_PARTED = 256
 """Tokens of a batch that is computed in parts. In smaller ones, waking two threads costs more than it saves."""
 HOST_MASK: ContextVar[NDArray[np.generic] | None] = ContextVar("headrace_host_mask", default=None)
 """The attention mask of the batch that a model is called with: reading it from the device would wait for the device."""
@@ -113,7 +113,7 @@ class TorchNetwork:
             self.meter.no_graphs = "off, as set by enforce_eager"
 
     def allow_parts(self) -> None:
-        """Compute parts of a batch of texts at the same time on a CPU. For calls that return one row per text, of a
+        """Compute parts of a batch at the same time on a CPU. For calls that return one row per text or image, of a
         model that may be called on several threads at once."""
         self._has_parts = self.kind == "cpu"
 
@@ -157,19 +157,12 @@ class TorchNetwork:
             if graphs is not None and mask is not None:
                 computed = graphs.run(arrays, with_mask, call)
                 self.meter.no_graphs = graphs.failure and f"off: {graphs.failure}"
-            elif lengths is not None and (lanes := self._lanes_for(lengths)) is not None:
+            elif self._has_parts and (lanes := _lanes_for(arrays, lengths)) is not None:
                 computed = _in_parts(lanes, arrays, lengths, self._dtype, call)
             else:
                 computed = self._pipeline.run(arrays, with_mask)
         self.meter.add(computed.seconds, [] if lengths is None else lengths.tolist(), computed.replayed)
         return computed.rows
-
-    def _lanes_for(self, lengths: NDArray[np.integer]) -> CpuLanes | None:
-        """What computes a batch of texts of these lengths in parts; None if it is too small for that."""
-        if not self._has_parts or lengths.sum() < _LEAST_PARTED:
-            return None
-        lanes = cpu_lanes(torch.get_num_threads())
-        return None if lanes is None or len(lengths) < lanes.count else lanes
 
     def length_for(self, texts: int, longest: int) -> int:
         """See `Network.length_for`."""
@@ -202,22 +195,34 @@ class TorchNetwork:
         release(self._device)
 
 
+def _lanes_for(arrays: Arrays, lengths: NDArray[np.integer] | None) -> CpuLanes | None:
+    """What computes a batch of texts of these lengths, or of images, in parts; None if it is too small for that."""
+    if lengths is not None and lengths.sum() < _LEAST_PARTED:
+        return None
+    lanes = cpu_lanes(torch.get_num_threads())
+    return None if lanes is None or _rows_of(arrays) < lanes.count else lanes
+
+
+def _rows_of(arrays: Arrays) -> int:
+    return len(next(iter(arrays.values())))
+
+
 def _in_parts(
     lanes: CpuLanes,
     arrays: Arrays,
-    lengths: NDArray[np.integer],
+    lengths: NDArray[np.integer] | None,
     dtype: torch.dtype,
     call: Callable[[Mapping[str, torch.Tensor]], torch.Tensor],
 ) -> Computed[Rows]:
-    """The rows of a batch of texts, of which each lane computes a part."""
+    """The rows of a batch, of which each lane computes a part."""
 
     def compute(places: NDArray[np.integer]) -> Rows:
         part = {name: array[places] for name, array in arrays.items()}
-        with torch.inference_mode(), known_mask(part["attention_mask"]):
+        with torch.inference_mode(), known_mask(part.get("attention_mask")):
             return pipeline_on(torch.device("cpu"), dtype).run(part, call).rows
 
     started = time.perf_counter()
-    places = dealt(lengths, lanes.count)
+    places = dealt(np.ones(_rows_of(arrays), int) if lengths is None else lengths, lanes.count)
     rows = np.concatenate(lanes.map(compute, places))[np.argsort(np.concatenate(places))]
     return Computed(rows, time.perf_counter() - started)
 

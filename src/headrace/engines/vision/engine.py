@@ -87,7 +87,9 @@ def _network(
     """The network that returns `rows`, made faster where it gives the same outputs."""
     call = partial(rows, module.to(memory_format=torch.channels_last))
     speed_up(module, call, images)
-    return TorchNetwork(folder, module, place, call, _INPUTS)
+    network = TorchNetwork(folder, module, place, call, _INPUTS)
+    network.allow_parts()
+    return network
 
 
 def speed_up(
