@@ -328,6 +328,7 @@ def test_one_process_at_a_time(tmp_path: Path, models: Models) -> None:
         ("embed", "must be a list"),
         (["embed"], "step 1 is of type str"),
         ([{"nme": "a"}], "'nme' is unknown; did you mean name?"),
+        ([{"dtype": "float32"}], "'dtype' is unknown; it is an option of an engine: put it under engine_options"),
         ([{"name": 3}], "name is 3; it must be a text"),
         ([{"name": "id"}], "cannot be named 'id'"),
         ([{"name": "a"}, {"name": "a"}], "two steps are named 'a'"),

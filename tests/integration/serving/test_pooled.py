@@ -256,6 +256,7 @@ def test_each_answer_has_one_request_id_and_documents_name_all_routes(tmp_path: 
         ("models: []", "models: List should have at least 1 item"),
         ("models: [{name: a}, {name: b, aliases: [a]}]", "the name 'a' is given twice"),
         ("models: [{name: a, tsk: embed}]", "models.0.tsk is unknown; did you mean task?"),
+        ("models: [{name: a, dtype: float32}]", "models.0.dtype is unknown; it is an option of an engine"),
         ("pol: {}\nmodels: [{name: a}]", "pol is unknown; did you mean pool?"),
         ("models: [{name: a, task: dance}]", "model 'a': unknown task 'dance'"),
         ("models: [{name: a, task: embed, model: /nowhere}]", "model 'a': .*nowhere"),

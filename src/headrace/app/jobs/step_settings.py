@@ -10,6 +10,7 @@ from typing import Literal
 from headrace.app.settings_file import read_settings
 from headrace.argument_types import check_types
 from headrace.engines.choosing.config import EngineConfig
+from headrace.engines.choosing.registry import unknown_key
 from headrace.errors import ConfigError, nearest
 from headrace.io.sinks.targets import Target, find_target
 from headrace.jobs.pipeline.prepare import ModelChoice
@@ -69,8 +70,7 @@ def parse_steps(entries: object) -> list[Step]:
             raise ConfigError(f"step {number} is of type {type(entry).__name__}; it must be a mapping of settings")
         for key in entry:
             if key not in _STEP_NAMES:
-                more = nearest(str(key), _STEP_NAMES) or f"; known: {', '.join(_STEP_NAMES)}"
-                raise ConfigError(f"step {number}: {key!r:.100} is unknown{more}")
+                raise ConfigError(f"step {number}: {key!r:.100} is unknown{unknown_key(str(key), _STEP_NAMES)}")
         step = Step(**entry)
         try:
             check_types(step)

@@ -26,6 +26,7 @@ from headrace.app.servers.server import ServerSettings, build_part, check_settin
 from headrace.app.settings_file import read_settings
 from headrace.argument_types import parse_size
 from headrace.engines.choosing.config import EngineConfig
+from headrace.engines.choosing.registry import unknown_key
 from headrace.engines.custom import load_factory
 from headrace.errors import ConfigError, nearest
 from headrace.events import Listener
@@ -117,7 +118,8 @@ def _first(error: ValidationError) -> str:
     if first["type"] != "extra_forbidden":
         return f"{place}: {first['msg']}"
     kind = PoolSection if first["loc"][0] == "pool" else ModelSection if len(first["loc"]) > 1 else ModelsFile
-    more = nearest(str(first["loc"][-1]), kind.model_fields) or f"; known: {', '.join(kind.model_fields)}"
+    key, known = str(first["loc"][-1]), list(kind.model_fields)
+    more = unknown_key(key, known) if kind is ModelSection else nearest(key, known) or f"; known: {', '.join(known)}"
     return f"{place} is unknown{more}"
 
 

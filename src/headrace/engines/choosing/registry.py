@@ -22,7 +22,7 @@ from headrace.engines.options import VLLM_OPTIONS, EncoderOptions
 from headrace.engines.requests.generation import Sampling
 from headrace.engines.requests.long_prompts import LongPrompts, taken_from
 from headrace.engines.task_names import unknown_task
-from headrace.errors import ConfigError, MissingExtraError, UnknownOptionError
+from headrace.errors import ConfigError, MissingExtraError, UnknownOptionError, nearest
 from headrace.models.names import remote_model
 
 
@@ -190,6 +190,13 @@ def has_option(task: str | None, engine: object, option: str) -> bool:
     """Whether an engine of Headrace's own has an option of this name; False for others, and where it cannot be told."""
     entry = _entry(task or "", engine)
     return entry is not None and option in (_known_options(entry) or ())
+
+
+def unknown_key(key: str, known: Sequence[str]) -> str:
+    """What to do about an unknown key of a mapping that has `engine_options`, as the end of a sentence."""
+    if _owners(key):
+        return "; it is an option of an engine: put it under engine_options"
+    return nearest(key, known) or f"; known: {', '.join(known)}"
 
 
 def create(task: str, model: str | Path | None = None, *, engine: object = None, **options: object) -> Any:
