@@ -55,7 +55,8 @@ def cpu_lanes(threads: int) -> CpuLanes | None:
     return CpuLanes(count, threads // count) if count else None
 
 
-os.register_at_fork(after_in_child=cpu_lanes.cache_clear)  # threads do not survive it
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=cpu_lanes.cache_clear)  # threads do not survive it
 
 
 def dealt(sizes: NDArray[np.integer], parts: int) -> list[NDArray[np.integer]]:

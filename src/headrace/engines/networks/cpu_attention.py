@@ -28,7 +28,7 @@ _TIMES = 3
 """How often each way is timed. The fastest counts: other work on the machine makes a run longer, never shorter."""
 
 _TRIED = (torch.bfloat16, torch.float16)
-"""Dtypes in which both ways are tried."""
+"""Dtypes in which both ways are timed; others are computed by the fused one."""
 
 Way: TypeAlias = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None, float | None], torch.Tensor]
 
