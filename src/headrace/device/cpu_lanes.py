@@ -48,15 +48,30 @@ class CpuLanes:
         return [future.result() for future in futures]
 
 
+_making = threading.Lock()
+"""Held while lanes are made: a thread that asks for its number of threads meanwhile would get that of a lane."""
+
+
+def cpu_lanes() -> CpuLanes | None:
+    """The process's lanes for this thread's number of threads; None if two or three cannot share them equally."""
+    with _making:
+        return _lanes_of(torch.get_num_threads())
+
+
 @functools.cache
-def cpu_lanes(threads: int) -> CpuLanes | None:
-    """The process's lanes for so many threads of PyTorch; None if they cannot be shared equally by two or three."""
+def _lanes_of(threads: int) -> CpuLanes | None:
     count = next((count for count in (2, 3) if threads % count == 0), 0)
     return CpuLanes(count, threads // count) if count else None
 
 
+def _forget() -> None:
+    """Forget the lanes in a forked process: threads do not survive it."""
+    _lanes_of.cache_clear()
+    _making.release()
+
+
 if hasattr(os, "register_at_fork"):  # not on Windows
-    os.register_at_fork(after_in_child=cpu_lanes.cache_clear)  # threads do not survive it
+    os.register_at_fork(before=_making.acquire, after_in_parent=_making.release, after_in_child=_forget)
 
 
 def dealt(sizes: NDArray[np.integer], parts: int) -> list[NDArray[np.integer]]:

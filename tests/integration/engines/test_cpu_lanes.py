@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -14,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.small_models import encoded, picture, text_model, vision_model
 
+from headrace.device import cpu_lanes as lanes_module
 from headrace.device.cpu_lanes import CpuLanes, cpu_lanes, dealt
 from headrace.engines.choosing.registry import create
 from headrace.errors import EngineOutOfMemoryError
@@ -40,7 +44,7 @@ def parts(monkeypatch: pytest.MonkeyPatch, two_threads: None) -> list[int]:
         found.extend(map(len, parts))
         return own(self, call, parts)
 
-    cpu_lanes(2)  # made before anything is noted
+    cpu_lanes()  # made before anything is noted
     monkeypatch.setattr(CpuLanes, "map", noting)
     return found
 
@@ -153,9 +157,9 @@ def test_a_process_has_lanes_where_its_threads_can_be_shared(threads: int, count
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        lanes = cpu_lanes(threads)
+        lanes = cpu_lanes()
         assert (lanes and lanes.count) == count
-        assert cpu_lanes(threads) is lanes
+        assert cpu_lanes() is lanes
     finally:
         torch.set_num_threads(before)
 
@@ -169,3 +173,34 @@ def test_images_of_a_batch_in_parts_are_in_order(parts: list[int], tmp_path: Pat
     for image, vector in zip(images, together, strict=True):
         np.testing.assert_allclose(vector, forward(engine, [image])[0], rtol=1e-4, atol=1e-5)
     assert parts == [3, 2]
+
+
+def test_threads_that_begin_together_share_lanes_and_keep_their_number_of_threads(two_threads: None) -> None:
+    lanes_module._lanes_of.cache_clear()
+    meeting = threading.Barrier(8, timeout=60)
+    found: list[tuple[int, int]] = []
+
+    def ask() -> None:
+        meeting.wait()
+        found.append((id(cpu_lanes()), torch.get_num_threads()))
+
+    threads = [threading.Thread(target=ask) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert set(found) == {(id(cpu_lanes()), 2)}
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
+def test_a_forked_process_makes_its_own_lanes() -> None:
+    code = (
+        "import os, torch\n"
+        "torch.set_num_threads(2)\n"
+        "from headrace.device.cpu_lanes import cpu_lanes\n"
+        "before = cpu_lanes()\n"
+        "child = os.fork()\n"
+        "if not child: os._exit(cpu_lanes().map(int, ['7', '8']) != [7, 8])\n"
+        "assert os.waitpid(child, 0)[1] == 0 and cpu_lanes() is before\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)

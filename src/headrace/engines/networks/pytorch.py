@@ -199,7 +199,7 @@ def _lanes_for(arrays: Arrays, lengths: NDArray[np.integer] | None) -> CpuLanes 
     """What computes a batch of texts of these lengths, or of images, in parts; None if it is too small for that."""
     if lengths is not None and lengths.sum() < _LEAST_PARTED:
         return None
-    lanes = cpu_lanes(torch.get_num_threads())
+    lanes = cpu_lanes()
     return None if lanes is None or _rows_of(arrays) < lanes.count else lanes
 
 
