@@ -61,11 +61,6 @@ def test_heavy_libraries_are_imported_in_their_own_room(module: str) -> None:
     assert not found or module.startswith(("engines/", "device/"))
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_no_file_is_long(module: str) -> None:
-    assert len((PACKAGE / module).read_text(encoding="utf-8").splitlines()) < 400
-
-
 def test_no_function_is_long() -> None:
     long = [
         f"{module}:{node.name}"
