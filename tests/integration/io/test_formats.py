@@ -341,3 +341,69 @@ def test_neighbours_in_a_tar_are_one_sample(tmp_path: Path) -> None:
         2: "ValueError",
         3: {"id": "w", "path": f"{path}!w", "txt": "ä"},
     }
+
+
+def members(*named: tuple[str, bytes]) -> bytes:
+    """A tar archive of these members."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        for name, content in named:
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    return buffer.getvalue()
+
+
+TEXTS = [(f"{number}.txt", b"text") for number in range(6)]
+BLOCK = 512
+
+
+def with_a_damaged_header(archive: bytes) -> bytes:
+    """The third member's header is no header any more."""
+    return archive[: 4 * BLOCK] + bytes(byte ^ 255 for byte in archive[4 * BLOCK : 5 * BLOCK]) + archive[5 * BLOCK :]
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize(
+    ("archive", "message", "read"),
+    [
+        (with_a_damaged_header(members(*TEXTS)), "the header of a member is no header", 1),
+        (members(*TEXTS) + members(("z.txt", b"z")), "something follows its end mark", 6),
+        (members(*TEXTS)[: 12 * BLOCK], "truncated: it has no end mark", 5),
+        (members(*TEXTS)[: 9 * BLOCK + 1], "unexpected end of data", 4),
+    ],
+)
+def test_a_tar_that_would_end_early_is_damaged(
+    tmp_path: Path, archive: bytes, message: str, read: int, packed: bool
+) -> None:
+    content, name = (gzip.compress(archive), "in.tar.gz") if packed else (archive, "in.tar")
+    chunks: list[Chunk] = []
+    with pytest.raises(JobError, match=message):
+        chunks.extend(open_source(write(tmp_path, name, content)).chunks(lambda place: place))
+    # Without the next header, the last sample may lack members.
+    assert [row["id"] for row in rows_of(chunks).values()] == [str(number) for number in range(read)]
+
+
+def test_a_tar_may_be_filled_up_with_zeros(tmp_path: Path) -> None:
+    path = write(tmp_path, "in.tar", members(*TEXTS) + bytes(3 * BLOCK + 7))
+    assert len(rows_of(read(open_source(path)))) == 6
+
+
+def test_a_member_that_replaces_another_fails_its_sample(tmp_path: Path) -> None:
+    named = [("a.txt", b"x"), ("a.TXT", b"y"), ("b.id", b"7"), ("c.path", b"p"), ("d.json", b"[" * 100_000)]
+    chunks = read(open_source(write(tmp_path, "in.tar", members(*named, ("e.txt", b"z")))))
+    assert {failed.record.position: failed.message for chunk in chunks for failed in chunk.failures} == {
+        0: "it has more than one member a.TXT: pack each once",
+        1: "its member b.id would replace the column 'id': rename it",
+        2: "its member c.path would replace the column 'path': rename it",
+        3: "maximum recursion depth exceeded while decoding a JSON array from a unicode string",
+    }
+
+
+def test_arrow_streams_one_after_the_other_are_all_read(tmp_path: Path) -> None:
+    first, second = arrow(ROWS[:3], stream=True), arrow(ROWS[3:5], stream=True)
+    path = write(tmp_path, "in.arrow", first + second)
+    assert [row["id"] for row in rows_of(read(open_source(path))).values()] == [row["id"] for row in ROWS[:5]]
+    write(tmp_path, "in.arrow", first + b"something else")
+    with pytest.raises(JobError, match="damaged"):
+        read(open_source(path))

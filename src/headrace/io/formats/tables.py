@@ -121,10 +121,13 @@ class ArrowFormat:
         try:
             table = pa.ipc.open_file(stream)
         except pa.ArrowInvalid:
-            stream.seek(0)
-            reader = pa.ipc.open_stream(stream)
-            check_names(reader.schema.names, str(path))
-            yield from reader
+            at = 0
+            while not at or stream.read(1):  # streams may be put one after the other
+                stream.seek(at)
+                reader = pa.ipc.open_stream(stream)
+                check_names(reader.schema.names, str(path))
+                yield from reader
+                at = stream.tell()
         else:
             check_names(table.schema.names, str(path))
             for number in range(table.num_record_batches):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import tarfile
 from collections.abc import Callable, Generator, Iterator
-from typing import Any
+from typing import Any, Literal, Self
 
 from headrace.errors import JobError
 from headrace.io.base import Chunk
@@ -14,7 +14,8 @@ from headrace.io.storage.files import InputFile
 from headrace.io.storage.rows import CHUNK_BYTES, CHUNK_ROWS, blocks
 from headrace.records import Failed, Record
 
-_BLOCK = 512
+_COLUMNS = ("id", "path")
+"""The columns of every sample that are no members."""
 _IMAGES = frozenset({"jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff", "ppm"})
 _TEXTS = frozenset({"txt", "text", "caption", "transcript"})
 _NUMBERS = frozenset({"cls", "cls2", "index"})
@@ -43,7 +44,8 @@ class TarFormat:
         stream: Any = _Stream(file) if compressed else file.open()
         try:
             # A compressed archive is read sequentially.
-            with stream, tarfile.open(fileobj=stream, mode="r|" if compressed else "r:") as archive:
+            mode: Literal["r|", "r:"] = "r|" if compressed else "r:"
+            with stream, tarfile.open(fileobj=stream, mode=mode, tarinfo=_Member) as archive:
                 samples = _samples(archive, lambda number: next_todo(begin + number) == begin + number, left_out)
                 for key, members in samples:
                     if members:
@@ -56,13 +58,35 @@ class TarFormat:
                         at = min(stream.tell(), file.size or 0)
                         yield Chunk(records, failures, at - told)
                         records, failures, told, held = [], [], at, 0
-                _check_end(stream, compressed, str(file.path))
+                _check_end(archive)
         except (tarfile.TarError, EOFError, OSError) as error:
-            raise JobError(f"{file.path} is damaged or truncated: {error}; finished records are kept") from error
+            yield Chunk(records, failures, 0)
+            raise JobError(f"{file.path} is damaged: {error}; what was read of it is finished and kept") from error
         file.check()
         names = ((f"{file.path.name}!{name}", reason) for name, reason in left_out)
         yield Chunk(records, failures, (file.size or 0) - told, group_by_reason(names))
         return base - begin
+
+
+class _Member(tarfile.TarInfo):
+    """A member's header; one that is damaged or missing is an error, which the library takes for the end."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
+        """The header in a block of 512 bytes.
+
+        Raises:
+            tarfile.ReadError: it is damaged, or the archive ends without an end mark.
+            tarfile.HeaderError: the block is the end mark.
+        """
+        try:
+            return super().frombuf(buf, encoding, errors)
+        except tarfile.HeaderError as error:
+            if len(buf) < tarfile.BLOCKSIZE:
+                raise tarfile.ReadError("it is truncated: it has no end mark") from error
+            if any(buf):
+                raise tarfile.ReadError(f"the header of a member is no header ({error})") from error
+            raise
 
 
 class _Stream:
@@ -72,7 +96,6 @@ class _Stream:
         self._blocks = blocks(file)
         self._held = b""
         self._read = 0
-        self.last = b""
 
     def __enter__(self) -> _Stream:
         return self
@@ -92,26 +115,26 @@ class _Stream:
             parts.append(self._held[:left])
             self._held = self._held[left:]
             left -= len(parts[-1])
-        content = b"".join(parts)
-        self.last = (self.last + content)[-_BLOCK:]
-        return content
+        return b"".join(parts)
 
     def tell(self) -> int:
         """Bytes of the compressed file that have been read."""
         return self._read
 
 
-def _check_end(stream: Any, compressed: bool, name: str) -> None:
-    """Check that the archive ends in blocks of zeros, which the library does not require."""
-    if compressed:
-        while stream.read(1024 * 1024):
-            pass
-        last = stream.last
-    else:
-        stream.seek(-min(_BLOCK, stream.seek(0, 2)), 2)
-        last = stream.read()
-    if last != bytes(_BLOCK):
-        raise JobError(f"{name} is truncated: it has no end mark; what was read of it is finished and kept")
+def _check_end(archive: tarfile.TarFile) -> None:
+    """Check that only zeros follow the end mark: the library would not read a second archive.
+
+    Raises:
+        tarfile.ReadError: something else follows.
+    """
+    stream: Any = archive.fileobj
+    while content := stream.read(CHUNK_BYTES):
+        if content.count(0) < len(content):
+            raise tarfile.ReadError(
+                "something follows its end mark, and is not read: of archives that were put one after the other, make "
+                "files of their own, or one archive (tar --concatenate)"
+            )
 
 
 def _samples(
@@ -135,8 +158,15 @@ def _samples(
             if key is not None:
                 yield key, members
             key, members, number = found, {}, number + 1
-        if wanted(number):
-            members[extension.lower()] = _content(archive, member)
+        if not wanted(number):
+            continue
+        extension = extension.lower()
+        if extension in members:
+            members[extension] = f"it has more than one member {member.name}: pack each once"
+        elif extension in _COLUMNS:
+            members[extension] = f"its member {member.name} would replace the column {extension!r}: rename it"
+        else:
+            members[extension] = _content(archive, member)
     if key is not None:
         yield key, members
 
@@ -159,7 +189,7 @@ def _sample(key: str, members: dict[str, bytes | str], position: int, path: str)
             data[extension] = _value(kind, content)
             if kind in _IMAGES:
                 data.setdefault("image", content)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         return Failed(Record(position, key, {"id": key, "path": path}), type(error).__name__, str(error))
     return Record(position, position, data)
 
