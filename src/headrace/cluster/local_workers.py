@@ -25,9 +25,6 @@ from headrace.jobs.settings import JobSettings
 from headrace.observe.reporting.report import Report
 from headrace.processes.actor import ActorProcess
 
-_DEVICES_PER_ENGINE = ("tensor_parallel_size", "pipeline_parallel_size")
-"""Engine options that multiply the devices of one engine."""
-
 
 @dataclass(frozen=True, slots=True)
 class DeviceShare:
@@ -74,10 +71,7 @@ def device_shares(size: int | Literal["auto"], config: EngineConfig) -> list[Dev
 
 
 def _cuda_shares(size: int | Literal["auto"], count: int, config: EngineConfig) -> list[DeviceShare]:
-    each = 1
-    for option in _DEVICES_PER_ENGINE:
-        value = config.engine_options.get(option, 1)
-        each *= value if isinstance(value, int) else 1  # the engine refuses a value of another type
+    each = config.devices
     number = max(count // each, 1) if size == "auto" else size
     if number * each > count:
         groups = f" of {each} devices" if each > 1 else ""

@@ -11,10 +11,10 @@ from typing import Unpack
 import numpy as np
 
 import headrace
-from headrace.cluster.worker import WorkerActor, WorkerInfo, WorkerSpec, unpack
+from headrace.cluster.worker import WorkerActor, WorkerInfo, WorkerSpec, loaded, unpack
 from headrace.engines.choosing.config import EngineConfig, merged_options, model_name
 from headrace.engines.options import EngineOptions
-from headrace.errors import ConfigError, EngineDeadError, HeadraceError
+from headrace.errors import ConfigError, EngineDeadError
 from headrace.records import JsonObject
 
 
@@ -93,8 +93,4 @@ class Stage:
         }
 
     async def _load(self) -> WorkerInfo:
-        answer = await self._worker.load()
-        if isinstance(answer, WorkerInfo):
-            return answer
-        error = answer.unpacked()
-        raise error if isinstance(error, HeadraceError) else ConfigError(f"{answer.kind}: {answer.text}") from error
+        return loaded(await self._worker.load())

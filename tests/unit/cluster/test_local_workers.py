@@ -51,6 +51,7 @@ def test_an_engine_that_needs_several_devices_gets_neighbours(machine: Any) -> N
     machine(8)
     assert visible(2, tensor_parallel_size=2) == ["0,1", "2,3"]
     assert visible("auto", tensor_parallel_size=2, pipeline_parallel_size=2) == ["0,1,2,3", "4,5,6,7"]
+    assert visible("auto", data_parallel_size=4) == ["0,1,2,3", "4,5,6,7"]
 
 
 @pytest.mark.parametrize("device", ["auto", "cpu"])

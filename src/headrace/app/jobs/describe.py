@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import platform
 import re
@@ -24,7 +23,6 @@ _LIBRARIES = ("torch", "transformers", "sentence_transformers", "vllm", "onnxrun
 _SECRET = re.compile(r"key|secret|password|credential|auth|(^|_)token$", re.IGNORECASE)
 _LOGIN = re.compile(r"(?<=://)[^/@\s]+@")
 _LONGEST = 300
-_DEVICES_PER_ENGINE = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,15 +97,13 @@ def host_of(plan: Plan, profile: EngineProfile, workers: WorkerRoom | None) -> H
 
 def _replicas(config: EngineConfig) -> int:
     """How many engines like this one the CUDA devices have room for; 1 where it cannot run on workers."""
-    options = config.engine_options
     if config.engine_process:
         return 1
-    if str(options.get("device") or "auto") not in ("auto", "cuda") or not isinstance(config.engine, (str, type(None))):
+    device = str(config.engine_options.get("device") or "auto")
+    if device not in ("auto", "cuda") or not isinstance(config.engine, (str, type(None))):
         return 1
-    sizes = [options.get(name, 1) for name in _DEVICES_PER_ENGINE]
-    each = math.prod(size for size in sizes if isinstance(size, int))
     devices = cuda_devices() if "torch" in sys.modules else 0  # an engine on a GPU has imported it
-    return max(devices // max(each, 1), 1)
+    return max(devices // config.devices, 1)
 
 
 def _shown(name: str, value: object) -> str:

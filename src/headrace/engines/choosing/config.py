@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -45,6 +46,12 @@ class EngineConfig:
         """The names of the settings that differ from their defaults."""
         default = EngineConfig()
         return [one.name for one in fields(self) if getattr(self, one.name) != getattr(default, one.name)]
+
+    @property
+    def devices(self) -> int:
+        """How many CUDA devices one engine uses; an option of a wrong type counts as 1, as the engine refuses it."""
+        sizes = (self.engine_options.get(f"{way}_parallel_size", 1) for way in ("tensor", "pipeline", "data"))
+        return max(math.prod(size for size in sizes if isinstance(size, int)), 1)
 
     @property
     def label(self) -> str | None:
