@@ -165,3 +165,22 @@ def test_no_test_fails_because_the_machine_is_busy() -> None:
 def test_a_wait_that_is_too_short_is_found(line: str, short: str) -> None:
     assert SHORT.search(line.format(short))
     assert not SHORT.search(line.format("120").replace("(url)", "(url, timeout=60)"))
+
+
+DOTTED = re.compile(r"`(?:headrace\.)?([a-z_]+(?:\.[A-Za-z_]+)+)[`(]")
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_a_module_that_a_docstring_names_is_there(module: str) -> None:
+    """Of names such as `jobs.state.ledger.Ledger`: the module, and the next word in it. A package names its own."""
+    path = PACKAGE / module
+    for name in DOTTED.findall(path.read_text(encoding="utf-8")):
+        folder, parts = path.parent if module.endswith("/__init__.py") else PACKAGE, name.split(".")
+        known = (folder / parts[0]).is_dir() or (folder / f"{parts[0]}.py").exists()
+        while parts and (folder / parts[0]).is_dir():
+            folder /= parts.pop(0)
+        file = folder / "__init__.py"
+        if parts and (folder / f"{parts[0]}.py").exists():
+            file = folder / f"{parts.pop(0)}.py"
+        if known and parts:
+            assert re.search(rf"\b{parts[0]}\b", file.read_text(encoding="utf-8")), name

@@ -93,8 +93,8 @@ def execute(
         start_workers: starts all workers and waits until one has loaded the model; they end with the context.
 
     Raises:
-        ConfigError: like `app.job.execute`, or the engine cannot run on workers, or there are too few devices for them.
-        JobError: like `app.job.execute`, or workers die repeatedly.
+        ConfigError: like `app.jobs.job.execute`, or the engine cannot run on workers, or they lack devices.
+        JobError: like `app.jobs.job.execute`, or workers die repeatedly.
     """
     if settings.config.engine_process:
         raise ConfigError(

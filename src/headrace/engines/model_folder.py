@@ -1,4 +1,4 @@
-"""Find and check local model folders. For models that are downloaded, see `engines.resolving`."""
+"""Find and check local model folders. For models that are downloaded, see `engines.choosing.resolving`."""
 
 from __future__ import annotations
 

@@ -124,7 +124,7 @@ class JobSettings:
     """The order of work: "prefix" puts prompts that begin alike together, "input" keeps the order of the input, "auto"
     chooses by the prompts. The output is in the order of the input in any case."""
     step: StepSettings | None = None
-    """For one step of several: see `app.steps`."""
+    """For one step of several: see `app.jobs.steps`."""
     trace: str | Path | None = None
     """A file for a trace of the run, for Perfetto; None for none."""
     listeners: Sequence[Listener] = ()

@@ -20,7 +20,7 @@ def resolved_for(settings: JobSettings, output: JobOutput) -> EngineConfig:
     A finished job asks no hub: nothing may be left to do.
 
     Raises:
-        ConfigError, EngineError: see `engines.resolving.resolve`.
+        ConfigError, EngineError: see `engines.choosing.resolving.resolve`.
         ResumeMismatchError: the job was begun with another commit.
     """
     config = settings.config

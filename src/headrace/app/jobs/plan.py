@@ -343,7 +343,7 @@ def finished_before(plan: Plan) -> Finished | None:
 
 
 def engine_identity(settings: JobSettings) -> str | None:
-    """See `engines.identity`."""
+    """See `engines.choosing.identity`."""
     config = settings.config
     return identity(config.task or "", config.model, config.engine, config.engine_options, config.commit)
 

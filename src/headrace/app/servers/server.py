@@ -115,7 +115,7 @@ def build_app(  # noqa: PLR0913 - keyword-only settings of the front door, publi
     """A FastAPI app that serves one model: mount it, extend it, or give it to an ASGI server.
 
     The model is loaded when the app's lifespan begins and closed when it ends. An app that mounts it enters
-    `app.router.lifespan_context(app)` in its own lifespan.
+    its router.lifespan_context(app) in its own lifespan.
 
     Args:
         task: such as "embed" or "generate"; None for "embed", or for "custom" with a function or handler of your own.

@@ -40,7 +40,7 @@ class EngineConfig:
     pickled_weights: bool = False
     """Allow pickled weights, which can run code, in downloaded models and in servers; otherwise only safetensors."""
     commit: str | None = None
-    """The version of a model that is downloaded, set by `engines.resolving.resolve`; None for a local model."""
+    """The version of a downloaded model, set by `engines.choosing.resolving.resolve`; None for a local model."""
 
     def changed(self) -> list[str]:
         """The names of the settings that differ from their defaults."""
@@ -79,7 +79,7 @@ class EngineConfig:
         Args:
             settings: names of the caller's other settings, suggested when an option is unknown.
             model: whether to check the model's folder; False if it is on another machine. A model that is downloaded
-                is checked by `engines.resolving.resolve`.
+                is checked by `engines.choosing.resolving.resolve`.
 
         Raises:
             ConfigError: one of them does not exist, or a number is out of range.

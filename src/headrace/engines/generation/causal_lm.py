@@ -88,7 +88,7 @@ def folder_of(model: str | Path | None) -> Path:
 class CausalLM:
     """A model with its tokenizer: the code that both generation engines share.
 
-    `split` loads a part of the model, see `torch_network.load_pretrained`.
+    `split` loads a part of the model, see `networks.pytorch.load_pretrained`.
 
     Raises:
         ConfigError: no such folder, or a parameter that the model does not support.

@@ -57,7 +57,7 @@ class StartMode:
     changes: Literal["refuse", "ignore", "overwrite"] = "refuse"
     """What to do if the output was started with other settings."""
     made_of: str | None = None
-    """Identity of the engine: see `engines.identity`; None if unknown."""
+    """Identity of the engine: see `engines.choosing.identity`; None if unknown."""
     model: Mapping[str, str] | None = None
     """Name and commit of the model, if it was downloaded."""
 

@@ -53,7 +53,7 @@ class JobState(TypedDict):
     settings: NotRequired[JsonObject | None]
     """See `jobs.settings.as_json`."""
     made_of: NotRequired[str | None]
-    """See `engines.identity`."""
+    """See `engines.choosing.identity`."""
     model: NotRequired[ModelState | None]
     """The model that the job was begun with, if it was downloaded."""
     finished: FinishedState | None
