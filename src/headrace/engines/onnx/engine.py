@@ -12,9 +12,9 @@ from onnxruntime.capi import onnxruntime_pybind11_state as failures
 from transformers import AutoConfig, AutoTokenizer
 
 from headrace.device.forward import ForwardMeter
+from headrace.engines.library_settings import with_own_settings
 from headrace.engines.model_config import ModelConfig
 from headrace.engines.model_folder import ONNX_WEIGHTS, check_tokenizer, digest, named_folder
-from headrace.engines.model_kinds import with_own_settings
 from headrace.engines.networks.base import Arrays, Rows
 from headrace.engines.networks.heads import ChunkJoin, VectorHead
 from headrace.engines.networks.quantizing import OutputDtype, check_output_dtype

@@ -138,6 +138,8 @@ class TextRows:
         self._network = network
         self._per_token = per_token
         self._tokens = tokens
+        self.width = 0
+        """How many components a row has. A model's files may say something else."""
         self.padding = self._choose_padding()
         if self.padding in _SLOWER:
             logger.warning(_SLOWER[self.padding])
@@ -183,6 +185,7 @@ class TextRows:
         except Exception as error:  # a model's code or an ONNX runtime may raise anything
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise EngineError(f"the model fails on a text of {samples[0].shape[1]} tokens: {reason}") from error
+        self.width = alone.shape[1]
         for padding in _TRIED[2 if self._network.by_length else 0 :]:
             if self._agrees(samples, alone, padding):
                 return padding
