@@ -216,7 +216,7 @@ def _check_transparency(image: Image.Image) -> None:
     layout = image.tile[0].args
     if layout in _OTHER_BITS:
         raise RecordError(
-            f"the image has a transparent colour ({image.info['transparency']}) in pixels of the layout {layout}, which "
+            f"the image has a transparent colour ({image.info['transparency']}) in the layout {layout}, which "
             "cannot be told in 8 bits; convert it to 8 bits with an alpha channel"
         )
 
