@@ -65,7 +65,7 @@ class EmbeddingEngine(TextEngine):
         tokens = encoder.tokens()
         network = encoder.network(_Pooled(module, tokens.prompt_length), tokens.inputs)
         super().__init__(network, tokens, head, facts)
-        dimension = facts["dimension"] = _choose_dimension(self._rows.width, wanted)
+        dimension = facts["dimension"] = _choose_dimension(self.width, wanted)
         self.profile = replace(
             static.profile(self.profile, options.get("max_model_len")) if encoder.is_static else self.profile,
             dimension=length_of(dimension, output_dtype),

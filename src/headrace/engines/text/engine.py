@@ -80,6 +80,8 @@ class TextEngine(TokenizingTexts, NetworkEngine):
         self.network = network
         self.tokens = tokens
         self._rows = TextRows(network, tokens, per_token=per_token)
+        self.width = self._rows.width
+        """How many numbers the network gives for each text, or token."""
         self._head = head
         self._facts = facts
         budget = max(BATCH_TOKENS[network.kind], tokens.max_model_len)
@@ -185,6 +187,9 @@ class TextRows:
         except Exception as error:  # a model's code or an ONNX runtime may raise anything
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise EngineError(f"the model fails on a text of {samples[0].shape[1]} tokens: {reason}") from error
+        if alone.ndim != 2:
+            shape = " × ".join(map(str, alone.shape[1:]))
+            raise EngineError(f"the model gives {shape} numbers for a text, not a row of them: it has another task")
         self.width = alone.shape[1]
         for padding in _TRIED[2 if self._network.by_length else 0 :]:
             if self._agrees(samples, alone, padding):
