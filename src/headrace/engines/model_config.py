@@ -6,10 +6,11 @@ from typing import TypedDict
 
 
 class SentenceTransformersConfig(TypedDict, total=False):
-    """A cross-encoder's settings in the files of sentence-transformers."""
+    """Settings in the files of sentence-transformers."""
 
     activation_fn: str | None
     max_seq_length: int | None
+    special_tokens: bool
 
 
 class ModelConfig(TypedDict, total=False):

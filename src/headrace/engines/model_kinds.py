@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-from headrace.engines.model_config import ModelConfig, SentenceTransformersConfig
+from headrace.engines.library_settings import MODEL_FILE, read
+from headrace.engines.model_config import ModelConfig
 from headrace.errors import ConfigError
 
 logger = logging.getLogger("headrace")
@@ -158,46 +157,23 @@ def warn_unused_head(task: str, model: str | Path | None) -> None:
         )
 
 
-def with_own_settings(folder: Path, config: ModelConfig, *, prompted: bool = False) -> ModelConfig:
-    """A model's config.json with the activation and length from sentence-transformers' own files.
-
-    Args:
-        folder: the model's folder.
-        config: its config.json.
-        prompted: whether the caller puts the model's prompts before texts.
-
-    Raises:
-        ConfigError: the model needs a prompt before its texts, and the caller does not put it there.
-    """
-    told = _json(folder / "config_sentence_transformers.json")
-    prompt = (told.get("prompts") or {}).get(told.get("default_prompt_name"))
-    if prompt and not prompted:
-        raise ConfigError(f"the model in {folder} puts the prompt {prompt!r} before its texts, which is not supported")
-    own: SentenceTransformersConfig = {**(config.get("sentence_transformers") or {})}
-    if activation := told.get("activation_fn"):
-        own["activation_fn"] = activation
-    if length := _json(folder / "sentence_bert_config.json").get("max_seq_length"):
-        own["max_seq_length"] = length
-    return {**config, "sentence_transformers": own}
-
-
 _STEPS = "modules.json"
 
 
 def _kind(folder: Path) -> tuple[str | None, str]:
     """The kind of the model, None if unknown, and the field or file that says so."""
-    told = str(_json(folder / "config_sentence_transformers.json").get("model_type"))
-    types = [str(step.get("type")) for step in _json(folder / _STEPS, [])]
+    told = str(read(folder / MODEL_FILE).get("model_type"))
+    types = [str(step.get("type")) for step in read(folder / _STEPS, [])]
     for name, kind in _MODULES:
         if any(kind_of.rpartition(".")[2] == name for kind_of in types):
             return kind, f"{name} in {_STEPS}"
     if any(kind_of.startswith("pylate.") for kind_of in types):
         return "multi-vector", f"pylate in {_STEPS}"
     if told in _SENTENCE_TRANSFORMERS:
-        return _SENTENCE_TRANSFORMERS[told], f"model_type {told} in config_sentence_transformers.json"
+        return _SENTENCE_TRANSFORMERS[told], f"model_type {told} in {MODEL_FILE}"
     if types:
         return "dense", _STEPS
-    return _transformers_kind(folder, _json(folder / "config.json"))
+    return _transformers_kind(folder, read(folder / "config.json"))
 
 
 def _transformers_kind(folder: Path, config: ModelConfig) -> tuple[str | None, str]:
@@ -240,11 +216,3 @@ def _of_images(folder: Path, config: ModelConfig, name: str) -> tuple[str | None
 
 def _reads_images(folder: Path) -> bool:
     return any((folder / name).is_file() for name in ("preprocessor_config.json", "processor_config.json"))
-
-
-def _json(path: Path, empty: Any = None) -> Any:
-    """The content of a JSON file; `empty` ({}) if it is missing or damaged. The loader reports a damaged file."""
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {} if empty is None else empty

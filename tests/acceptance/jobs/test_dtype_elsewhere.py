@@ -1,6 +1,7 @@
 """Where the instructions for bfloat16 are off, a job that `--dtype auto` began in it goes on in it or says why not.
 
-`ONEDNN_MAX_CPU_ISA` switches them off, so that one machine stands for two.
+`ONEDNN_MAX_CPU_ISA` switches them off, so that one machine stands for two. How fast they are is set, not measured: that
+differs from CPU to CPU, and with what else runs there.
 """
 
 from __future__ import annotations
@@ -13,26 +14,20 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from tests.acceptance.command import end, headrace, start
 from tests.small_models import text_model
-
-from headrace.device.native import speeds
 
 RECORDS = 4_000
 WORDS = "the canal feeds a mill and its wheel turns so that water never stands still".split()  # noqa: SIM905
 EAGER = "from headrace.app.jobs import tuning; tuning._WORTH_S = tuning.LEAST_GAIN = 0.0; "
 """Lets a short job try bfloat16, and take it however small the gain is with a small model."""
-STRICT, LENIENT = "tuning._EMULATED = 0.9; ", "tuning._EMULATED = 0.0; "
-"""Refuse or continue a job in bfloat16 where it is slower than float32. With the limit of Headrace, the outcome would
-depend on what else runs on the machine while a product is timed."""
+FOUND = "from headrace.engines.networks import pytorch; pytorch.speeds = lambda device, own='': {{'bfloat16': {}}}; "
+"""How many times as fast as float32 bfloat16 is found to be."""
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Some thousand records, and a model just large enough to be tried in bfloat16."""
-    if speeds(torch.device("cpu"))["bfloat16"] < 1.2:
-        pytest.skip("this CPU has no instructions for bfloat16 to switch off")
     text_model(tmp_path / "model", head=False, hidden_size=256, initializer_range=0.02)
     with (tmp_path / "in.jsonl").open("w") as file:
         for n in range(RECORDS):
@@ -41,11 +36,11 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def begin(folder: Path, output: str, isa: str | None = None, before: str = "") -> subprocess.Popen[str]:
-    """Begin or continue the job, with the CPU's instructions limited to `isa`."""
+def begin(folder: Path, output: str, speed: float, isa: str | None = None) -> subprocess.Popen[str]:
+    """Begin or continue the job on a CPU of this speed in bfloat16, with instructions limited to `isa`."""
     instructions = {"ONEDNN_MAX_CPU_ISA": isa} if isa else {}
     command = ("run", "-i", "in.jsonl", "-o", output, "--model", "model")
-    return start(*command, folder=folder, before=EAGER + before, **instructions)
+    return start(*command, folder=folder, before=EAGER + FOUND.format(speed), **instructions)
 
 
 def vectors(output: Path) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
@@ -55,7 +50,7 @@ def vectors(output: Path) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
 
 
 def test_a_killed_job_keeps_its_numbers_or_says_why_not(folder: Path) -> None:
-    job = begin(folder, "out.jsonl")
+    job = begin(folder, "out.jsonl", 4.0)
     while not any(folder.glob("out.jsonl.parts/part-*")):
         assert job.poll() is None, job.communicate()
         time.sleep(0.02)
@@ -65,16 +60,16 @@ def test_a_killed_job_keeps_its_numbers_or_says_why_not(folder: Path) -> None:
     assert state["fingerprint"]["engine"]["dtype"] == "bfloat16"
     parts = sorted(path.name for path in folder.glob("out.jsonl.parts/part-*"))
 
-    status, said = end(begin(folder, "out.jsonl", "AVX2", STRICT))
+    status, said = end(begin(folder, "out.jsonl", 0.2, "AVX2"))
     assert status == 2
-    assert "was started in bfloat16, which this machine computes at 0." in said
+    assert "was started in bfloat16, which this machine computes at 0.2 times the speed of float32" in said
     assert "pass --dtype bfloat16 to continue here nevertheless" in said
     assert sorted(path.name for path in folder.glob("out.jsonl.parts/part-*")) == parts
 
-    status, said = end(begin(folder, "out.jsonl", "AVX512_CORE", LENIENT))  # converts the numbers, which is less slow
+    status, said = end(begin(folder, "out.jsonl", 0.5, "AVX512_CORE"))  # converts the numbers, which is less slow
     assert status == 0, said
-    assert "the job runs in bfloat16: this device computes it at 0." in said
-    assert "bfloat16: as when the job was started; this device computes it at 0." in said
+    assert "the job runs in bfloat16: this device computes it at 0.5 times" in said
+    assert "bfloat16: as when the job was started; this device computes it at 0.5 times" in said
     for name, dtype in (("exact", "float32"), ("whole", "bfloat16")):
         command = ("run", "-i", "in.jsonl", "-o", f"{name}.jsonl", "--model", "model", "--dtype", dtype)
         assert headrace(*command, folder=folder)[0] == 0

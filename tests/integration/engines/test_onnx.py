@@ -9,11 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
-from scripts.export_onnx import Positional
+from onnx import TensorProto, helper
+from scripts.export_onnx import Positional, export
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
-from tests.small_models import text_model
+from tests.families import change
+from tests.small_models import encoded, picture, text_model, vision_model
 
 from headrace.engines.base import Prepared
 from headrace.engines.choosing.registry import create
@@ -96,3 +99,115 @@ def test_layers_outside_the_onnx_file_are_refused_by_name(tmp_path: Path) -> Non
     (folder / "modules.json").write_text(json.dumps(modules))
     with pytest.raises(EngineError, match="has the module Dense, which the engine onnx does not compute; export"):
         create("embed", folder, engine="onnx")
+
+
+PAIRS = [("a", "b"), (TEXTS[2], TEXTS[3]), (TEXTS[3], TEXTS[3]), ("", TEXTS[2])]
+IMAGES = [encoded(picture(*size, seed=sum(size))) for size in ((40, 30), (31, 64), (200, 33), (1, 1))]
+IMAGES.append(encoded(picture(40, 30).quantize(16), transparency=bytes(range(0, 256, 17))))
+
+
+def numbers(output: Any) -> Any:
+    return [output["score"], *output["scores"]] if isinstance(output, dict) else output
+
+
+@pytest.mark.parametrize(
+    ("task", "make", "inputs", "options"),
+    [
+        ("classify", lambda folder: text_model(folder, ["x", "y", "z"]), [*TEXTS, *PAIRS], {"top_labels": 3}),
+        (
+            "classify",
+            lambda folder: text_model(folder, ["x", "y"], problem_type="multi_label_classification"),
+            TEXTS,
+            {"top_labels": 2, "max_model_len": 9},
+        ),
+        (
+            "score",
+            lambda folder: text_model(folder, ["s"], sentence_transformers={"activation_fn": "Identity"}),
+            PAIRS,
+            {},
+        ),
+        ("zero-shot", lambda folder: text_model(folder, ["entailment", "other"]), TEXTS, {"labels": ["one", "two"]}),
+        ("image-classify", vision_model, IMAGES, {"top_labels": 3}),
+        ("image-embed", lambda folder: vision_model(folder, "clip"), IMAGES, {}),
+        ("image-embed", lambda folder: vision_model(folder, "resnet"), IMAGES, {}),
+    ],
+    ids=["labels", "several labels", "scores", "zero-shot", "image labels", "image vectors", "pooled places"],
+)
+def test_an_exported_model_gives_what_pytorch_gives(
+    tmp_path: Path, task: str, make: Any, inputs: list[Any], options: dict[str, Any]
+) -> None:
+    folder = make(tmp_path / "model")
+    export(str(folder), tmp_path / "exported", task)
+    expected = outputs(create(task, folder, device="cpu", **options), inputs)
+    engine = create(task, tmp_path / "exported", engine="onnx", **options)
+    together, alone = outputs(engine, inputs), [outputs(engine, [one])[0] for one in inputs]
+    for found in (together, alone):
+        for ours, theirs in zip(found, expected, strict=True):
+            np.testing.assert_allclose(numbers(ours), numbers(theirs), atol=1e-4)
+            assert not isinstance(ours, dict) or ours.get("labels") == theirs.get("labels")
+
+
+def graph(folder: Path, nodes: list[Any], output: list[Any], **inputs: int) -> Path:
+    """Write a model with these inputs, by their types, to a folder of a model of images; returns the folder."""
+    vision_model(folder)
+    given = [helper.make_tensor_value_info(name, kind, ["n", 3, 32, 32]) for name, kind in inputs.items()]
+    shape = helper.make_tensor("shape", TensorProto.INT64, [3], [0, 3, -1])
+    made = helper.make_graph(nodes, "made", given, [helper.make_tensor_value_info(*output)], [shape])
+    onnx.save(helper.make_model(made, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), folder / "model.onnx")
+    return folder
+
+
+STATES = [
+    helper.make_node("Reshape", ["pixel_values", "shape"], ["flat"]),
+    helper.make_node("Transpose", ["flat"], ["last_hidden_state"], perm=[0, 2, 1]),
+]
+
+
+def test_an_image_s_vector_is_that_of_its_first_token_or_the_mean_of_its_places(tmp_path: Path) -> None:
+    """As the PyTorch engine makes it of a model without pooling. The pixels themselves stand for states."""
+    tokens = graph(
+        tmp_path / "tokens",
+        STATES,
+        ["last_hidden_state", TensorProto.FLOAT, ["n", "tokens", 3]],
+        pixel_values=TensorProto.FLOAT,
+    )
+    places = graph(
+        tmp_path / "places",
+        [helper.make_node("Cast", ["pixel_values"], ["feature_maps"], to=TensorProto.FLOAT)],
+        ["feature_maps", TensorProto.FLOAT, ["n", 3, 32, 32]],
+        pixel_values=TensorProto.FLOAT16,
+    )
+    for folder in (tokens, places):
+        engine = create("image-embed", folder, engine="onnx")
+        pixels = np.stack([one.payload for one in engine.prepare(IMAGES)])
+        expected = pixels[:, :, 0, 0] if folder is tokens else pixels.mean(axis=(2, 3))
+        np.testing.assert_allclose(outputs(engine, IMAGES), expected, atol=2e-3)
+
+
+def test_a_model_with_other_inputs_or_another_number_of_outputs_is_refused_when_it_is_loaded(tmp_path: Path) -> None:
+    output = ["feature_maps", TensorProto.FLOAT, ["n", 3, 32, 32]]
+    nodes = [helper.make_node("Add", ["pixel_values", "more"], ["feature_maps"])]
+    both = graph(tmp_path / "both", nodes, output, pixel_values=TensorProto.FLOAT, more=TensorProto.FLOAT)
+    with pytest.raises(
+        EngineError, match=r"takes more, pixel_values and fails on the pixel_values of an image: .*more"
+    ):
+        create("image-embed", both, engine="onnx")
+    nodes = [helper.make_node("ReduceMean", ["pixel_values"], ["logits"], axes=[2, 3], keepdims=0)]
+    logits = graph(tmp_path / "logits", nodes, ["logits", TensorProto.FLOAT, ["n", 3]], pixel_values=TensorProto.FLOAT)
+    assert len(outputs(create("image-classify", logits, engine="onnx", top_labels=3), IMAGES)) == len(IMAGES)
+    change(logits, id2label={"0": "one", "1": "two"})
+    with pytest.raises(EngineError, match=r"gives 3 outputs, and its config.json names 2 labels \(one, two\)"):
+        create("image-classify", logits, engine="onnx")
+
+
+def test_labels_of_another_model_are_refused_when_it_is_loaded(tmp_path: Path) -> None:
+    export(str(text_model(tmp_path / "model", ["x", "y", "z"])), tmp_path / "exported", "classify")
+    change(tmp_path / "exported", id2label={"0": "x", "1": "y"})
+    with pytest.raises(EngineError, match=r"gives 3 outputs, and its config\.json names 2 labels"):
+        create("classify", tmp_path / "exported", engine="onnx")
+    change(tmp_path / "exported", id2label={"0": "x"})
+    with pytest.raises(EngineError, match=r"gives 3 outputs, and its config\.json names 1 labels"):
+        create("score", tmp_path / "exported", engine="onnx")
+    change(tmp_path / "exported", id2label={"0": "entailment", "1": "other"})
+    with pytest.raises(EngineError, match=r"gives 3 outputs, and its config\.json names 2 labels"):
+        create("zero-shot", tmp_path / "exported", engine="onnx", labels=["one"])

@@ -71,6 +71,8 @@ def test_the_attention_of_a_vision_model_is_replaced_in_sixteen_bits_if_its_outp
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = vision_model(tmp_path)
+    # A CPU without bfloat16 keeps its attention, as it would be slower in any other way.
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: True)
 
     def attention(dtype: str) -> str:
         engine = create("image-classify", folder, device="cpu", dtype=dtype)
@@ -80,6 +82,9 @@ def test_the_attention_of_a_vision_model_is_replaced_in_sixteen_bits_if_its_outp
     assert attention("float32") == "sdpa"
     own = cpu_attention.attend
     monkeypatch.setattr(cpu_attention, "attend", lambda *args: own(*args) * 2)
+    assert attention("bfloat16") == "sdpa"
+    monkeypatch.setattr(cpu_attention, "attend", own)
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False)
     assert attention("bfloat16") == "sdpa"
 
 

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from headrace.engines.choosing.registry import create
-from headrace.engines.model_kinds import check_kind, warn_unused_head, with_own_settings
+from headrace.engines.library_settings import with_own_settings
+from headrace.engines.model_kinds import check_kind, warn_unused_head
 from headrace.errors import ConfigError
 
 ST = "sentence_transformers.base.modules.transformer.Transformer"

@@ -11,7 +11,7 @@ import numpy as np
 from headrace.engines.model_config import ModelConfig
 from headrace.engines.networks.base import Rows
 from headrace.engines.networks.quantizing import OutputDtype, Vector, check_output_dtype, quantized
-from headrace.errors import ConfigError, RecordError
+from headrace.errors import ConfigError, EngineError, RecordError
 
 Head: TypeAlias = Callable[[Rows], Sequence[object]]
 """Makes one result for each output row of a network."""
@@ -190,6 +190,19 @@ def label_names(config: ModelConfig) -> list[str]:
     if sorted(names) != list(range(len(names))) or not names:
         raise ConfigError(f"the model's config.json has no usable id2label ({names}); it must name 0 to N-1")
     return [names[index] for index in range(len(names))]
+
+
+def check_columns(width: int | None, names: Sequence[str]) -> None:
+    """Check that a network gives one output for each label; None for an unknown number.
+
+    Raises:
+        EngineError: it gives more or fewer.
+    """
+    if width not in (None, len(names)):
+        raise EngineError(
+            f"the model gives {width} outputs, and its config.json names {len(names)} labels ({', '.join(names):.80}): "
+            "its files do not belong together"
+        )
 
 
 def label_function(config: ModelConfig, labels: int) -> Function:

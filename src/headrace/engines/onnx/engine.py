@@ -12,11 +12,11 @@ from onnxruntime.capi import onnxruntime_pybind11_state as failures
 from transformers import AutoConfig, AutoTokenizer
 
 from headrace.device.forward import ForwardMeter
+from headrace.engines.library_settings import with_own_settings
 from headrace.engines.model_config import ModelConfig
 from headrace.engines.model_folder import ONNX_WEIGHTS, check_tokenizer, digest, named_folder
-from headrace.engines.model_kinds import with_own_settings
 from headrace.engines.networks.base import Arrays, Rows
-from headrace.engines.networks.heads import ChunkJoin, VectorHead
+from headrace.engines.networks.heads import ChunkJoin, VectorHead, check_columns, label_names
 from headrace.engines.networks.quantizing import OutputDtype, check_output_dtype
 from headrace.engines.profile import Sleeper
 from headrace.engines.text.engine import TextEngine
@@ -24,9 +24,9 @@ from headrace.engines.text.pooling import Pooling, pooling_of
 from headrace.engines.text.splitting import LongTexts, TooLong, not_split
 from headrace.engines.text.tasks import Candidates, ZeroShotEngine, classifier, scorer
 from headrace.engines.text.tokenizing import Takes, TextTokens, tokens_for
-from headrace.engines.vision.images import MAX_PIXELS, images_for
+from headrace.engines.vision.images import MAX_PIXELS, ImageInputs, images_for
 from headrace.engines.vision.tasks import ImageEngine, image_classifier, image_embedder
-from headrace.errors import ConfigError, EngineDeadError, EngineError
+from headrace.errors import ConfigError, EngineDeadError, EngineError, EngineOutOfMemoryError, RecordError
 
 T = TypeVar("T")
 
@@ -39,6 +39,8 @@ _LOADING = (
     failures.NoSuchFile,
     failures.NotImplemented,
 )
+_DTYPES = {"tensor(float16)": np.float16, "tensor(int32)": np.int32}
+"""Of inputs that may have another dtype than Headrace's arrays."""
 # Outputs that are vectors; without one of these, token states are pooled as the folder's files specify.
 _STATES = ("last_hidden_state", "token_embeddings")
 _VECTORS = ("sentence_embedding", "image_embeds", "pooler_output")
@@ -75,6 +77,7 @@ class OnnxNetwork:
             raise EngineError(f"the model {self._file} cannot be loaded: {str(error).splitlines()[0]}") from error
         self._session: onnxruntime.InferenceSession | None = session
         self.inputs = frozenset(one.name for one in session.get_inputs())
+        self._dtypes = {one.name: _DTYPES[one.type] for one in session.get_inputs() if one.type in _DTYPES}
         # Quantised models scale values by the whole batch, and a file does not tell whether it is quantised.
         self.tolerance = 3e-2
         self.by_length = self.overlaps = False
@@ -114,10 +117,11 @@ class OnnxNetwork:
         session = self._session
         if session is None:
             raise EngineDeadError("the engine is closed; create a new one")
-        rows: Rows = session.run([self._output], dict(arrays))[0].astype(np.float32, copy=False)
+        given = {name: array.astype(self._dtypes.get(name, array.dtype), copy=False) for name, array in arrays.items()}
+        rows: Rows = session.run([self._output], given)[0].astype(np.float32, copy=False)
         if self._pooling:
             return _pooled(self._pooling, rows, np.asarray(arrays["attention_mask"]))
-        return rows.reshape(len(rows), -1) if rows.ndim == 4 else rows
+        return rows
 
     def close(self) -> None:
         """See `Network.close`."""
@@ -236,8 +240,11 @@ def image_classify(
 ) -> ImageEngine:
     """Classify images; one larger than `max_pixels` fails before it is decoded. Other parameters as `embed`."""
     folder = named_folder(model, ONNX_WEIGHTS)
-    network = OnnxNetwork(folder, providers, ["logits"])
-    return image_classifier(network, images_for(folder, max_pixels), _config(folder), top_labels)
+    config, images = _config(folder), images_for(folder, max_pixels)
+    network = _ImageNetwork(folder, providers, ["logits"])
+    engine = image_classifier(network, images, config, top_labels)
+    check_columns(network.width(images), label_names(config))
+    return engine
 
 
 def image_embed(
@@ -245,7 +252,40 @@ def image_embed(
 ) -> ImageEngine:
     """Embed images: the output `image_embeds` or `pooler_output`, else the first. Other parameters as `embed`."""
     folder = named_folder(model, ONNX_WEIGHTS)
-    return image_embedder(OnnxNetwork(folder, providers, _VECTORS), images_for(folder, max_pixels))
+    images = images_for(folder, max_pixels)
+    network = _ImageNetwork(folder, providers, _VECTORS)
+    network.width(images)
+    return image_embedder(network, images)
+
+
+class _ImageNetwork(OnnxNetwork):
+    """A model of images. An output that is not a vector is made one as the PyTorch engine does."""
+
+    def run(self, arrays: Arrays) -> Rows:
+        """See `Network.run`."""
+        rows = super().run(arrays)
+        if rows.ndim == 4:  # of places
+            return np.asarray(rows.mean(axis=(2, 3)), dtype=np.float32)
+        return rows[:, 0] if rows.ndim == 3 else rows  # of tokens, the first of which stands for the image
+
+    def width(self, images: ImageInputs) -> int | None:
+        """How many numbers the model gives for an image; None if none may be as large as its own.
+
+        Raises:
+            EngineError: it does not run on one.
+        """
+        try:
+            return int(self.run({"pixel_values": images.sample()[None]}).shape[1])
+        except RecordError:
+            return None
+        except (EngineDeadError, EngineOutOfMemoryError):
+            raise
+        except Exception as error:  # onnxruntime may raise anything
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            raise EngineError(
+                f"the model in {self._folder} takes {', '.join(sorted(self.inputs))} and fails on the pixel_values of "
+                f"an image: {reason}"
+            ) from error
 
 
 def _model_file(folder: Path) -> Path:

@@ -9,9 +9,10 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedTokenizerBase
 
+from headrace.engines.library_settings import with_own_settings
 from headrace.engines.model_config import ModelConfig
 from headrace.engines.model_folder import check_tokenizer, named_folder
-from headrace.engines.model_kinds import use_instead, with_own_settings
+from headrace.engines.model_kinds import use_instead
 from headrace.engines.networks.heads import ChunkJoin
 from headrace.engines.networks.pytorch import TorchNetwork, load_pretrained, loading
 from headrace.engines.text.encoders import by_length, is_packed, tune

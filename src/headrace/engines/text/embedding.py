@@ -50,21 +50,22 @@ class EmbeddingEngine(TextEngine):
         int8 = check_quantize(quantize, options.get("dtype", "auto"))
         encoder = open_encoder(model, SentenceTransformer, options)
         module = encoder.module
-        dimension = _choose_dimension(module, truncate_dim)
         if int8 and encoder.is_static:
             raise ConfigError("quantize: this model has no layers to quantize, only a table of vectors; leave it out")
         if int8:
             to_int8(module[0].model)
-        facts: dict[str, object] = {"engine": "embedding", "dimension": dimension, **encoder.facts}
+        facts: dict[str, object] = {"engine": "embedding", **encoder.facts}
         # Left out at their defaults, as before these options existed: an older output can be continued.
         if normalize:
             facts["normalize"] = True
         if output_dtype != "float32":
             facts["output_dtype"] = output_dtype
-        head = VectorHead(dimension, normalize=normalize, output_dtype=output_dtype)
+        wanted = module.truncate_dim if truncate_dim is None else truncate_dim
+        head = VectorHead(wanted, normalize=normalize, output_dtype=output_dtype)
         tokens = encoder.tokens()
         network = encoder.network(_Pooled(module, tokens.prompt_length), tokens.inputs)
         super().__init__(network, tokens, head, facts)
+        dimension = facts["dimension"] = _choose_dimension(self.width, wanted)
         self.profile = replace(
             static.profile(self.profile, options.get("max_model_len")) if encoder.is_static else self.profile,
             dimension=length_of(dimension, output_dtype),
@@ -98,8 +99,7 @@ class _Pooled:
         return vectors
 
 
-def _choose_dimension(module: SentenceTransformer, wanted: int | None) -> int:
-    dimension = int(module.get_embedding_dimension())
+def _choose_dimension(dimension: int, wanted: int | None) -> int:
     if wanted is None:
         return dimension
     if not 1 <= wanted <= dimension:

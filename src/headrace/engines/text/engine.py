@@ -80,6 +80,8 @@ class TextEngine(TokenizingTexts, NetworkEngine):
         self.network = network
         self.tokens = tokens
         self._rows = TextRows(network, tokens, per_token=per_token)
+        self.width = self._rows.width
+        """How many numbers the network gives for each text, or token."""
         self._head = head
         self._facts = facts
         budget = max(BATCH_TOKENS[network.kind], tokens.max_model_len)
@@ -138,6 +140,8 @@ class TextRows:
         self._network = network
         self._per_token = per_token
         self._tokens = tokens
+        self.width = 0
+        """How many components a row has. A model's files may say something else."""
         self.padding = self._choose_padding()
         if self.padding in _SLOWER:
             logger.warning(_SLOWER[self.padding])
@@ -183,6 +187,10 @@ class TextRows:
         except Exception as error:  # a model's code or an ONNX runtime may raise anything
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise EngineError(f"the model fails on a text of {samples[0].shape[1]} tokens: {reason}") from error
+        if alone.ndim != 2:
+            shape = " × ".join(map(str, alone.shape[1:]))
+            raise EngineError(f"the model gives {shape} numbers for a text, not a row of them: it has another task")
+        self.width = alone.shape[1]
         for padding in _TRIED[2 if self._network.by_length else 0 :]:
             if self._agrees(samples, alone, padding):
                 return padding

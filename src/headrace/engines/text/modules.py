@@ -12,6 +12,14 @@ from sentence_transformers import MultiVectorEncoder, SentenceTransformer, Spars
 from sentence_transformers.sentence_transformer.modules import StaticEmbedding, Transformer
 
 from headrace.device.placement import choose_device, choose_dtype
+from headrace.engines.library_settings import (
+    LATE_INTERACTION,
+    LOADING,
+    PROMPTS,
+    Processing,
+    check_settings,
+    processing_of,
+)
 from headrace.engines.model_config import ModelConfig
 from headrace.engines.model_folder import check_tokenizer, find_folder
 from headrace.engines.networks.heads import ChunkJoin
@@ -22,10 +30,17 @@ from headrace.engines.text.encoders import by_length, is_packed, tune
 from headrace.engines.text.max_length import choose_length, usable_positions
 from headrace.engines.text.prompts import Prompts, chosen_prompt
 from headrace.engines.text.splitting import LongTexts
-from headrace.engines.text.tokenizing import TextTokens
+from headrace.engines.text.tokenizing import TextTokens, without_special_tokens
 from headrace.errors import EngineError
 
 ModuleT = TypeVar("ModuleT", SentenceTransformer, SparseEncoder, MultiVectorEncoder)
+
+_OWN_SETTINGS: Mapping[type, frozenset[str]] = {
+    SentenceTransformer: frozenset({"truncate_dim"}),
+    SparseEncoder: frozenset({"max_active_dims"}),
+    MultiVectorEncoder: LATE_INTERACTION,
+}
+"""The settings that each kind of model has beside those of all."""
 
 _UNSUPPORTED = frozenset({"Asym", "BoW", "CNN", "LSTM", "Router", "WordEmbeddings", "WordWeights"})
 """Modules of sentence-transformers that choose by input, or depend on the words beside a text."""
@@ -48,6 +63,7 @@ class Encoder(Generic[ModuleT]):
     """Its config.json; empty for static embeddings."""
     prompts: Prompts
     options: EncoderOptions
+    processing: Processing
 
     @property
     def is_static(self) -> bool:
@@ -67,8 +83,10 @@ class Encoder(Generic[ModuleT]):
         Raises:
             ConfigError: the option `max_model_len` is out of range.
         """
-        own = static.LONGEST if self.is_static else self.module.max_seq_length
+        own = self.processing.max_length or (static.LONGEST if self.is_static else self.module.max_seq_length)
         tokenizer = static.tokenizer_of(self.module[0]) if self.is_static else self.module.tokenizer
+        if not self.processing.special_tokens:
+            tokenizer = without_special_tokens(tokenizer)
         shortest = tokenizer.num_special_tokens_to_add() + 1
         wanted = self.options.get("max_model_len")
         length = choose_length([limit or own], usable_positions(self.config), shortest, wanted)
@@ -105,11 +123,13 @@ def open_encoder(model: str | Path | None, kind: type[ModuleT], options: Encoder
     """
     folder = find_folder(model)
     check_tokenizer(folder)
+    check_settings(folder, LOADING | PROMPTS | _OWN_SETTINGS[kind])
+    processing = processing_of(folder)
     device = choose_device(options.get("device", "auto"))
     module = _load(folder, device, options.get("dtype", "auto"), kind, options.get("trust_remote_code", False))
     prompts = _prompts(module, options.get("prompt_name"), options.get("prompt"))
     config: ModelConfig = {} if isinstance(module[0], StaticEmbedding) else module[0].config.to_dict()
-    return Encoder(folder, device, module, config, prompts, options)
+    return Encoder(folder, device, module, config, prompts, options, processing)
 
 
 def _load(folder: Path, device: torch.device, dtype: str, kind: type[ModuleT], trust_remote_code: bool) -> ModuleT:

@@ -66,7 +66,7 @@ class MultiVectorEngine(TextEngine):
         self._expansion = encoder.module[0].query_expansion
         self._expansion_id = _expansion_id(encoder)
         self._queries = encoder.tokens(replace(encoder.prompts, default=named.get(_QUERY, "")), _query_length(encoder))
-        documents = encoder.tokens(limit=encoder.module[0].document_length)
+        documents = encoder.tokens(limit=encoder.processing.max_length or encoder.module[0].document_length)
         self._skipped = [] if mask._skiplist_ids is None else mask._skiplist_ids.tolist()
         self._skips_queries = _QUERY in mask.skiplist_tasks
         self._skips_documents = _DOCUMENT in mask.skiplist_tasks
@@ -169,7 +169,9 @@ def _mask_of(encoder: Encoder[MultiVectorEncoder]) -> MultiVectorMask:
 def _query_length(encoder: Encoder[MultiVectorEncoder]) -> int | None:
     """The most tokens of a query; None for the model's own length."""
     expansion = encoder.module[0].query_expansion
-    length = expansion["length"] if expansion and expansion["strategy"] == "fixed" else encoder.module[0].query_length
+    if expansion and expansion["strategy"] == "fixed":
+        return int(expansion["length"])
+    length = encoder.processing.max_length or encoder.module[0].query_length
     return None if length is None else int(length)
 
 

@@ -12,7 +12,13 @@ from headrace.engines.text.prompts import Prompts, chosen_prompt
 from headrace.errors import ConfigError, EngineError
 
 _NAMES = {"mean_tokens": "mean", "cls_token": "cls", "max_tokens": "max", "lasttoken": "last"}
-_BEFORE = frozenset({"Transformer", "Pooling", "Normalize"})
+_ORDER = ("Transformer", "Pooling", "Dense", "Normalize")
+_VALUES: Mapping[str, tuple[object, ...]] = {
+    "module_input_name": ("sentence_embedding",),
+    "module_output_name": ("sentence_embedding", None),
+    "use_residual": (False,),
+}
+"""The values of modules' settings that other runtimes obey."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +55,23 @@ def pooling_of(
     """
     modules = _json(folder / "modules.json") or []
     kinds = [(str(module["type"]).rpartition(".")[2], folder / str(module["path"])) for module in modules]
-    if unknown := {kind for kind, _ in kinds} - _BEFORE - ({"Dense"} if dense else set()):
+    names = [kind for kind, _ in kinds]
+    if unknown := [name for name in names if name not in _ORDER or (name == "Dense" and not dense)]:
         raise EngineError(
             f"the model in {folder} has the module {min(unknown)}, which {runtime} does not compute; {way_out}"
         )
+    if names != sorted(names, key=_ORDER.index):
+        raise EngineError(
+            f"the model in {folder} has the modules {', '.join(names)}, in an order that {runtime} does not compute; "
+            f"{way_out}"
+        )
+    for kind, path in kinds[1:]:
+        for name, value in (_json(path / "config.json") or {}).items():
+            if value not in _VALUES.get(name, (value,)):
+                raise EngineError(
+                    f"the model in {folder} has the module {kind} with {name} {value!r}, which {runtime} does not "
+                    f"compute; {way_out}"
+                )
     found = next((_json(path / "config.json") for kind, path in kinds if kind == "Pooling"), None) or {}
     flags = [name.removeprefix("pooling_mode_") for name, on in found.items() if on is True and "mode_" in name]
     mode = str(found.get("pooling_mode") or "+".join(flags) or "mean")

@@ -16,6 +16,7 @@ from headrace.engines.networks.heads import (
     LabelHead,
     ScoreHead,
     apply,
+    check_columns,
     label_function,
     label_names,
 )
@@ -44,6 +45,7 @@ class ZeroShotEngine(NetworkEngine):
         self.network = network
         self.tokens = tokens
         self._rows = TextRows(network, tokens)
+        check_columns(self._rows.width, label_names(config))
         self._candidates = candidates
         self._entailment, self._contradiction = _entailment_columns(config)
         self._head = LabelHead(candidates.labels, "none", len(candidates.labels))
@@ -141,7 +143,9 @@ class Candidates:
 
 def classifier(network: Network, tokens: TextTokens, config: ModelConfig, top_labels: int | None = None) -> TextEngine:
     """Create a classifier of texts or text pairs."""
-    return TextEngine(network, tokens, *label_head(config, top_labels))
+    engine = TextEngine(network, tokens, *label_head(config, top_labels))
+    check_columns(engine.width, label_names(config))
+    return engine
 
 
 def scorer(network: Network, tokens: TextTokens, config: ModelConfig) -> TextEngine:
@@ -150,7 +154,9 @@ def scorer(network: Network, tokens: TextTokens, config: ModelConfig) -> TextEng
     Raises:
         ConfigError: as `score_head`.
     """
-    return TextEngine(network, tokens, *score_head(config))
+    engine = TextEngine(network, tokens, *score_head(config))
+    check_columns(engine.width, label_names(config))
+    return engine
 
 
 def label_head(config: ModelConfig, top_labels: int | None) -> tuple[Head, dict[str, object]]:

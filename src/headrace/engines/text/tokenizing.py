@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Encoding, Tokenizer
+from tokenizers.processors import TemplateProcessing
 
 from headrace.engines.base import Chunks, Part, Prepared, PromptedText, TokenIds
 from headrace.engines.model_config import ModelConfig
@@ -334,6 +336,13 @@ class TextTokens:
         return np.array(rows, dtype=np.int32)
 
 
+def without_special_tokens(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
+    """A copy of a tokenizer that adds no special tokens to a text."""
+    plain = copy.deepcopy(tokenizer)
+    plain.backend_tokenizer.post_processor = TemplateProcessing(single="$A:0", pair="$A:0 $B:1")
+    return plain
+
+
 def tokens_for(
     tokenizer: PreTrainedTokenizerBase,
     config: ModelConfig,
@@ -351,6 +360,8 @@ def tokens_for(
         raise ConfigError("the model has no fast tokenizer (tokenizer.json)")
     smallest = tokenizer.num_special_tokens_to_add(pair=takes != "text") + 1
     own = config.get("sentence_transformers") or {}
+    if not own.get("special_tokens", True):
+        tokenizer = without_special_tokens(tokenizer)
     limits = [tokenizer.model_max_length, own.get("max_seq_length")]
     length = choose_length(limits, usable_positions(config), smallest, max_model_len)
     pad_id = config.get("pad_token_id")

@@ -16,7 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
 from PIL.Image import DecompressionBombError, DecompressionBombWarning
+from PIL.PngImagePlugin import PngImageFile
 from transformers import AutoImageProcessor
+from transformers.image_transforms import convert_to_rgb
 
 from headrace.engines.base import Prepared
 from headrace.errors import ConfigError, RecordError
@@ -49,11 +51,16 @@ _DAMAGE = (
 )
 
 
+_OTHER_BITS = ("L;2", "L;4", "RGB;16B")
+"""Layouts of PNG whose pixels Pillow decodes to 8 bits, but not the transparent colour."""
+
+
 class ImageInputs:
     """Preprocesses images. Thread-safe; decoding and resizing release the GIL.
 
-    Of an animated image, the first frame is used; of 16-bit pixels, the upper 8 bits. Transparency is dropped, CMYK and
-    palettes are converted to RGB, and the EXIF orientation is applied.
+    Of an animated image, the first frame is used; of 16-bit pixels, the upper 8 bits. All colours become RGB, and the
+    EXIF orientation is applied. Transparent pixels become white if the processor says `do_convert_rgb`, as it makes
+    them itself; else transparency is dropped, as by transformers' pipelines.
 
     Args:
         processor: a transformers image processor for PIL images.
@@ -93,8 +100,9 @@ class ImageInputs:
         try:
             with Image.open(file) as image:
                 self._check_size(image)
+                _check_transparency(image)
                 image.load()
-                return ImageOps.exif_transpose(_as_8_bits(image)).convert("RGB")
+                return self._rgb(ImageOps.exif_transpose(_as_8_bits(image)))
         except RecordError:
             raise
         except FileNotFoundError as error:
@@ -105,6 +113,15 @@ class ImageInputs:
             raise RecordError(f"the image cannot be decoded: {str(error) or type(error).__name__}") from error
         except MemoryError as error:
             raise RecordError("the image is too large for this machine's memory") from error
+
+    def _rgb(self, image: Image.Image) -> Image.Image:
+        if not getattr(self._processor, "do_convert_rgb", False):
+            image.info.pop("transparency", None)  # Pillow warns of some that it drops
+            return image.convert("RGB")
+        if image.mode == "RGB" and "transparency" not in image.info:
+            return image
+        # Without the palette's transparency, which the processor would find in a converted image and apply again.
+        return Image.fromarray(convert_to_rgb(image, return_numpy=True))
 
     def _check_size(self, image: Image.Image) -> None:
         if image.width * image.height > self.max_pixels:
@@ -188,6 +205,22 @@ def _file_of(value: object) -> Path | io.BytesIO:
     raise RecordError(f"expected an image (a path, bytes or a data URL), got {kind}")
 
 
+def _check_transparency(image: Image.Image) -> None:
+    """Check that Pillow finds the transparent pixels of an image that is not yet decoded.
+
+    Raises:
+        RecordError: one colour is transparent, in another number of bits than the decoded pixels have.
+    """
+    if not isinstance(image, PngImageFile) or "transparency" not in image.info:
+        return
+    layout = image.tile[0].args
+    if layout in _OTHER_BITS:
+        raise RecordError(
+            f"the image has a transparent colour ({image.info['transparency']}) in the layout {layout}, which "
+            "cannot be told in 8 bits; convert it to 8 bits with an alpha channel"
+        )
+
+
 def _as_8_bits(image: Image.Image) -> Image.Image:
     """Reduce 16-bit pixels to their upper 8 bits, to keep the brightness in RGB.
 
@@ -195,8 +228,12 @@ def _as_8_bits(image: Image.Image) -> Image.Image:
         RecordError: the pixels have 32 bits, without a defined range.
     """
     if image.mode.startswith("I;16"):
-        narrow = Image.fromarray((np.asarray(image).astype(np.uint16) >> 8).astype(np.uint8))
-        narrow.info = image.info  # keeps the orientation
+        pixels = np.asarray(image).astype(np.uint16)
+        narrow = Image.fromarray((pixels >> 8).astype(np.uint8))
+        narrow.info = {**image.info}  # keeps the orientation
+        clear = narrow.info.pop("transparency", None)
+        if clear is not None:
+            narrow.putalpha(Image.fromarray((pixels != clear).astype(np.uint8) * 255))
         return narrow
     if image.mode in ("I", "F"):
         raise RecordError(

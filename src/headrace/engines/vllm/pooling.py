@@ -20,9 +20,9 @@ from vllm.inputs.engine import tokens_input
 from vllm.tasks import PoolingTask
 from vllm.v1.engine.async_llm import AsyncLLM
 
+from headrace.engines.library_settings import with_own_settings
 from headrace.engines.model_config import ModelConfig
 from headrace.engines.model_folder import check_tokenizer, digest, find_folder
-from headrace.engines.model_kinds import with_own_settings
 from headrace.engines.networks.base import Rows
 from headrace.engines.networks.heads import Head, VectorHead, matryoshka_dimensions
 from headrace.engines.networks.quantizing import OutputDtype, check_output_dtype, length_of
