@@ -125,8 +125,8 @@ def _find_copier(kind: type) -> Callable[[Any], Any]:
         if issubclass(kind, base):
             return copier if kind is base else _SUBCLASSES.get(base, copier)
     if _is_array(kind):
-        method = next((name for name in ("clone", "copy") if callable(getattr(kind, name, None))), None)
-        return _as_is if method is None else functools.partial(_own_array, method=method)
+        method = getattr(kind, "clone", None) or getattr(kind, "copy", None)
+        return functools.partial(_own_array, method=method) if callable(method) else _as_is
     return _own_dataclass if dataclasses.is_dataclass(kind) else _as_is
 
 
@@ -139,10 +139,10 @@ def _holds_objects(values: Any) -> bool:
     return not hasattr(values, "clone") and getattr(getattr(values, "dtype", None), "hasobject", True) is not False
 
 
-def _own_array(values: Any, method: str) -> Any:
+def _own_array(values: Any, method: Callable[[Any], Any]) -> Any:
     if getattr(getattr(values, "dtype", None), "hasobject", False):
         return copy.deepcopy(values)
-    return getattr(values, method)()
+    return method(values)
 
 
 def _own_list(values: list[Any]) -> list[Any]:
