@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, TypeVar, Unpack, overload
+from typing import Any, Literal, TypeVar, Unpack, overload
 
 from headrace.app.jobs.job import execute
 from headrace.app.jobs.step_settings import parse_steps, refuse_beside_steps
@@ -53,6 +53,12 @@ class RunParameters(RunOptions, total=False):
 
 
 @overload
+def run(  # type: ignore[overload-overlap]  # of all texts, this one has a result of its own
+    source: object, model: str | Path | None = None, *, sink: Literal["list"], **options: Unpack[RunParameters]
+) -> list[dict[str, Any]]: ...
+
+
+@overload
 def run(
     source: object, model: str | Path | None = None, *, sink: TableKind, **options: Unpack[RunParameters]
 ) -> Any: ...
@@ -90,7 +96,8 @@ def run(  # noqa: PLR0913 - keyword-only settings of the front door, public API
 ) -> Any:
     """Run a bulk job to its end and report where the time went; the same call again continues or finds it finished.
 
-    With sink="pandas", "polars" or "arrow" it returns the finished table instead, a row for each record.
+    With sink="pandas", "polars" or "arrow" it returns the finished table instead, a row for each record; with
+    sink="list" a list of the rows, as dicts.
 
     Args:
         source: a file, folder, glob or address; or rows: a list, an iterable, an asynchronous one, a function that
@@ -98,7 +105,8 @@ def run(  # noqa: PLR0913 - keyword-only settings of the front door, public API
         model: a folder, an included model, or `org/name[@revision]` on the Hugging Face Hub (docs/engines.md); None for
             the task's default model.
         sink: a .parquet or .jsonl file, or a folder of parts; records that fail go beside it, to `....errors.jsonl`.
-            Or a database (docs/tables.md), "pandas", "polars" or "arrow", or a function called with lists of rows.
+            Or a database (docs/tables.md), "pandas", "polars", "arrow" or "list", or a function called with lists of
+            rows.
         engine: a name such as "vllm", or one of your own: a function that takes a list of values and returns a list of
             outputs, or `module:name` of one (docs/engines.md); with a function the task is "custom" if none is named.
         steps: several models, each a mapping with its settings: the next ones see the outputs of those before as

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import itertools
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Sequence
 from itertools import repeat
 from typing import Any, Protocol, Self
 
-from headrace.batching.callables import unfinished
-from headrace.errors import BadResultError, ProcessError, text_of
+from headrace.errors import EngineOutOfMemoryError, ProcessError, text_of
 
 
 class EntryHolder(Protocol):
@@ -176,25 +174,11 @@ def own_copy(cause: BaseException) -> Exception:
     return own
 
 
-def checked_results(results: Any, size: int, name: str = "process_fn") -> list[Any]:
-    """The `size` results of the function `name` (a list, tuple, array, tensor or series) as a list.
+def is_out_of_memory(exc: BaseException) -> bool:
+    """Whether `exc` means out of memory, so that a smaller batch may succeed.
 
-    Raises:
-        BadResultError: wrong type or count; the message names the type or both counts.
+    torch's error is recognized by class name, to avoid importing torch.
     """
-    if type(results) is not list:
-        if isinstance(results, (str, bytes, bytearray, Mapping, Set)) or not hasattr(results, "__len__"):
-            unfinished(name, results)  # closes a coroutine
-            raise BadResultError(
-                f"{name} returned {type(results).__name__} for batch of {size} records: "
-                "return a list with one result per record, in the order of the batch"
-            )
-        # Iterate instead of indexing, as some index by label; stop after one too many, as some never end.
-        results = list(itertools.islice(results, size + 1)) if len(results) == size else results
-    given: list[Any] = results
-    if len(given) != size:
-        raise BadResultError(
-            f"{name} returned {len(given)} results for batch of {size} records: "
-            "return one per record, in the order of the batch; put an exception in the place of one that failed"
-        )
-    return given
+    return isinstance(exc, (MemoryError, EngineOutOfMemoryError)) or any(
+        base.__name__ == "OutOfMemoryError" for base in type(exc).__mro__
+    )

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 from headrace.batching.options import function, whole
-from headrace.batching.pending import checked_results
+from headrace.batching.results import checked_results, own_result
 from headrace.errors import BadResultError, EngineDeadError, RecordError
 
 RecordT = TypeVar("RecordT")
@@ -203,6 +203,7 @@ class StepCall:
 
 
 def _checked(finished: object, keys: set[int]) -> Sequence[tuple[int, object]]:
+    """The finished records and their results, which nobody else can change."""
     if not isinstance(finished, (list, tuple)):
         raise BadResultError(f"step() returned {type(finished).__name__}: it must be a list of (key, result)")
     seen: set[int] = set()
@@ -210,4 +211,4 @@ def _checked(finished: object, keys: set[int]) -> Sequence[tuple[int, object]]:
         if not (isinstance(pair, tuple) and len(pair) == 2) or pair[0] not in keys or pair[0] in seen:
             raise BadResultError(f"step() returned {pair!r:.80}: it must be (key, result), once for each running key")
         seen.add(pair[0])
-    return finished
+    return [(key, own_result(result, "step()")) for key, result in finished]

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from headrace.batching.callables import is_async
+from headrace.batching.results import own
 from headrace.errors import ProcessError
 from headrace.retry import RetryPolicy
 
@@ -37,7 +38,7 @@ class Attempts:
         self._settings = settings
         on_loop = is_async(fn)
         self._pool = None if on_loop else ThreadPoolExecutor(threads, "headrace-map")
-        once: Callable[[object], Awaitable[object]] = fn if on_loop else self._threaded
+        once: Callable[[object], Awaitable[object]] = self._awaited if on_loop else self._threaded
         if settings.timeout_s is not None:
             once = _limited(once, settings.timeout_s)
         self._once = once
@@ -64,6 +65,9 @@ class Attempts:
             await asyncio.sleep(policy.wait_s(attempt))
             attempt += 1
 
+    async def _awaited(self, item: object) -> object:
+        return own(await self._fn(item))
+
     async def _threaded(self, item: object) -> object:
         context = contextvars.copy_context()
         result = await asyncio.get_running_loop().run_in_executor(self._pool, context.run, _plain, self._fn, item)
@@ -77,7 +81,7 @@ class Attempts:
 
 def _plain(fn: Callable[[Any], object], item: object) -> object:
     try:
-        return fn(item)
+        return own(fn(item))  # before the function can fill the same object again
     except StopIteration as error:  # a future cannot hold it, so its caller would hang
         raise RuntimeError("the call raised StopIteration") from error
 

@@ -5,15 +5,16 @@ from __future__ import annotations
 import importlib
 import inspect
 import sys
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from headrace.batching.callables import plain_function, unfinished
+from headrace.batching.callables import plain_function
 from headrace.batching.options import whole
+from headrace.batching.results import checked_results
 from headrace.engines.base import AnyBatchEngine, Prepared
 from headrace.engines.profile import EngineProfile, check_methods, profile_of
-from headrace.errors import BadResultError, ConfigError, EngineDeadError, StoppedEarly, UnknownOptionError, text_of
+from headrace.errors import ConfigError, EngineDeadError, StoppedEarly, UnknownOptionError, text_of
 
 BATCH_SIZE = 32
 
@@ -64,15 +65,8 @@ class FunctionEngine:
             raise EngineDeadError("the engine is closed; create a new one")
         if not batch:
             return []
-        outputs = function(batch)
-        if (error := unfinished(self._name, outputs)) is not None:
-            raise error
-        unordered = isinstance(outputs, (str, bytes, Mapping, Set))
-        if unordered or not (hasattr(outputs, "__len__") and hasattr(outputs, "__iter__")):
-            raise BadResultError(f"{self._name} returned a {type(outputs).__name__}; it must return a list, in order")
-        if len(outputs) != len(batch):
-            raise BadResultError(f"{self._name} returned {len(outputs)} results for batch of {len(batch)}")
-        return list(outputs)
+        size = len(batch)  # the function may change the list
+        return checked_results(function(batch), size, self._name)
 
     def close(self) -> None:
         """Drop the function. Safe to call twice."""

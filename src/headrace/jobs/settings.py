@@ -14,7 +14,7 @@ from headrace.errors import ConfigError
 from headrace.events import Listener
 from headrace.io.databases.names import is_database, without_password
 from headrace.io.formats.strict_json import OnNan
-from headrace.io.sinks.callback_sink import Receiver
+from headrace.io.sinks.callback_sink import Receiver, Rows
 from headrace.io.sources.selection import Selection
 from headrace.jobs.pipeline.job import Limits, Order
 from headrace.jobs.pipeline.prepare import ModelChoice
@@ -81,7 +81,7 @@ class JobSettings:
 
     source: object
     """A file, folder, glob or address, "-" for stdin, or rows: see `headrace.io.sources.opening.open_source`."""
-    sink: str | Path | Receiver
+    sink: str | Path | Receiver | Rows
     """A file, a folder of parts (see `headrace.io.sinks.targets.find_target`), or a function called with lists of rows
     (see `headrace.io.sinks.callback_sink.CallbackWriter`)."""
     config: EngineConfig = field(default_factory=EngineConfig)

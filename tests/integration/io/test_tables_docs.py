@@ -33,7 +33,7 @@ def test_the_table_names_each_source_and_sink_with_what_it_needs() -> None:
     sinks = {parse_table(name).scheme for row in quoted for name in row[2] if is_database(name)}
     assert sinks == set(SINKS) == set(_STORES)
     kinds = {name.split('"')[1] for row in quoted for name in row[2] if name.startswith("sink=")}
-    assert kinds == {"pandas", "polars", "arrow"} and all(map(is_table_kind, kinds))
+    assert kinds == {"pandas", "polars", "arrow", "list"} and all(map(is_table_kind, kinds))
     project: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = {extra for row in quoted for need in row[3] for extra in re.findall(r"headrace\[(\w+)\]", need)}
     assert (

@@ -11,6 +11,7 @@ import pytest
 import headrace
 from headrace.errors import ConfigError, JobError
 from headrace.io.sinks.callback_sink import CallbackWriter
+from headrace.jobs.pipeline.job import Limits
 
 ROWS = [{"id": n, "text": f"text {n}"} for n in range(300)]
 
@@ -101,3 +102,72 @@ def test_closing_it_twice_is_safe() -> None:
     writer = CallbackWriter(Collected(), "output")
     writer.close()
     writer.close()
+
+
+class Keeper:
+    """A user's class that would be made of the rows, and dropped."""
+
+    def __init__(self, rows: Any) -> None:
+        raise AssertionError("never called")
+
+
+@pytest.mark.parametrize("sink", [list, tuple, dict, str, Keeper])
+def test_a_class_is_refused_with_the_way_out(sink: Any) -> None:
+    with pytest.raises(ConfigError, match=f'the sink is the class {sink.__name__}, .* sink="list" returns the rows'):
+        run(sink)
+
+
+@pytest.mark.parametrize("sink", [lambda: None, lambda rows, more: None, lambda *, rows: None, list.extend])
+def test_a_function_that_cannot_take_a_list_of_rows_is_refused(sink: Any) -> None:
+    with pytest.raises(ConfigError, match=r"cannot be called with a list of rows: .*; pass a function of one argument"):
+        run(sink)
+
+
+def test_a_function_with_other_arguments_that_have_defaults_is_taken() -> None:
+    found: list[Any] = []
+
+    def take(rows: list[dict[str, Any]], also: int = 0, **rest: Any) -> None:
+        found.extend(rows)
+
+    run(functools.partial(take, also=1))
+    assert len(found) == 300
+
+
+def test_a_list_of_rows_is_returned_in_input_order_with_what_failed() -> None:
+    def halves(batch: list[str]) -> list[Any]:
+        return [ValueError("odd") if int(text.split()[1]) % 2 else {"half": text} for text in batch]
+
+    limits = Limits(max_error_rate=1.0)
+    found = headrace.run(ROWS, sink="list", engine=halves, keep_columns=["text"], limits=limits, progress=False)
+    assert found[:2] == [
+        {"id": 0, "text": "text 0", "output": {"half": "text 0"}},
+        {"id": 1, "error": {"reason": "ValueError", "message": "odd"}},
+    ]
+    assert [row["id"] for row in found] == list(range(300))
+    taken: list[Any] = []
+    headrace.run(ROWS, sink=taken.extend, engine=halves, keep_columns=["text"], limits=limits, progress=False)
+    assert sorted(taken, key=lambda row: row["id"]) == found
+
+
+def test_a_list_keeps_the_objects_of_the_engine() -> None:
+    found = headrace.run(["a", "b"], sink="list", engine=lambda batch: [{text} for text in batch], progress=False)
+    assert [row["output"] for row in found] == [{"a"}, {"b"}]
+
+
+@pytest.mark.parametrize("setting", [{"retry": True}, {"output_format": "jsonl"}])
+def test_a_list_keeps_no_files(setting: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="sink='list' returns its rows and keeps no files: leave out"):
+        headrace.run(ROWS, sink="list", engine="headrace.testing:FakeEngine", progress=False, **setting)
+
+
+def test_a_job_that_ends_early_says_that_a_list_keeps_nothing() -> None:
+    def broken(batch: list[str]) -> list[str]:
+        raise ValueError("always")
+
+    with pytest.raises(JobError, match="sink='list' keeps nothing; a file would keep finished records"):
+        headrace.run(ROWS, sink="list", engine=broken, progress=False)
+
+
+def test_the_name_of_a_list_is_found_by_a_near_one() -> None:
+    with pytest.raises(ConfigError, match="one of pandas, polars, arrow, list"):
+        headrace.run(ROWS, sink="lists", engine="headrace.testing:FakeEngine", progress=False)

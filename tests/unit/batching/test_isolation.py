@@ -14,7 +14,8 @@ from tests.unit.batching.doubles import Engine, double, outcomes
 from tests.unit.virtual_time import VirtualTime
 
 from headrace import DynamicBatcher
-from headrace.batching.dispatch.isolation import MemoryLimit, is_out_of_memory
+from headrace.batching.dispatch.isolation import MemoryLimit
+from headrace.batching.pending import is_out_of_memory
 from headrace.errors import EngineDeadError, EngineOutOfMemoryError
 from headrace.events import BatchFormed, BatchSplit, Event
 

@@ -110,10 +110,10 @@ def test_what_cannot_be_an_engine_says_why(name: str, options: dict[str, Any], w
     ("result", "words"),
     [
         (["one"], "returned 1 results for batch of 2"),
-        ("ab", "returned a str; it must return a list"),
-        ({"a": 1, "b": 2}, "returned a dict"),
-        ({1, 2}, "returned a set"),
-        (None, "returned a NoneType"),
+        ("ab", "own:wrong returned str for batch of 2 records: return a list"),
+        ({"a": 1, "b": 2}, "returned dict"),
+        ({1, 2}, "returned set"),
+        (None, "returned NoneType"),
     ],
 )
 def test_a_wrong_result_is_named(result: Any, words: str, monkeypatch: pytest.MonkeyPatch) -> None:

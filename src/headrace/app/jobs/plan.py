@@ -22,7 +22,7 @@ from headrace.engines.requests.long_prompts import splits
 from headrace.errors import ConfigError
 from headrace.io.base import PartWriter, Source
 from headrace.io.formats import openai_batch as openai
-from headrace.io.sinks.callback_sink import CallbackWriter
+from headrace.io.sinks.callback_sink import CallbackWriter, Rows, check_receiver
 from headrace.io.sinks.hub import HubWriter
 from headrace.io.sinks.table_writer import TableWriter
 from headrace.io.sinks.targets import Target, find_target, openai_writer, refuse_output_in_input
@@ -235,10 +235,8 @@ def _dataset(settings: JobSettings, target: Target) -> str:
 def _target(settings: JobSettings) -> Target:
     if isinstance(settings.sink, (str, Path)):
         return find_target(settings.sink, settings.output_format)
-    if not callable(settings.sink):
-        raise ConfigError(
-            f"the sink is of type {type(settings.sink).__name__}; give the name of a file or folder, or a function"
-        )
+    if not isinstance(settings.sink, Rows):
+        check_receiver(settings.sink)
     # A job needs a working folder, though this one cannot be resumed.
     place = Path(tempfile.mkdtemp(prefix="headrace-"))
     atexit.register(shutil.rmtree, place, ignore_errors=True)
@@ -279,7 +277,7 @@ def _joined(source: Source, step: StepSettings) -> JoinedSource:
 
 
 def _writer(settings: JobSettings, target: Target, column: str, url: str | None) -> PartWriter:
-    if callable(settings.sink):
+    if not isinstance(settings.sink, (str, Path)):
         return CallbackWriter(settings.sink, column)
     if target.table is not None:
         if url is not None:

@@ -1,4 +1,4 @@
-"""Jobs whose result is a table of pandas, polars or Arrow."""
+"""Jobs whose result is a table of pandas, polars or Arrow, or a list of rows."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from headrace.errors import ConfigError, JobError, nearest
 from headrace.extras import require
 from headrace.io.base import class_names
+from headrace.io.sinks.callback_sink import Rows
 from headrace.io.sinks.targets import find_target
 from headrace.jobs.settings import JobSettings
 
@@ -25,11 +26,12 @@ TableKind: TypeAlias = Literal["pandas", "polars", "arrow"]
 _KEPT = "finished records are kept"
 """What errors say of jobs that can be resumed."""
 _MODULES = {"pandas": "pandas", "polars": "polars", "arrow": "pyarrow"}
+_KINDS = (*_MODULES, "list")
 
 
 def is_table_kind(sink: object) -> bool:
-    """Whether a sink is the name of a kind of table."""
-    return isinstance(sink, str) and sink in _MODULES
+    """Whether a sink is the name of a kind of table, or of a list of rows."""
+    return isinstance(sink, str) and sink in _KINDS
 
 
 def refuse_unknown_kind(settings: JobSettings) -> None:
@@ -43,36 +45,35 @@ def refuse_unknown_kind(settings: JobSettings) -> None:
         try:
             find_target(sink, settings.output_format)
         except ConfigError as error:
-            kinds = ", ".join(_MODULES)
-            raise ConfigError(f"{error}; for a table, the sink is one of {kinds}{nearest(sink, _MODULES)}") from None
+            kinds = ", ".join(_KINDS)
+            raise ConfigError(f"{error}; for a table, the sink is one of {kinds}{nearest(sink, _KINDS)}") from None
 
 
 def run_to_table(settings: JobSettings, execute: Callable[[JobSettings], object]) -> object:
-    """Run a job and return its rows, in input order, as the table that its sink names.
+    """Run a job and return its rows, in input order, as the table or list that its sink names.
 
-    Each record has a row. A failed record has nulls, and its error in the column `error`, which is present only if some
-    record failed. The result for a whole pandas DataFrame or Series has its index.
+    Each record has a row. In a table, a failed record has nulls, and its error in the column `error`, which is present
+    only if some record failed. The result for a whole pandas DataFrame or Series has its index. The rows of a list are
+    those that a function gets as a sink.
 
     Raises:
         ConfigError: the library is not installed, or a setting needs an output that stays.
         JobError: see `execute`.
     """
     kind = str(settings.sink)
+    if settings.retry or settings.output_format:
+        raise ConfigError(f"sink={kind!r} returns its rows and keeps no files: leave out retry and output_format")
+    if kind == "list":
+        rows = Rows()
+        _execute(replace(settings, sink=rows), kind, execute)
+        return rows.in_order()
     require("pyarrow.parquet", "io", f"sink={kind!r}")
     library = require(_MODULES[kind], "io", f"sink={kind!r}", f" {_MODULES[kind]}")
-    if settings.retry or settings.output_format:
-        raise ConfigError(f"sink={kind!r} returns a table and keeps no files: leave out retry and output_format")
     if "error" in settings.keep_columns:
         raise ConfigError("cannot keep column 'error': the result has the errors of failed records in it; rename it")
     with tempfile.TemporaryDirectory(prefix="headrace-") as folder:
         output = Path(folder) / "table.parquet"
-        try:
-            execute(replace(settings, sink=output))
-        except JobError as error:
-            error.args = (
-                str(error).replace(_KEPT, f"sink={kind!r} keeps nothing; a file would keep finished records"),
-            )
-            raise
+        _execute(replace(settings, sink=output), kind, execute)
         table = _read(output)
         errors = output.with_name("table.errors.jsonl")
         if errors.exists():
@@ -84,6 +85,14 @@ def run_to_table(settings: JobSettings, execute: Callable[[JobSettings], object]
     frame = _frame(table)
     index = _index_of(settings)
     return frame if index is None else frame.set_axis(index)
+
+
+def _execute(settings: JobSettings, kind: str, execute: Callable[[JobSettings], object]) -> None:
+    try:
+        execute(settings)
+    except JobError as error:
+        error.args = (str(error).replace(_KEPT, f"sink={kind!r} keeps nothing; a file would keep finished records"),)
+        raise
 
 
 def _frame(table: pa.Table) -> Any:

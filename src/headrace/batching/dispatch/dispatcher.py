@@ -6,11 +6,11 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from headrace.batching.dispatch.isolation import MemoryLimit, halves, is_out_of_memory, should_split
+from headrace.batching.dispatch.isolation import MemoryLimit, halves, should_split
 from headrace.batching.dispatch.offload import CallTimer, ProcessCaller
 from headrace.batching.dispatch.submission import DispatchContext
 from headrace.batching.options import BatchOptions
-from headrace.batching.pending import QueueEntry, checked_results, fail, records_of, resolve
+from headrace.batching.pending import QueueEntry, fail, is_out_of_memory, records_of, resolve
 from headrace.batching.policy.cost import batch_cost
 from headrace.batching.policy.waiting_queue import Batch
 from headrace.batching.tasks import must_propagate, run_to_the_end
@@ -52,7 +52,7 @@ class Dispatcher:
         self._slots = asyncio.Semaphore(options.slots)
         self._last_done = 0.0
         self._runs: dict[asyncio.Task[None], list[QueueEntry]] = {}
-        self._cancelled_calls: set[asyncio.Task[object]] = set()
+        self._cancelled_calls: set[asyncio.Task[list[object]]] = set()
         self._memory = MemoryLimit()
         self._draining = False
         self._ended = False
@@ -203,19 +203,20 @@ class Dispatcher:
             if part is not batch:
                 part = [entry for entry in part if not entry.done()]
             records = records_of(part)
-            if not records:
+            size = len(records)
+            if not size:
                 continue
             began = self._clock()
             try:
-                results = checked_results(await self._call(timer, records), len(records))
+                results = await self._call(timer, records)
             except BaseException as exc:  # an engine may raise anything; it fails only its records
                 if must_propagate(exc):
                     raise
-                if len(records) == 1 or not should_split(exc, self._options.on_error):
+                if size == 1 or not should_split(exc, self._options.on_error):
                     failed += fail(part, exc)
                     continue
                 self._report_split(number, part, exc, self._clock() - began)
-                first, second = halves(part, len(records))
+                first, second = halves(part, size)
                 if first[-1] not in part:  # split off an entry: it belongs to the batch too
                     batch.append(first[-1])
                 parts += [second, first]
@@ -242,7 +243,7 @@ class Dispatcher:
             fail(entries, exc)  # a bug, but the callers must not hang
             logger.error("%s: %s ended unexpectedly", self._options.name, task.get_name(), exc_info=exc)
 
-    async def _call(self, timer: CallTimer, records: list[object]) -> object:
+    async def _call(self, timer: CallTimer, records: list[object]) -> list[object]:
         timeout = self._options.process_timeout_s
         if timeout is None:
             return await self._caller.call(records, timer)
@@ -262,13 +263,13 @@ class Dispatcher:
             )
         return call.result()
 
-    def _cancel_call(self, call: asyncio.Task[object]) -> None:
+    def _cancel_call(self, call: asyncio.Task[list[object]]) -> None:
         """Cancel a call without waiting for its end, which is still tracked here."""
         call.cancel()
         self._cancelled_calls.add(call)
         call.add_done_callback(self._forget)
 
-    def _forget(self, call: asyncio.Task[object]) -> None:
+    def _forget(self, call: asyncio.Task[list[object]]) -> None:
         self._cancelled_calls.discard(call)
         if not call.cancelled():
             call.exception()  # mark as retrieved, so that the loop does not report it

@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 from headrace.batching.options import OnError
-from headrace.batching.pending import QueueEntry
-from headrace.errors import EngineDeadError, EngineOutOfMemoryError
-
-
-def is_out_of_memory(exc: BaseException) -> bool:
-    """Whether `exc` means out of memory, so that a smaller batch may succeed.
-
-    torch's error is recognized by class name, to avoid importing torch.
-    """
-    return isinstance(exc, (MemoryError, EngineOutOfMemoryError)) or any(
-        base.__name__ == "OutOfMemoryError" for base in type(exc).__mro__
-    )
+from headrace.batching.pending import QueueEntry, is_out_of_memory
+from headrace.errors import BadResultError, EngineDeadError
 
 
 def should_split(exc: BaseException, on_error: OnError) -> bool:
-    """Whether a batch of several records that failed with `exc` is run again in halves."""
+    """Whether a batch of several records that failed with `exc` is run again in halves.
+
+    Not for results of a wrong type or number: no record is their cause, and those of a half could have the right number
+    by chance.
+    """
     if is_out_of_memory(exc):
         return True
-    return on_error == "isolate" and not isinstance(exc, EngineDeadError)
+    return on_error == "isolate" and not isinstance(exc, (EngineDeadError, BadResultError))
 
 
 class MemoryLimit:

@@ -14,6 +14,7 @@ from time import monotonic
 from typing import Any, TypeVar
 
 from headrace.batching.callables import is_async
+from headrace.batching.results import received
 from headrace.batching.tasks import must_propagate
 from headrace.errors import ProcessError, text_of
 
@@ -156,10 +157,11 @@ class ProcessCaller:
         """Whether a call can be cancelled: a coroutine can, a thread cannot."""
         return self._on_loop
 
-    async def call(self, records: list[object], timer: CallTimer) -> object:
-        """Return what `process_fn` returns for `records`; raises what it raises.
+    async def call(self, records: list[object], timer: CallTimer) -> list[object]:
+        """Return the results of `process_fn` for `records`, which nobody else can change; raises what it raises.
 
         Raises:
+            BadResultError: it returned the wrong type or number of results.
             ProcessError: it raised an exception with a special meaning to the loop, such as `KeyboardInterrupt` or its
                 own `CancelledError`, which is the `__cause__`.
         """
@@ -177,10 +179,12 @@ class ProcessCaller:
                 raise
             raise ProcessError(f"process_fn raised {type(exc).__name__}: {text_of(exc)}") from exc
 
-    async def _call_on_loop(self, records: list[object]) -> object:
-        return await watched(self._fn(records), self._blocked)
+    async def _call_on_loop(self, records: list[object]) -> list[object]:
+        size = len(records)  # it may change the list
+        return received(await watched(self._fn(records), self._blocked), size)
 
-    async def _call_in_thread(self, records: list[object], timer: CallTimer) -> object:
+    async def _call_in_thread(self, records: list[object], timer: CallTimer) -> list[object]:
+        size = len(records)
         worker = self._idle.pop() if self._idle else self._new_worker()
         work = functools.partial(timer.time, functools.partial(self._run_in_thread, worker, records))
         running = worker.run(asyncio.get_running_loop(), work)
@@ -194,11 +198,11 @@ class ProcessCaller:
             if isinstance(outcome.cause, StopIteration):  # a coroutine cannot raise it
                 raise ProcessError("process_fn raised StopIteration") from outcome.cause
             raise outcome.cause
-        if isinstance(outcome, Awaitable):
-            timer.on_thread = False
-        if inspect.iscoroutine(outcome):
-            return await watched(outcome, self._blocked)
-        return await outcome if isinstance(outcome, Awaitable) else outcome
+        if isinstance(outcome, list):
+            return outcome
+        timer.on_thread = False
+        awaitable: Awaitable[object] = outcome  # type: ignore[assignment]  # `_run_in_thread` returns nothing else
+        return received(await (watched(outcome, self._blocked) if inspect.iscoroutine(outcome) else awaitable), size)
 
     def close(self) -> None:
         """End the worker threads; waits briefly for idle ones."""
@@ -213,8 +217,12 @@ class ProcessCaller:
         return WorkerThread(f"{self._name}-{self._started}")
 
     def _run_in_thread(self, worker: WorkerThread, records: list[object]) -> object:
+        """The results, taken over before the next call can change them; or an awaitable for the event loop."""
+        size = len(records)
         outcome = self._fn(records)
-        return worker.own_loop.run(outcome) if self._offload and inspect.iscoroutine(outcome) else outcome
+        if self._offload and inspect.iscoroutine(outcome):
+            outcome = worker.own_loop.run(outcome)
+        return outcome if isinstance(outcome, Awaitable) else received(outcome, size)
 
     def _blocked(self, seconds: float) -> None:
         if self._noticed:

@@ -7,10 +7,10 @@ import logging
 from collections import deque
 from typing import Any
 
-from headrace.batching.dispatch.isolation import is_out_of_memory, should_split
+from headrace.batching.dispatch.isolation import should_split
 from headrace.batching.dispatch.offload import CallTimer, CapturedError, WorkerThread
 from headrace.batching.dispatch.submission import DispatchContext
-from headrace.batching.pending import QueueEntry, fail, resolve
+from headrace.batching.pending import QueueEntry, fail, is_out_of_memory, resolve
 from headrace.batching.policy.growth import Growth
 from headrace.batching.policy.slots import SlotEntry, Slots
 from headrace.batching.step_model import SharingStepModel, StepCall, StepModel, group_of

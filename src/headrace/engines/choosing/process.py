@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from headrace.batching.pending import checked_results
+from headrace.batching.results import checked_results
 from headrace.engines.base import AnyBatchEngine, Prepared, TunableEngine, can_be_tuned
 from headrace.engines.choosing import registry
 from headrace.engines.profile import EngineProfile, profile_of
@@ -159,7 +159,8 @@ class _Host:
 
     def __call__(self, request: tuple[str, list[object]]) -> list[object]:
         method, rows = request
-        return checked_results(getattr(self._engine, method)(rows), len(rows), f"the engine's {method}")
+        size = len(rows)  # the engine may change the list
+        return checked_results(getattr(self._engine, method)(rows), size, f"the engine's {method}")
 
     def close(self) -> None:
         self._engine.close()

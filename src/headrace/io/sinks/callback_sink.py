@@ -1,18 +1,65 @@
-"""Passes results to a Python function instead of a file."""
+"""Passes results to a Python function, or keeps them in memory, instead of a file."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
+import inspect
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable, Sequence
 from typing import Any
 
 from headrace.batching.callables import is_async, plain_function
-from headrace.errors import JobError, text_of
+from headrace.errors import ConfigError, JobError, text_of
 from headrace.io.formats.dead_letters import encode_failures
 from headrace.io.formats.writer import NoFileWriter, row_of
 from headrace.records import Failed, Ok
 
 Receiver = Callable[[list[dict[str, Any]]], Any]
+
+
+def check_receiver(sink: object) -> None:
+    """Check that a sink is a function that can take a list of rows.
+
+    Raises:
+        ConfigError: it is a class, a generator function, or takes other arguments.
+    """
+    if isinstance(sink, type):
+        raise ConfigError(
+            f"the sink is the class {sink.__name__}, and what it makes of the rows would be thrown away: "
+            'sink="list" returns the rows; or pass a function that keeps them, such as rows.extend of a list'
+        )
+    if not callable(sink):
+        raise ConfigError(
+            f"the sink is of type {type(sink).__name__}; give the name of a file or folder, or a function"
+        )
+    if not is_async(sink):
+        plain_function("sink", sink)
+    try:
+        signature = inspect.signature(sink)
+    except ValueError:  # some functions in C do not tell
+        return
+    try:
+        signature.bind([])
+    except TypeError as error:
+        name = getattr(sink, "__qualname__", type(sink).__name__)
+        raise ConfigError(
+            f"the sink {name}{signature} cannot be called with a list of rows: {error}; pass a function of one "
+            'argument, such as rows.extend of a list, or sink="list", which returns the rows'
+        ) from None
+
+
+class Rows:
+    """Keeps the rows of a job, as a function would get them, and gives them in input order."""
+
+    def __init__(self) -> None:
+        self._kept: dict[int, dict[str, Any]] = {}
+
+    def keep(self, positions: Iterable[int], rows: Iterable[dict[str, Any]]) -> None:
+        """Keep rows with their positions in the input."""
+        self._kept.update(zip(positions, rows, strict=True))
+
+    def in_order(self) -> list[dict[str, Any]]:
+        """All rows."""
+        return [self._kept[position] for position in sorted(self._kept)]
 
 
 class CallbackWriter(NoFileWriter):
@@ -22,34 +69,40 @@ class CallbackWriter(NoFileWriter):
     {id, error: {reason, message}}. All calls come from one thread, which is not the caller's. Awaitables are awaited
     there, on one event loop for all calls. Delivered rows are not recorded: a run that ends early cannot be resumed.
 
+    `Rows` in the place of the function gets the same rows.
+
     Raises:
-        ConfigError: `receive` is a generator function.
+        ConfigError: see `check_receiver`.
         JobError: from the methods, if the function raises.
     """
 
     suffix = ".handed"
     nulled = 0
 
-    def __init__(self, receive: Receiver, column: str) -> None:
-        if not is_async(receive):
-            plain_function("sink", receive)
+    def __init__(self, receive: Receiver | Rows, column: str) -> None:
+        if not isinstance(receive, Rows):
+            check_receiver(receive)
         self._receive = receive
         self._runner: asyncio.Runner | None = None
         self._column = column
 
     def encode(self, outcomes: Sequence[Ok]) -> bytes:
         """Pass on finished records; writes nothing."""
-        self._hand_over([row_of(ok, self._column) for ok in outcomes])
+        self._hand_over(outcomes, [row_of(ok, self._column) for ok in outcomes])
         return b""
 
     def encode_failures(self, failures: Sequence[Failed]) -> bytes:
         """Pass on failed records; their lines are counted."""
         self._hand_over(
-            [{"id": row.record.id, "error": {"reason": row.reason, "message": row.message}} for row in failures]
+            failures,
+            [{"id": row.record.id, "error": {"reason": row.reason, "message": row.message}} for row in failures],
         )
         return encode_failures(failures)
 
-    def _hand_over(self, rows: list[dict[str, object]]) -> None:
+    def _hand_over(self, outcomes: Sequence[Ok | Failed], rows: list[dict[str, object]]) -> None:
+        if isinstance(self._receive, Rows):
+            self._receive.keep((outcome.record.position for outcome in outcomes), rows)
+            return
         if not rows:
             return
         try:

@@ -10,6 +10,7 @@ import json
 import threading
 from collections.abc import AsyncIterable, Callable, Generator, Iterable, Iterator, Mapping, Sequence
 
+from headrace.batching.results import own
 from headrace.errors import ConfigError, HeadraceError, JobError, text_of
 from headrace.io.base import Chunk
 from headrace.io.formats.strict_json import dump_any, safe_text
@@ -43,7 +44,11 @@ class SequenceSource:
         total = len(self._rows)
         for start in range(0, total, CHUNK_ROWS):
             positions = todo(start, min(start + CHUNK_ROWS, total), next_todo)
-            yield chunk_of([(position, self._rows[position]) for position in positions])
+            yield chunk_of([(position, self._row(position)) for position in positions])
+
+    def _row(self, position: int) -> object:
+        row = self._rows[position]
+        return row if type(self._rows) in (list, tuple) else own(row)  # a dataset may fill the same object again
 
 
 class IterableSource:
@@ -109,7 +114,8 @@ class IterableSource:
                     f"the input is of type {type(rows).__name__}; give a file name, an iterable or a function that "
                     "returns one"
                 )
-            yield from _run(rows) if isinstance(rows, AsyncIterable) else iter(rows)
+            # It may yield the same object again with other content.
+            yield from map(own, _run(rows) if isinstance(rows, AsyncIterable) else rows)
         except (GeneratorExit, HeadraceError):
             raise  # the reader has stopped, or the input is refused
         except BaseException as error:

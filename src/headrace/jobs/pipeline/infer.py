@@ -6,7 +6,7 @@ import itertools
 from collections.abc import AsyncIterator, Callable, Hashable, Iterator, Sequence
 
 from headrace.batching.callables import PROMISES, unfinished
-from headrace.batching.pending import checked_results
+from headrace.batching.results import checked_results
 from headrace.batching.step_model import SharingStepModel, group_of
 from headrace.engines.base import AnyBatchEngine, AnyStepEngine, AnyStreamEngine
 from headrace.errors import EngineDeadError, ProcessError, ProcessTimeoutError, StoppedError, text_of

@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from typing import TypeGuard
 
 from headrace.batching.callables import unfinished
-from headrace.batching.pending import checked_results, own_copy
+from headrace.batching.pending import own_copy
 from headrace.batching.policy.cost import MOST_COST, checked_cost
+from headrace.batching.results import checked_results
 from headrace.engines.base import AnyEngine, Prepared
 from headrace.engines.profile import profile_of
 from headrace.engines.requests.templates import FilledTemplate, field_text, filled, template_fields
@@ -234,7 +235,7 @@ def _answer(future: Future[list[Prepared[object] | Exception]], engine: AnyEngin
 def prepare_all(engine: AnyEngine, inputs: Sequence[object]) -> list[Prepared[object] | Exception]:
     """The prepared form of each input, or its error.
 
-    If the call fails or returns something other than one entry per input, each input is prepared alone.
+    If the call fails, each input is prepared alone. If it returns something other than one entry per input, all fail.
 
     Raises:
         BrokenOffError: the engine died, which is not a record failure.
@@ -248,13 +249,13 @@ def prepare_all(engine: AnyEngine, inputs: Sequence[object]) -> list[Prepared[ob
     except StoppedEarly:
         raise
     except BaseException as error:  # noqa: BLE001 - an engine may raise anything
-        if len(inputs) == 1:
-            return [own_copy(error)]
+        if len(inputs) == 1 or isinstance(error, BadResultError):
+            return [own_copy(error) for _ in inputs]
     return [prepare_all(engine, [value])[0] for value in inputs]
 
 
 def _prepared(engine: AnyEngine, inputs: Sequence[object]) -> list[Prepared[object] | Exception]:
-    answers: object = engine.prepare(inputs)
+    answers: object = engine.prepare(list(inputs))  # it may change the list
     if type(answers) is not list or len(answers) != len(inputs):
         answers = checked_results(answers, len(inputs), "prepare")
     return [answer if _is_sound(answer) else _checked(answer) for answer in answers]

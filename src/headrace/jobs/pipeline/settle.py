@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
+from headrace.batching.results import own
 from headrace.engines.profile import profile_of
 from headrace.errors import BrokenOffError, EngineDeadError, ProcessTimeoutError, StoppedError
 from headrace.events import DuplicatesFound
@@ -163,8 +164,8 @@ class Settling:
     def _ok(self, work: Work, output: object) -> Ok:
         if type(output) is Carried:
             return Ok(work.record, output.output, 0, work.row)
-        if self._job.user.finishes:
-            output = UnfinishedOutput(work.mapped, output)
+        if self._job.user.finishes:  # it may change the output, which equal records share
+            output = UnfinishedOutput(work.mapped, output if self._dedupe is None else own(output))
         return Ok(work.record, output, work.cost, work.row)
 
     @property

@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal, TypeAlias, cast
 
 from headrace.batching.callables import plain_function, unfinished
+from headrace.batching.results import own
 from headrace.errors import BrokenOffError, ConfigError, EngineDeadError, RecordError, StoppedEarly, text_of
 from headrace.processes.child import ChildProcess
 from headrace.processes.crash_isolation import CrashIsolation
@@ -183,7 +184,7 @@ def _called(function: Callable[..., object], arguments: tuple[object, ...]) -> o
     """The result of the function, or its error as an Exception."""
     try:
         result = function(*arguments)
-        return unfinished(_name(function), result) or result
+        return unfinished(_name(function), result) or own(result)
     except StoppedEarly:
         raise
     except SystemExit as error:

@@ -1,0 +1,214 @@
+"""What a function or engine returned: checked, and copied where it could still change. See docs/engines.md."""
+
+from __future__ import annotations
+
+import array
+import copy
+import dataclasses
+import functools
+import itertools
+from collections import UserDict, UserList, deque
+from collections.abc import Callable, Mapping, Set
+from typing import Any
+
+from headrace.batching.callables import unfinished
+from headrace.batching.pending import is_out_of_memory
+from headrace.errors import BadResultError, text_of
+
+_PLAIN = frozenset((str, int, float, bool, bytes, complex, type(None)))
+"""Types whose objects never change."""
+_TYPES_KNOWN = 512
+
+
+def received(results: Any, size: int, name: str = "process_fn") -> list[Any]:
+    """`checked_results`, each as `own` gives it, so that the function may fill the same objects again.
+
+    A result that cannot be copied becomes the BadResultError of its record.
+    """
+    values = checked_results(results, size, name)
+    if _PLAIN.issuperset(map(type, values)):
+        return list(values) if values is results else values
+    if _is_array(type(results)) and not _holds_objects(results):
+        return list(own_result(results, name))  # one copy for all rows
+    return [value if type(value) in _PLAIN else own_result(value, name) for value in values]
+
+
+def checked_results(results: Any, size: int, name: str = "process_fn") -> list[Any]:
+    """The `size` results of the function `name` (a list, tuple, array, tensor or series) as a list.
+
+    Raises:
+        BadResultError: wrong type or count; the message names the type and both counts.
+    """
+    if type(results) is list:
+        given: list[Any] = results
+        count = len(given)
+    else:
+        unfinished(name, results)  # closes a coroutine
+        count = _count(results, size, name)
+        try:
+            # Iterate instead of indexing, as some index by label; stop after one too many, as some never end.
+            given = list(itertools.islice(_rows(results), size + 1)) if count == size else []
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise
+            raise _refused(results, size, name, f"{type(error).__name__}: {text_of(error)}") from error
+        count = len(given) if count == size else count
+    if count != size:
+        shape = "" if type(results) in (list, tuple) else f" ({_named(results)})"
+        raise BadResultError(
+            f"{name} returned {count} results for batch of {size} records{shape}: "
+            "return one per record, in the order of the batch; put an exception in the place of one that failed"
+        )
+    return given
+
+
+def own(value: Any) -> Any:
+    """The value as nobody else can change it.
+
+    Arrays, tensors, tables and images are copied, and so are bytearrays, memoryviews, lists, dicts, sets, tuples and
+    dataclasses with what is in them. Objects of other classes are passed on as they are.
+
+    Raises:
+        Exception: it cannot be copied.
+    """
+    return value if type(value) in _PLAIN else _copier(type(value))(value)
+
+
+def own_result(value: Any, name: str) -> Any:
+    """`own`, or the BadResultError of the record if the result of the function `name` cannot be copied."""
+    try:
+        return _copier(type(value))(value)
+    except Exception as error:  # copying calls methods of the user's classes; only the record fails
+        if is_out_of_memory(error):
+            raise
+        words = f"{type(error).__name__}: {text_of(error)}"
+        return BadResultError(f"{name} returned a result of type {type(value).__name__} that cannot be copied: {words}")
+
+
+def _count(results: Any, size: int, name: str) -> int:
+    if isinstance(results, (str, bytes, bytearray, memoryview, Mapping, Set)):
+        raise _refused(results, size, name)
+    if hasattr(type(results), "columns") or hasattr(type(results), "column_names"):
+        raise _refused(results, size, name, "a table; return its rows, such as to_dict('records') or to_pylist()")
+    try:
+        return len(results)
+    except Exception as error:  # a single value, something lazy, or a __len__ of the user's that raises
+        raise _refused(results, size, name) from error
+
+
+def _rows(results: Any) -> Any:
+    """What to iterate: an Arrow array gives Python's values, as other sequences do."""
+    return results.to_pylist() if hasattr(results, "to_pylist") else results
+
+
+def _refused(results: object, size: int, name: str, why: str = "") -> BadResultError:
+    return BadResultError(
+        f"{name} returned {_named(results)} for batch of {size} records{f' ({why})' if why else ''}: "
+        "return a list with one result per record, in the order of the batch"
+    )
+
+
+def _named(results: object) -> str:
+    """The type, and the shape if it has one."""
+    shape = getattr(results, "shape", None)
+    kind = type(results).__name__
+    return f"{kind} of shape {tuple(shape)}" if isinstance(shape, tuple) else kind
+
+
+def _is_array(kind: type) -> bool:
+    return any(hasattr(kind, name) for name in ("shape", "__array__", "__array_interface__"))
+
+
+def _find_copier(kind: type) -> Callable[[Any], Any]:
+    """The copier of a type; `_as_is` for one that is not copied."""
+    for base, copier in _COPIERS.items():
+        if issubclass(kind, base):
+            return copier if kind is base else _SUBCLASSES.get(base, copier)
+    if _is_array(kind):
+        method = getattr(kind, "clone", None) or getattr(kind, "copy", None)
+        return functools.partial(_own_array, method=method) if callable(method) else _as_is
+    return _own_dataclass if dataclasses.is_dataclass(kind) else _as_is
+
+
+def _as_is(value: Any) -> Any:
+    return value
+
+
+def _holds_objects(values: Any) -> bool:
+    """Whether the array's elements are Python objects, which its own copy would share; True if it does not say."""
+    return not hasattr(values, "clone") and getattr(getattr(values, "dtype", None), "hasobject", True) is not False
+
+
+def _own_array(values: Any, method: Callable[[Any], Any]) -> Any:
+    if getattr(getattr(values, "dtype", None), "hasobject", False):
+        return copy.deepcopy(values)
+    return method(values)
+
+
+def _own_list(values: list[Any]) -> list[Any]:
+    return values.copy() if _PLAIN.issuperset(map(type, values)) else list(map(own, values))
+
+
+def _own_tuple(values: tuple[Any, ...]) -> tuple[Any, ...]:
+    return values if _PLAIN.issuperset(map(type, values)) else tuple(map(own, values))
+
+
+def _own_other_tuple(values: tuple[Any, ...]) -> Any:
+    if _PLAIN.issuperset(map(type, values)):
+        return values
+    made: Callable[[Any], Any] = getattr(type(values), "_make", type(values))
+    return made(map(own, values))
+
+
+def _own_dict(values: dict[Any, Any]) -> dict[Any, Any]:
+    return {key: value if type(value) in _PLAIN else own(value) for key, value in values.items()}
+
+
+def _own_mapping(values: Any) -> Any:
+    made = copy.copy(values)
+    for key, value in values.items():
+        made[key] = own(value)
+    return made
+
+
+def _own_sequence(values: Any) -> Any:
+    made = copy.copy(values)
+    for place, value in enumerate(values):
+        made[place] = own(value)
+    return made
+
+
+def _own_view(view: memoryview[Any]) -> memoryview[Any]:
+    made: memoryview[Any] = memoryview(view.tobytes()).cast(view.format, view.shape)  # type: ignore[call-overload]
+    return made
+
+
+def _own_dataclass(value: Any) -> Any:
+    made = value
+    for field in dataclasses.fields(value):
+        mine = getattr(value, field.name, None)
+        if (copied := own(mine)) is not mine:
+            made = copy.copy(value) if made is value else made
+            object.__setattr__(made, field.name, copied)
+    return made
+
+
+_COPIERS: dict[type, Callable[[Any], Any]] = {
+    dict: _own_dict,
+    list: _own_list,
+    tuple: _own_tuple,
+    set: copy.copy,
+    bytearray: copy.copy,
+    array.array: copy.copy,
+    memoryview: _own_view,
+    deque: _own_sequence,
+    UserDict: _own_mapping,
+    UserList: _own_sequence,
+}
+_SUBCLASSES: dict[type, Callable[[Any], Any]] = {
+    dict: _own_mapping,
+    list: _own_sequence,
+    tuple: _own_other_tuple,
+}
+_copier: Callable[[type], Callable[[Any], Any]] = functools.lru_cache(_TYPES_KNOWN)(_find_copier)
+"""The function that copies objects of a type."""
