@@ -31,7 +31,7 @@ from headrace.jobs.pipeline.retries import Retry
 from headrace.jobs.pipeline.suspects import MOST_IN_A_ROW
 from headrace.jobs.pipeline.user_code import UserCode
 from headrace.jobs.pipeline.work import Carried, PreparedChunk, Work, unreadable
-from headrace.records import Failed, Record, kind_of, text_refusal
+from headrace.records import Failed, Record, Unreadable, kept_value, kind_of, text_refusal
 
 _ROWS = 64
 """Records prepared per time limit if the engine has no batch size."""
@@ -80,6 +80,8 @@ class Columns:
     """Which records the step computes; None for all."""
     splits: bool = False
     """Whether a field of the template is split where the prompt is too long."""
+    exact: bool = False
+    """Whether the output takes the columns to copy as a table has them, not only as Python objects."""
 
     def inputs(self) -> tuple[str, ...]:
         """The names that the input for the engine is made of: columns, or in a template `column.key` too."""
@@ -129,15 +131,22 @@ class Columns:
         return {name: field_text(record.data, name) for name in names}
 
     def kept(self, record: Record) -> Mapping[str, object] | None:
-        """The columns to copy; null for one that the record lacks."""
-        return {name: record.data.get(name) for name in self.keep} if self.keep else None
+        """The columns to copy; null for one that the record lacks.
+
+        Raises:
+            RecordError: one cannot be read.
+        """
+        return {name: kept_value(record.data, name, exact=self.exact) for name in self.keep} if self.keep else None
 
 
 def _value(record: Record, column: str) -> object:
     try:
-        return record.data[column]
+        value: object = record.data[column]
     except KeyError:
         raise RecordError(f"the record has no column {column!r}") from None
+    if type(value) is Unreadable:
+        raise value.refusal(column)
+    return value
 
 
 def id_text(value: object) -> str | None:
