@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -49,7 +49,9 @@ class TableRow(dict[str, object]):
 
     __slots__ = ("exact",)
 
-    def __init__(self, values: Mapping[str, object], exact: Mapping[str, object]) -> None:
+    def __init__(
+        self, values: Mapping[str, object] | Iterable[tuple[str, object]], exact: Mapping[str, object]
+    ) -> None:
         super().__init__(values)
         self.exact = exact
 

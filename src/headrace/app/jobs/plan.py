@@ -151,7 +151,7 @@ def _checked(
     found = resolve(shown, _columns(settings, task, url), user if settings.prepare else None)
     if column in found.keep:
         raise ConfigError(f"cannot keep column {column!r}: the output of task {config.task!r} has that name")
-    found = replace(found, exact=target.format in FORMATS and url is None)
+    found = replace(found, exact=target.format in FORMATS and url is None, on_empty=settings.on_empty)
     if found.exact and settings.prepare is None:
         _check_kept(shown, found.keep, target.format)
     _check_output(settings, output)

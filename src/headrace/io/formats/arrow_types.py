@@ -66,6 +66,14 @@ def held_type(kind: pa.DataType) -> pa.DataType:
     return kind
 
 
+def nests_dictionary(kind: pa.DataType) -> bool:
+    """Whether a type has a dictionary within it; its values are copied, as those of many parts may be too many."""
+    import pyarrow as pa
+
+    inner = [kind.field(number).type for number in range(kind.num_fields)]
+    return any(pa.types.is_dictionary(one) or nests_dictionary(one) for one in inner)
+
+
 @functools.lru_cache(maxsize=256)
 def parquet_problem(kind: pa.DataType) -> str:
     """Why a column of this type cannot be written to Parquet and read; empty if it can."""
@@ -81,7 +89,7 @@ def read_back(kind: pa.DataType) -> pa.DataType | str:
 
     buffer = io.BytesIO()
     try:
-        pq.write_table(pa.schema([("", kind)]).empty_table(), buffer)
+        pq.write_table(pa.table([pa.nulls(0, kind)], [""]), buffer)
         return pq.read_schema(io.BytesIO(buffer.getvalue())).field(0).type
     except Exception as error:  # noqa: BLE001 - pyarrow's limits are not documented, nor the classes of its errors
         return " ".join(str(error).split()) or type(error).__name__

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from headrace.errors import HeadraceError, line_of
@@ -122,12 +122,12 @@ def rows_of(
         columns = [_taken(column, places) for column in columns]
     numbers = [first + place for place in places]
     values = [objects_of(column, table, numbers) for column in columns]
-    rows = zip(*values, strict=True) if values else [()] * len(places)
-    return rows_with([dict(zip(names, row, strict=True)) for row in rows], dict(zip(names, columns, strict=True)))
+    rows: Iterable[Iterable[object]] = zip(*values, strict=True) if values else [()] * len(places)
+    return rows_with([zip(names, row, strict=True) for row in rows], dict(zip(names, columns, strict=True)))
 
 
-def rows_with(rows: Sequence[Mapping[str, object]], columns: Mapping[str, Any]) -> list[dict[str, object]]:
-    """Rows of Python objects, with the columns that hold them exactly."""
+def rows_with(rows: Sequence[Iterable[tuple[str, object]]], columns: Mapping[str, Any]) -> list[dict[str, object]]:
+    """Rows of names and Python objects, with the columns that hold these exactly."""
     return [TableRow(row, _RowCells(columns, place)) for place, row in enumerate(rows)]
 
 

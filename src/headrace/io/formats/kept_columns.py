@@ -6,7 +6,7 @@ import logging
 from collections.abc import Sequence
 
 from headrace.errors import ConfigError
-from headrace.io.formats.arrow_types import held_type, read_back
+from headrace.io.formats.arrow_types import held_type, nests_dictionary, read_back
 from headrace.io.formats.cells import Cell
 from headrace.io.formats.strict_json import StrictJson, json_default
 from headrace.io.formats.values import plain
@@ -29,7 +29,9 @@ def check_parquet_column(name: str, values: Sequence[object]) -> None:
             f"cannot keep column {name!r}: Parquet does not have its type, {kind}; write to a .jsonl file, or make "
             "another value of it with a function of your own (--map)"
         )
-    if found != kind:
+    if nests_dictionary(kind):
+        logger.warning("headrace: column %r is of type %s, whose dictionaries become their values", name, kind)
+    elif found != held_type(kind):
         logger.warning("headrace: column %r is of type %s, which Parquet holds as %s", name, kind, found)
 
 

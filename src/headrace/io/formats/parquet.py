@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import io
 import itertools
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.errors import RecordError
 from headrace.io.base import Take
-from headrace.io.formats.arrow_types import common_type, held_type, parquet_problem
+from headrace.io.formats.arrow_types import common_type, held_type, nests_dictionary, parquet_problem
 from headrace.io.formats.cells import Cell, runs_of
 from headrace.io.formats.parquet_parts import ParquetParts
 from headrace.io.formats.strict_json import OnNan, depth
@@ -109,16 +110,14 @@ class ParquetWriter(ParquetParts):
     def _cells(self, name: str, values: list[object]) -> pa.Array:
         """A column of a table, in its type there; in a common one if the rows are of several tables."""
         pa = self._pa
-        if any(value is not None and type(value) is not Cell for value in values):
-            return self._array(name, [plain(value, f"column {name!r}") for value in values])
         kinds = list(dict.fromkeys(value.column.type for value in values if type(value) is Cell))
         kind = held_type(functools.reduce(common_type, kinds))
         if problem := parquet_problem(kind):
             raise RecordError(f"column {name!r} is of type {kind}, which Parquet does not have: {problem}")
-        try:
-            return pa.concat_arrays([_cast(run, kind) for run in runs_of(values)])
-        except (pa.ArrowException, OverflowError):
-            return self._array(name, [plain(value, f"column {name!r}") for value in values])
+        if not nests_dictionary(kind) and all(value is None or type(value) is Cell for value in values):
+            with contextlib.suppress(pa.ArrowException, OverflowError):
+                return pa.concat_arrays([_cast(run, kind) for run in runs_of(values)])
+        return self._array(name, [plain(value, f"column {name!r}") for value in values])
 
     def _array(self, name: str, values: list[object]) -> pa.Array:
         """A column of the plain values' common type, or text if they have none or Parquet does not support it.

@@ -16,7 +16,7 @@ from headrace.io.formats.cells import Cell
 _PLAIN = frozenset(
     (
         str, int, float, bool, type(None), bytes, datetime.datetime, datetime.date, datetime.time, datetime.timedelta,
-        decimal.Decimal, uuid.UUID,
+        decimal.Decimal,
     )
 )  # fmt: skip
 _WAY_OUT = "return numbers, texts, or lists and dicts of them"
@@ -196,6 +196,11 @@ def _other(value: Any, *, top: bool) -> object:
         return _array(value, top=top)
     if torch is not None and isinstance(value, torch.Tensor):
         return _array(_tensor(value, torch), top=top)
+    return _standard(value, top=top)
+
+
+def _standard(value: Any, *, top: bool) -> object:
+    """A value of a subclass of Python's own types, or of its standard library."""
     if isinstance(value, datetime.datetime):
         return _moment(value)
     if isinstance(value, datetime.timedelta):  # of pandas
@@ -204,7 +209,9 @@ def _other(value: Any, *, top: bool) -> object:
         return _base(value)
     if isinstance(value, (bytearray, memoryview)):
         return bytes(value)
-    if isinstance(value, (datetime.date, datetime.time, decimal.Decimal, uuid.UUID)):
+    if isinstance(value, uuid.UUID):
+        return value if top else str(value)  # pyarrow finds the type at the top only
+    if isinstance(value, (datetime.date, datetime.time, decimal.Decimal)):
         return value
     return _of_library(value, top=top)
 

@@ -87,7 +87,7 @@ def _pandas(frame: Any) -> Source:
         rows = zip(*values, strict=True) if columns else ((),) * len(part)
         by_name = dict(zip(names, columns, strict=True))
         return rows_with(
-            [dict(zip(names, row, strict=True)) for row in rows], LazyColumns(names, lambda name: _exact(by_name[name]))
+            [zip(names, row, strict=True) for row in rows], LazyColumns(names, lambda name: _exact(by_name[name]))
         )
 
     return TableSource("pandas", len(frame), read)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import TypeGuard
+from typing import Literal, TypeAlias, TypeGuard
 
 from headrace.batching.callables import unfinished
 from headrace.batching.pending import checked_results, own_copy
@@ -33,6 +33,8 @@ from headrace.jobs.pipeline.user_code import UserCode
 from headrace.jobs.pipeline.work import Carried, PreparedChunk, Work, unreadable
 from headrace.records import Failed, Record, Unreadable, kept_value, kind_of, text_refusal
 
+OnEmpty: TypeAlias = Literal["keep", "error"]
+"""What to do with an input that is an empty text: process it, or fail its record."""
 _ROWS = 64
 """Records prepared per time limit if the engine has no batch size."""
 
@@ -80,6 +82,7 @@ class Columns:
     """Which records the step computes; None for all."""
     splits: bool = False
     """Whether a field of the template is split where the prompt is too long."""
+    on_empty: OnEmpty = "keep"
     exact: bool = False
     """Whether the output takes the columns to copy as a table has them, not only as Python objects."""
 
@@ -103,6 +106,17 @@ class Columns:
         return Record(record.position, value, self.kept(record))
 
     def input_of(self, record: Record) -> object:
+        """The input for the engine.
+
+        Raises:
+            RecordError: see `_input_of`; or it is empty, and `on_empty` refuses that.
+        """
+        value = self._input_of(record)
+        if self.on_empty == "error" and is_empty(value):
+            raise RecordError(f"the text of {' and '.join(map(repr, self.inputs()))} is empty (--on-empty error)")
+        return value
+
+    def _input_of(self, record: Record) -> object:
         """The input for the engine.
 
         Raises:
@@ -137,6 +151,11 @@ class Columns:
             RecordError: one cannot be read.
         """
         return {name: kept_value(record.data, name, exact=self.exact) for name in self.keep} if self.keep else None
+
+
+def is_empty(value: object) -> bool:
+    """Whether an input is an empty text, or a pair with one."""
+    return "" in value if type(value) is tuple else type(value) is str and not value
 
 
 def _value(record: Record, column: str) -> object:
@@ -332,6 +351,7 @@ class Preparation:
             done.truncated += prepared.truncated
             done.split += prepared.parts > 0
             done.chunks += prepared.parts
+        empty = sum(map(is_empty, inputs))
         compared = repeated = 0
         if self.repeats is not None and not self.repeats.ends:
             hashes = [hash(value) for value in inputs if type(value) is str]
@@ -340,7 +360,7 @@ class Preparation:
         event = StageDone(
             "prepare", len(rows), ended - started, ended, tokens=done.tokens, truncated=done.truncated,
             cpu_s=time.thread_time() - cpu, compared=compared, repeated=repeated,
-            split=done.split, chunks=done.chunks,
+            split=done.split, chunks=done.chunks, empty=empty,
         )  # fmt: skip
         return done, event
 
