@@ -30,6 +30,10 @@ class Cell:
         self.reason = reason
         """Why Python cannot hold it, if so."""
 
+    def exact(self) -> Any:
+        """The value as pyarrow has it."""
+        return self.column[self.place]
+
     def python(self) -> object:
         """The value as a Python object; times in nanoseconds as text if Python's types would cut them.
 
@@ -37,7 +41,7 @@ class Cell:
             HeadraceError: Python cannot hold it; the words are those of a noun.
         """
         try:
-            return _python(self.column[self.place])
+            return _python(self.exact())
         except Exception as error:  # pyarrow raises what Python's own types raise
             raise HeadraceError(
                 f"a value of type {self.column.type} that cannot be written as text: {self.reason or line_of(error)}"
@@ -145,14 +149,14 @@ def runs_of(values: Sequence[Any]) -> list[pa.Array | list[None]]:
     ]
 
 
-def texts_of(column: pa.Array) -> list[object]:
-    """The values of a column that becomes text, as Python objects; as pyarrow's text where Python cannot hold them."""
+def texts_of(column: Iterable[Any]) -> list[object]:
+    """The values of a column that becomes text, as Python objects; as number and type where Python cannot hold them."""
     found: list[object] = []
     for value in column:
         try:
             found.append(_python(value))
         except Exception:  # noqa: BLE001 - pyarrow raises what Python's own types raise
-            found.append(str(value.cast("string")))
+            found.append(f"{getattr(value, 'value', value)} {value.type}")
     return found
 
 

@@ -42,7 +42,7 @@ def check_text_column(name: str, values: Sequence[object]) -> None:
         ConfigError: a text file cannot hold any of them.
     """
     json = StrictJson(json_default)
-    refused: list[tuple[object, Exception]] = []
+    refused: list[tuple[str, Exception]] = []
     for value in values:
         found: object = value
         try:
@@ -51,11 +51,11 @@ def check_text_column(name: str, values: Sequence[object]) -> None:
                 json.dump(found)
                 return
         except Exception as error:  # noqa: BLE001 - objects of the user's own may raise anything
-            refused.append((found, error))
+            table = f" ({value.column.type})" if type(value) is Cell else ""
+            refused.append((f"{type(found).__name__}{table}", error))
     if not refused:
         return
-    first, reason = refused[0]
-    kind = first.column.type if type(first) is Cell else type(first).__name__
+    kind, reason = refused[0]
     more = "" if isinstance(reason, TypeError) else f" ({reason})"
     raise ConfigError(
         f"cannot keep column {name!r}: a text file cannot hold its values, of type {kind}{more}; "

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from headrace.errors import RecordError
 from headrace.io.base import Take
 from headrace.io.formats.arrow_types import common_type, held_type, nests_dictionary, parquet_problem
-from headrace.io.formats.cells import Cell, runs_of
+from headrace.io.formats.cells import Cell, runs_of, texts_of
 from headrace.io.formats.parquet_parts import ParquetParts
 from headrace.io.formats.strict_json import OnNan, depth
 from headrace.io.formats.values import as_python, for_arrow, plain
@@ -114,10 +114,13 @@ class ParquetWriter(ParquetParts):
         kind = held_type(functools.reduce(common_type, kinds))
         if problem := parquet_problem(kind):
             raise RecordError(f"column {name!r} is of type {kind}, which Parquet does not have: {problem}")
-        if not nests_dictionary(kind) and all(value is None or type(value) is Cell for value in values):
+        are_cells = all(value is None or type(value) is Cell for value in values)
+        become_texts = kind == pa.string() and any(one != kind for one in kinds)
+        if are_cells and not become_texts and not nests_dictionary(kind):
             with contextlib.suppress(pa.ArrowException, OverflowError):
                 return pa.concat_arrays([_cast(run, kind) for run in runs_of(values)])
-        return self._array(name, [plain(value, f"column {name!r}") for value in values])
+        objects = [texts_of([value.exact()])[0] if type(value) is Cell else value for value in values]
+        return self._array(name, [plain(value, f"column {name!r}") for value in objects])
 
     def _array(self, name: str, values: list[object]) -> pa.Array:
         """A column of the plain values' common type, or text if they have none or Parquet does not support it.
