@@ -149,6 +149,8 @@ class StageDone:
     """Records that were cut to the model's maximum length, that were split, and the chunks of these (prepare)."""
     nulled: int = 0
     """NaN and infinities written as null (write)."""
+    empty: int = 0
+    """Inputs that are an empty text (prepare)."""
     cpu_s: float | None = None
     """Seconds of a core that the thread has used (prepare); None if not measured."""
     compared: int = 0

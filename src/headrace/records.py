@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -25,6 +25,69 @@ class Record:
     """The value of the id column, or the position if there is none."""
     data: Any
     """The row as the source read it (a dict for JSONL)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """Takes the place of a value of a row that Python cannot hold. It fails its record if the job uses the value."""
+
+    reason: str
+    """What is wrong, with the file and the row."""
+    is_exact: bool = False
+    """Whether it can still be copied to a file that has its type, such as a date after the year 9999."""
+
+    def refusal(self, column: str) -> RecordError:
+        """The error for a record whose column is used."""
+        return RecordError(f"column {column!r} cannot be read: {self.reason}")
+
+    def __str__(self) -> str:
+        return f"(cannot be read: {self.reason})"
+
+
+class TableRow(dict[str, object]):
+    """A row of a table, as Python objects. `exact` holds its values as the table has them, by column."""
+
+    __slots__ = ("exact",)
+
+    def __init__(
+        self, values: Mapping[str, object] | Iterable[tuple[str, object]], exact: Mapping[str, object]
+    ) -> None:
+        super().__init__(values)
+        self.exact = exact
+
+    def __reduce__(self) -> tuple[type[TableRow], tuple[dict[str, object], Mapping[str, object]]]:
+        """Support pickling."""
+        return TableRow, (dict(self), self.exact)
+
+
+def keep_exact(row: object, names: Sequence[str]) -> None:
+    """Let go of a row's table, except for these columns."""
+    row = row.read if type(row) is JoinedRow else row
+    if type(row) is TableRow:
+        row.exact = {name: cell for name in names if (cell := row.exact.get(name)) is not None} if names else {}
+
+
+def kept_value(row: Mapping[str, object], name: str, *, exact: bool) -> object:
+    """The value of a column that is copied to the output; null if the row lacks it.
+
+    Args:
+        row: the record.
+        name: the column.
+        exact: take the value as the table has it, with its type, where there is a table.
+
+    Raises:
+        RecordError: it cannot be read.
+    """
+    value = row.get(name)
+    table = row.read if type(row) is JoinedRow and name in row.read and row.read[name] is value else row
+    if type(value) is Unreadable and not (exact and value.is_exact):
+        raise value.refusal(name)
+    if not exact or type(table) is not TableRow:
+        return value
+    cell: Any = table.exact.get(name)
+    if cell is not None and type(value) is Unreadable:
+        cell.reason = value.reason
+    return value if cell is None else cell
 
 
 class JoinedRow(dict[str, object]):

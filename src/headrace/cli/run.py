@@ -90,6 +90,10 @@ class FileFlags(FlagGroup):
         Literal["null", "error"],
         typer.Option(help="Write NaN and infinities in JSON output as null, or fail the record."),
     ] = "null"
+    on_empty: Annotated[
+        Literal["keep", "error"],
+        typer.Option(help="Process an empty text, such as an empty cell of a CSV file, or fail the record."),
+    ] = "keep"
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Start again and replace an existing output.")] = False
     ignore_changes: Annotated[
         bool,
@@ -353,6 +357,7 @@ def _settings(
         prompt_template=records.prompt_template,
         keep_columns=comma_separated(records.keep_columns),
         on_nan=files.on_nan,
+        on_empty=files.on_empty,
         selection=records.selection(),
         input_format=files.input_format,
         output_format=files.output_format,

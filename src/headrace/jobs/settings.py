@@ -17,7 +17,7 @@ from headrace.io.formats.strict_json import OnNan
 from headrace.io.sinks.callback_sink import Receiver, Rows
 from headrace.io.sources.selection import Selection
 from headrace.jobs.pipeline.job import Limits, Order
-from headrace.jobs.pipeline.prepare import ModelChoice
+from headrace.jobs.pipeline.prepare import ModelChoice, OnEmpty
 from headrace.jobs.pipeline.user_code import FinishFn, PrepareFn, WorkerKind
 from headrace.records import JsonObject
 
@@ -98,6 +98,8 @@ class JobSettings:
     """Columns copied to the output."""
     on_nan: OnNan = "null"
     """Write NaN and infinities in JSON as null, or fail the record."""
+    on_empty: OnEmpty = "keep"
+    """Process an empty text, such as an empty cell of a CSV file, or fail the record."""
     selection: Selection = field(default_factory=Selection)
     """Which rows of the input are processed."""
     input_format: str | None = None
@@ -139,6 +141,7 @@ class JobOptions(TypedDict, total=False):
     id_column: str | None
     prompt_template: str | None
     on_nan: OnNan
+    on_empty: OnEmpty
     input_format: str | None
     output_format: str | None
     sql: str | None

@@ -50,7 +50,7 @@ def test_values_of_no_column_type_are_texts_or_failures() -> None:
     kept = pd.Series([pd.Period("2026-01"), object(), pd.Interval(0, 1)], dtype=object)
     found = run(pd.DataFrame({"text": ["a", "b", "c"], "kept": kept}), "pandas", keep_columns=["kept"])
     assert found["kept"].tolist()[::2] == ["2026-01", "(0, 1]"]
-    assert "a value of type object has no text" in found["error"][1]
+    assert "column 'kept' is or holds a value of type object, which no format can hold" in found["error"][1]
 
 
 def test_vectors_are_arrays() -> None:

@@ -95,7 +95,7 @@ def test_outputs_keep_to_the_first_part_too(tmp_path: Path) -> None:
     outputs = [[0.5, 1.5], [1.5, 2.5], [2.5, 3.5], [4.5], "five", [6.5, 7.5], [8.5, 9.5]]
     lost = job(tmp_path / "out", [None] * len(outputs), outputs)
     assert [letter["position"] for letter in lost] == [3, 4]
-    assert one_schema(tmp_path / "out").field("output").type == pa.list_(pa.float32(), 2)
+    assert one_schema(tmp_path / "out").field("output").type == pa.list_(pa.float64(), 2)
 
 
 def test_another_run_of_the_job_keeps_to_the_first_part(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.errors import ConfigError, JobError
+from headrace.errors import ConfigError, JobError, RecordError
 from headrace.io.base import Chunk
 from headrace.io.formats.dead_letters import encode_failures
 from headrace.io.formats.jsonl import JsonlWriter
@@ -184,7 +184,7 @@ def test_rows_are_written_as_objects_and_arrays_as_lists() -> None:
     writer = JsonlWriter("embedding")
     encoded = writer.encode([Ok(Record(0, "ä", None), Array()), Ok(Record(1, 7, None), None)])
     assert encoded.decode() == '{"id":"ä","embedding":[0.5,1.0]}\n{"id":7,"embedding":null}\n'
-    with pytest.raises(TypeError, match="set"):
+    with pytest.raises(RecordError, match="a value of type set, which no format can hold; return a list"):
         writer.encode([Ok(Record(0, 0, None), set())])
 
 

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from headrace.errors import JobError
@@ -37,7 +38,7 @@ def rows(content: bytes) -> list[tuple[Any, Any]]:
 
 
 def test_where_parts_end_leaves_no_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parquet_parts, "ROW_GROUP_BYTES", 20 * 7)  # seven rows
+    monkeypatch.setattr(parquet_parts, "ROW_GROUP_BYTES", 32 * 7)  # seven rows
     writer, outcomes = ParquetWriter("embedding"), oks(range(40))
     whole = merge(tmp_path, writer, outcomes)
     assert merge(tmp_path, writer, outcomes[:1], outcomes[1:20], [], outcomes[20:25], outcomes[25:]) == whole
@@ -59,9 +60,13 @@ def test_ids_are_integers_or_all_text(tmp_path: Path, parts: list[list[Any]], me
     assert [row[0] for row in rows(content)] == merged
 
 
-def test_vectors_are_fixed_size_lists_of_float32(tmp_path: Path) -> None:
-    content = merge(tmp_path, ParquetWriter("embedding"), oks(["a"], dimension=5))
-    assert str(pq.read_schema(io.BytesIO(content)).field("embedding").type) == "fixed_size_list<element: float>[5]"
+@pytest.mark.parametrize(("numbers", "kind"), [("float32", "float"), ("float64", "double"), (None, "double")])
+def test_vectors_are_fixed_size_lists_in_the_type_of_their_numbers(
+    tmp_path: Path, numbers: str | None, kind: str
+) -> None:
+    vector = [0.1] * 5 if numbers is None else np.array([0.1] * 5, numbers)
+    content = merge(tmp_path, ParquetWriter("embedding"), [Ok(Record(0, 0, None), vector)])
+    assert str(pq.read_schema(io.BytesIO(content)).field("embedding").type) == f"fixed_size_list<element: {kind}>[5]"
 
 
 def test_no_rows_at_all_is_a_file_without_rows(tmp_path: Path) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import datetime
-import decimal
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -22,10 +20,11 @@ from headrace.engines.requests.long_prompts import splits
 from headrace.errors import ConfigError
 from headrace.io.base import PartWriter, Source
 from headrace.io.formats import openai_batch as openai
+from headrace.io.formats.kept_columns import check_parquet_column, check_text_column
 from headrace.io.sinks.callback_sink import CallbackWriter, Rows, check_receiver
 from headrace.io.sinks.hub import HubWriter
 from headrace.io.sinks.table_writer import TableWriter
-from headrace.io.sinks.targets import Target, find_target, openai_writer, refuse_output_in_input
+from headrace.io.sinks.targets import FORMATS, Target, find_target, openai_writer, refuse_output_in_input
 from headrace.io.sources.hf_datasets import pinned
 from headrace.io.sources.images import ImageSource
 from headrace.io.sources.in_memory import IterableSource
@@ -42,10 +41,9 @@ from headrace.jobs.settings import SETTING_NAMES, TASKS, JobSettings, StepSettin
 from headrace.jobs.state.output import JobOutput, StartMode
 from headrace.jobs.state.passes import Finished
 from headrace.jobs.state.state_file import read_state
-from headrace.records import LeftOut
+from headrace.records import LeftOut, Unreadable, kept_value
 
 _TRIED_ROWS = 64
-_NOT_IN_JSON = (bytes, bytearray, memoryview, datetime.timedelta, decimal.Decimal)
 
 _OPENAI_TASKS = {
     openai.EMBEDDINGS: ("embed",),
@@ -153,8 +151,9 @@ def _checked(
     found = resolve(shown, _columns(settings, task, url), user if settings.prepare else None)
     if column in found.keep:
         raise ConfigError(f"cannot keep column {column!r}: the output of task {config.task!r} has that name")
-    if target.format in ("jsonl", "csv", "tsv") and url is None and settings.prepare is None:
-        _check_kept(shown, found.keep)
+    found = replace(found, exact=target.format in FORMATS and url is None, on_empty=settings.on_empty)
+    if found.exact and settings.prepare is None:
+        _check_kept(shown, found.keep, target.format)
     _check_output(settings, output)
     if own_engine:
         settings = replace(settings, config=resolved_for(settings, output))
@@ -195,24 +194,28 @@ def _check_output(settings: JobSettings, output: JobOutput) -> None:
         output.writer.check(begun=settings.overwrite or output.has_begun)
 
 
-def _check_kept(source: Source, names: Sequence[str]) -> None:
-    """Check in the first rows that a text file can hold the columns to keep.
+def _check_kept(source: Source, names: Sequence[str], format: str) -> None:  # noqa: A002 - the flag's own word
+    """Check in the first rows that the output can hold the columns to keep, and say which change their type.
 
     A single value that it cannot hold fails its record only.
 
     Raises:
-        ConfigError: all values of a column are of such a type.
+        ConfigError: it has no such type, or cannot hold any of the values.
     """
     if not names:
         return
     rows = next((chunk.records for chunk in source.chunks(lambda position: position) if chunk.records), ())
     for name in names:
-        kinds = {type(value) for record in rows[:_TRIED_ROWS] if (value := record.data.get(name)) is not None}
-        if kinds and all(issubclass(kind, _NOT_IN_JSON) for kind in kinds):
-            raise ConfigError(
-                f"cannot keep column {name!r}: a text file cannot hold its values, of type {kinds.pop().__name__}; "
-                "write to a .parquet file, or turn them into text with a function of your own (--map)"
-            )
+        values = [kept_value(row.data, name, exact=True) for row in rows[:_TRIED_ROWS] if _can_keep(row.data, name)]
+        if format == "parquet":
+            check_parquet_column(name, values)
+        else:
+            check_text_column(name, values)
+
+
+def _can_keep(row: Mapping[str, object], name: str) -> bool:
+    value = row.get(name)
+    return type(value) is not Unreadable or value.is_exact
 
 
 def _dataset(settings: JobSettings, target: Target) -> str:

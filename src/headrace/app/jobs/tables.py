@@ -99,12 +99,29 @@ def _frame(table: pa.Table) -> Any:
     """The table as a DataFrame. Null rows of objects do not turn the integers in other rows into floats."""
     import pyarrow as pa
 
-    frame = table.to_pandas(split_blocks=True)
+    try:
+        frame = table.to_pandas(split_blocks=True)
+    except (pa.ArrowException, LookupError):  # a column of a type that pandas does not have
+        frame = _by_columns(table)
     for place, column in enumerate(table.columns):
         if pa.types.is_struct(column.type) and column.null_count:
             found = iter(column.drop_null().to_pandas())
             frame.isetitem(place, [next(found) if there else None for there in column.is_valid().to_pylist()])
     return frame
+
+
+def _by_columns(table: pa.Table) -> Any:
+    """The table as a DataFrame, with Arrow's own types in the columns that pandas has no other type for."""
+    import pandas as pd
+    import pyarrow as pa
+
+    def series(column: pa.ChunkedArray) -> Any:
+        try:
+            return column.to_pandas()
+        except (pa.ArrowException, LookupError):
+            return pd.Series(column, dtype=pd.ArrowDtype(column.type))
+
+    return pd.DataFrame({name: series(table[name]) for name in table.column_names})
 
 
 def _read(output: Path) -> pa.Table:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Self
 
 from headrace.errors import ConfigError, RecordError
-from headrace.records import text_refusal
+from headrace.records import Unreadable, text_refusal
 
 
 def template_fields(template: str) -> tuple[str, ...]:
@@ -45,6 +45,8 @@ def field_text(row: Mapping[str, object], name: str) -> str:
         RecordError: it is missing, null, not valid Unicode, or a list or dict that JSON cannot hold.
     """
     value = _inner(row, name)
+    if type(value) is Unreadable:
+        raise value.refusal(name)
     if isinstance(value, (int, float, list, dict)):
         try:
             return json.dumps(value, ensure_ascii=False)

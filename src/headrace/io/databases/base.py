@@ -47,6 +47,17 @@ class TableStore(Protocol):
         ...
 
 
+def is_single(value: object) -> bool:
+    """Whether float32 holds a vector exactly; true for other values."""
+    import numpy
+
+    if not is_vector(value):
+        return True
+    numbers = numpy.asarray(value)
+    with numpy.errstate(over="ignore"):
+        return numpy.array_equal(numbers.astype(numpy.float32), numbers, equal_nan=True)
+
+
 def is_vector(value: object) -> bool:
     """Whether a plain value is a vector."""
     return isinstance(value, list) and bool(value) and all(type(one) is float for one in value)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from headrace.errors import ConfigError, RecordError
-from headrace.io.databases.base import Row, is_vector
+from headrace.io.databases.base import Row, is_single, is_vector
 from headrace.io.databases.connections import as_os_errors, make_engine
 from headrace.io.databases.names import Address
 from headrace.io.formats.strict_json import StrictJson
@@ -132,7 +132,10 @@ def _type_of(name: str, values: Sequence[object], dialect: str, has_vector: bool
     if name == "id" and not all(type(value) is int for value in found):
         return sa.Text()
     if is_vector(first) and dialect == "postgresql":
-        return _vector(len(first)) if has_vector else postgresql.ARRAY(sa.REAL())  # type: ignore[arg-type]
+        if has_vector:
+            return _vector(len(first))  # type: ignore[arg-type]
+        single = all(is_single(value) for value in found if is_vector(value))
+        return postgresql.ARRAY(sa.REAL() if single else sa.Double())
     if isinstance(first, (dict, list)):
         return postgresql.JSONB() if dialect == "postgresql" else sa.JSON()
     if isinstance(first, (datetime.date, datetime.datetime)) and dialect == "sqlite":
@@ -191,6 +194,8 @@ def _fitted(row: Row, table: sa.Table) -> dict[str, object]:
     fitted = dict(row)
     for name, value in row.items():
         kind = table.c[name].type
+        if isinstance(kind, sa.ARRAY) and isinstance(kind.item_type, sa.REAL) and not is_single(value):
+            raise RecordError(f"column {name!r} is real[], which would round the value; make it double precision[]")
         if value is None or isinstance(kind, (sa.JSON, sa.ARRAY, sa.types.NullType, sa.types.UserDefinedType)):
             continue
         if isinstance(kind, sa.Text) and isinstance(value, (datetime.date, datetime.datetime)):

@@ -30,7 +30,7 @@ def widest_type(kind: pa.DataType) -> pa.DataType:
 
 
 def common_type(one: pa.DataType, other: pa.DataType) -> pa.DataType:
-    """A type that holds the values of both; text if no other does."""
+    """A type that holds the values of both as they are; text if no other does."""
     import pyarrow as pa
 
     one, other = (pa.list_(k.value_type) if pa.types.is_fixed_size_list(k) else k for k in (one, other))
@@ -39,21 +39,57 @@ def common_type(one: pa.DataType, other: pa.DataType) -> pa.DataType:
         common = pa.unify_schemas(schemas, promote_options="permissive").field(0).type
     except pa.ArrowException:
         return pa.string()
-    return pa.string() if parquet_problem(common) else common
+    return pa.string() if parquet_problem(common) or _changes(one, common) or _changes(other, common) else common
+
+
+def _changes(kind: pa.DataType, common: pa.DataType) -> bool:
+    """Whether pyarrow's common type changes values of a type: text into bytes, or decimals into floats."""
+    import pyarrow as pa
+
+    if pa.types.is_struct(kind) and pa.types.is_struct(common):
+        return any(_changes(field.type, common.field(field.name).type) for field in kind)
+    if hasattr(kind, "value_type") and hasattr(common, "value_type"):
+        return _changes(kind.value_type, common.value_type)
+    if pa.types.is_decimal(kind):
+        return bool(pa.types.is_floating(common))
+    is_text = pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+    return is_text and ("binary" in str(common))
+
+
+def held_type(kind: pa.DataType) -> pa.DataType:
+    """The type in which Parquet gets a kept column: dictionaries have 32-bit indices, for the values of all parts."""
+    import pyarrow as pa
+
+    if pa.types.is_dictionary(kind):
+        wide = kind.index_type in (pa.int32(), pa.int64())
+        return kind if wide else pa.dictionary(pa.int32(), kind.value_type, kind.ordered)
+    return kind
+
+
+def nests_dictionary(kind: pa.DataType) -> bool:
+    """Whether a type has a dictionary within it; its values are copied, as those of many parts may be too many."""
+    import pyarrow as pa
+
+    inner = [kind.field(number).type for number in range(kind.num_fields)]
+    return any(pa.types.is_dictionary(one) or nests_dictionary(one) for one in inner)
 
 
 @functools.lru_cache(maxsize=256)
 def parquet_problem(kind: pa.DataType) -> str:
     """Why a column of this type cannot be written to Parquet and read; empty if it can."""
+    found = read_back(kind)
+    return found if isinstance(found, str) else ""
+
+
+@functools.lru_cache(maxsize=256)
+def read_back(kind: pa.DataType) -> pa.DataType | str:
+    """The type of such a column after it was written to Parquet and read; or why that cannot be done."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    if not pa.types.is_nested(kind):
-        return ""
     buffer = io.BytesIO()
     try:
-        pq.write_table(pa.schema([("", kind)]).empty_table(), buffer)
-        pq.read_schema(io.BytesIO(buffer.getvalue()))
+        pq.write_table(pa.table([pa.nulls(0, kind)], [""]), buffer)
+        return pq.read_schema(io.BytesIO(buffer.getvalue())).field(0).type
     except Exception as error:  # noqa: BLE001 - pyarrow's limits are not documented, nor the classes of its errors
         return " ".join(str(error).split()) or type(error).__name__
-    return ""

@@ -10,7 +10,7 @@ from typing import BinaryIO
 from headrace.errors import ConfigError, JobError
 from headrace.io.base import Take
 from headrace.io.formats.strict_json import OnNan, StrictJson, json_default
-from headrace.io.formats.writer import LineWriter, row_of
+from headrace.io.formats.writer import LineWriter, plain_row
 from headrace.io.storage.lines import interleaved, lines_of, rearranged
 from headrace.records import Ok
 
@@ -61,7 +61,7 @@ class CsvWriter(LineWriter):
         return self._packed(b"".join([self._header, *map(self._row, outcomes)]))
 
     def _row(self, ok: Ok) -> bytes:
-        row = row_of(ok, self._names[-1])
+        row = plain_row(ok, self._names[-1])
         return self._line(row.get(name) for name in self._names)
 
     def _line(self, values: Iterable[object]) -> bytes:

@@ -9,8 +9,16 @@ from collections.abc import Callable, Generator, Iterator
 
 from headrace.errors import ConfigError
 from headrace.io.base import Chunk
+from headrace.io.formats.tables import check_names
 from headrace.io.storage.files import InputFile
-from headrace.io.storage.rows import CHUNK_BYTES, CHUNK_ROWS, MAX_LINE_BYTES, RAW_KEPT_BYTES, line_blocks
+from headrace.io.storage.rows import (
+    CHUNK_BYTES,
+    CHUNK_ROWS,
+    MAX_LINE_BYTES,
+    NOT_UTF_8,
+    RAW_KEPT_BYTES,
+    line_blocks,
+)
 from headrace.records import Failed, Record
 
 _LINE_BYTES = 64
@@ -272,9 +280,11 @@ def _header(rows: _Rows, file: InputFile) -> list[str]:
         header = rows.header()
     except csv.Error as error:
         raise ConfigError(f"cannot read the header line of {file.path}: {error}") from error
-    twice = {name for name in header if header.count(name) > 1}
-    if twice:
-        raise ConfigError(f"{file.path} has two columns named {min(twice)!r} in its header line; rename one")
+    try:
+        "".join(header).encode()
+    except UnicodeEncodeError:
+        raise ConfigError(f"the header line of {file.path} is {NOT_UTF_8} FILE > NEW") from None
+    check_names(header, f"the header line of {file.path}")
     return header
 
 
@@ -288,7 +298,7 @@ def _row(header: list[str], row: list[str] | _Bad, position: int, file: InputFil
         try:
             "".join(row).encode()
         except UnicodeEncodeError:
-            return _failed(position, row, "UnicodeDecodeError", "the row is not valid UTF-8")
+            return _failed(position, row, "UnicodeDecodeError", f"the row is {NOT_UTF_8}")
     return Record(position, position, data)
 
 

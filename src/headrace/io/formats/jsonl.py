@@ -6,7 +6,7 @@ from collections.abc import Callable, Generator, Sequence
 
 from headrace.io.base import Chunk
 from headrace.io.formats.strict_json import OnNan, StrictJson, json_default
-from headrace.io.formats.writer import LineWriter, row_of
+from headrace.io.formats.writer import LineWriter, plain_row
 from headrace.io.storage.files import InputFile
 from headrace.io.storage.rows import object_chunks
 from headrace.records import Ok
@@ -54,8 +54,8 @@ class JsonlWriter(LineWriter):
         """
         encode, column = self._json.encode, self._column
         try:
-            lines = [f"{encode(row_of(ok, column))}\n" for ok in outcomes]
+            lines = [f"{encode(plain_row(ok, column))}\n" for ok in outcomes]
         except ValueError:  # most likely for NaN
-            lines = [f"{self._json.dump(row_of(ok, column))}\n" for ok in outcomes]
+            lines = [f"{self._json.dump(plain_row(ok, column))}\n" for ok in outcomes]
         content = "".join(lines).encode()
         return self._packed(content) if content else content

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import io
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from headrace.errors import RecordError
 from headrace.io.base import Take
-from headrace.io.formats.arrow_types import parquet_problem
+from headrace.io.formats.arrow_types import common_type, held_type, nests_dictionary, parquet_problem
+from headrace.io.formats.cells import Cell, runs_of, texts_of
 from headrace.io.formats.parquet_parts import ParquetParts
 from headrace.io.formats.strict_json import OnNan, depth
+from headrace.io.formats.values import as_python, for_arrow, plain
 from headrace.records import Ok
 
 if TYPE_CHECKING:
@@ -22,19 +27,15 @@ _DEEPEST = 45
 _CRASHES = 500
 """Nesting that is never passed to pyarrow, which crashes at a few thousand levels."""
 _INT64 = range(-(2**63), 2**63)
-_VECTOR_KINDS = ({"float32"}, {"int8"}, {"uint8"})
-"""Types of the numbers in a column of vectors that are kept as they are."""
-_MATRIX_KINDS = ({"float32"}, {"float16"})
-"""The same for a column of lists of vectors."""
 
 
 class ParquetWriter(ParquetParts):
     """The columns `id`, those kept, and `column`.
 
-    A column's type is found from its values, part by part, and settled when the parts are merged: numbers widen, and
-    where nothing else holds all of them (ids that are integers here and text there, dicts without a key) values become
-    text: numbers, dicts and lists as JSON, others such as dates as their own text. Once the output of some record was a
-    vector, one that is none fails its record.
+    A kept column of a table has its type there. The type of another is found from its values, part by part, and settled
+    when the parts are merged: numbers widen, and where nothing else holds all of them exactly (ids that are integers
+    here and text there, dicts without a key) values become text: numbers, dicts and lists as JSON, others such as dates
+    as their own text. Once the output of some record was a vector, one that is none fails its record.
 
     In a folder, where parts stay, the first part with rows fixes the columns and their types for the job: a column
     without a value in it is text, decimals have the most digits there are. A value of a later part that does not fit
@@ -65,11 +66,17 @@ class ParquetWriter(ParquetParts):
         if outcomes:
             names = list(dict.fromkeys(name for ok in outcomes for name in ok.record.data or ()))
             columns = {"id": self._array("id", [ok.record.id for ok in outcomes])}
+            typed = set()
             for name in names:
-                columns[name] = self._array(name, [(ok.record.data or {}).get(name) for ok in outcomes])
-            table = self._pa.table(columns | {self._column: self._outputs(outcomes)})
+                values = [(ok.record.data or {}).get(name) for ok in outcomes]
+                if any(type(value) is Cell for value in values):
+                    columns[name] = self._cells(name, values)
+                    typed.add(name)
+                else:
+                    columns[name] = self._array(name, [plain(value, f"column {name!r}") for value in values])
+            table = self._pa.table(columns | {self._column: self._outputs([plain(ok.output) for ok in outcomes])})
             if self._folder is not None:
-                table = self._as_committed(table)
+                table = self._as_committed(table, typed)
             self._schema = table.schema
         else:
             table = self._schema.empty_table()
@@ -82,43 +89,59 @@ class ParquetWriter(ParquetParts):
             JobError: a part is damaged, or parts do not fit together.
         """
         for rows in self._rearranged(runs, takes):
-            yield self._small_file(rows if self._folder is None or not len(rows) else self._as_committed(rows))
+            yield self._small_file(
+                rows if self._folder is None or not len(rows) else self._as_committed(rows, rows.column_names)
+            )
 
     def _small_file(self, table: pa.Table) -> bytes:
         buffer = io.BytesIO()  # usually temporary: do not spend time on compression or statistics
         self._pq.write_table(table, buffer, compression="none", use_dictionary=False, write_statistics=False)
         return buffer.getvalue()
 
-    def _outputs(self, outcomes: Sequence[Ok]) -> pa.Array:
+    def _outputs(self, outputs: list[object]) -> pa.Array:
         """The outputs as a column; vectors of equal length as a fixed-size list."""
-        self._vectors = self._vectors or any(_is_vector(ok.output) for ok in outcomes)
-        outputs = [ok.output for ok in outcomes]
+        self._vectors = self._vectors or any(map(_is_vector, outputs))
         if not self._vectors:
             return self._array(self._column, outputs)
-        if others := [one for one in outputs if not isinstance(one, (list, tuple)) and not hasattr(one, "tolist")]:
+        if others := [one for one in outputs if not isinstance(one, list) and not hasattr(one, "tolist")]:
             raise TypeError(f"the output is of type {type(others[0]).__name__}, and that of others is a vector")
         return _vector_array(outputs)
 
+    def _cells(self, name: str, values: list[object]) -> pa.Array:
+        """A column of a table, in its type there; in a common one if the rows are of several tables."""
+        pa = self._pa
+        kinds = list(dict.fromkeys(value.column.type for value in values if type(value) is Cell))
+        kind = held_type(functools.reduce(common_type, kinds))
+        if problem := parquet_problem(kind):
+            raise RecordError(f"column {name!r} is of type {kind}, which Parquet does not have: {problem}")
+        are_cells = all(value is None or type(value) is Cell for value in values)
+        become_texts = kind == pa.string() and any(one != kind for one in kinds)
+        if are_cells and not become_texts and not nests_dictionary(kind):
+            with contextlib.suppress(pa.ArrowException, OverflowError):
+                return pa.concat_arrays([_cast(run, kind) for run in runs_of(values)])
+        objects = [texts_of([value.exact()])[0] if type(value) is Cell else value for value in values]
+        return self._array(name, [plain(value, f"column {name!r}") for value in objects])
+
     def _array(self, name: str, values: list[object]) -> pa.Array:
-        """A column of the values' common type, or text if they have none or Parquet does not support it.
+        """A column of the plain values' common type, or text if they have none or Parquet does not support it.
 
         Raises:
             ValueError: a value is nested too deep.
         """
         pa = self._pa
-        kinds = {str(getattr(value, "dtype", "")) for value in values}
-        if kinds in _VECTOR_KINDS and all(map(_is_vector, values)):
-            return _vector_array(values)
-        if kinds in _MATRIX_KINDS and all(getattr(value, "ndim", 0) == 2 for value in values):
-            return _matrix_array(values)
+        if values and all(hasattr(value, "ndim") for value in values):
+            if all(map(_is_vector, values)):
+                return _vector_array(values)
+            if all(getattr(value, "ndim", 0) == 2 for value in values):
+                return _matrix_array(values)
         if all(type(value) is int for value in values):
             fits = all(value in _INT64 for value in values)
             return pa.array(values, pa.int64()) if fits else pa.array([str(value) for value in values])
-        if any(isinstance(value, (list, tuple, Mapping)) and depth(value, _CRASHES) == _CRASHES for value in values):
+        if any(isinstance(value, (list, dict)) and depth(value, _CRASHES) == _CRASHES for value in values):
             raise ValueError(f"column {name!r} is nested {_CRASHES} deep or more, or holds itself")
         try:
-            array = pa.array([value.tolist() if hasattr(value, "tolist") else value for value in values])
-        except Exception:  # noqa: BLE001 - pyarrow's classes vary, and `tolist` is the value's own code
+            array = pa.array(for_arrow(values))
+        except Exception:  # noqa: BLE001 - pyarrow's classes vary
             return self._texts(name, values)
         problem = parquet_problem(array.type)
         if problem and not (self._fixed is not None and self._fits(self._fixed.field(name).type, array.type)):
@@ -135,19 +158,36 @@ class ParquetWriter(ParquetParts):
         return self._as_texts(values, self._json)
 
 
-def _is_vector(output: Any) -> bool:
-    """Whether it is a list of floats, or a one-dimensional array of numbers."""
-    if isinstance(output, (list, tuple)):
-        return bool(output) and type(output[0]) is float
-    return getattr(output, "ndim", 0) == 1 and any(kind in str(output.dtype) for kind in ("float", "int"))
-
-
-def _vector_array(vectors: Sequence[object]) -> pa.Array:
-    """A column of vectors: of a fixed size if they have one length."""
+def _cast(run: pa.Array | list[None], kind: pa.DataType) -> pa.Array:
     import pyarrow as pa
 
-    kinds = {str(getattr(vector, "dtype", "")) for vector in vectors}
-    kind = getattr(pa, kinds.pop())() if kinds in ({"int8"}, {"uint8"}) else pa.float32()
+    if isinstance(run, list):
+        return pa.nulls(len(run), kind)
+    return run if run.type == kind else run.cast(kind)
+
+
+def _is_vector(output: Any) -> bool:
+    """Whether it is a list of numbers with a float among them, or a one-dimensional array of numbers."""
+    if isinstance(output, list):
+        kinds = set(map(type, output))
+        return float in kinds and kinds <= {float, int}
+    return getattr(output, "ndim", 0) == 1 and output.dtype.kind in "fiu"
+
+
+def _vector_array(vectors: Sequence[Any]) -> pa.Array:
+    """A column of vectors, in the type of their numbers: of a fixed size if they have one length.
+
+    Raises:
+        Exception: the numbers are of several types, and the common one cannot hold one of them exactly.
+    """
+    import pyarrow as pa
+
+    kinds = {str(vector.dtype) if hasattr(vector, "dtype") else "float64" for vector in vectors}
+    if len(kinds) == 1:
+        kind = getattr(pa, kinds.pop().replace("float16", "float32"))()
+    else:
+        kind = pa.float64() if any("float" in kind for kind in kinds) else pa.int64()
+        vectors = [as_python(vector) for vector in vectors]
     flat = [pa.array(vector, kind) for vector in vectors]
     values, lengths = pa.concat_arrays(flat), [len(vector) for vector in flat]
     if len(set(lengths)) == 1:
@@ -159,14 +199,16 @@ def _matrix_array(matrices: Sequence[Any]) -> pa.Array:
     """A column of lists of vectors, all of one length.
 
     Raises:
-        ValueError: they have several lengths.
+        ValueError: they have several lengths or types of numbers.
     """
     import pyarrow as pa
 
     widths = {matrix.shape[1] for matrix in matrices}
     if len(widths) != 1:
         raise ValueError(f"vectors of {' and '.join(map(str, sorted(widths)))} components in one column")
-    kind = pa.float16() if matrices[0].dtype == "float16" else pa.float32()
-    values = pa.concat_arrays([pa.array(matrix.ravel(), kind) for matrix in matrices])
+    kinds = {str(matrix.dtype) for matrix in matrices}
+    if len(kinds) != 1:
+        raise ValueError(f"arrays of {' and '.join(sorted(kinds))} in one column; return one type")
+    values = pa.concat_arrays([pa.array(matrix.ravel()) for matrix in matrices])
     vectors = pa.FixedSizeListArray.from_arrays(values, widths.pop())
     return pa.ListArray.from_arrays(list(itertools.accumulate(map(len, matrices), initial=0)), vectors)

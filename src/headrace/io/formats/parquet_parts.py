@@ -6,7 +6,7 @@ import collections
 import contextlib
 import importlib
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -14,6 +14,7 @@ from headrace.errors import JobError, RecordError
 from headrace.extras import require
 from headrace.io.base import Take
 from headrace.io.formats.arrow_types import common_type, widest_type
+from headrace.io.formats.cells import texts_of
 from headrace.io.formats.row_groups import RowGroups, row_bytes
 from headrace.io.formats.strict_json import OnNan, StrictJson, own_text
 from headrace.io.formats.writer import RowWriter
@@ -178,13 +179,17 @@ class ParquetParts(RowWriter):
             return pa.nulls(batch.num_rows, field.type)
         if pa.types.is_string(field.type):
             # A NaN committed as a number must not fail the merge.
-            return self._as_texts(column.to_pylist(), StrictJson(str, compact=False))
+            return self._as_texts(texts_of(column), StrictJson(own_text, compact=False))
         return column.cast(field.type)
 
     # -- parts that stay in their folder ------------------------------------------------------------------------------
 
-    def _as_committed(self, table: pa.Table) -> pa.Table:
+    def _as_committed(self, table: pa.Table, typed: Collection[str]) -> pa.Table:
         """The rows in the schema of the folder's parts; for the first part, in a schema that later parts can use.
+
+        Args:
+            table: the rows.
+            typed: the columns whose type is that of a table.
 
         Raises:
             RecordError: a value does not fit.
@@ -192,7 +197,9 @@ class ParquetParts(RowWriter):
         pa = self._pa
         if self._fixed is None:
             self._fixed = self._committed_schema()
-        schema = self._fixed or pa.schema([(field.name, widest_type(field.type)) for field in table.schema])
+        schema = self._fixed or pa.schema(
+            [(field.name, field.type if field.name in typed else widest_type(field.type)) for field in table.schema]
+        )
         if unknown := [name for name in table.column_names if name not in schema.names]:
             raise RecordError(f"column {unknown[0]!r} is not in the parts committed before; {_WAY_OUT}")
         return pa.table([self._kept_to(table, field) for field in schema], schema=schema)
@@ -205,7 +212,7 @@ class ParquetParts(RowWriter):
         if found == field.type:
             return column
         if self._pa.types.is_string(field.type):
-            return self._as_texts(column.to_pylist(), self._json)
+            return self._as_texts(texts_of(column), self._json)
         if self._fits(field.type, found):
             with contextlib.suppress(self._pa.ArrowException):  # an integer that a float cannot hold, say
                 return column.cast(field.type)

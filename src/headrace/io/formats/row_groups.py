@@ -76,7 +76,12 @@ def _value_bytes(array: pa.Array) -> NDArray[numpy.int64]:
         return sums
     if pa.types.is_struct(kind):
         return sum((_value_bytes(field) for field in array.flatten()), numpy.zeros(count, numpy.int64))
-    if pa.types.is_string(kind) or pa.types.is_binary(kind) or pa.types.is_large_string(kind):
+    if (
+        pa.types.is_string(kind)
+        or pa.types.is_binary(kind)
+        or pa.types.is_large_string(kind)
+        or pa.types.is_large_binary(kind)
+    ):
         lengths = pc.fill_null(pc.binary_length(array), 0).to_numpy(zero_copy_only=False)
         bytes_each: NDArray[numpy.int64] = lengths.astype(numpy.int64)
         return bytes_each

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import datetime
 import json
 import math
+import uuid
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, TypeAlias
 
@@ -95,24 +97,45 @@ class StrictJson:
 
 
 def json_default(value: object) -> object:
-    """The replacement for a value without a JSON type: NumPy arrays become lists, dates and times text.
+    """The replacement for a plain value without a JSON type: arrays become lists; dates, times and UUIDs text.
 
     Raises:
         TypeError: there is none.
     """
-    if hasattr(value, "tolist"):
-        return value.tolist()
     if isinstance(value, (datetime.date, datetime.time)):
         return value.isoformat()
-    raise TypeError(f"an output of type {type(value).__name__} cannot be written as JSON")
+    if isinstance(value, uuid.UUID):
+        return str(value)
+    kind = getattr(getattr(value, "dtype", None), "kind", "")
+    if kind == "M":
+        return _moment_text(str(value))
+    if hasattr(value, "tolist") and kind != "m":
+        return value.tolist()
+    raise TypeError(
+        f"an output of type {type(value).__name__} cannot be written as JSON; make a text or numbers of it, or write "
+        "to a .parquet file"
+    )
 
 
-def own_text(value: object) -> str:
-    """The text of a value.
+def _moment_text(text: str) -> str:
+    """NumPy's text of a moment, with as many digits as Python writes: none, six, or nine if it has nanoseconds."""
+    whole, _, digits = text.partition(".")
+    if not digits.strip("0"):
+        return whole
+    digits = digits.ljust(9, "0")
+    return f"{whole}.{digits[:6]}" if digits.endswith("000") and len(digits) == 9 else f"{whole}.{digits}"
+
+
+def own_text(value: object) -> object:
+    """The text of a value; bytes as in dead letters.
 
     Raises:
         TypeError: its class has none but that of every object, with an address.
     """
+    if isinstance(value, bytes):
+        return {"base64": base64.b64encode(value).decode()}
+    if getattr(value, "ndim", None):
+        return json_default(value)
     if type(value).__str__ is object.__str__ and type(value).__repr__ is object.__repr__:
         raise TypeError(f"a value of type {type(value).__name__} has no text; make one with a function (--map)")
     return str(value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, BinaryIO
 from headrace.errors import ConfigError, HeadraceError, JobError, line_of
 from headrace.extras import require
 from headrace.io.base import Chunk
+from headrace.io.formats.cells import rows_of
 from headrace.io.storage.files import InputFile
 from headrace.io.storage.rows import CHUNK_BYTES, CHUNK_ROWS, share, todo
 from headrace.records import Record
@@ -28,15 +30,17 @@ def _pyarrow() -> ModuleType:
 
 
 @contextmanager
-def _damage(file: InputFile, kind: type[HeadraceError]) -> Iterator[None]:
-    """Convert pyarrow's errors to one that names the file."""
+def _damage(file: InputFile, kind: type[HeadraceError]) -> Iterator[list[str]]:
+    """Convert pyarrow's errors to one that names the file, and the part of it that the list says last."""
+    part: list[str] = []
     try:
-        yield
+        yield part
     except (_pyarrow().ArrowException, OSError) as error:
         reason = line_of(error).rstrip(".")
+        within = f" in {part[-1]}" if part else ""
         raise kind(
-            f"{file.path} is damaged or truncated, or of another format: {reason}; replace it with a whole file, or "
-            "say what it is with --input-format"
+            f"{file.path} is damaged or truncated{within}, or of another format: {reason}; replace it with a whole "
+            "file, or say what it is with --input-format"
         ) from error
 
 
@@ -59,7 +63,7 @@ class ParquetFormat:
 
     def read(self, file: InputFile, base: int, next_todo: Callable[[int], int]) -> Generator[Chunk, None, int]:
         """Chunks of at most 512 rows and about 4 MiB, each from one row group."""
-        with _damage(file, JobError), file.open() as stream, self._pa.parquet.ParquetFile(stream) as table:
+        with _damage(file, JobError) as part, file.open() as stream, self._pa.parquet.ParquetFile(stream) as table:
             total, start = table.metadata.num_rows, 0
             check_names(table.schema_arrow.names, str(file.path))
             if not total:
@@ -73,12 +77,14 @@ class ParquetFormat:
                     start = stop
                     continue
                 file.check()
+                part[:] = [f"row group {group}"]
                 row_bytes = max(1, facts.total_byte_size // max(1, facts.num_rows))
                 rows = max(1, min(CHUNK_ROWS, CHUNK_BYTES // row_bytes))
                 for batch in table.iter_batches(batch_size=rows, row_groups=[group], use_threads=False):
                     end = start + batch.num_rows
                     # Repeated values are stored once, so rows may be larger than the group's size suggests.
-                    yield from slices(batch, base + start, next_todo, share(file.size or 0, start, end, total))
+                    size = share(file.size or 0, start, end, total)
+                    yield from slices(batch, base + start, next_todo, size, f"{file.path}, row group {group}", start)
                     start = end
             return int(total)
 
@@ -111,7 +117,7 @@ class ArrowFormat:
                 if not batch.num_rows or next_todo(base + start) >= base + end:
                     yield Chunk((), (), size)
                 else:
-                    yield from slices(batch, base + start, next_todo, size)
+                    yield from slices(batch, base + start, next_todo, size, str(file.path), start)
                 start = end
             yield Chunk((), (), max(0, (file.size or 0) - seen))
             return start
@@ -134,23 +140,28 @@ class ArrowFormat:
                 yield table.get_batch(number)
 
 
-def slices(batch: pa.RecordBatch, first: int, next_todo: Callable[[int], int], size: int) -> Iterator[Chunk]:
-    """A record batch as chunks; `first` is the position of its first row."""
+def slices(
+    batch: pa.RecordBatch, first: int, next_todo: Callable[[int], int], size: int, table: str, number: int
+) -> Iterator[Chunk]:
+    """A record batch as chunks.
+
+    Args:
+        batch: the rows.
+        first: the position of its first row.
+        next_todo: see `headrace.io.base.Source.chunks`.
+        size: its bytes in the input.
+        table: what it is from, for messages.
+        number: the place of its first row there, counted from 0.
+    """
     total = batch.num_rows
     rows = max(1, min(CHUNK_ROWS, CHUNK_BYTES * total // max(1, batch.nbytes)))
     for start in range(0, total, rows):
-        stop = min(start + rows, total)
-        yield _chunk(batch.slice(start, rows), first + start, next_todo, share(size, start, stop, total))
-
-
-def _chunk(batch: pa.RecordBatch, first: int, next_todo: Callable[[int], int], size: int) -> Chunk:
-    positions = todo(first, first + batch.num_rows, next_todo)
-    if not positions:
-        return Chunk((), (), size)
-    if len(positions) < batch.num_rows:
-        batch = batch.take([position - first for position in positions])
-    rows = batch.to_pylist()
-    return Chunk([Record(position, position, row) for position, row in zip(positions, rows, strict=True)], (), size)
+        part, stop = batch.slice(start, rows), min(start + rows, total)
+        positions = todo(first + start, first + stop, next_todo)
+        places = [position - first - start for position in positions]
+        found = rows_of(part, table, number + start, places) if places else ()
+        records = [Record(position, position, row) for position, row in zip(positions, found, strict=True)]
+        yield Chunk(records, (), share(size, start, stop, total))
 
 
 def check_names(names: Sequence[object], table: str) -> None:
@@ -164,5 +175,5 @@ def check_names(names: Sequence[object], table: str) -> None:
             raise ConfigError(
                 f"{table} has a column {name!r}, of type {type(name).__name__}; give it a text as its name"
             )
-    if twice := {name for name in names if names.count(name) > 1}:
+    if twice := [name for name, count in Counter(names).items() if count > 1]:
         raise ConfigError(f"{table} has two columns named {min(map(str, twice))!r}; rename one")

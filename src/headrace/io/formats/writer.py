@@ -11,6 +11,7 @@ from typing import BinaryIO
 from headrace.io.base import Take
 from headrace.io.formats.dead_letters import encode_failures
 from headrace.io.formats.strict_json import StrictJson
+from headrace.io.formats.values import plain
 from headrace.io.storage.compression import compress
 from headrace.io.storage.lines import interleaved, lines_of, rearranged
 from headrace.records import Failed, Ok
@@ -22,6 +23,19 @@ _WRITTEN_BYTES = 4 * 1024 * 1024
 def row_of(ok: Ok, column: str) -> dict[str, object]:
     """A finished record as a row: its id, the kept columns, and its output in `column`."""
     return {"id": ok.record.id, **(ok.record.data or {}), column: ok.output}
+
+
+def plain_row(ok: Ok, column: str) -> dict[str, object]:
+    """The same with values as all formats take them.
+
+    Raises:
+        RecordError: a value has no meaning in a file.
+    """
+    row: dict[str, object] = {"id": ok.record.id}
+    for name, value in (ok.record.data or {}).items():
+        row[name] = value if type(value) is str else plain(value, f"column {name!r}")
+    row[column] = plain(ok.output)
+    return row
 
 
 class RowWriter:

@@ -8,7 +8,8 @@ from headrace.errors import BrokenOffError, ConfigError, JobError
 from headrace.io.databases.base import Row, TableStore
 from headrace.io.databases.names import Address
 from headrace.io.formats.strict_json import OnNan, StrictJson, own_text
-from headrace.io.formats.writer import NoFileWriter, RowWriter
+from headrace.io.formats.values import as_python
+from headrace.io.formats.writer import NoFileWriter, RowWriter, plain_row
 from headrace.io.storage.locations import with_retries
 from headrace.records import Ok
 
@@ -69,24 +70,12 @@ class TableWriter(NoFileWriter, RowWriter):
         return b""
 
     def _row(self, ok: Ok) -> Row:
-        kept: Mapping[str, object] = ok.record.data or {}
-        row = {"id": ok.record.id, **{name: kept.get(name) for name in self.columns[1:-1]}, self._column: ok.output}
-        return {name: _plain(value) for name, value in row.items()}
+        row = plain_row(ok, self._column)
+        return {name: as_python(row.get(name)) for name in self.columns}
 
     def close(self) -> None:
         """Close the connections."""
         self._store.close()
-
-
-def _plain(value: object) -> object:
-    """A value without the types of numpy and pandas."""
-    if hasattr(value, "tolist"):
-        return value.tolist()
-    if hasattr(value, "to_pydatetime"):
-        return value.to_pydatetime()
-    if isinstance(value, tuple):
-        return list(value)
-    return value
 
 
 def open_table(address: Address, json: StrictJson) -> TableStore:

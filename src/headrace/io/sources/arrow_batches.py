@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from headrace.errors import BrokenOffError, ConfigError, HeadraceError, line_of
 from headrace.io.base import Chunk
+from headrace.io.formats.cells import rows_of
 from headrace.io.formats.tables import check_names, slices
 from headrace.io.sources.in_memory import digest_of
 from headrace.io.storage.rows import CHUNK_ROWS
@@ -58,7 +59,7 @@ class ArrowBatches:
         if first is not None:
             check_names(first.schema.names, shown)
             self._head = first.slice(0, CHUNK_ROWS)
-            self._facts["blake2b"] = digest_of(self._head.slice(0, _DIGESTED_ROWS).to_pylist())
+            self._facts["blake2b"] = digest_of(rows_of(self._head.slice(0, _DIGESTED_ROWS), shown, 0))
 
     def describe(self) -> Mapping[str, object]:
         """What identifies the version, and a digest of the first rows."""
@@ -68,12 +69,12 @@ class ArrowBatches:
         """Chunks of at most 512 rows. Finished rows are read, and not converted."""
         if self._head is None:
             return
-        yield from slices(self._head, 0, next_todo, 0)
+        yield from slices(self._head, 0, next_todo, 0, self._shown, 0)
         kept, start = self._head.num_rows, 0
         with contextlib.closing(self._batches()) as batches:
             while (batch := self._next(batches, start)) is not None:
                 skipped = min(max(0, kept - start), batch.num_rows)
-                yield from slices(batch.slice(skipped), start + skipped, next_todo, 0)
+                yield from slices(batch.slice(skipped), start + skipped, next_todo, 0, self._shown, start + skipped)
                 start += batch.num_rows
 
     def _next(self, batches: Iterator[pa.RecordBatch], start: int) -> pa.RecordBatch | None:

@@ -5,14 +5,18 @@ Types are recognized by name, so that none of these libraries needs to be instal
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from headrace.errors import line_of
 from headrace.extras import require
 from headrace.io.base import Chunk, Source, class_names
+from headrace.io.formats.cells import LazyColumns, objects_of, rows_of, rows_with
 from headrace.io.formats.tables import check_names
 from headrace.io.sources.in_memory import IterableSource, chunk_of, digest_of
 from headrace.io.storage.rows import CHUNK_ROWS, todo
+from headrace.records import Unreadable
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -77,22 +81,61 @@ def _pandas(frame: Any) -> Source:
 
     def read(start: int, stop: int) -> list[dict[str, object]]:
         part = frame.iloc[start:stop]
-        columns = [_objects(part.index.get_level_values(level).to_series()) for level in levels]
-        columns += [_objects(part.iloc[:, place]) for place in range(part.shape[1])]
-        rows = zip(*columns, strict=True) if columns else ((),) * len(part)
-        return [dict(zip(names, row, strict=True)) for row in rows]
+        columns = [part.index.get_level_values(level).to_series() for level in levels]
+        columns += [part.iloc[:, place] for place in range(part.shape[1])]
+        values = [_objects(column, start) for column in columns]
+        rows = zip(*values, strict=True) if columns else ((),) * len(part)
+        by_name = dict(zip(names, columns, strict=True))
+        return rows_with(
+            [zip(names, row, strict=True) for row in rows], LazyColumns(names, lambda name: _exact(by_name[name]))
+        )
 
     return TableSource("pandas", len(frame), read)
 
 
-def _objects(column: Any) -> list[Any]:
-    values: list[object] = column.astype(object).where(column.notna().to_numpy(), None).tolist()
+def _objects(column: Any, start: int) -> list[Any]:
+    """The values of a pandas column whose first row has the number `start`."""
+    try:
+        values: list[object] = column.astype(object).where(column.notna().to_numpy(), None).tolist()
+    except Exception as error:  # noqa: BLE001 - a type of pandas or of others raises anything; below, only the value fails
+        if len(column) == 1:
+            return [Unreadable(f"{line_of(error)} (the DataFrame, row {start:,} counted from 0)")]
+        return [value for at in range(len(column)) for value in _objects(column.iloc[at : at + 1], start + at)]
     return values
 
 
-def _arrow(table: pa.Table) -> Source:
+def _exact(column: Any) -> pa.Array | None:
+    """A pandas column as an Arrow array; None for one of Python objects or text, whose types are their own."""
+    if str(column.dtype) in ("object", "str"):
+        return None
+    try:
+        import pyarrow as pa
+
+        found = pa.array(column, from_pandas=True)
+    except Exception:  # noqa: BLE001 - a type of pandas or of others that Arrow does not have, or no pyarrow
+        return None
+    return found.combine_chunks() if isinstance(found, pa.ChunkedArray) else found
+
+
+def _arrow(table: pa.Table | pa.RecordBatch) -> Source:
     check_names(table.schema.names, "the Arrow table")
-    return TableSource("arrow", table.num_rows, lambda start, stop: table.slice(start, stop - start).to_pylist())
+
+    def read(start: int, stop: int) -> list[dict[str, object]]:
+        part = table.slice(start, stop - start)
+        return list(_rows(part.to_batches() if hasattr(part, "to_batches") else [part], start))
+
+    return TableSource("arrow", table.num_rows, read)
+
+
+def _arrow_column(column: pa.Array | pa.ChunkedArray) -> Source:
+    def read(start: int, stop: int) -> list[object]:
+        part = column.slice(start, stop - start)
+        numbers, found = iter(range(start, stop)), list[object]()
+        for chunk in getattr(part, "chunks", [part]):
+            found += objects_of(chunk, "the Arrow array", list(itertools.islice(numbers, len(chunk))))
+        return found
+
+    return TableSource("arrow", len(column), read)
 
 
 def _arrow_stream(reader: pa.RecordBatchReader) -> Source:
@@ -109,18 +152,31 @@ def _arrow_dataset(dataset: pa.dataset.Dataset) -> Source:
 def _lazy(frame: Any) -> Source:
     if not hasattr(frame, "collect_batches"):  # polars before 1.34
         return _polars(frame.collect())
-    return IterableSource(
-        lambda: (
-            row
-            for batch in frame.collect_batches(chunk_size=_BATCH_ROWS, maintain_order=True)
-            for row in batch.iter_rows(named=True)
-        )
-    )
+
+    def rows() -> Iterator[Mapping[str, object]]:
+        start = 0
+        for batch in frame.collect_batches(chunk_size=_BATCH_ROWS, maintain_order=True):
+            yield from _polars_rows(batch, start)
+            start += batch.height
+
+    return IterableSource(rows)
 
 
 def _polars(frame: Any) -> Source:
     check_names(frame.columns, "the polars DataFrame")
-    return TableSource("polars", frame.height, lambda start, stop: frame.slice(start, stop - start).to_dicts())
+    return TableSource(
+        "polars", frame.height, lambda start, stop: _polars_rows(frame.slice(start, stop - start), start)
+    )
+
+
+def _polars_rows(frame: Any, start: int) -> list[dict[str, object]]:
+    """The rows of a part of a frame, whose first row has the number `start`."""
+    try:
+        batches = frame.to_arrow().to_batches()
+    except Exception:  # noqa: BLE001 - a type that Arrow does not have, or no pyarrow
+        rows: list[dict[str, object]] = frame.to_dicts()
+        return rows
+    return list(_rows(batches, start))
 
 
 def _relation(relation: Any) -> Source:
@@ -134,10 +190,11 @@ def _stream(make: Callable[[], Iterable[pa.RecordBatch]]) -> Source:
     return IterableSource(lambda: _rows(make()))
 
 
-def _rows(batches: Iterable[pa.RecordBatch]) -> Iterator[dict[str, object]]:
+def _rows(batches: Iterable[pa.RecordBatch], start: int = 0) -> Iterator[dict[str, object]]:
     for batch in batches:
-        for start in range(0, batch.num_rows, CHUNK_ROWS):
-            yield from batch.slice(start, CHUNK_ROWS).to_pylist()
+        for first in range(0, batch.num_rows, CHUNK_ROWS):
+            yield from rows_of(batch.slice(first, CHUNK_ROWS), "the table", start + first)
+        start += batch.num_rows
 
 
 def _exported(table: object) -> pa.RecordBatchReader:
@@ -149,7 +206,7 @@ def _exported(table: object) -> pa.RecordBatchReader:
 
 _KINDS: Mapping[str, Callable[[Any], Source]] = {
     "pandas.DataFrame": _pandas,
-    "pandas.Series": lambda column: TableSource("pandas", len(column), lambda a, b: _objects(column.iloc[a:b])),
+    "pandas.Series": lambda column: TableSource("pandas", len(column), lambda a, b: _objects(column.iloc[a:b], a)),
     "polars.DataFrame": _polars,
     "polars.LazyFrame": _lazy,
     "polars.Series": lambda column: TableSource("polars", len(column), lambda a, b: column.slice(a, b - a).to_list()),
@@ -157,9 +214,7 @@ _KINDS: Mapping[str, Callable[[Any], Source]] = {
     "pyarrow.RecordBatch": _arrow,
     "pyarrow.RecordBatchReader": _arrow_stream,
     "pyarrow.Dataset": _arrow_dataset,
-    "pyarrow.Array": lambda column: TableSource("arrow", len(column), lambda a, b: column.slice(a, b - a).to_pylist()),
-    "pyarrow.ChunkedArray": lambda column: TableSource(
-        "arrow", len(column), lambda a, b: column.slice(a, b - a).to_pylist()
-    ),
+    "pyarrow.Array": _arrow_column,
+    "pyarrow.ChunkedArray": _arrow_column,
     "duckdb.DuckDBPyRelation": _relation,
 }

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from headrace.errors import ConfigError, line_of
 from headrace.extras import require
 from headrace.io.base import Chunk, class_names
+from headrace.io.formats.cells import rows_of
 from headrace.io.sources.arrow_batches import ArrowBatches
 from headrace.io.storage.hub_names import DatasetAddress
 from headrace.io.storage.rows import CHUNK_ROWS, todo
@@ -25,6 +26,7 @@ class DatasetSource:
 
     def __init__(self, dataset: Any) -> None:
         self._dataset = _undecoded(dataset)
+        self._table = self._dataset.with_format("arrow")
         self.total_records: int | None = len(dataset)
         self.total_bytes: int | None = None
 
@@ -38,14 +40,11 @@ class DatasetSource:
         total = len(self._dataset)
         for start in range(0, total, CHUNK_ROWS):
             positions = todo(start, min(start + CHUNK_ROWS, total), next_todo)
-            columns = self._dataset[positions] if positions else {}
-            names = list(columns)
-            rows = zip(*columns.values(), strict=True)
-            yield Chunk(
-                [Record(at, at, dict(zip(names, row, strict=True))) for at, row in zip(positions, rows, strict=False)],
-                (),
-                0,
-            )
+            table = self._table[positions].combine_chunks() if positions else None
+            rows = [
+                row for part in (table.to_batches() if table else ()) for row in rows_of(part, "the dataset", start)
+            ]
+            yield Chunk([Record(at, at, row) for at, row in zip(positions, rows, strict=True)], (), 0)
 
 
 def is_saved_dataset(folder: Path) -> bool:

@@ -15,7 +15,7 @@ from headrace.errors import ConfigError, HeadraceError, JobError, text_of
 from headrace.io.base import Chunk
 from headrace.io.formats.strict_json import dump_any, safe_text
 from headrace.io.storage.rows import CHUNK_ROWS, todo
-from headrace.records import Failed, Record
+from headrace.records import Failed, Record, Unreadable
 
 _HEAD_ROWS = 64
 _DIGESTED_ROWS = 1024
@@ -153,7 +153,9 @@ def chunk_of(rows: Sequence[tuple[int, object]]) -> Chunk:
     failures: list[Failed] = []
     for position, row in rows:
         data = {"text": str(row)} if isinstance(row, str) else row
-        if isinstance(data, Mapping):
+        if type(row) is Unreadable:
+            failures.append(Failed(Record(position, position, str(row)), "RecordError", row.reason))
+        elif isinstance(data, Mapping):
             records.append(Record(position, position, data))
         else:
             message = f"the row is of type {type(row).__name__}, neither a dict nor a text"

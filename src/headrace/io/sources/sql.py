@@ -19,6 +19,7 @@ from headrace.io.formats.tables import check_names
 from headrace.io.sources.in_memory import chunk_of, digest_of
 from headrace.io.storage.locations import RETRIES
 from headrace.io.storage.rows import todo
+from headrace.records import Unreadable
 from headrace.retry import is_transient_io
 
 if TYPE_CHECKING:
@@ -168,6 +169,7 @@ class _SqlAlchemy:
     def rows(self, query: str) -> Rows:
         with as_os_errors(), self._engine.connect() as connection, contextlib.ExitStack() as stack:
             if self._engine.dialect.name == "sqlite":
+                stack.enter_context(_any_text(connection))
                 query = stack.enter_context(_as_temporary(connection, query))
             options = {"stream_results": True, "yield_per": _ROWS, "no_parameters": True}
             result = connection.exec_driver_sql(query, execution_options=options)
@@ -175,6 +177,24 @@ class _SqlAlchemy:
             names = _names_of(result)
             for part in result.partitions():
                 yield [dict(zip(names, row, strict=True)) for row in part]
+
+
+@contextlib.contextmanager
+def _any_text(connection: sa.Connection) -> Iterator[None]:
+    """Take texts of SQLite that are not valid UTF-8, which fail their record if it uses them."""
+    driver: Any = connection.connection.dbapi_connection
+    before, driver.text_factory = driver.text_factory, _text
+    try:
+        yield
+    finally:
+        driver.text_factory = before
+
+
+def _text(value: bytes) -> str | Unreadable:
+    try:
+        return value.decode()
+    except UnicodeDecodeError as error:
+        return Unreadable(f"{error} (a text in the result of the query)")
 
 
 @contextlib.contextmanager

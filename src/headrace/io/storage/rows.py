@@ -12,6 +12,7 @@ from headrace.errors import ConfigError, JobError
 from headrace.io.base import Chunk
 from headrace.io.storage import compression
 from headrace.io.storage.files import BLOCK_BYTES, InputFile
+from headrace.io.storage.hive import partitions
 from headrace.records import Failed, LeftOut, Record
 
 CHUNK_ROWS = 512
@@ -28,6 +29,8 @@ _CHECK_EVERY_BLOCKS = 256
 MAX_LINE_BYTES = 64 * 1024 * 1024
 """Longer lines fail: the file probably has no newlines, and memory must stay bounded."""
 RAW_KEPT_BYTES = 4096
+_HEAD_BYTES = 16
+"""Bytes that tell a text in UTF-16 without a mark."""
 _BOM = b"\xef\xbb\xbf"
 _BINARY = {
     b"PAR1\x15": "a Parquet file",
@@ -46,6 +49,8 @@ _WAYS_OUT = {
     "Zstandard data": "add .zst to its name",
     "a SQLite database": "name it sqlite:///FILE, with --sql",
 }
+NOT_UTF_8 = "not valid UTF-8; a file in Latin-1 or Windows-1252 needs: iconv -f WINDOWS-1252 -t UTF-8"
+"""What is said of bytes that are not text."""
 _decode = json.JSONDecoder().decode
 
 
@@ -77,6 +82,8 @@ class FileFormat(Protocol):
 class FileSource:
     """Concatenates files; positions continue from each to the next.
 
+    Rows of files in folders such as `year=2024` get the columns that these name.
+
     Args:
         files: each with its format, in the order of their names.
         root: names in the fingerprint are relative to it.
@@ -92,6 +99,7 @@ class FileSource:
         self._files = files
         self._root = root
         self.left_out = left_out
+        self._partitions = {} if root is None else partitions([file.path for file, _ in files], root)
         self.formats: Sequence[FileFormat] = [form for _, form in files]
         sizes = [file.size for file, _ in files]
         self.total_bytes: int | None = None if None in sizes else sum(size or 0 for size in sizes)
@@ -121,7 +129,22 @@ class FileSource:
         """The rows of all files that are not done."""
         base = 0
         for file, form in self._files:
-            base += yield from form.read(file, base, next_todo)
+            columns = self._partitions.get(file.path)
+            rows = form.read(file, base, next_todo)
+            base += yield from rows if columns is None else _with_columns(rows, columns)
+
+
+def _with_columns(chunks: Generator[Chunk, None, int], columns: Mapping[str, object]) -> Generator[Chunk, None, int]:
+    """The chunks of a file, whose rows get these columns unless they have them."""
+    while True:
+        try:
+            chunk = next(chunks)
+        except StopIteration as end:
+            return int(end.value)
+        for record in chunk.records:
+            for name, value in columns.items():
+                record.data.setdefault(name, value)
+        yield chunk
 
 
 def todo(start: int, stop: int, next_todo: Callable[[int], int]) -> list[int]:
@@ -207,9 +230,25 @@ def line_blocks(file: InputFile) -> Iterator[tuple[list[bytes], int]]:
 
 
 def _check_is_text(start: bytes, file: InputFile) -> None:
+    if (encoding := _encoding_of(start)) is not None:
+        raise ConfigError(
+            f"{file.path} is text in {encoding}; convert it to UTF-8 first: iconv -f {encoding} -t UTF-8 FILE > NEW"
+        )
     found = next((known for magic, known in _BINARY.items() if start.startswith(magic)), None)
     if found is not None:
         raise ConfigError(f"{file.path} is {found}, not text; {_WAYS_OUT.get(found, 'decompress or convert it first')}")
+
+
+def _encoding_of(start: bytes) -> str | None:
+    """The encoding of a text in UTF-16 or UTF-32, by its mark or by the zeros of its first ASCII characters."""
+    if start.startswith((b"\xff\xfe\0\0", b"\0\0\xfe\xff")):
+        return "UTF-32"
+    if start.startswith((b"\xff\xfe", b"\xfe\xff")):
+        return "UTF-16"
+    head = start[:_HEAD_BYTES]
+    if len(head) >= 4 and not any(head[1::2]) and all(head[::2]):
+        return "UTF-16LE"
+    return "UTF-16BE" if len(head) >= 4 and not any(head[::2]) and all(head[1::2]) else None
 
 
 def full_lines(lines: list[bytes]) -> list[bytes]:
@@ -274,4 +313,5 @@ def object_chunks(
 
 def _failed_line(position: int, line: bytes, error: Exception) -> Failed:
     raw = line[:RAW_KEPT_BYTES].decode(errors="replace")
-    return Failed(Record(position, position, raw), type(error).__name__, str(error), code="invalid_json_line")
+    message = f"{error}: {NOT_UTF_8}" if isinstance(error, UnicodeDecodeError) else str(error)
+    return Failed(Record(position, position, raw), type(error).__name__, message, code="invalid_json_line")

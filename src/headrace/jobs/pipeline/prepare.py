@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import TypeGuard
+from typing import Literal, TypeAlias, TypeGuard
 
 from headrace.batching.callables import unfinished
 from headrace.batching.pending import own_copy
@@ -32,8 +32,10 @@ from headrace.jobs.pipeline.retries import Retry
 from headrace.jobs.pipeline.suspects import MOST_IN_A_ROW
 from headrace.jobs.pipeline.user_code import UserCode
 from headrace.jobs.pipeline.work import Carried, PreparedChunk, Work, unreadable
-from headrace.records import Failed, Record, kind_of, text_refusal
+from headrace.records import Failed, Record, Unreadable, kept_value, kind_of, text_refusal
 
+OnEmpty: TypeAlias = Literal["keep", "error"]
+"""What to do with an input that is an empty text: process it, or fail its record."""
 _ROWS = 64
 """Records prepared per time limit if the engine has no batch size."""
 
@@ -81,6 +83,9 @@ class Columns:
     """Which records the step computes; None for all."""
     splits: bool = False
     """Whether a field of the template is split where the prompt is too long."""
+    on_empty: OnEmpty = "keep"
+    exact: bool = False
+    """Whether the output takes the columns to copy as a table has them, not only as Python objects."""
 
     def inputs(self) -> tuple[str, ...]:
         """The names that the input for the engine is made of: columns, or in a template `column.key` too."""
@@ -102,6 +107,17 @@ class Columns:
         return Record(record.position, value, self.kept(record))
 
     def input_of(self, record: Record) -> object:
+        """The input for the engine.
+
+        Raises:
+            RecordError: see `_input_of`; or it is empty, and `on_empty` refuses that.
+        """
+        value = self._input_of(record)
+        if self.on_empty == "error" and is_empty(value):
+            raise RecordError(f"the text of {' and '.join(map(repr, self.inputs()))} is empty (--on-empty error)")
+        return value
+
+    def _input_of(self, record: Record) -> object:
         """The input for the engine.
 
         Raises:
@@ -130,15 +146,27 @@ class Columns:
         return {name: field_text(record.data, name) for name in names}
 
     def kept(self, record: Record) -> Mapping[str, object] | None:
-        """The columns to copy; null for one that the record lacks."""
-        return {name: record.data.get(name) for name in self.keep} if self.keep else None
+        """The columns to copy; null for one that the record lacks.
+
+        Raises:
+            RecordError: one cannot be read.
+        """
+        return {name: kept_value(record.data, name, exact=self.exact) for name in self.keep} if self.keep else None
+
+
+def is_empty(value: object) -> bool:
+    """Whether an input is an empty text, or a pair with one."""
+    return "" in value if type(value) is tuple else type(value) is str and not value
 
 
 def _value(record: Record, column: str) -> object:
     try:
-        return record.data[column]
+        value: object = record.data[column]
     except KeyError:
         raise RecordError(f"the record has no column {column!r}") from None
+    if type(value) is Unreadable:
+        raise value.refusal(column)
+    return value
 
 
 def id_text(value: object) -> str | None:
@@ -324,6 +352,7 @@ class Preparation:
             done.truncated += prepared.truncated
             done.split += prepared.parts > 0
             done.chunks += prepared.parts
+        empty = sum(map(is_empty, inputs))
         compared = repeated = 0
         if self.repeats is not None and not self.repeats.ends:
             hashes = [hash(value) for value in inputs if type(value) is str]
@@ -332,7 +361,7 @@ class Preparation:
         event = StageDone(
             "prepare", len(rows), ended - started, ended, tokens=done.tokens, truncated=done.truncated,
             cpu_s=time.thread_time() - cpu, compared=compared, repeated=repeated,
-            split=done.split, chunks=done.chunks,
+            split=done.split, chunks=done.chunks, empty=empty,
         )  # fmt: skip
         return done, event
 

@@ -8,7 +8,7 @@ import hashlib
 import os
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from types import TracebackType
@@ -28,7 +28,7 @@ from headrace.jobs.pipeline.prepare import InTime, Preparation, id_text
 from headrace.jobs.pipeline.settle import LOOK_S, Settling
 from headrace.jobs.pipeline.work import PreparedChunk
 from headrace.jobs.state.passes import Pass
-from headrace.records import Record
+from headrace.records import Record, keep_exact
 
 T = TypeVar("T")
 
@@ -50,6 +50,7 @@ class Reader:
         self._seen: SeenIds | None = None
         """Made on the thread, because it reads files."""
         chunks = self._with_unique_ids(job) if job.unique_ids else job.source.chunks(todo.next_todo)
+        chunks = _keeping(chunks, job.columns.keep if job.columns.exact else ())
         if ordering is not None:
             chunks = ordering.chunks(chunks)
         self._chunks = portions(chunks, profile_of(job.engine).prepare_rows or _ALL_ROWS)
@@ -305,6 +306,14 @@ def _todo_of(chunk: Chunk, next_todo: Callable[[int], int]) -> Chunk:
         records=[record for record in chunk.records if next_todo(record.position) == record.position],
         failures=[failed for failed in chunk.failures if next_todo(failed.record.position) == failed.record.position],
     )
+
+
+def _keeping(chunks: Iterator[Chunk], names: Sequence[str]) -> Iterator[Chunk]:
+    """The chunks, whose rows hold no more of their tables than the columns to copy."""
+    for chunk in chunks:
+        for record in chunk.records:
+            keep_exact(record.data, names)
+        yield chunk
 
 
 def portions(chunks: Iterator[Chunk], rows: int) -> Iterator[Chunk]:

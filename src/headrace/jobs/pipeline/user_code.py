@@ -17,7 +17,7 @@ from headrace.batching.results import own
 from headrace.errors import BrokenOffError, ConfigError, EngineDeadError, RecordError, StoppedEarly, text_of
 from headrace.processes.child import ChildProcess
 from headrace.processes.crash_isolation import CrashIsolation
-from headrace.records import Record
+from headrace.records import Record, TableRow, Unreadable
 
 WorkerKind: TypeAlias = Literal["auto", "thread", "process"]
 PrepareFn: TypeAlias = Callable[[Any], object]
@@ -91,12 +91,18 @@ class UserCode:
         Raises:
             BrokenOffError: no process can run the function.
         """
-        if self._prepare is None:
-            return zip(records, map(_own_copy, records) if self.finishes else records, strict=True)
-        rows = self._call(self._prepare, [(_own_copy(record).data,) for record in records])
+        if not (self.prepares or self.finishes):
+            return zip(records, records, strict=True)
+        refused = {record.position: error for record in records if (error := _unreadable(record.data)) is not None}
+        copies = [_own_copy(record) for record in records if record.position not in refused]
+        if self._prepare is not None:
+            rows = iter(self._call(self._prepare, [(record.data,) for record in copies]))
+        else:
+            rows = iter([record.data for record in copies])
+        results = (refused.get(record.position) or next(rows) for record in records)
         return [
             (record, row if isinstance(row, Exception) else _mapped(record, row))
-            for record, row in zip(records, rows, strict=True)
+            for record, row in zip(records, results, strict=True)
         ]
 
     def finished(self, pairs: Sequence[tuple[object, object]]) -> Sequence[object]:
@@ -164,16 +170,40 @@ def _own_copy(record: Record) -> Record:
         return record
 
 
+def _unreadable(row: object) -> RecordError | None:
+    """The error for a row with a value that cannot be read: a function may use every column."""
+    if isinstance(row, dict) and Unreadable in map(type, row.values()):
+        name, value = next((name, value) for name, value in row.items() if type(value) is Unreadable)
+        return RecordError(f"{value.refusal(name)}; a function (--map, --finish) gets whole rows")
+    return None
+
+
 def _copied(value: object) -> object:
+    if type(value) is TableRow:
+        return TableRow(
+            {key: inner if type(inner) is str else _copied(inner) for key, inner in value.items()}, value.exact
+        )
     if type(value) is dict:
         return {key: inner if type(inner) is str else _copied(inner) for key, inner in value.items()}
     return [_copied(inner) for inner in value] if type(value) is list else value
 
 
-def _mapped(record: Record, row: object) -> Record | Exception:
+def _mapped(record: Record, row: Any) -> Record | Exception:
+    read = record.data
+    if type(read) is TableRow and type(row) in (dict, TableRow):
+        exact = {name: cell for name, cell in read.exact.items() if _is_same(row.get(name), read[name])}
+        return Record(record.position, record.id, TableRow(row, exact))
     if isinstance(row, Mapping):
         return Record(record.position, record.id, row)
     return RecordError(f"prepare returned {type(row).__name__}, not a mapping of columns")
+
+
+def _is_same(value: object, read: object) -> bool:
+    """Whether a function left a value of a table as it was, which then keeps its type there."""
+    try:
+        return type(value) is type(read) and bool(value == read)
+    except Exception:  # noqa: BLE001 - objects of the user's own; they are compared only to keep a type
+        return False
 
 
 def _apply(function: Callable[..., object], calls: Sequence[tuple[object, ...]]) -> list[object]:

@@ -15,6 +15,13 @@ from headrace.records import Record
 
 _LOOK_S = 3.0
 """Maximum seconds to look for a column to keep that the first rows lack."""
+_SEPARATORS = {
+    ";": "write it with commas, or with tabs as .tsv",
+    "\t": "take --input-format tsv",
+    "|": "write it with commas, or with tabs as .tsv",
+    ",": "take --input-format csv",
+}
+"""Marks that separate columns in other files than the format says, and the way out."""
 _HEAD = 64
 """Records that user code prepares before the job starts, to find the columns that it makes."""
 
@@ -72,7 +79,11 @@ def _look_further(source: Source, keep: tuple[str, ...], user: UserCode | None) 
 
 
 def _missing(column: str, among: int, known: Sequence[str], way_out: str) -> ConfigError:
-    they_have = f"they have {', '.join(known[:20])}" if known else "they have no columns"
+    shown = [name.encode(errors="replace").decode() for name in known[:20]]  # keys of JSON may have lone surrogates
+    they_have = f"they have {', '.join(shown)}" if known else "they have no columns"
+    separator = next((mark for mark in _SEPARATORS if len(known) == 1 and mark in known[0]), None)
+    if separator is not None:
+        way_out = f"; the file looks separated by {separator!r}: {_SEPARATORS[separator]}"
     return ConfigError(
         f"no record among the first {among:,} has a column {column!r}; {they_have}{way_out}{nearest(column, known)}"
     )

@@ -92,9 +92,9 @@ class ReportBuilder:
         self._fitted = (0.0, 0.0)
         """Records and computed cost of the largest batch that fitted."""
         self._full_steps = 0
-        self._prepared_tokens = self._truncated = self._nulled = self._batches = self._batched = self._splits = (
-            self._out_of_memory
-        ) = 0
+        self._prepared_tokens = self._truncated = self._nulled = self._empty = self._batches = self._batched = (
+            self._splits
+        ) = self._out_of_memory = 0
         self._cost = self._padded_cost = self._done_cost = self._starved = 0.0
         self._busy = BusyTime()
         self._reasons: Counter[CloseReason] = Counter()
@@ -192,6 +192,7 @@ class ReportBuilder:
     def _add_prepared(self, event: StageDone) -> None:
         self._prepared_tokens += event.tokens
         self._truncated += event.truncated
+        self._empty += event.empty
         self._long += event.split
         self._long_chunks += event.chunks
         self._chunks += 1
@@ -338,6 +339,7 @@ class ReportBuilder:
             lanes=lanes,
             left_out=tuple(self._left_out.values()),
             nulled=self._nulled,
+            empty=self._empty,
             precision=self._precision,
             budget=self._budget,
             memory=self._memory,

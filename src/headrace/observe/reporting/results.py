@@ -104,6 +104,8 @@ class Report:
     """Parts of the input that were not read, by reason."""
     nulled: int = 0
     """NaN and infinite values, which JSON lacks, written as null."""
+    empty: int = 0
+    """Records whose input is an empty text."""
     skipped_failed: int = 0
     """Number of skipped records that are dead letters."""
     model: str | None = None

@@ -60,6 +60,8 @@ def rows(report: Report) -> list[tuple[str, str]]:
     if report.damaged:
         lines.append(("recomputed", _damaged(report)))
     lines += _too_long(report)
+    if report.empty:
+        lines.append(("empty", f"{report.empty:,} records with an empty text; --on-empty error fails them"))
     if report.nulled:
         lines.append(("written as null", f"{report.nulled:,} numbers that are NaN or infinite"))
     lines += savings_rows(report.order, report.duplicates, report.prefix_cache)

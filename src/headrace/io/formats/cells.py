@@ -1,0 +1,287 @@
+"""Values of Arrow tables: as Python objects for the job, and exactly, with their types, for columns that are copied."""
+
+from __future__ import annotations
+
+import datetime
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from headrace.errors import HeadraceError, line_of
+from headrace.records import TableRow, Unreadable
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+class Cell:
+    """A value of a table, with its type.
+
+    Args:
+        column: the array that holds it.
+        place: its index there.
+    """
+
+    __slots__ = ("column", "place", "reason")
+
+    def __init__(self, column: pa.Array, place: int, reason: str = "") -> None:
+        self.column = column
+        self.place = place
+        self.reason = reason
+        """Why Python cannot hold it, if so."""
+
+    def exact(self) -> Any:
+        """The value as pyarrow has it."""
+        return self.column[self.place]
+
+    def python(self) -> object:
+        """The value as a Python object; times in nanoseconds as text if Python's types would cut them.
+
+        Raises:
+            HeadraceError: Python cannot hold it; the words are those of a noun.
+        """
+        try:
+            return _python(self.exact())
+        except Exception as error:  # pyarrow raises what Python's own types raise
+            raise HeadraceError(
+                f"a value of type {self.column.type} that cannot be written as text: {self.reason or line_of(error)}"
+            ) from error
+
+    def __reduce__(self) -> tuple[type[Cell], tuple[pa.Array, int, str]]:
+        """Support pickling, without the rest of the column."""
+        import pyarrow as pa
+
+        one = self.column.slice(self.place, 1)
+        try:
+            one = one.take(pa.array([0]))
+        except pa.ArrowException:  # a type that cannot be copied so, such as a string view
+            pass
+        return Cell, (one, 0, self.reason)
+
+
+class _RowCells(Mapping[str, object]):
+    """The cells of one row of a table that many rows share."""
+
+    __slots__ = ("_columns", "_place")
+
+    def __init__(self, columns: Mapping[str, Any], place: int) -> None:
+        self._columns = columns
+        self._place = place
+
+    def __getitem__(self, name: str) -> Cell:
+        column = self._columns[name]
+        if column is None:
+            raise KeyError(name)
+        return Cell(column, self._place)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._columns)
+
+    def __len__(self) -> int:
+        return len(self._columns)
+
+
+class LazyColumns(Mapping[str, Any]):
+    """The columns of some rows as Arrow arrays, each made when it is first asked for; None for one without a type.
+
+    Args:
+        names: of the columns.
+        make: the array of a column by its name.
+    """
+
+    def __init__(self, names: Sequence[str], make: Callable[[str], pa.Array | None]) -> None:
+        self._names = frozenset(names)
+        self._make = make
+        self._made: dict[str, pa.Array | None] = {}
+
+    def __getitem__(self, name: str) -> pa.Array | None:
+        if name not in self._made:
+            if name not in self._names:
+                raise KeyError(name)
+            self._made[name] = self._make(name)
+        return self._made[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+def rows_of(
+    batch: pa.RecordBatch, table: str, first: int, places: Sequence[int] | None = None
+) -> list[dict[str, object]]:
+    """The rows of a record batch. A value that Python cannot hold becomes an `Unreadable`.
+
+    Args:
+        batch: the rows.
+        table: what they are from, for messages.
+        first: the number of the first row there.
+        places: the rows to take; None for all.
+    """
+    names, columns = batch.schema.names, batch.columns
+    if places is None or len(places) == batch.num_rows:
+        places = range(batch.num_rows)
+    else:
+        columns = [_taken(column, places) for column in columns]
+    numbers = [first + place for place in places]
+    values = [objects_of(column, table, numbers) for column in columns]
+    rows: Iterable[Iterable[object]] = zip(*values, strict=True) if values else [()] * len(places)
+    return rows_with([zip(names, row, strict=True) for row in rows], dict(zip(names, columns, strict=True)))
+
+
+def rows_with(rows: Sequence[Iterable[tuple[str, object]]], columns: Mapping[str, Any]) -> list[dict[str, object]]:
+    """Rows of names and Python objects, with the columns that hold these exactly."""
+    return [TableRow(row, _RowCells(columns, place)) for place, row in enumerate(rows)]
+
+
+def runs_of(values: Sequence[Any]) -> list[pa.Array | list[None]]:
+    """Cells and nulls as slices of the cells' columns, with runs of null between them."""
+    runs: list[tuple[Any, int, int]] = []
+    for value in values:
+        column, place = (None, 0) if value is None else (value.column, value.place)
+        if runs and runs[-1][0] is column and (column is None or runs[-1][2] == place):
+            runs[-1] = (column, runs[-1][1], runs[-1][2] + 1)
+        else:
+            runs.append((column, place, place + 1))
+    return [
+        [None] * (end - start) if column is None else column.slice(start, end - start) for column, start, end in runs
+    ]
+
+
+def texts_of(column: Iterable[Any]) -> list[object]:
+    """The values of a column that becomes text, as Python objects; as number and type where Python cannot hold them."""
+    found: list[object] = []
+    for value in column:
+        try:
+            found.append(_python(value))
+        except Exception:  # noqa: BLE001 - pyarrow raises what Python's own types raise
+            found.append(f"{getattr(value, 'value', value)} {value.type}")
+    return found
+
+
+def _taken(column: pa.Array, places: Sequence[int]) -> pa.Array:
+    import pyarrow as pa
+
+    try:
+        return column.take(pa.array(places, pa.int64()))
+    except pa.ArrowException:  # a type without this function, such as a string view
+        return pa.concat_arrays([column.slice(place, 1) for place in places])
+
+
+def objects_of(column: pa.Array, table: str, rows: Sequence[int]) -> list[object]:
+    """The values of a column as Python objects, with `Unreadable` for those that Python cannot hold.
+
+    Args:
+        column: the values.
+        table: what they are from, for messages.
+        rows: the number of each value's row there.
+    """
+    kind = column.type
+    narrow = _in_microseconds(kind)
+    try:
+        if narrow is not None:
+            column.cast(narrow)  # raises where `as_py` would cut
+        found: list[object] = column.to_pylist()
+    except Exception:  # noqa: BLE001 - pyarrow raises what Python's own types raise; below, only the value fails
+        return [_object(column, place, table, row) for place, row in enumerate(rows)]
+    return found
+
+
+def _object(column: pa.Array, place: int, table: str, row: int) -> object:
+    narrow = _in_microseconds(column.type)
+    try:
+        if narrow is not None:
+            column.slice(place, 1).cast(narrow)
+        return column[place].as_py()
+    except Exception as error:  # noqa: BLE001 - likewise
+        reason = f"{line_of(error)} ({table}, row {row:,} counted from 0, type {column.type})"
+        return Unreadable(reason, is_exact=not _holds_text(column.type))
+
+
+@functools.lru_cache(maxsize=256)
+def _in_microseconds(kind: pa.DataType) -> pa.DataType | None:
+    """The type with times of day in microseconds, as Python has them; None if it has none in nanoseconds."""
+    import pyarrow as pa
+
+    if kind == pa.time64("ns"):
+        return pa.time64("us")
+    if pa.types.is_struct(kind):
+        inner = [_in_microseconds(field.type) for field in kind]
+        return (
+            pa.struct([f.with_type(found or f.type) for f, found in zip(kind, inner, strict=True)])
+            if any(inner)
+            else None
+        )
+    if pa.types.is_map(kind):
+        key, item = _in_microseconds(kind.key_type), _in_microseconds(kind.item_type)
+        return pa.map_(key or kind.key_type, item or kind.item_type) if key or item else None
+    make = _lists().get(kind.id)
+    if make is None or (found := _in_microseconds(kind.value_type)) is None:
+        return None
+    return make(kind, kind.value_field.with_type(found))
+
+
+@functools.lru_cache(maxsize=256)
+def _holds_text(kind: pa.DataType) -> bool:
+    """Whether a type has text in it, which may not be valid."""
+    import pyarrow as pa
+
+    if pa.types.is_dictionary(kind) or pa.types.is_run_end_encoded(kind):
+        return _holds_text(kind.value_type)
+    if isinstance(kind, pa.BaseExtensionType):
+        return _holds_text(kind.storage_type)
+    if kind.num_fields:
+        return any(_holds_text(kind.field(number).type) for number in range(kind.num_fields))
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
+
+
+def _python(scalar: Any) -> object:
+    """A value as Python objects, with times in nanoseconds as text where Python would cut them."""
+    import pyarrow as pa
+
+    kind = scalar.type
+    if not scalar.is_valid:
+        return None
+    if isinstance(scalar, pa.ExtensionScalar):
+        return scalar.as_py()
+    if isinstance(scalar, pa.DictionaryScalar):
+        return _python(scalar.value)
+    if pa.types.is_struct(kind):
+        return {name: _python(inner) for name, inner in scalar.items()}
+    if pa.types.is_map(kind):
+        return [[_python(pair["key"]), _python(pair["value"])] for pair in scalar.values]
+    if kind.id in _lists():
+        return [_python(inner) for inner in scalar.values]
+    if (pa.types.is_timestamp(kind) or kind == pa.time64("ns")) and kind.unit == "ns":
+        return _nanoseconds(scalar)
+    return scalar.as_py()
+
+
+def _nanoseconds(scalar: Any) -> object:
+    """A timestamp or time of day in nanoseconds: text in ISO 8601 with nine digits where Python would cut it."""
+    import pyarrow as pa
+
+    whole, rest = divmod(scalar.value, 1000)
+    is_time = pa.types.is_time(scalar.type)
+    kind = pa.time64("us") if is_time else pa.timestamp("us", scalar.type.tz)
+    moment: datetime.datetime | datetime.time = pa.scalar(whole, kind).as_py()
+    if not rest:
+        return moment
+    text = moment.isoformat(timespec="microseconds")
+    end = text.index(".") + 7  # what follows is the time zone
+    return f"{text[:end]}{rest:03d}{text[end:]}"
+
+
+@functools.cache
+def _lists() -> Mapping[int, Callable[[Any, Any], Any]]:
+    """How to make a type of lists like another, with other values, by the id of the type."""
+    import pyarrow as pa
+
+    return {
+        pa.list_(pa.null()).id: lambda _, inner: pa.list_(inner),
+        pa.large_list(pa.null()).id: lambda _, inner: pa.large_list(inner),
+        pa.list_(pa.null(), 1).id: lambda kind, inner: pa.list_(inner, kind.list_size),
+        pa.list_view(pa.null()).id: lambda _, inner: pa.list_view(inner),
+        pa.large_list_view(pa.null()).id: lambda _, inner: pa.large_list_view(inner),
+    }

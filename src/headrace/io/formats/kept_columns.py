@@ -1,0 +1,63 @@
+"""Checks, before a job starts, that its output can hold the columns that it copies."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from headrace.errors import ConfigError
+from headrace.io.formats.arrow_types import held_type, nests_dictionary, read_back
+from headrace.io.formats.cells import Cell
+from headrace.io.formats.strict_json import StrictJson, json_default
+from headrace.io.formats.values import plain
+
+logger = logging.getLogger("headrace")
+
+
+def check_parquet_column(name: str, values: Sequence[object]) -> None:
+    """Check the first values of a column for Parquet; warn where it holds them in another type.
+
+    Raises:
+        ConfigError: Parquet has no such type.
+    """
+    kind = next((value.column.type for value in values if type(value) is Cell), None)
+    if kind is None:
+        return
+    found = read_back(held_type(kind))
+    if isinstance(found, str):
+        raise ConfigError(
+            f"cannot keep column {name!r}: Parquet does not have its type, {kind}; write to a .jsonl file, or make "
+            "another value of it with a function of your own (--map)"
+        )
+    if nests_dictionary(kind):
+        logger.warning("headrace: column %r is of type %s, whose dictionaries become their values", name, kind)
+    elif found != held_type(kind):
+        logger.warning("headrace: column %r is of type %s, which Parquet holds as %s", name, kind, found)
+
+
+def check_text_column(name: str, values: Sequence[object]) -> None:
+    """Check the first values of a column for JSON Lines or CSV.
+
+    Raises:
+        ConfigError: a text file cannot hold any of them.
+    """
+    json = StrictJson(json_default)
+    refused: list[tuple[str, Exception]] = []
+    for value in values:
+        found: object = value
+        try:
+            found = plain(value, f"column {name!r}")
+            if found is not None:
+                json.dump(found)
+                return
+        except Exception as error:  # noqa: BLE001 - objects of the user's own may raise anything
+            table = f" ({value.column.type})" if type(value) is Cell else ""
+            refused.append((f"{type(found).__name__}{table}", error))
+    if not refused:
+        return
+    kind, reason = refused[0]
+    more = "" if isinstance(reason, TypeError) else f" ({reason})"
+    raise ConfigError(
+        f"cannot keep column {name!r}: a text file cannot hold its values, of type {kind}{more}; "
+        "write to a .parquet file, or turn them into text with a function of your own (--map)"
+    )

@@ -1,0 +1,325 @@
+"""What an output is in every format: a plain value, or the error of its record. docs/formats.md has the table."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import sys
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from headrace.errors import HeadraceError, RecordError, line_of
+from headrace.io.base import class_names
+from headrace.io.formats.cells import Cell
+
+_PLAIN = frozenset(
+    (
+        str, int, float, bool, type(None), bytes, datetime.datetime, datetime.date, datetime.time, datetime.timedelta,
+        decimal.Decimal,
+    )
+)  # fmt: skip
+_WAY_OUT = "return numbers, texts, or lists and dicts of them"
+_WAYS_OUT = {
+    "pandas.DataFrame": "return its rows: .to_dict('records')",
+    "polars.DataFrame": "return its rows: .to_dicts()",
+    "pyarrow.Table": "return its rows: .to_pylist()",
+    "builtins.complex": "return its real and imaginary parts",
+    "numpy.complexfloating": "return its real and imaginary parts",
+    "builtins.set": "return a list",
+    "builtins.frozenset": "return a list",
+    "pydantic.BaseModel": "return a dict: .model_dump()",
+    "enum.Enum": "return its .value",
+}
+
+
+def plain(value: object, name: str = "the output") -> object:
+    """A value as all formats take it.
+
+    That is null, a boolean, number or text, bytes, a date, time, duration, Decimal or UUID, a NumPy array of booleans
+    or real numbers, or a list or dict of these. Numbers keep their value, and arrays their type; tensors of 16 and
+    fewer bits become float32.
+
+    Args:
+        value: what an engine, a function or a row has.
+        name: of the value, for the message.
+
+    Raises:
+        RecordError: it has no meaning in a file, such as a function, or cannot be read.
+    """
+    if type(value) in _PLAIN:
+        return value
+    try:
+        return _plain(value, top=True)
+    except HeadraceError as error:
+        raise RecordError(f"{name} is or holds {error}") from error
+    except RecursionError:
+        raise RecordError(f"{name} is nested too deep, or holds itself") from None
+
+
+def as_python(value: Any) -> Any:
+    """A plain value without NumPy's types, for stores that take Python objects.
+
+    Raises:
+        RecordError: a time has nanoseconds, which Python's types would cut.
+    """
+    if isinstance(value, dict):
+        return {name: as_python(inner) for name, inner in value.items()}
+    if isinstance(value, list):
+        return value if _PLAIN.issuperset(map(type, value)) else [as_python(inner) for inner in value]
+    if type(value) in _PLAIN or not hasattr(value, "dtype"):
+        return value
+    if value.dtype.kind not in "mM":
+        return value.tolist()
+    found = value.astype(f"{value.dtype.kind}8[us]")
+    if found != value or type(found.item()) is int:
+        raise RecordError(f"the time {value} has no exact value in microseconds, which tables hold; make it a text")
+    return found.item()
+
+
+class _Shape:
+    """The types that plain values have at one place: at the top, under one key of a dict, or in a list."""
+
+    __slots__ = ("items", "keys", "types")
+
+    def __init__(self) -> None:
+        self.types: set[object] = set()
+        self.keys: dict[str, _Shape] = {}
+        self.items: _Shape | None = None
+
+    def look(self, value: Any) -> None:
+        """Note the types in a value. Those of arrays are their numbers' types."""
+        kind = type(value)
+        if kind is dict:
+            for name, inner in value.items():
+                self.keys.setdefault(name, _Shape()).look(inner)
+        elif kind is list or getattr(value, "ndim", None):
+            self.items = self.items or _Shape()
+            if kind is not list:
+                self.items.types.add(str(value.dtype))
+            elif (types := set(map(type, value))) <= _PLAIN and datetime.datetime not in types:
+                self.items.types |= types
+            else:
+                for inner in value:
+                    self.items.look(inner)
+        else:
+            self.types.add((kind, value.tzinfo is None) if kind is datetime.datetime else kind)
+
+    def holds(self) -> bool:
+        """Whether one column holds all values as they are: whole numbers may become floats, which pyarrow checks."""
+        types = self.types - {type(None)}
+        numbers = {one for one in types if one in (int, float) or (isinstance(one, str) and one != "bool")}
+        if len(types) > 1 and types not in (numbers, {int, decimal.Decimal}, {bool, "bool"}):
+            return False
+        return all(inner.holds() for inner in self._inner())
+
+    def mixes_arrays(self) -> bool:
+        """Whether there are arrays of several types of numbers at one place."""
+        several = sum(isinstance(one, str) for one in self.types) > 1
+        return several or any(inner.mixes_arrays() for inner in self._inner())
+
+    def _inner(self) -> Sequence[_Shape]:
+        return (*self.keys.values(), *([] if self.items is None else [self.items]))
+
+
+def for_arrow(values: list[Any]) -> list[Any]:
+    """Plain values for pyarrow to find their type.
+
+    Raises:
+        TypeError: they have several types, of which pyarrow would change one without a word.
+    """
+    shape = _Shape()
+    for value in values:
+        shape.look(value)
+    if not shape.holds():
+        raise TypeError("the values are of several types")
+    # pyarrow takes one type of arrays, of one dimension; of several, its result depends on the order.
+    several = shape.mixes_arrays() or any(getattr(value, "ndim", 0) > 1 for value in values)
+    return [_with_lists(value) for value in values] if several else values
+
+
+def _with_lists(value: Any) -> object:
+    if isinstance(value, dict):
+        return {name: _with_lists(inner) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [_with_lists(inner) for inner in value]
+    return value.tolist() if getattr(value, "ndim", 0) else value
+
+
+def _plain(value: Any, *, top: bool = False) -> object:
+    """See `plain`. One frame per level: values may be nested deep.
+
+    Raises:
+        HeadraceError: as a phrase: what it is, and the way out.
+    """
+    kind = type(value)
+    if kind in _PLAIN:
+        return value
+    if kind is dict or isinstance(value, Mapping):
+        row: dict[str, object] = {}
+        for key, inner in value.items():
+            row[key if type(key) is str else _key(key)] = inner if type(inner) in _PLAIN else _plain(inner)
+        if len(row) < len(value):
+            raise HeadraceError("a dict with keys that are the same as text; return other keys")
+        return row
+    if kind is list or isinstance(value, (list, tuple)):
+        if _PLAIN.issuperset(map(type, value)):
+            return value if kind is list else list(value)
+        items = []
+        for inner in value:
+            items.append(inner if type(inner) in _PLAIN else _plain(inner))  # noqa: PERF401 - see above
+        return items
+    return _other(value, top=top)
+
+
+def _key(key: object) -> str:
+    """A key of a dict as text, as JSON has it."""
+    if isinstance(key, str):
+        return str.__str__(key)
+    if key is None or isinstance(key, bool):
+        return {None: "null", True: "true", False: "false"}[key]
+    if isinstance(key, (int, float)):
+        return repr(int(key) if isinstance(key, int) else float(key))
+    if hasattr(key, "item") and getattr(key, "ndim", 1) == 0:
+        return _key(key.item())
+    raise HeadraceError(f"a dict with a key of type {type(key).__name__}; return texts as keys")
+
+
+def _other(value: Any, *, top: bool) -> object:
+    """A value of a type that is not Python's own."""
+    if type(value) is Cell:
+        return _plain(value.python(), top=top)
+    numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
+    if numpy is not None and isinstance(value, numpy.generic):
+        return _scalar(value)
+    if numpy is not None and isinstance(value, numpy.ndarray):
+        return _array(value, top=top)
+    if torch is not None and isinstance(value, torch.Tensor):
+        return _array(_tensor(value, torch), top=top)
+    return _standard(value, top=top)
+
+
+def _standard(value: Any, *, top: bool) -> object:
+    """A value of a subclass of Python's own types, or of its standard library."""
+    if isinstance(value, datetime.datetime):
+        return _moment(value)
+    if isinstance(value, datetime.timedelta):  # of pandas
+        return value.to_timedelta64() if hasattr(value, "to_timedelta64") else value
+    if isinstance(value, (str, int, float, bytes)):
+        return _base(value)
+    if isinstance(value, (bytearray, memoryview)):
+        return bytes(value)
+    if isinstance(value, uuid.UUID):
+        return value if top else str(value)  # pyarrow finds the type at the top only
+    if isinstance(value, (datetime.date, datetime.time, decimal.Decimal)):
+        return value
+    return _of_library(value, top=top)
+
+
+def _base(value: str | int | float | bytes) -> object:
+    """The plain value of an enum's member or another subclass."""
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, bytes):
+        return bytes(value)
+    return int(value) if isinstance(value, int) else float(value)
+
+
+def _of_library(value: Any, *, top: bool) -> object:
+    """The values of an array or column of another library."""
+    names = list(class_names(value))
+    if names[0] in ("pandas.NAType", "pandas.NaTType"):
+        return None
+    if names[0] in ("pandas.Period", "pandas.Interval"):
+        return str(value)
+    refusal = next((_WAYS_OUT[name] for name in names if name in _WAYS_OUT), None)
+    if refusal is None and not isinstance(value, type):
+        if hasattr(value, "__array__") and hasattr(value, "dtype"):
+            import numpy
+
+            if (found := _called(lambda: numpy.asarray(value))).dtype.kind != "V":
+                return _array(found, top=top)
+        for method in ("as_py", "tolist", "to_list", "to_pylist"):
+            if hasattr(value, method):
+                return _plain(_called(getattr(value, method)), top=top)
+    if refusal is None and hasattr(value, "__dataclass_fields__"):
+        refusal = "return a dict: dataclasses.asdict"
+    raise _refusal(value, refusal or _WAY_OUT)
+
+
+def _called(method: Any) -> Any:
+    try:
+        return method()
+    except Exception as error:  # another library's own code
+        raise HeadraceError(f"a value that cannot be read: {type(error).__name__}: {line_of(error)}") from error
+
+
+def _refusal(value: object, way_out: str) -> HeadraceError:
+    if isinstance(value, type):
+        return HeadraceError(f"the class {value.__name__}, which no format can hold; {way_out}")
+    return HeadraceError(f"a value of type {type(value).__name__}, which no format can hold; {way_out}")
+
+
+def _scalar(value: Any) -> object:
+    """A scalar of NumPy as a number of Python; moments finer than Python's stay."""
+    kind = value.dtype.kind
+    if kind in "mM":
+        if str(value) == "NaT":
+            return None
+        found = value.item()
+        return value if type(found) is int else found
+    if kind == "c":
+        raise _refusal(value, _WAYS_OUT["builtins.complex"])
+    if kind == "V" or (kind == "f" and value.dtype.itemsize > 8):
+        raise _refusal(value, _WAY_OUT)
+    return value.item()
+
+
+def _moment(value: Any) -> object:
+    """A datetime; one of pandas keeps its nanoseconds."""
+    if type(value).__name__ == "NaTType":
+        return None
+    if not hasattr(value, "to_datetime64"):
+        return value
+    if value.tzinfo is None:
+        return value.to_datetime64()
+    if value.nanosecond:
+        raise HeadraceError(
+            "a Timestamp with a time zone and nanoseconds; return it in UTC without a time zone: .tz_convert(None)"
+        )
+    return value.to_pydatetime()
+
+
+def _tensor(value: Any, torch: Any) -> Any:
+    """A tensor as a NumPy array, on the CPU."""
+    for wrong, way_out in (
+        (value.layout != torch.strided, "return .to_dense()"),
+        (value.is_nested, "return a list of tensors: .unbind()"),
+        (value.is_quantized, "return .dequantize()"),
+        (value.is_complex(), "return its real and imaginary parts: torch.view_as_real"),
+        (value.is_meta, "return a tensor that holds numbers"),
+    ):
+        if wrong:
+            kind = f"{value.dtype}, {value.layout}".replace("torch.", "")
+            raise HeadraceError(f"a tensor of {kind}, which no format can hold; {way_out}")
+    value = value.detach().resolve_neg().cpu()
+    if value.is_floating_point() and value.element_size() < 4:
+        value = value.float()
+    return _called(value.numpy)
+
+
+def _array(value: Any, *, top: bool) -> object:
+    """A NumPy array of numbers as it is, or in rows within another value; one of others as a list."""
+    kind = value.dtype.kind
+    if not value.ndim:
+        found = value[()]
+        return _plain(found) if found is not value else None
+    if kind in "OUSTmM" or hasattr(value, "mask"):
+        return _plain(value.tolist() if kind not in "mM" else list(value))
+    if kind == "c":
+        raise HeadraceError("an array of complex numbers, which no format can hold; return real and imaginary parts")
+    if kind not in "fiub" or value.dtype.itemsize > 8:
+        raise HeadraceError(f"an array of {value.dtype}, which no format can hold; {_WAY_OUT}")
+    if not value.dtype.isnative:
+        value = value.astype(value.dtype.newbyteorder("="))
+    return value if top or value.ndim == 1 else [_array(row, top=False) for row in value]
