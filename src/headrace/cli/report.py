@@ -16,11 +16,12 @@ from headrace.cli.outcome import guarded, say
 from headrace.errors import ConfigError
 from headrace.io.databases.names import display_name
 from headrace.io.storage.locations import no_folder
-from headrace.jobs.state.inspection import job_holder, state_of
+from headrace.jobs.state.inspection import inspect, known_target
 from headrace.jobs.state.output import REPORT
 from headrace.observe.page.render import ReportedJob, check_installed, write_page
 from headrace.observe.reporting import summary
-from headrace.observe.reporting.figures import in_json
+from headrace.observe.reporting.figures import Held, in_json
+from headrace.observe.reporting.summary import RunSummary
 
 EXAMPLES = """Examples:
 
@@ -54,7 +55,7 @@ def report(outputs: Outputs, output_file: PageFile = None, as_json: Json = False
 def _report(outputs: Sequence[str], file: Path | None, price: float | None, *, as_figures: bool) -> int:
     if as_figures:
         jobs = [job for name in outputs for job in reported_jobs(name)]
-        found = [{"output": job.name, "state": job.state, **in_json(job.runs, price)} for job in jobs]
+        found = [{"output": job.name, "state": job.state, **in_json(job.runs, price, job.held)} for job in jobs]
         print(json.dumps(found[0] if len(found) == 1 else found, indent=1))
         return 0
     path = file or default_page(outputs[0])
@@ -77,15 +78,24 @@ def reported_jobs(name: str) -> list[ReportedJob]:
 
 
 def _reported(name: str) -> ReportedJob:
-    target, state = state_of(name)
+    found = inspect(name)
+    runs = runs_of(name)
     name = display_name(name)
-    runs = summary.read(target.work / REPORT, name)
-    if not runs:
-        raise ConfigError(f"the report of {name} holds no run")
-    holder = job_holder(target)
     ended = "stopped" if runs[-1].state in ("running", "interrupted") else runs[-1].state
-    now = f"running, by {holder}" if holder else "finished" if state["finished"] else ended
-    return ReportedJob(name, now, runs)
+    now = f"running, by {found.holder}" if found.holder else "finished" if found.state == "finished" else ended
+    return ReportedJob(name, now, runs, Held(found.records - found.failed, found.failed, found.reasons))
+
+
+def runs_of(name: str) -> list[RunSummary]:
+    """The runs of the job with this output, at least one.
+
+    Raises:
+        ConfigError: they have left no report, or it cannot be read.
+    """
+    runs = summary.read(known_target(name).work / REPORT, display_name(name))
+    if not runs:
+        raise ConfigError(f"the report of {display_name(name)} holds no run")
+    return runs
 
 
 def default_page(output: str) -> Path:

@@ -113,7 +113,7 @@ def run(job: Job) -> JobEnd:
 def _started(job: Job, todo: Pass | Finished) -> JobStarted:
     source = job.source
     if isinstance(todo, Pass) and todo.total is not None:
-        return JobStarted(None, todo.total, todo.done, time.monotonic(), todo.failed)
+        return JobStarted(None, todo.total, todo.done, time.monotonic(), todo.failed, retry=True)
     done = todo.done if isinstance(todo, Pass) else todo.records
     return JobStarted(source.total_bytes, source.total_records, done, time.monotonic(), todo.failed)
 

@@ -35,7 +35,6 @@ from headrace.jobs.state.ledger import Ledger
 from headrace.jobs.state.lock import locked_folder
 from headrace.jobs.state.passes import Finished, JobState, ModelState, Pass
 from headrace.jobs.state.retrying import Retrying
-from headrace.jobs.state.run_time import RunTimeLog
 from headrace.jobs.state.stalls import StallDetector
 from headrace.jobs.state.state_file import read_state
 from headrace.jobs.state.windows import Windows
@@ -212,7 +211,6 @@ class JobOutput:
             self._retrying.clear()
             self.parts.clear()  # first, so that no kill leaves old parts under the new fingerprint
             self._clear_scratch()
-            RunTimeLog(self.work).forget()
             StallDetector(self.work).forget()
             remove(self.work / REPORT)
             remove(self.work / LIVE)

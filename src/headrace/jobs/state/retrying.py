@@ -22,6 +22,7 @@ from headrace.io.storage.atomic import atomic_file, sync_folder
 from headrace.io.storage.checksums import DigestWriter, Seal, digest_of, listed
 from headrace.io.storage.locations import file_names, is_remote, remove, remove_folder, store, with_retries
 from headrace.io.storage.parts import Interval, PartFolder
+from headrace.jobs.state.changed_files import NEW
 from headrace.jobs.state.ledger import Ledger
 from headrace.jobs.state.passes import Finished, Pass
 
@@ -86,7 +87,7 @@ class Retrying:
         guard: Callable[[], None],
     ) -> None:
         self._folder = work / "retry"
-        self._new = work / "retry-new"
+        self._new = work / NEW
         self._target = target
         self._output = parts
         self._errors = errors
