@@ -131,7 +131,7 @@ def _work(job: Job, todo: Pass) -> JobEnd:
             tally.check()
     except TooManyErrorsError:
         if not job.retry:
-            todo.sink.merge_errors(job.output.errors, work=job.output.work)  # where the user looks for the cause
+            job.output.show_errors(job.start, todo.sink)
         raise
     if not complete:
         return JobEnd("interrupted", tally.records, tally.failed)

@@ -32,6 +32,7 @@ from headrace.io.sources.in_memory import IterableSource
 from headrace.io.sources.joined import JoinedSource, StepOutput
 from headrace.io.sources.opening import HUB_OPTIONS, open_source, warn_if_empty
 from headrace.io.sources.selection import SelectedSource
+from headrace.io.storage.atomic import target_of
 from headrace.io.storage.hub_names import is_dataset_address, parse_dataset
 from headrace.io.storage.rows import FileSource
 from headrace.jobs.pipeline.prepare import Columns
@@ -186,7 +187,8 @@ def _check_output(settings: JobSettings, output: JobOutput) -> None:
     """
     try:
         if settings.overwrite or not output.is_finished:
-            check_room(output.target)
+            for place in (output.work, target_of(output.target)):  # which may be on another disk
+                check_room(place)
     except OSError as error:
         raise ConfigError(f"cannot write {output.name}: {error.strerror or error}") from error
     if not (settings.overwrite or settings.retry):
