@@ -139,9 +139,12 @@ class Job:
             (self.folder / "link.jsonl").symlink_to("elsewhere/out.jsonl")
         self._mended = folder / "mended"
         self._mended.unlink(missing_ok=True)
-        if case.retries or case.overwrites:
+        if (case.retries or case.overwrites) and (prepared := folder / f"{name} before").is_dir():
+            shutil.copytree(prepared, self.folder, symlinks=True, dirs_exist_ok=True)
+        elif case.retries or case.overwrites:
             status, said = headrace(*case.run, folder=self.folder, **self._environment)
             assert status == 3, said
+            shutil.copytree(self.folder, prepared, symlinks=True)
         if case.retries:
             self._mended.touch()
         self._computed.write_text("")

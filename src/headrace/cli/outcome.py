@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
 
 import typer
@@ -26,6 +27,7 @@ from headrace.errors import (
 )
 from headrace.io.databases.names import display_name
 from headrace.io.sinks.targets import find_target
+from headrace.io.storage.locations import as_named
 from headrace.jobs.pipeline.job import JobEnd
 from headrace.observe.reporting.report import Report
 from headrace.observe.reporting.table import print_report
@@ -80,11 +82,21 @@ def guarded(command: Callable[[], int], context: typer.Context | None = None) ->
         return 1
 
 
+@contextlib.contextmanager
+def own_streams() -> Iterator[None]:
+    """Put the streams back, at the end of the body, that user code may have replaced or taken away."""
+    streams = sys.stdout, sys.stderr
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = streams
+
+
 def conclude(settings: JobSettings, stopper: Stopper, end: JobEnd, report: Report | None) -> int:
     """Print how the job ended, with the report if it was not printed before. Returns the exit status."""
     sink = display_name(str(settings.sink))
     errors = find_target(str(settings.sink), settings.output_format).errors if end.failed else None
-    failed = f", {end.failed:,} failed, see {errors}" if errors is not None else ""
+    failed = f", {end.failed:,} failed, see {as_named(errors)}" if errors is not None else ""
     if end.state == "already_finished":
         say(f"{sink} is already finished: {end.records:,} records{failed}; nothing to do")
         return 3 if end.failed else 0

@@ -39,7 +39,16 @@ from headrace.jobs.pipeline.prepare import Columns
 from headrace.jobs.pipeline.user_code import UserCode
 from headrace.jobs.planning.columns import resolve
 from headrace.jobs.planning.forecast import check_room
-from headrace.jobs.settings import SETTING_NAMES, TASKS, JobSettings, StepSettings, Task, as_json, check_values
+from headrace.jobs.settings import (
+    SETTING_NAMES,
+    TASKS,
+    JobSettings,
+    StepSettings,
+    Task,
+    anchored,
+    as_json,
+    check_values,
+)
 from headrace.jobs.state.output import JobOutput, StartMode
 from headrace.jobs.state.passes import Finished
 from headrace.jobs.state.state_file import read_state
@@ -98,6 +107,7 @@ def check(settings: JobSettings, *, own_engine: bool = True) -> Plan:
         ConfigError: a file, column or format cannot be used.
     """
     check_values(settings)
+    settings = anchored(settings)
     target = _target(settings)
     if is_dataset_address(settings.source):
         settings = replace(settings, source=_dataset(settings, target))
