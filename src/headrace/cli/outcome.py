@@ -96,7 +96,7 @@ def conclude(settings: JobSettings, stopper: Stopper, end: JobEnd, report: Repor
     """Print how the job ended, with the report if it was not printed before. Returns the exit status."""
     sink = display_name(str(settings.sink))
     errors = find_target(str(settings.sink), settings.output_format).errors if end.failed else None
-    failed = f", {end.failed:,} failed, see {as_named(errors)}" if errors is not None else ""
+    failed = f", {end.failed:,} failed, see {errors}" if errors is not None else ""
     if end.state == "already_finished":
         say(f"{sink} is already finished: {end.records:,} records{failed}; nothing to do")
         return 3 if end.failed else 0
@@ -125,6 +125,7 @@ def aligned(table: Sequence[Sequence[str]], left: int) -> list[str]:
 def say(line: str, level: Literal["info", "error"] = "info") -> None:
     """Print one line to stderr; unless it is an error, --quiet leaves it out."""
     stream: object = sys.stderr
+    line = as_named(line)
     if not isinstance(stream, LogStream):
         print(f"headrace: {line}", file=sys.stderr)
     elif level == "error" or not stream.quiet:

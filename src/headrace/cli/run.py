@@ -30,7 +30,6 @@ from headrace.errors import ConfigError, HeadraceError
 from headrace.io.sinks.targets import FORMATS
 from headrace.io.sources.opening import known_formats
 from headrace.io.sources.selection import Selection, parse_shard
-from headrace.io.storage.locations import as_named
 from headrace.jobs.pipeline.job import Limits
 from headrace.jobs.settings import anchored
 from headrace.observe.page.render import write_page
@@ -306,7 +305,7 @@ def _reported(settings: JobSettings, wanted: ReportFlags, run_job: Callable[[], 
     finally:
         try:
             write_page(page, reported_jobs(str(settings.sink)), wanted.gpu_hour_price)
-            say(f"wrote {as_named(page)}")
+            say(f"wrote {page}")
         except HeadraceError as error:  # how the job ended matters more
             say(f"no report: {error}")
 

@@ -93,12 +93,12 @@ def anchored(name: str | Path) -> str | Path:
     return here / name if isinstance(name, Path) else f"{here}/{name}"
 
 
-def as_named(path: object) -> str:
-    """A path for people: without the current folder in front."""
+def as_named(text: object) -> str:
+    """Text for people: the paths in it without the current folder in front."""
     try:
-        return str(path).removeprefix(f"{os.getcwd()}/")  # noqa: PTH109 - as above
+        return re.sub(rf"(?<![\w/.~-]){re.escape(os.getcwd())}/", "", str(text))  # noqa: PTH109 - as above
     except FileNotFoundError:
-        return str(path)
+        return str(text)
 
 
 def can_write(place: Path) -> bool:
