@@ -280,7 +280,7 @@ class JobOutput:
             ConfigError: there is no finished job, or its files have changed.
         """
         state = self.read_state()
-        finished = None if state is None else self._resumed(state, start)
+        finished = None if state is None else self._resumed(state, start, retry=True)
         if finished is None:
             raise ConfigError(
                 f"there is no finished job at {self._target}: finish it first (with --max-error-rate 1 if it stops "
@@ -290,7 +290,8 @@ class JobOutput:
             return finished
         if changed := changes(self._target, self.parts, finished, read=not self.is_folder):
             raise ConfigError(
-                f"{changed[0]} has changed since the job finished: restore it to retry, or start again with --overwrite"
+                f"{changed[0]} has changed since the job finished: restore it to retry, or run the job again with "
+                "--overwrite"
             )
 
         def commit(ended: Finished) -> None:
@@ -304,10 +305,10 @@ class JobOutput:
 
         return self._retrying.begin(finished, commit)
 
-    def _resumed(self, state: JobState, start: StartMode) -> Finished | None:
+    def _resumed(self, state: JobState, start: StartMode, *, retry: bool = False) -> Finished | None:
         """How the job ended; None if it has not. Completes the end of a retry that was killed."""
         if start.changes != "ignore":
-            check_same(self._target, state["fingerprint"], start.fingerprint)
+            check_same(self._target, state["fingerprint"], start.fingerprint, retry=retry)
         finished = Finished(**state["finished"]) if state["finished"] else None
         if state.get("swap"):
             self._retrying.swap()
