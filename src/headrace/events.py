@@ -193,6 +193,8 @@ class JobStarted:
     at: float
     failed_done: int = 0
     """How many of them failed."""
+    retry: bool = False
+    """Whether all records of this run have failed before."""
 
 
 @dataclass(frozen=True, slots=True)

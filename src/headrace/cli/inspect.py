@@ -9,10 +9,12 @@ import typer
 
 from headrace.app.jobs.steps import StepHere, steps_here
 from headrace.cli.outcome import guarded, say
+from headrace.cli.report import runs_of
 from headrace.cli.top import job_frame
-from headrace.errors import HeadraceError
+from headrace.errors import ConfigError, HeadraceError
 from headrace.jobs.state.inspection import Inspection, LoadingError, job_holder, known_target
 from headrace.jobs.state.inspection import inspect as look_at
+from headrace.observe.reporting.figures import figures
 
 EXAMPLES = """Examples:
 
@@ -59,8 +61,10 @@ def _show(found: Inspection, output: str, *, verify: bool) -> int:
         print(f"          {computed - found.records:,} more are computed and not committed yet")
     if found.retried:
         print(f"retry     {found.retried[0]:,} of {found.retried[1]:,} failed records have been tried again")
+    if found.swapping and not found.holder:
+        print("retry     it was killed at its end: run any command of this job again to complete it; nothing is lost")
     print(f"parts     {_parts(found)}")
-    print(f"time      {_time(found)}")
+    print(f"time      {_time(output)}")
     for damage in found.damaged:
         print(f"damaged   {damage}")
     if found.damaged:
@@ -80,11 +84,12 @@ def _state(found: Inspection, output: str) -> str:
         return f"running, by {found.holder}"
 
 
-def _time(found: Inspection) -> str:
-    runs = found.run_time.runs
-    if runs == 0:  # the first note is made a few seconds after the start
+def _time(output: str) -> str:
+    try:
+        found = figures(runs_of(output))
+    except ConfigError:  # the first note is made a second after the start
         return "not noted yet"
-    return f"{found.run_time.seconds:,.1f} s in {runs} {'run' if runs == 1 else 'runs'}"
+    return f"{found.wall_s:,.1f} s in {found.runs} {'run' if found.runs == 1 else 'runs'}"
 
 
 def _computed(output: str) -> int:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class SafeStream:
-    """A stream whose write errors (a closed pipe, a full disk) do not end the job."""
+    """A stream whose write errors (a closed pipe, a full disk) do not end the job. User code cannot close it."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -28,7 +28,9 @@ class SafeStream:
             return self._stream.write(text)
         except OSError as error:
             self._lose(error)
-            return len(text)
+        except ValueError:  # user code has closed what is below
+            pass
+        return len(text)
 
     def flush(self) -> None:
         """Flush; an error is recorded in `error`."""
@@ -36,6 +38,12 @@ class SafeStream:
             self._stream.flush()
         except OSError as error:
             self._lose(error)
+        except ValueError:
+            pass
+
+    def close(self) -> None:
+        """Flush only."""
+        self.flush()
 
     def _lose(self, error: OSError) -> None:
         self.error = self.error or error

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
 
 import typer
@@ -26,6 +27,7 @@ from headrace.errors import (
 )
 from headrace.io.databases.names import display_name
 from headrace.io.sinks.targets import find_target
+from headrace.io.storage.locations import as_named
 from headrace.jobs.pipeline.job import JobEnd
 from headrace.observe.reporting.report import Report
 from headrace.observe.reporting.table import print_report
@@ -80,6 +82,16 @@ def guarded(command: Callable[[], int], context: typer.Context | None = None) ->
         return 1
 
 
+@contextlib.contextmanager
+def own_streams() -> Iterator[None]:
+    """Put the streams back, at the end of the body, that user code may have replaced or taken away."""
+    streams = sys.stdout, sys.stderr
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = streams
+
+
 def conclude(settings: JobSettings, stopper: Stopper, end: JobEnd, report: Report | None) -> int:
     """Print how the job ended, with the report if it was not printed before. Returns the exit status."""
     sink = display_name(str(settings.sink))
@@ -113,6 +125,7 @@ def aligned(table: Sequence[Sequence[str]], left: int) -> list[str]:
 def say(line: str, level: Literal["info", "error"] = "info") -> None:
     """Print one line to stderr; unless it is an error, --quiet leaves it out."""
     stream: object = sys.stderr
+    line = as_named(line)
     if not isinstance(stream, LogStream):
         print(f"headrace: {line}", file=sys.stderr)
     elif level == "error" or not stream.quiet:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,11 +17,13 @@ from headrace.cli.outcome import guarded, say
 from headrace.errors import ConfigError
 from headrace.io.databases.names import display_name
 from headrace.io.storage.locations import no_folder
-from headrace.jobs.state.inspection import job_holder, state_of
+from headrace.jobs.settings import JobSettings
+from headrace.jobs.state.inspection import inspect, known_target
 from headrace.jobs.state.output import REPORT
 from headrace.observe.page.render import ReportedJob, check_installed, write_page
 from headrace.observe.reporting import summary
-from headrace.observe.reporting.figures import in_json
+from headrace.observe.reporting.figures import Held, in_json
+from headrace.observe.reporting.summary import RunSummary
 
 EXAMPLES = """Examples:
 
@@ -54,10 +57,10 @@ def report(outputs: Outputs, output_file: PageFile = None, as_json: Json = False
 def _report(outputs: Sequence[str], file: Path | None, price: float | None, *, as_figures: bool) -> int:
     if as_figures:
         jobs = [job for name in outputs for job in reported_jobs(name)]
-        found = [{"output": job.name, "state": job.state, **in_json(job.runs, price)} for job in jobs]
+        found = [{"output": job.name, "state": job.state, **in_json(job.runs, price, job.held)} for job in jobs]
         print(json.dumps(found[0] if len(found) == 1 else found, indent=1))
         return 0
-    path = file or default_page(outputs[0])
+    path = file or default_page(outputs)
     check_file(path)
     write_page(path, [job for name in outputs for job in reported_jobs(name)], price)
     say(f"wrote {path}")
@@ -77,40 +80,53 @@ def reported_jobs(name: str) -> list[ReportedJob]:
 
 
 def _reported(name: str) -> ReportedJob:
-    target, state = state_of(name)
+    found = inspect(name)
+    runs = runs_of(name)
     name = display_name(name)
-    runs = summary.read(target.work / REPORT, name)
-    if not runs:
-        raise ConfigError(f"the report of {name} holds no run")
-    holder = job_holder(target)
     ended = "stopped" if runs[-1].state in ("running", "interrupted") else runs[-1].state
-    now = f"running, by {holder}" if holder else "finished" if state["finished"] else ended
-    return ReportedJob(name, now, runs)
+    now = f"running, by {found.holder}" if found.holder else "finished" if found.state == "finished" else ended
+    return ReportedJob(name, now, runs, Held(found.records - found.failed, found.failed, found.reasons))
 
 
-def default_page(output: str) -> Path:
-    """The default page of an output: beside it, or here if it is in a store."""
-    name = output.rstrip("/")
-    return Path(f"{name.rsplit('/', 1)[-1]}.report.html" if "://" in name else f"{name}.report.html")
+def runs_of(name: str) -> list[RunSummary]:
+    """The runs of the job with this output, at least one.
+
+    Raises:
+        ConfigError: they have left no report, or it cannot be read.
+    """
+    runs = summary.read(known_target(name).work / REPORT, display_name(name))
+    if not runs:
+        raise ConfigError(f"the report of {display_name(name)} holds no run")
+    return runs
 
 
-def check_file(path: Path) -> None:
-    """Check that a page can be drawn and written.
+def default_page(outputs: Sequence[str]) -> Path:
+    """The default page of outputs: beside the first one, or here if it is in a store; with the names of all."""
+    first, *others = [name.rstrip("/") for name in outputs]
+    names = [first.rpartition("/")[2] if "://" in first else first, *(name.rpartition("/")[2] for name in others)]
+    return Path(f"{'+'.join(names)}.report.html")
+
+
+def check_file(path: Path, settings: JobSettings | None = None) -> None:
+    """Check that a page can be drawn and written, by the job with these settings if it is one.
 
     Raises:
         ConfigError: it cannot.
         MissingExtraError: a library is missing.
     """
     check_installed()
-    check_target(path)
+    check_target(path, settings)
 
 
-def check_target(path: Path) -> None:
+def check_target(path: Path, settings: JobSettings | None = None) -> None:
     """Check that a file may be there.
 
     Raises:
-        ConfigError: it is a folder, or its folder does not exist.
+        ConfigError: it is a folder, its folder does not exist, or it would replace the input or output of a job.
     """
+    taken = [] if settings is None else [os.path.realpath(str(name)) for name in (settings.source, settings.sink)]
+    if os.path.realpath(path) in taken or (known_target(path).work / "job.json").exists():
+        raise ConfigError(f"cannot write {path}: it is the input or output of a job; name another file")
     if path.is_dir():
         raise ConfigError(f"cannot write {path}: it is a folder; name a file")
     if not path.parent.is_dir():

@@ -16,13 +16,13 @@ from headrace.cli.cluster_flags import ClusterFlags
 from headrace.cli.engine_flags import EngineFlags, changed
 from headrace.cli.flags import with_groups
 from headrace.cli.logs import LogFlags
-from headrace.cli.outcome import conclude, guarded
+from headrace.cli.outcome import conclude, guarded, own_streams
 from headrace.cli.run import MaxAttempts
 from headrace.cli.signals import Stopper, stop_on_signals
 from headrace.errors import ConfigError
 from headrace.io.databases.names import display_name
 from headrace.jobs.pipeline.job import Limits
-from headrace.jobs.settings import JobSettings, from_json
+from headrace.jobs.settings import JobSettings, anchored, from_json
 from headrace.jobs.state.inspection import state_of
 
 _DEFAULTS = Limits()
@@ -64,7 +64,7 @@ def retry(  # noqa: PLR0913 - one parameter per flag or group of flags
     After a stop or kill, the same command continues. The output changes once, at the end.
     """
     messages.apply()
-    run = cluster.run() or functools.partial(execute, progress=True)
+    run = cluster.run() or functools.partial(own_streams()(execute), progress=True)
     limits = Limits(max_errors=max_errors, max_attempts=max_attempts)
 
     def command(stopper: Stopper) -> int:
@@ -92,7 +92,7 @@ def _settings(output: str, limits: Limits, ignore_changes: bool) -> JobSettings:
             "retry=True"
         )
     try:
-        return from_json(settings, output, limits, ignore_changes=ignore_changes)
+        return anchored(from_json(settings, output, limits, ignore_changes=ignore_changes))
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ConfigError(
             f"the stored settings of {display_name(output)} are damaged ({error}): run the job again with --overwrite"

@@ -20,7 +20,7 @@ from headrace.cli.engine_flags import EngineCommand, EngineFlags
 from headrace.cli.flags import FlagGroup, comma_separated, with_groups
 from headrace.cli.forecasts import as_figures, print_forecast, print_survey
 from headrace.cli.logs import LogFlags
-from headrace.cli.outcome import conclude, guarded, say
+from headrace.cli.outcome import conclude, guarded, own_streams, say
 from headrace.cli.report import check_file, check_target, reported_jobs
 from headrace.cli.report_flags import ReportFlags
 from headrace.cli.signals import Stopper, stop_on_signals
@@ -31,6 +31,7 @@ from headrace.io.sinks.targets import FORMATS
 from headrace.io.sources.opening import known_formats
 from headrace.io.sources.selection import Selection, parse_shard
 from headrace.jobs.pipeline.job import Limits
+from headrace.jobs.settings import anchored
 from headrace.observe.page.render import write_page
 
 _DEFAULTS = Limits()
@@ -263,7 +264,7 @@ def run(  # noqa: PLR0913 - one parameter per group of flags
         raise typer.BadParameter(
             "it measures one engine on this machine; leave out --on and --data-parallel-size", param_hint="--dry-run"
         )
-    locally = functools.partial(execute, progress=True, on_survey=print_survey, on_load=_print_loading)
+    locally = functools.partial(own_streams()(execute), progress=True, on_survey=print_survey, on_load=_print_loading)
     job_limits, models = limits.limits(), list(engine.model or ())
 
     def settings() -> tuple[JobSettings, tuple[list[Step], str | None] | None]:
@@ -296,18 +297,19 @@ def run(  # noqa: PLR0913 - one parameter per group of flags
 def _reported(settings: JobSettings, wanted: ReportFlags, run_job: Callable[[], int]) -> int:
     """Run the job, and write its report even if it fails."""
     if wanted.trace is not None:
-        check_target(wanted.trace)
+        check_target(wanted.trace, settings)
     if wanted.report is None:
         with wanted.shown(str(settings.sink)):
             return run_job()
-    check_file(wanted.report)
+    page = wanted.report.absolute()
+    check_file(page, settings)
     try:
         with wanted.shown(str(settings.sink)):
             return run_job()
     finally:
         try:
-            write_page(wanted.report, reported_jobs(str(settings.sink)), wanted.gpu_hour_price)
-            say(f"wrote {wanted.report}")
+            write_page(page, reported_jobs(str(settings.sink)), wanted.gpu_hour_price)
+            say(f"wrote {page}")
         except HeadraceError as error:  # how the job ended matters more
             say(f"no report: {error}")
 
@@ -347,7 +349,7 @@ def _rehearse(settings: JobSettings, gpu_hour_price: float | None, *, as_json: b
 def _settings(
     files: FileFlags, config: EngineConfig, records: RecordFlags, limits: Limits, estimate: ReportFlags
 ) -> JobSettings:
-    return JobSettings(
+    settings = JobSettings(
         files.source,
         files.sink,
         config,
@@ -373,6 +375,7 @@ def _settings(
         order=records.order,
         listeners=estimate.trackers(),
     )
+    return anchored(settings)
 
 
 def _workers(text: str) -> int | None:

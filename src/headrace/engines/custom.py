@@ -109,6 +109,16 @@ def load(engine: object, model: str | Path | None, options: Mapping[str, object]
     return FunctionEngine(_one_function(made, reference), reference, used_model, whole("batch_size", size, 1))
 
 
+def search_current_folder() -> None:
+    """Let modules in the current folder be found: an installed command does not search it."""
+    try:
+        here = str(Path.cwd())
+    except FileNotFoundError:  # it has been deleted
+        return
+    if here not in sys.path and "" not in sys.path:
+        sys.path.append(here)
+
+
 def load_factory(reference: str) -> Callable[..., object]:
     """Import the callable `module:attribute`. Both sides may contain dots; the current folder is on the path.
 
@@ -118,9 +128,7 @@ def load_factory(reference: str) -> Callable[..., object]:
     module_name, colon, attribute = reference.partition(":")
     if not (module_name and colon and attribute):
         raise ConfigError(f"{reference!r} does not name a callable; write module:attribute")
-    here = str(Path.cwd())
-    if here not in sys.path and "" not in sys.path:  # an installed command does not search the current folder
-        sys.path.append(here)
+    search_current_folder()
     try:
         found: object = importlib.import_module(module_name)
     except ImportError as error:

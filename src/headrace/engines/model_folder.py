@@ -40,7 +40,7 @@ def find_folder(model: str | Path | None, weights: frozenset[str] = WEIGHTS) -> 
         return _packaged_folder(DEFAULT_MODEL)
     folder = Path(model).expanduser()
     name = str(model).removeprefix("sentence-transformers/")
-    if name in (*_PACKAGED, *own_models()) and not (folder / "config.json").is_file():
+    if is_included(model):
         return _packaged_folder(name) if name in _PACKAGED else _OWN / name
     if not folder.exists():
         raise ConfigError(
@@ -58,6 +58,12 @@ def find_folder(model: str | Path | None, weights: frozenset[str] = WEIGHTS) -> 
         kinds = ", ".join(f"*{suffix}" for suffix in sorted(weights, reverse=True))
         raise ConfigError(f"model {str(model)!r} holds no weights ({kinds}); {_weights_way_out(folder, weights)}")
     return folder.resolve()
+
+
+def is_included(model: str | Path) -> bool:
+    """Whether it is the name of an included model, and no folder with a model of that name is here."""
+    name = str(model).removeprefix("sentence-transformers/")
+    return name in (*_PACKAGED, *own_models()) and not (Path(model).expanduser() / "config.json").is_file()
 
 
 def is_local(model: str | Path) -> bool:

@@ -113,7 +113,7 @@ def run(job: Job) -> JobEnd:
 def _started(job: Job, todo: Pass | Finished) -> JobStarted:
     source = job.source
     if isinstance(todo, Pass) and todo.total is not None:
-        return JobStarted(None, todo.total, todo.done, time.monotonic(), todo.failed)
+        return JobStarted(None, todo.total, todo.done, time.monotonic(), todo.failed, retry=True)
     done = todo.done if isinstance(todo, Pass) else todo.records
     return JobStarted(source.total_bytes, source.total_records, done, time.monotonic(), todo.failed)
 
@@ -131,7 +131,7 @@ def _work(job: Job, todo: Pass) -> JobEnd:
             tally.check()
     except TooManyErrorsError:
         if not job.retry:
-            todo.sink.merge_errors(job.output.errors, work=job.output.work)  # where the user looks for the cause
+            job.output.show_errors(job.start, todo.sink)
         raise
     if not complete:
         return JobEnd("interrupted", tally.records, tally.failed)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, TypedDict, cast
 
@@ -16,6 +16,7 @@ from headrace.io.databases.names import is_database, without_password
 from headrace.io.formats.strict_json import OnNan
 from headrace.io.sinks.callback_sink import Receiver, Rows
 from headrace.io.sources.selection import Selection
+from headrace.io.storage.locations import anchored as anchored_path
 from headrace.jobs.pipeline.job import Limits, Order
 from headrace.jobs.pipeline.prepare import ModelChoice, OnEmpty
 from headrace.jobs.pipeline.user_code import FinishFn, PrepareFn, WorkerKind
@@ -184,8 +185,6 @@ def as_json(settings: JobSettings) -> JsonObject | None:
         return None
     if is_database(kept["source"]):
         kept["source"] = without_password(str(kept["source"]))
-    for name in ("source", "model"):  # to be found from any folder
-        kept[name] = _absolute(kept[name])
     for name in ("prepare", "finish"):
         if kept[name] is not None and not isinstance(kept[name], str):
             return None
@@ -226,8 +225,18 @@ def _shallow(settings: JobSettings | EngineConfig) -> dict[str, object]:
     return {one.name: getattr(settings, one.name) for one in fields(settings)}
 
 
-def _absolute(name: object) -> object:
-    return str(Path(name).resolve()) if isinstance(name, (str, Path)) and Path(name).exists() else name
+def anchored(settings: JobSettings) -> JobSettings:
+    """The settings with absolute paths, for user code may change the current folder.
+
+    Raises:
+        ConfigError: there is no current folder any more.
+    """
+    changed: dict[str, Any] = {"config": settings.config.anchored()}
+    for name in ("source", "sink", "trace"):
+        path = getattr(settings, name)
+        if isinstance(path, (str, Path)) and not is_database(path):
+            changed[name] = anchored_path(path)
+    return replace(settings, **changed)
 
 
 def check_values(settings: JobSettings) -> None:

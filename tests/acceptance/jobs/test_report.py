@@ -118,3 +118,22 @@ def test_a_failed_run_has_a_report_too(folder: Path) -> None:
     status, said = headrace("run", "-i", "in.jsonl", "-o", "out.jsonl", *broken, folder=folder)
     assert status == 75
     assert "wrote page.html" in said or "no report: there is no report of out.jsonl" in said
+
+
+def test_no_page_takes_the_place_of_another_file(folder: Path) -> None:
+    for name in ("a", "b"):
+        assert headrace("run", "-i", "in.jsonl", "-o", f"{name}.jsonl", *FAKE, folder=folder)[0] == 0
+    assert headrace("report", "a.jsonl", folder=folder)[1] == "headrace: wrote a.jsonl.report.html\n"
+    own = (folder / "a.jsonl.report.html").read_bytes()
+    said = headrace("report", "a.jsonl", "b.jsonl", folder=folder)[1]
+    assert said == "headrace: wrote a.jsonl+b.jsonl.report.html\n"
+    assert (folder / "a.jsonl.report.html").read_bytes() == own
+    for place in ("a.jsonl", "in.jsonl"):
+        before = (folder / place).read_bytes()
+        for flag in ("--report", "--trace"):
+            command = ("run", "-i", "in.jsonl", "-o", "c.jsonl", *FAKE, flag, place)
+            status, said = headrace(*command, folder=folder)
+            assert (status, f"cannot write {place}: it is the input or output of a job" in said) == (2, True), said
+        assert (folder / place).read_bytes() == before
+    status, said = headrace("report", "b.jsonl", "-o", "a.jsonl", folder=folder)
+    assert (status, "it is the input or output of a job; name another file" in said) == (2, True), said

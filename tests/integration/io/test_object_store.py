@@ -64,7 +64,6 @@ def test_a_parquet_folder_to_one_file(s3: Any, folder: str) -> None:
         "rows/out/vectors.parquet.parts/job.json",
         "rows/out/vectors.parquet.parts/live.json",
         "rows/out/vectors.parquet.parts/report.json",
-        "rows/out/vectors.parquet.parts/time.json",
     ]
     assert figures(reported_jobs(sink)[0].runs).ok == 1000
     again = headrace.run(folder, sink=sink, **FAKE)

@@ -157,3 +157,16 @@ def test_dead_letters_that_were_changed_are_not_trusted(tmp_path: Path) -> None:
     errors.write_bytes(before)
     runner.engine = FakeEngine()
     assert runner.run(retry=True) == JobEnd("finished", 20, 0)
+
+
+def test_an_input_that_was_mended_is_retried_with_a_flag_that_retry_has(tmp_path: Path) -> None:
+    source = write_rows(tmp_path / "in.jsonl", texts(9))
+    runner = Runner(source, tmp_path / "out.jsonl", refusing({3}), Limits(max_error_rate=1.0))
+    runner.run()
+    runner.engine = FakeEngine()
+    write_rows(source, [row | {"text": row["text"].replace("text 3", "mended 3")} for row in texts(9)])
+    with pytest.raises(ConfigError) as refused:
+        runner.run(retry=True)
+    assert "the content of the input has changed. Restore that, or pass --ignore-changes to retry" in str(refused.value)
+    assert "--overwrite" not in str(refused.value)
+    assert runner.run(retry=True, ignore_changes=True) == JobEnd("finished", 9, 0)

@@ -21,7 +21,7 @@ def test_every_row_comes_out_once_in_input_order(runner: Runner) -> None:
     assert runner.run() == JobEnd("finished", 700, 0)
     assert read_rows(runner.sink) == [(row["id"], runner.engine.vector(row["text"])) for row in texts(700)]
     assert not runner.sink.with_suffix(".errors.jsonl").exists()
-    assert sorted(path.name for path in Path(f"{runner.sink}.parts").iterdir()) == ["job.json", "lock", "time.json"]
+    assert sorted(path.name for path in Path(f"{runner.sink}.parts").iterdir()) == ["job.json", "lock"]
 
 
 def test_events_add_up(runner: Runner) -> None:

@@ -23,7 +23,7 @@ from headrace.observe.reporting.report import Report, ReportBuilder
 QUIET = {"load": 0.1, "prepare": 0.1, "finish": 0.1, "write": 0.1}
 GOOD = AdviceInputs(
     records=1_000,
-    failed=0,
+    failures="",
     batches=50,
     wall_s=100.0,
     busy=0.98,
@@ -38,7 +38,7 @@ GOOD = AdviceInputs(
     [
         (GOOD, "the host is not the bottleneck"),
         (replace(GOOD, records=0, batches=0), "Nothing was left to do"),
-        (replace(GOOD, failed=200), "20% of the records failed"),
+        (replace(GOOD, failures="20% of the records failed"), "20% of the records failed: read the errors file"),
         (replace(GOOD, wall_s=1.0), "too short"),
         (
             replace(GOOD, padding_efficiency=0.6, causes={"real": 58, "padding": 39}, mean_cost=900.0),

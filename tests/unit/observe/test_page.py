@@ -58,10 +58,23 @@ def test_a_summary_is_read_as_it_was_written(tmp_path: Path, run: RunSummary) ->
     assert json.dumps(in_json([found], 2.0)) == json.dumps(in_json([run], 2.0))
 
 
-def test_only_the_last_runs_are_kept(tmp_path: Path, run: RunSummary) -> None:
+def test_the_first_of_many_runs_are_summed_up(tmp_path: Path) -> None:
     path = tmp_path / "report.json"
-    written(path, *[run_of(Simulation(records=200), started_at=number) for number in range(12)])
-    assert [run.started_at for run in summary.read(path)] == list(range(4, 12))
+    every = [run_of(Simulation(records=100 + number), started_at=number) for number in range(12)]
+    kept: list[RunSummary] = []
+    for run in every:  # as one run after the other writes it
+        written(path, *summary.kept(kept), run)
+        kept = summary.read(path)
+    assert [(run.started_at, run.runs) for run in kept] == [(0, 5), *((number, 1) for number in range(5, 12))]
+    whole, now = figures(every), figures(kept)
+    assert (now.runs, now.ok, now.batches, now.peak_memory) == (12, whole.ok, whole.batches, whole.peak_memory)
+    assert now.causes == pytest.approx(whole.causes)
+    assert now.stages == pytest.approx(whole.stages)
+    assert now.percentiles == whole.percentiles
+    assert (now.close_reasons, now.failures) == (whole.close_reasons, whole.failures)
+    page = render([ReportedJob("out.jsonl", "finished", kept)])
+    assert "12 runs together" in page
+    assert "the first 5 are in the sums and not in the charts over time" in page
     assert path.stat().st_size < 1e6
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import sys
 from dataclasses import replace
+from typing import Literal
 
 import pytest
 
@@ -201,6 +202,25 @@ def test_without_rich_a_terminal_gets_plain_text(monkeypatch: pytest.MonkeyPatch
     report = report_of(*JOB)
     print_report(report, stream)
     assert stream.getvalue() == as_text(report)
+
+
+@pytest.mark.parametrize(
+    ("started", "records", "failed", "state", "said"),
+    [
+        (JobStarted(None, 1_600, 0, 0.0), 64, 8, "interrupted", ""),  # too early to say
+        (JobStarted(None, 9_000, 0, 0.0), 2_000, 500, "interrupted", "25% of the records so far failed: read"),
+        (JobStarted(None, 64, 0, 0.0), 64, 16, "finished", "25% of the records failed: read"),
+        (JobStarted(None, 1_600, 1_536, 0.0, 0), 64, 8, "finished", ""),  # of all records, few
+        (JobStarted(None, 64, 0, 0.0, retry=True), 64, 64, "finished", "64 of 64 records failed again: read"),
+        (JobStarted(None, 64, 0, 0.0, retry=True), 64, 1, "finished", ""),
+    ],
+)
+def test_failures_are_a_share_of_all_records_once_that_means_something(
+    started: JobStarted, records: int, failed: int, state: Literal["finished", "interrupted"], said: str
+) -> None:
+    failures = [RecordFailed(number, "ValueError", "no") for number in range(failed)]
+    report = report_of(started, *failures, PartCommitted(0, records, failed, 9, at=1.0), JobDone(state, at=1.5))
+    assert report.advice.startswith(said or "The run was too short")
 
 
 def test_a_pipe_gets_plain_text() -> None:

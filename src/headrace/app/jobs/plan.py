@@ -31,13 +31,23 @@ from headrace.io.sources.in_memory import IterableSource
 from headrace.io.sources.joined import JoinedSource, StepOutput
 from headrace.io.sources.opening import HUB_OPTIONS, open_source, warn_if_empty
 from headrace.io.sources.selection import SelectedSource
+from headrace.io.storage.atomic import target_of
 from headrace.io.storage.hub_names import is_dataset_address, parse_dataset
 from headrace.io.storage.rows import FileSource
 from headrace.jobs.pipeline.prepare import Columns
 from headrace.jobs.pipeline.user_code import UserCode
 from headrace.jobs.planning.columns import resolve
 from headrace.jobs.planning.forecast import check_room
-from headrace.jobs.settings import SETTING_NAMES, TASKS, JobSettings, StepSettings, Task, as_json, check_values
+from headrace.jobs.settings import (
+    SETTING_NAMES,
+    TASKS,
+    JobSettings,
+    StepSettings,
+    Task,
+    anchored,
+    as_json,
+    check_values,
+)
 from headrace.jobs.state.output import JobOutput, StartMode
 from headrace.jobs.state.passes import Finished
 from headrace.jobs.state.state_file import read_state
@@ -95,6 +105,7 @@ def check(settings: JobSettings, *, own_engine: bool = True) -> Plan:
         ConfigError: a file, column or format cannot be used.
     """
     check_values(settings)
+    settings = anchored(settings)
     target = _target(settings)
     if is_dataset_address(settings.source):
         settings = replace(settings, source=_dataset(settings, target))
@@ -185,7 +196,8 @@ def _check_output(settings: JobSettings, output: JobOutput) -> None:
     """
     try:
         if settings.overwrite or not output.is_finished:
-            check_room(output.target)
+            for place in (output.work, target_of(output.target)):  # which may be on another disk
+                check_room(place)
     except OSError as error:
         raise ConfigError(f"cannot write {output.name}: {error.strerror or error}") from error
     if not (settings.overwrite or settings.retry):

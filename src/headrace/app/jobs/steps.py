@@ -28,7 +28,7 @@ from headrace.jobs.pipeline.job import JobEnd
 from headrace.jobs.planning.columns import column_of
 from headrace.jobs.planning.forecast import Forecast
 from headrace.jobs.planning.survey import Survey
-from headrace.jobs.settings import JobSettings, StepSettings
+from headrace.jobs.settings import JobSettings, StepSettings, anchored
 from headrace.jobs.state.fingerprint import check_same
 from headrace.jobs.state.inspection import holder_of, known_target
 from headrace.jobs.state.lock import Holder, exclusive
@@ -61,7 +61,8 @@ def prepare_steps(job: JobSettings, steps: Sequence[Step], model_column: str | N
     if not isinstance(job.sink, (str, Path)):
         return settings_of(job, steps, "", model_column)  # which refuses it
     begun = None if job.overwrite else _begun(find_target(job.sink, job.output_format))
-    return [_as_begun(one) for one in settings_of(job, steps, begun or uuid.uuid4().hex, model_column)]
+    job = anchored(job)
+    return [_as_begun(anchored(one)) for one in settings_of(job, steps, begun or uuid.uuid4().hex, model_column)]
 
 
 def run_steps(

@@ -226,7 +226,8 @@ def check_settings(settings: ServerSettings) -> ServerSettings:
     limits = settings.limits
     if (config.task or "").startswith("image-"):
         limits = replace(limits, max_body_bytes=limits.max_image_body_bytes)
-    settings = replace(settings, config=config, limits=limits)
+    state = None if settings.state is None else settings.state.absolute()  # user code may change the current folder
+    settings = replace(settings, config=config.anchored(), limits=limits, state=state)
     _served_model(settings.name, config)
     return settings
 

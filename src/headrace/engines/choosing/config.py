@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
+from typing import Any
 
 from headrace.engines.choosing import registry
+from headrace.engines.model_folder import is_included
 from headrace.errors import ConfigError
 
 # Options that only one engine has: each selects that engine.
@@ -73,6 +76,23 @@ class EngineConfig:
         own = callable(config.engine) or config.engine == "torchserve"
         return replace(config, task=asked or ("custom" if own else "embed"))
 
+    def anchored(self) -> EngineConfig:
+        """A copy with absolute paths, as user code may change the current folder.
+
+        The model of an engine of the user's own or of a server elsewhere is a name, and stays.
+        """
+        if not isinstance(self.engine_options, Mapping):
+            return self  # its check names it
+        options = {
+            name: _anchored(value) if name in _PATHS or isinstance(value, Path) else value
+            for name, value in self.engine_options.items()
+        }
+        engine, model = self.engine, self.model
+        named = model is None or (engine is not None and not isinstance(engine, str)) or ":" in (engine or "")
+        if named or engine == "endpoint" or "endpoints" in options or is_included(model or ""):
+            return replace(self, engine_options=options)
+        return replace(self, model=_anchored(model), engine_options=options)
+
     def check(self, settings: Iterable[str] = (), *, model: bool = True) -> None:
         """Check that the task, engine, options and model exist, without importing the engine's dependencies.
 
@@ -98,6 +118,19 @@ class EngineConfig:
         timeout = self.engine_timeout_s
         if timeout is not None and not 0 < timeout < float("inf"):
             raise ConfigError(f"engine_timeout_s is {timeout!r}; it must be a finite number > 0")
+
+
+_PATHS = ("chat_template", "config", "handler", "tokenizer")
+"""Options that may name a file or folder."""
+
+
+def _anchored(name: Any) -> Any:
+    """An absolute path instead of a relative one to a file or folder, which may have `:function` behind it."""
+    text = str(name) if isinstance(name, (str, Path)) else ""
+    file = text if os.path.exists(text) else text.partition(":")[0]  # noqa: PTH110 - must not raise for a long text
+    if not file or not os.path.exists(file):  # noqa: PTH110
+        return name
+    return type(name)(f"{Path(file).absolute()}{text.removeprefix(file)}")
 
 
 _NAMES = tuple(entry.name for entry in fields(EngineConfig))

@@ -9,12 +9,12 @@ import inspect
 import itertools
 import json
 import os
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TypeGuard
 
 from headrace.engines.choosing import registry
+from headrace.engines.custom import search_current_folder
 from headrace.errors import ConfigError
 
 _MOST_FILES = 20_000
@@ -65,9 +65,7 @@ def _own_code(engine: object) -> tuple[str, str]:
         LookupError: it is an instance, or has no source file.
     """
     if isinstance(engine, str):
-        here = str(Path.cwd())
-        if here not in sys.path and "" not in sys.path:
-            sys.path.append(here)
+        search_current_folder()
         spec = importlib.util.find_spec(engine.partition(":")[0])
         code = None if spec is None else spec.origin
         name = engine

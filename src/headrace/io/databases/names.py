@@ -9,6 +9,7 @@ from pathlib import Path
 from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlencode, urlsplit
 
 from headrace.errors import ConfigError
+from headrace.io.storage.locations import as_named
 
 _SCHEME = re.compile(r"([a-z][a-z0-9]*)(\+[a-z0-9_]+)?:/")
 SQL = ("postgresql", "sqlite", "duckdb", "mysql", "mariadb")
@@ -124,7 +125,7 @@ def parse_table(name: str) -> Address:
 def display_name(name: object) -> str:
     """A name of an input or output for people: an address of a database without its login."""
     if not is_database(name):
-        return str(name)
+        return as_named(name)
     database = parse_database(str(name))
     has_table = database.scheme in SINKS and f"{SINKS[database.scheme]}=" in urlsplit(database.url).query
     return parse_table(str(name)).shown if has_table else database.shown

@@ -19,7 +19,7 @@ from headrace.io.formats.strict_json import OnNan
 from headrace.io.sinks.hub import HubWriter
 from headrace.io.storage import compression
 from headrace.io.storage.hub_names import DatasetAddress, is_dataset_address, parse_dataset
-from headrace.io.storage.locations import can_write, is_remote, locate
+from headrace.io.storage.locations import as_named, can_write, is_remote, locate
 
 _TEXTS = ("jsonl", *DELIMITERS)
 """Formats that may be compressed as a whole."""
@@ -86,7 +86,7 @@ class Target:
             return self.table.shown
         if self.dataset is not None:
             return str(self.dataset)
-        return f"{self.place}/" if self.is_folder else str(self.place)
+        return as_named(f"{self.place}/" if self.is_folder else self.place)
 
 
 def find_target(name: str | Path, format: str | None = None) -> Target:  # noqa: A002 - the flag's own word

@@ -17,9 +17,9 @@ _TEMPORARY = ".tmp"
 
 @contextlib.contextmanager
 def atomic_file(path: Path, work: Path | None = None) -> Iterator[BinaryIO]:
-    """Write a file atomically and durably; replaces an existing file.
+    """Write a file atomically and durably; replaces an existing file. A link stays, and its target is written.
 
-    Until then it has a hidden name in the folder `work`, on the same file system, or beside `path` by default.
+    Until then it has a hidden name in the folder `work`; beside the file by default, or if `work` is on another disk.
     For an object store, the content is collected in a temporary file and then uploaded in one call.
 
     Raises:
@@ -32,7 +32,10 @@ def atomic_file(path: Path, work: Path | None = None) -> Iterator[BinaryIO]:
             fs, address = store(path)
             with_retries(lambda: fs.put_file(spool.name, address))()
         return
-    temporary = (work or path.parent) / f".{path.name}{_TEMPORARY}"
+    path = target_of(path)
+    temporary = temporary_of(path)
+    if work is not None and work.stat().st_dev == path.parent.stat().st_dev:
+        temporary = work / temporary.name
     try:
         with temporary.open("wb") as file:
             yield file
@@ -43,6 +46,16 @@ def atomic_file(path: Path, work: Path | None = None) -> Iterator[BinaryIO]:
         temporary.unlink(missing_ok=True)
         raise
     sync_folder(path.parent)
+
+
+def target_of(path: Path) -> Path:
+    """The file that is written for a path: what it links to if it is a link, also if that is not there yet."""
+    return Path(os.path.realpath(path)) if not is_remote(path) and path.is_symlink() else path
+
+
+def temporary_of(path: Path) -> Path:
+    """The name that a file may have beside its own until it is complete."""
+    return path.with_name(f".{path.name}{_TEMPORARY}")
 
 
 def sync_folder(folder: Path) -> None:

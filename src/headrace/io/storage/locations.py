@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import glob
 import os
 import re
 import sys
@@ -23,6 +24,7 @@ KNOWN_SCHEMES = ("s3", "gs", "hf", "http", "https")
 RETRIES = RetryPolicy(max_attempts=8, backoff_s=0.1, max_backoff_s=10.0)
 """Retries of calls to an object store."""
 _NOT_FOUND = 404
+_GLOB = frozenset("*?[")
 
 _CLIENTS = {"gs": "gcsfs"}
 """Clients that no extra installs."""
@@ -67,6 +69,36 @@ def locate(name: str | Path) -> Path:
             f"{scheme}:// needs a client that is not installed ({error}): pip install {package}"
         ) from error
     return place  # type: ignore[no-any-return]  # has a path's methods, but is not a Path
+
+
+def anchored(name: str | Path) -> str | Path:
+    """A path with the folder that it is in, so that it stays the same if user code changes the current folder.
+
+    Absolute paths and addresses stay as they are, and so does "-".
+
+    Raises:
+        ConfigError: the current folder has been deleted.
+    """
+    text = str(name)
+    if text in ("", "-") or "://" in text or text.startswith("/"):
+        return name
+    try:
+        here = os.getcwd()  # noqa: PTH109 - a trailing slash says that the name is a folder
+    except FileNotFoundError:
+        raise ConfigError(
+            f"cannot find {text}: the current folder has been deleted; name it with its whole path, or go to another"
+        ) from None
+    if _GLOB & set(text) and not os.path.lexists(text):
+        here = glob.escape(here)
+    return here / name if isinstance(name, Path) else f"{here}/{name}"
+
+
+def as_named(text: object) -> str:
+    """Text for people: the paths in it without the current folder in front."""
+    try:
+        return re.sub(rf"(?<![\w/.~-]){re.escape(os.getcwd())}/", "", str(text))  # noqa: PTH109 - as above
+    except FileNotFoundError:
+        return str(text)
 
 
 def can_write(place: Path) -> bool:

@@ -25,7 +25,7 @@ from pathlib import Path
 
 from headrace.errors import BrokenOffError, JobError
 from headrace.io.base import PartWriter
-from headrace.io.storage.atomic import atomic_file, sweep, sync_folder
+from headrace.io.storage.atomic import atomic_file, sweep, sync_folder, target_of
 from headrace.io.storage.checksums import Damage, Seal, digest_of, listed, new_digest, rows_in
 from headrace.io.storage.checksums import Interval as Interval
 from headrace.io.storage.locations import file_names, file_sizes, is_remote, remove, store, with_retries
@@ -274,7 +274,7 @@ class PartFolder:
         """
         twins = self.twins(self.committed() if of is None else of)
         if not twins:
-            target.unlink(missing_ok=True)
+            remove(target_of(target))
             return
         with atomic_file(target, work) as out:
             for twin in twins:

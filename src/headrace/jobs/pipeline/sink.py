@@ -19,7 +19,6 @@ from headrace.jobs.pipeline.memory_budget import PARTS, Memory, outputs_bytes
 from headrace.jobs.pipeline.user_code import UserCode
 from headrace.jobs.pipeline.work import UnfinishedOutput
 from headrace.jobs.state.passes import Pass
-from headrace.jobs.state.run_time import RunTimeLog
 from headrace.records import Failed, Ok, Outcome
 
 SMALL_RUN = 32
@@ -136,7 +135,6 @@ class Sink:
         limits = job.limits
         self._writer = job.output.writer
         self._parts = todo.sink
-        self._run_time = RunTimeLog(job.output.work)
         self._user = job.user
         self._listener = job.listener
         self._stop = job.stop
@@ -168,7 +166,6 @@ class Sink:
         self._wake.set()
         try:
             await asyncio.shield(self._committer)
-            await asyncio.get_running_loop().run_in_executor(self._thread, self._run_time.store)
         finally:
             self._thread.shutdown(wait=True)
 
@@ -281,7 +278,6 @@ class Sink:
     ) -> tuple[tuple[Event, ...], list[Failed]]:
         try:
             written = self._parts.write(interval, outcomes, self._writer)
-            self._run_time.note()
         except OSError as error:
             raise BrokenOffError(
                 f"cannot write to {self._parts.path}: {error.strerror or error}; "

@@ -10,12 +10,22 @@ from headrace.io.storage.locations import exists
 from headrace.io.storage.parts import PartFolder
 from headrace.jobs.state.passes import Finished
 
+NEW = "retry-new"
+"""The folder, in the working folder, of the files that a retry has written and that are being moved to their places."""
 
-def changes(target: Target, parts: PartFolder, finished: Finished, *, read: bool) -> list[str]:
+
+def current(path: Path, work: Path, *, swapping: bool) -> Path:
+    """Where the file is whose place is `path`; `swapping` says whether new files are being moved to their places."""
+    new = work / NEW / path.name
+    return new if swapping and exists(new) else path
+
+
+def changes(target: Target, parts: PartFolder, finished: Finished, *, read: bool, swapping: bool = False) -> list[str]:
     """The files of a finished job that have changed since, each with the reason.
 
     Args:
         read: compare the content too, not only sizes.
+        swapping: see `current`.
     """
     if target.is_folder:
         intervals = parts.committed()
@@ -23,9 +33,13 @@ def changes(target: Target, parts: PartFolder, finished: Finished, *, read: bool
         if sum(end - start for start, end in intervals) != finished.records:
             found.append(f"{target} (parts are missing)")
     else:
-        found = _file_change(target.place, finished.digest if read else "", finished.bytes)
+        found = _file_change(
+            current(target.place, target.work, swapping=swapping), finished.digest if read else "", finished.bytes
+        )
     if finished.failed:
-        found += _file_change(target.errors, finished.errors_digest if read else "")
+        found += _file_change(
+            current(target.errors, target.work, swapping=swapping), finished.errors_digest if read else ""
+        )
     return found
 
 

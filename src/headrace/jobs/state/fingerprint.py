@@ -34,17 +34,20 @@ _OPTIONS = (
 _DIGESTS = {"engine.model_digest": "the model's folder", "engine.handler_digest": "the handler"}
 
 
-def check_same(output: object, then: Mapping[str, object], now: Mapping[str, object]) -> None:
+def check_same(output: object, then: Mapping[str, object], now: Mapping[str, object], *, retry: bool = False) -> None:
     """Check that a job matches the one that started its output.
 
     Raises:
         ResumeMismatchError: it does not; the message names each difference.
     """
     if differences := _differences(then, now):
-        raise ResumeMismatchError(
-            f"{output} was started with other settings: {differences}. Restore that, choose another output, "
-            "pass --overwrite to start again, or --ignore-changes to keep what is finished and continue"
+        ways = (
+            "or pass --ignore-changes to retry with what is there now"
+            if retry
+            else "choose another output, pass --overwrite to start again, or --ignore-changes to keep what is finished "
+            "and continue"
         )
+        raise ResumeMismatchError(f"{output} was started with other settings: {differences}. Restore that, {ways}")
 
 
 def check_same_input(output: object, then: Mapping[str, object], now: Mapping[str, object]) -> None:

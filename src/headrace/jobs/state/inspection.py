@@ -16,10 +16,9 @@ from headrace.io.sinks.targets import Target, find_target
 from headrace.io.storage.lease import may_live
 from headrace.io.storage.locations import as_os_errors, exists, is_remote
 from headrace.io.storage.parts import PartFolder
-from headrace.jobs.state.changed_files import changes
+from headrace.jobs.state.changed_files import changes, current
 from headrace.jobs.state.lock import Holder, holder_in
 from headrace.jobs.state.passes import Finished, JobState
-from headrace.jobs.state.run_time import RunTime, RunTimeLog
 from headrace.jobs.state.state_file import read_state
 from headrace.jobs.state.windows import Windows
 
@@ -54,7 +53,8 @@ class Inspection:
     """Number of committed parts."""
     retried: tuple[int, int] | None
     """For a retry in progress: dead letters with a new outcome, and dead letters in all."""
-    run_time: RunTime
+    swapping: bool
+    """Whether a retry has ended whose new files are not all in their places; the next run moves them."""
     settings: Mapping[str, object] | None
     """The settings of the job; None if JSON cannot hold them."""
     damaged: Sequence[str]
@@ -111,12 +111,13 @@ def inspect(name: str | Path, *, verify: bool = False) -> Inspection:
     parts = PartFolder(folder, f".{target.format}{target.compression}", target.work)
     windows = windows_of(target, parts)
     committed = windows.others(parts.committed())
-    finished = state["finished"]
+    finished = Finished(**state["finished"]) if state["finished"] else None
+    swapping = bool(state.get("swap"))
     retry = PartFolder(target.work / "retry", f".{target.format}{target.compression}")
     again = sum(end - start for start, end in retry.committed())
     holder = job_holder(target)
     if finished:
-        records, dead_letters = finished["records"], [target.errors]
+        records, dead_letters = finished.records, [current(target.errors, target.work, swapping=swapping)]
     else:
         dead_letters = parts.twins(committed)
         records = sum(end - start for start, end in committed)
@@ -125,7 +126,7 @@ def inspect(name: str | Path, *, verify: bool = False) -> Inspection:
             records += window.finished
     reasons = _reasons(dead_letters)
     if finished:
-        damaged = changes(target, parts, Finished(**finished), read=verify)
+        damaged = changes(target, parts, finished, read=verify, swapping=swapping)
     else:
         found = parts.check(committed, set(committed) if verify else ()) + windows.check(read=verify)
         damaged = [str(damage) for damage in found if exists(damage.path)]  # otherwise the run has just merged it
@@ -133,11 +134,11 @@ def inspect(name: str | Path, *, verify: bool = False) -> Inspection:
         state="running" if holder else "finished" if finished else "not running",
         holder=holder,
         records=records,
-        failed=reasons.total(),
+        failed=finished.failed if finished else reasons.total(),
         reasons=dict(reasons.most_common()),
         parts=len(committed) + sum(len(window.committed) for window in windows.all),
-        retried=(again, finished["failed"]) if finished and again else None,
-        run_time=RunTimeLog(target.work).read(),
+        retried=(again, finished.failed) if finished and again and not swapping else None,
+        swapping=swapping,
         settings=state.get("settings"),
         damaged=damaged,
     )

@@ -12,9 +12,9 @@ from typing import NamedTuple
 from headrace.errors import ConfigError, JobError
 from headrace.io.base import PartWriter
 from headrace.io.sinks.targets import Target, find_target
-from headrace.io.storage.atomic import atomic_file
+from headrace.io.storage.atomic import atomic_file, target_of
 from headrace.io.storage.checksums import listed
-from headrace.io.storage.locations import exists
+from headrace.io.storage.locations import exists, remove
 from headrace.io.storage.parts import Interval, PartFolder
 from headrace.jobs.state.inspection import state_of, windows_of
 from headrace.jobs.state.ledger import Ledger
@@ -97,7 +97,7 @@ def _staged(windows: Windows, committed: Sequence[Interval], scratch: Path) -> I
 def _merge_errors(pieces: Sequence[_Piece], target: Path) -> None:
     letters = [path for piece in pieces for path in piece.letters]
     if not letters:
-        target.unlink(missing_ok=True)
+        remove(target_of(target))
         return
     with atomic_file(target) as out:
         for path in letters:

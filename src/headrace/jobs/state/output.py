@@ -15,7 +15,7 @@ import functools
 import json
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import BinaryIO, Literal, cast
@@ -24,7 +24,7 @@ from headrace.errors import ConfigError, JobError
 from headrace.io.base import PartWriter
 from headrace.io.sinks.hub import HubWriter
 from headrace.io.sinks.targets import Target
-from headrace.io.storage.atomic import atomic_file
+from headrace.io.storage.atomic import atomic_file, target_of, temporary_of
 from headrace.io.storage.checksums import Damage, DigestWriter, Interval, digest_of, listed
 from headrace.io.storage.lease import Lease
 from headrace.io.storage.locations import abort_uploads, exists, file_names, is_remote, no_folder, remove
@@ -35,7 +35,6 @@ from headrace.jobs.state.ledger import Ledger
 from headrace.jobs.state.lock import locked_folder
 from headrace.jobs.state.passes import Finished, JobState, ModelState, Pass
 from headrace.jobs.state.retrying import Retrying
-from headrace.jobs.state.run_time import RunTimeLog
 from headrace.jobs.state.stalls import StallDetector
 from headrace.jobs.state.state_file import read_state
 from headrace.jobs.state.windows import Windows
@@ -83,6 +82,7 @@ class JobOutput:
                 raise ConfigError(f"cannot write {target}: it is a folder; name a file in it, or end it in /")
             if place.is_file() and target.is_folder:
                 raise ConfigError(f"cannot write {target}: it is a file; name a folder")
+            _check_links(target)
         self._target = target
         self.name = str(target)
         """What the user calls it, without its password."""
@@ -97,6 +97,7 @@ class JobOutput:
         """The working folder."""
         self._lease: Lease | None = None
         self._is_locked = False
+        self._before: dict[str, list[int] | None] | None = None
         folder = place if target.is_folder else target.work
         self.parts = PartFolder(folder, writer.suffix, target.work, self._check_lease)
         self.windows = None if is_remote(place) else Windows(target.work / "order", self.parts, writer)
@@ -148,6 +149,11 @@ class JobOutput:
                 )
 
     @property
+    def _files(self) -> tuple[Path, ...]:
+        """The files outside of the folders that only jobs write to; in a store, no other program is reckoned with."""
+        return () if self.is_folder or is_remote(self.target) else (self.target, self.errors)
+
+    @property
     def has_begun(self) -> bool:
         """Whether a job has begun here."""
         return exists(self._state)
@@ -175,6 +181,8 @@ class JobOutput:
         with self._locked_in_store() if remote else locked_folder(self.work, self.name, lambda: self.has_begun):
             if not remote:
                 self.parts.sweep()
+                for path in self._files:  # where links to other disks lead
+                    remove(temporary_of(target_of(path)))
             self._is_locked = True
             try:
                 yield
@@ -208,11 +216,13 @@ class JobOutput:
         state = None if start.changes == "overwrite" else self.read_state()
         if state is None or state["finished"] is None:
             self._check_errors()
-        if state is None:
+        if state is not None:
+            self._before = state.get("before")
+        else:
+            self._before = {path.name: _stamp(path) for path in self._files}
             self._retrying.clear()
             self.parts.clear()  # first, so that no kill leaves old parts under the new fingerprint
             self._clear_scratch()
-            RunTimeLog(self.work).forget()
             StallDetector(self.work).forget()
             remove(self.work / REPORT)
             remove(self.work / LIVE)
@@ -248,6 +258,7 @@ class JobOutput:
 
     def _reopen(self, start: StartMode) -> Pass:
         """Continue a finished job whose output was removed."""
+        self._before = {path.name: _stamp(path) for path in self._files}
         self._retrying.clear()  # its parts number the old dead letters
         self._write_state(start, None)
         return self._resume(start)
@@ -269,7 +280,7 @@ class JobOutput:
             ConfigError: there is no finished job, or its files have changed.
         """
         state = self.read_state()
-        finished = None if state is None else self._resumed(state, start)
+        finished = None if state is None else self._resumed(state, start, retry=True)
         if finished is None:
             raise ConfigError(
                 f"there is no finished job at {self._target}: finish it first (with --max-error-rate 1 if it stops "
@@ -279,11 +290,14 @@ class JobOutput:
             return finished
         if changed := changes(self._target, self.parts, finished, read=not self.is_folder):
             raise ConfigError(
-                f"{changed[0]} has changed since the job finished: restore it to retry, or start again with --overwrite"
+                f"{changed[0]} has changed since the job finished: restore it to retry, or run the job again with "
+                "--overwrite"
             )
 
         def commit(ended: Finished) -> None:
             self._wait_until_alone()
+            if changed := changes(self._target, self.parts, finished, read=not self.is_folder):
+                raise JobError(f"{changed[0]} has changed during the retry, and is not replaced: restore it to retry")
             self._write_state(start, ended, swap=True)
             self._retrying.swap()
             self._push()
@@ -291,10 +305,10 @@ class JobOutput:
 
         return self._retrying.begin(finished, commit)
 
-    def _resumed(self, state: JobState, start: StartMode) -> Finished | None:
+    def _resumed(self, state: JobState, start: StartMode, *, retry: bool = False) -> Finished | None:
         """How the job ended; None if it has not. Completes the end of a retry that was killed."""
         if start.changes != "ignore":
-            check_same(self._target, state["fingerprint"], start.fingerprint)
+            check_same(self._target, state["fingerprint"], start.fingerprint, retry=retry)
         finished = Finished(**state["finished"]) if state["finished"] else None
         if state.get("swap"):
             self._retrying.swap()
@@ -312,6 +326,32 @@ class JobOutput:
             ledger.next_todo, self.parts, finish, ledger.done, failed, None, damaged=damaged, windows=self.windows
         )
 
+    def show_errors(self, start: StartMode, parts: PartFolder | Windows) -> None:
+        """Write the dead letters of an unfinished job where the user looks for them."""
+        self._refuse_new(self.errors, lambda: "")
+        parts.merge_errors(self.errors, work=self.work)
+        if self._before is not None and not self.is_folder:
+            self._before[self.errors.name] = _stamp(self.errors)
+            self._write_state(start, None)
+
+    def _refuse_new(self, path: Path, digest: Callable[[], str]) -> None:
+        """Check that the job replaces no file that another program has put there while it ran.
+
+        Args:
+            path: of the file.
+            digest: of what it is to be replaced by; a run that was killed may have written the same.
+
+        Raises:
+            JobError: it would.
+        """
+        if self._before is None or path.name not in self._before or _stamp(path) in (None, self._before[path.name]):
+            return
+        if digest_of(path) != digest():
+            raise JobError(
+                f"{path} has appeared or changed since the job began, and is not replaced: move it away and run the "
+                "same command again; finished records are kept"
+            )
+
     def merge_so_far(self) -> None:
         """Write the finished records of a job that will not be continued to one file; the parts stay."""
         committed = self.parts.committed()
@@ -328,6 +368,7 @@ class JobOutput:
         with atomic_file(self.target, self.work) as file:
             target = DigestWriter(file)
             self.writer.merge([self.parts.part_path(interval) for interval in intervals], cast("BinaryIO", target))
+            self._refuse_new(self.target, target.digest)
         return target.digest()
 
     def _finish(self, start: StartMode) -> Finished:
@@ -345,6 +386,7 @@ class JobOutput:
             raise JobError(f"{self.parts.path} has a gap at record {ledger.next_todo(0)}: run again to fill it")
         failed = self.parts.count_errors()
         self._check_errors()
+        self._refuse_new(self.errors, lambda: digest_of(*self.parts.twins(committed)))
         self.parts.merge_errors(self.errors, committed, self.work)
         errors_digest = digest_of(self.errors) if failed else ""
         digest = "" if self.is_folder else self._merge(committed)
@@ -390,8 +432,36 @@ class JobOutput:
             "settings": start.settings,
             "made_of": start.made_of,
             "model": start.model,
+            "before": self._before,
             "finished": asdict(finished) if finished else None,
             "swap": swap,
         }
         with atomic_file(self._state) as file:
             file.write(json.dumps(state, indent=1).encode())
+
+
+def _stamp(path: Path) -> list[int] | None:
+    """Differs after any change of a file: its size, time and number; None if it is not there."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return None
+    return [found.st_size, found.st_mtime_ns, found.st_ino]
+
+
+def _check_links(target: Target) -> None:
+    """Check that what links lead to can be written.
+
+    Raises:
+        ConfigError: it cannot.
+    """
+    for path in (target.place, target.errors, target.work):
+        if not path.is_symlink():
+            continue
+        end = target_of(path)
+        is_folder = path == target.work or (target.is_folder and path == target.place)
+        if end.is_symlink():
+            raise ConfigError(f"cannot write {target}: {path} is a link that leads back to itself; remove it")
+        if not (end if is_folder else end.parent).is_dir():
+            why = no_folder(end if is_folder else end.parent)
+            raise ConfigError(f"cannot write {target}: {path} is a link to {end}, and {why}, or remove the link")

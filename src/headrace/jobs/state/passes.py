@@ -56,6 +56,8 @@ class JobState(TypedDict):
     """See `engines.choosing.identity`."""
     model: NotRequired[ModelState | None]
     """The model that the job was begun with, if it was downloaded."""
+    before: NotRequired[dict[str, list[int] | None]]
+    """The files at the places of the output and of the dead letters that the job is to replace: see `output._stamp`."""
     finished: FinishedState | None
     """None while records are left to do."""
     swap: NotRequired[bool]

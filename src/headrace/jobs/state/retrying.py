@@ -7,8 +7,10 @@ only commit point: after it, the new files are moved to their places, also by th
 
 from __future__ import annotations
 
+import errno
 import io
 import json
+import shutil
 import sys
 from array import array
 from bisect import bisect_left
@@ -18,15 +20,17 @@ from typing import BinaryIO, cast
 
 from headrace.errors import ConfigError, JobError
 from headrace.io.base import PartWriter
-from headrace.io.storage.atomic import atomic_file, sync_folder
+from headrace.io.storage.atomic import atomic_file, sync_folder, target_of
 from headrace.io.storage.checksums import DigestWriter, Seal, digest_of, listed
 from headrace.io.storage.locations import file_names, is_remote, remove, remove_folder, store, with_retries
 from headrace.io.storage.parts import Interval, PartFolder
+from headrace.jobs.state.changed_files import NEW
 from headrace.jobs.state.ledger import Ledger
 from headrace.jobs.state.passes import Finished, Pass
 
 _ERRORS = "errors.jsonl"
 _TWINS = ".errors"
+_BLOCK_BYTES = 1024 * 1024
 
 
 class DeadLetters:
@@ -86,7 +90,7 @@ class Retrying:
         guard: Callable[[], None],
     ) -> None:
         self._folder = work / "retry"
-        self._new = work / "retry-new"
+        self._new = work / NEW
         self._target = target
         self._output = parts
         self._errors = errors
@@ -140,7 +144,7 @@ class Retrying:
         for name in sorted(names, key=lambda name: not name.endswith(_TWINS)):
             new, place = self._new / name, self._place(name)
             if name.endswith(_ERRORS) and not new.stat().st_size:
-                remove(place)
+                remove(target_of(place))
                 remove(new)
             else:
                 _move(new, place)
@@ -248,10 +252,18 @@ def _turns(positions: Sequence[int], left: set[int], start: int) -> Iterator[tup
 
 
 def _move(source: Path, destination: Path) -> None:
-    """Move a file over another; in a store, copy then remove, which may be repeated after a kill."""
+    """Move a file over another; in a store or to another disk, copy then remove, which may be repeated after a kill."""
     if not is_remote(source):
-        source.replace(destination)
-        sync_folder(destination.parent)
+        destination = target_of(destination)
+        try:
+            source.replace(destination)
+            sync_folder(destination.parent)
+        except OSError as error:
+            if error.errno != errno.EXDEV:
+                raise
+            with source.open("rb") as file, atomic_file(destination) as copy:
+                shutil.copyfileobj(file, copy, _BLOCK_BYTES)
+            source.unlink()
         return
     fs, address = store(source)
     with_retries(lambda: fs.cp_file(address, store(destination)[1]))()

@@ -138,6 +138,6 @@ class Recorder:
 def _earlier(path: Path) -> list[str]:
     """The earlier runs in the file, each as JSON text; none if it cannot be read, for it is replaced."""
     try:
-        return [run.as_json() for run in summary.read(path)]
+        return [run.as_json() for run in summary.kept(summary.read(path))]
     except ConfigError:
         return []

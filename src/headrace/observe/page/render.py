@@ -15,7 +15,7 @@ from headrace.errors import ConfigError
 from headrace.extras import require
 from headrace.observe.accounting.timeline import CAUSES, COMPUTING, LABELS, Cause
 from headrace.observe.page.charts import CONFIG, charts
-from headrace.observe.reporting.figures import JobFigures, figures
+from headrace.observe.reporting.figures import Held, JobFigures, figures
 from headrace.observe.reporting.summary import RunSummary, device_of, savings_of
 from headrace.observe.reporting.table import device_rows, savings_rows
 
@@ -36,6 +36,8 @@ class ReportedJob:
     """Such as "finished" or "running, by process 7"."""
     runs: Sequence[RunSummary]
     """At least one."""
+    held: Held | None = None
+    """The records in its output; None if it has none, or for a single run."""
 
 
 def check_installed() -> None:
@@ -108,13 +110,14 @@ def environment() -> jinja2.Environment:
 
 
 def _job(number: int, job: ReportedJob, price: float | None) -> dict[str, Any]:
-    found = figures(job.runs)
+    found = figures(job.runs, job.held)
     last = job.runs[-1]
     return {
         "number": number,
         "name": job.name,
         "state": job.state,
-        "runs": len(job.runs),
+        "runs": found.runs,
+        "summed": job.runs[0].runs if job.runs[0].runs > 1 else 0,
         "started": time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(job.runs[0].started_at)),
         "figures": found,
         "rows": [(cause, LABELS[cause], seconds) for cause in CAUSES if (seconds := found.causes[cause]) > 0],

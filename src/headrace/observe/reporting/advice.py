@@ -13,7 +13,6 @@ from headrace.observe.reporting.advice_models import order, replicas, slots, sma
 
 _BUSY_ENOUGH = 0.95
 _PADDING_ENOUGH = 0.85
-_MANY_FAILED = 0.1
 _TOO_SHORT_S = 2.0
 _WORTH = 0.05
 """Of the time from start to end: advice that gains less is not given."""
@@ -27,9 +26,8 @@ def advise(numbers: AdviceInputs) -> str:
     """The most important advice: failures first, then what gains most."""
     if numbers.records == 0:
         return "Nothing was left to do."
-    if numbers.failed > _MANY_FAILED * numbers.records:
-        share = numbers.failed / numbers.records
-        return f"{share:.0%} of the records failed: read the errors file before tuning anything."
+    if numbers.failures:
+        return f"{numbers.failures}: read the errors file before tuning anything."
     if numbers.batches == 0 or numbers.wall_s < _TOO_SHORT_S:
         return "The run was too short to find a bottleneck."
     found = advices(numbers)

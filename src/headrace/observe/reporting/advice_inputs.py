@@ -62,7 +62,8 @@ class AdviceInputs:
 
     records: int
     """In this run, including failed ones."""
-    failed: int
+    failures: str
+    """Says that many records failed; empty if few did, or if it is too early to say."""
     batches: int
     wall_s: float
     """From the start of the job, with its model loaded, to its end."""

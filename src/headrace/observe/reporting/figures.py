@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from headrace.observe.accounting.histogram import Buckets, mean, merge_histograms, percentile
 from headrace.observe.accounting.timeline import CAUSES, COMPUTING, Cause
-from headrace.observe.reporting.summary import RunSummary
+from headrace.observe.reporting.summary import RunSummary, peak_of
 
 _SHARES = {"median": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99, "highest": 1.0}
 
@@ -26,16 +26,28 @@ class Money:
 
 
 @dataclass(frozen=True, slots=True)
+class Held:
+    """The records that an output holds now. The runs may have done more: what was damaged, retried or not committed."""
+
+    ok: int
+    failed: int
+    failures: Mapping[str, int]
+    """Failed records by reason."""
+
+
+@dataclass(frozen=True, slots=True)
 class JobFigures:
-    """What all runs of a job did together; times in seconds."""
+    """What all runs of a job did together, and what its output holds; times in seconds."""
 
     runs: int
     wall_s: float
     causes: Mapping[Cause, float]
     ok: int
+    """Records in the output now, as are the failed ones."""
     failed: int
     records_per_s: float
-    """After the start, as are the next rates: without the time in which the model was loaded and tuned."""
+    """Records that the runs have done, after the start, as are the next rates: without the time in which the model was
+    loaded and tuned."""
     tokens: int
     tokens_per_s: float
     busy: float
@@ -75,22 +87,23 @@ def histogram(runs: Sequence[RunSummary], name: str) -> Buckets:
     return merge_histograms(run.account.histograms.get(name, ()) for run in runs)
 
 
-def figures(runs: Sequence[RunSummary]) -> JobFigures:
-    """The figures of a job with at least one run."""
+def figures(runs: Sequence[RunSummary], held: Held | None = None) -> JobFigures:
+    """The figures of a job with at least one run; without `held`, its records are those that the runs have done."""
     causes: dict[Cause, float] = {name: sum(run.account.causes.get(name, 0.0) for run in runs) for name in CAUSES}
     wall = sum(run.account.wall_s for run in runs)
     computing = sum(causes[name] for name in COMPUTING)
     started = wall - causes["starting"]
     ok, failed, tokens, batches = (sum(int(run.figures[name]) for run in runs) for name in _COUNTS)
+    held = held or Held(ok, failed, _counted(runs, "failures"))
     stages = {name: sum(float(run.figures["times"].get(name, 0.0)) for run in runs) for name in _STAGES}
     useful = causes["real"] + causes["padding"]
     sizes = histogram(runs, "size")
     return JobFigures(
-        runs=len(runs),
+        runs=sum(run.runs for run in runs),
         wall_s=wall,
         causes=causes,
-        ok=ok,
-        failed=failed,
+        ok=held.ok,
+        failed=held.failed,
         records_per_s=(ok + failed) / started if started > 0 else 0.0,
         tokens=tokens,
         tokens_per_s=tokens / started if started > 0 else 0.0,
@@ -101,9 +114,9 @@ def figures(runs: Sequence[RunSummary]) -> JobFigures:
         mean_batch_size=mean(sizes),
         splits=sum(int(run.figures["splits"]) for run in runs),
         sequential_s=causes["starting"] + sum(stages.values()),
-        peak_memory=max(_peak(run) for run in runs),
+        peak_memory=max(map(peak_of, runs)),
         close_reasons=_counted(runs, "close_reasons"),
-        failures=_counted(runs, "failures"),
+        failures=held.failures,
         percentiles={
             words: {label: percentile(buckets, share) for label, share in _SHARES.items()}
             for words, buckets in (
@@ -122,12 +135,6 @@ def figures(runs: Sequence[RunSummary]) -> JobFigures:
 _COLUMNS = 300
 _COUNTS = ("ok", "failed", "tokens", "batches")
 _STAGES = ("load", "prepare", "inference", "finish", "write")
-
-
-def _peak(run: RunSummary) -> float:
-    known = run.figures["memory"]
-    held = [float(known["peak"]) if known else 0.0, *run.account.bins.get("max memory", ())]
-    return float(max(held))
 
 
 def _counted(runs: Sequence[RunSummary], name: str) -> dict[str, int]:
@@ -157,9 +164,9 @@ def _sum(name: str, values: Sequence[float]) -> float:
     return max(values, default=0.0) if name.startswith("max ") else sum(values)
 
 
-def in_json(runs: Sequence[RunSummary], price: float | None) -> dict[str, object]:
+def in_json(runs: Sequence[RunSummary], price: float | None, held: Held | None = None) -> dict[str, object]:
     """The figures as JSON; with a price also what they cost. The advice is that of the last run."""
-    found = figures(runs)
+    found = figures(runs, held)
     last = runs[-1].figures
     plain = {"advice": last["advice"], "advices": last["advices"]}
     plain |= {name: getattr(found, name) for name in JobFigures.__dataclass_fields__}

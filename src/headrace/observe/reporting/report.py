@@ -47,6 +47,9 @@ from headrace.observe.reporting.results import StepFigures as StepFigures
 from headrace.records import LeftOut
 
 _KEPT_FAILURES = 1_000
+_MANY_FAILED = 0.1
+_ENOUGH = 1_000
+"""So many records show whether many fail, as long as the job has not ended."""
 _TOGETHER = 128
 """Events that are taken in together: many cost a fraction of what each would cost alone."""
 
@@ -66,7 +69,7 @@ class ReportBuilder:
         self._accountant = None if began is None else Accountant(began, server=server)
         self._host = host or Host()
         self._start: float | None = None
-        self._started = False
+        self._started = self._retries = False
         self._last = 0.0
         self._state: State = "interrupted"
         self._skipped = self._skipped_failed = self._ok = 0
@@ -159,6 +162,7 @@ class ReportBuilder:
     def _add_start(self, event: JobStarted) -> None:
         self._skipped, self._skipped_failed = event.records_done, event.failed_done
         self._size = InputSize(event.total_bytes, event.total_records)
+        self._retries = event.retry
         if not self._started:
             self._started, self._start = True, event.at  # what comes before belongs to loading the model
 
@@ -357,12 +361,22 @@ class ReportBuilder:
     def _padding_efficiency(self) -> float:
         return self._cost / self._padded_cost if self._padded_cost > 0 else 1.0
 
+    def _many_failed(self, records: int) -> str:
+        """See `AdviceInputs.failures`; `records` are those of this run."""
+        failed = self._failures.total()
+        if self._retries:
+            return f"{failed:,} of {records:,} records failed again" if failed > _MANY_FAILED * records else ""
+        records, failed = records + self._skipped, failed + self._skipped_failed
+        if failed <= _MANY_FAILED * records or (self._state == "interrupted" and records < _ENOUGH):
+            return ""
+        return f"{failed / records:.0%} of the records{'' if self._state == 'finished' else ' so far'} failed"
+
     def _advice_inputs(
         self, account: Account, device: DeviceFigures | None, records: int, wall: float, busy: float
     ) -> AdviceInputs:
         return AdviceInputs(
             records=records,
-            failed=self._failures.total(),
+            failures=self._many_failed(records),
             batches=self._batches,
             wall_s=wall,
             busy=busy,

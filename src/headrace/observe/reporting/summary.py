@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -15,12 +16,13 @@ from headrace.io.storage.atomic import atomic_file
 from headrace.io.storage.locations import as_os_errors
 from headrace.observe.accounting.accountant import Account
 from headrace.observe.accounting.device_limit import DeviceFigures
+from headrace.observe.accounting.histogram import merge_histograms
 from headrace.observe.reporting.report import Report
 
 VERSION = 1
 _FORMAT = "headrace-report"
 _MOST_RUNS = 8
-"""Runs that are kept; older ones are left out."""
+"""Runs that are kept one by one; of older ones, the sums are."""
 _MOST_REASONS = 40
 _NUMBERS = ("ok", "failed", "skipped", "truncated", "wall_s", "tokens", "batches", "splits")
 _OF_REPORT = (
@@ -65,6 +67,8 @@ class RunSummary:
     account: Account
     settings: Mapping[str, str]
     versions: Mapping[str, str]
+    runs: int = 1
+    """How many runs it sums up."""
 
     def as_json(self) -> str:
         """The summary as JSON text."""
@@ -138,7 +142,7 @@ def _run(run: Mapping[str, Any]) -> RunSummary:
     summary = RunSummary(**{**run, "account": account})
     _check_account(account)
     _check_figures(summary.figures)
-    _numbers([summary.started_at])
+    _numbers([summary.started_at, summary.runs])
     _texts([*summary.settings.values(), *summary.versions.values()])
     if summary.state not in get_args(RunState):
         raise ValueError(f"its state is {summary.state!r:.40}")
@@ -232,12 +236,51 @@ def _texts(values: Iterable[object]) -> None:
         raise ValueError("a text is not valid")
 
 
+def kept(runs: Sequence[RunSummary]) -> list[RunSummary]:
+    """At most seven runs, so that there is room for one more; the first ones are summed up."""
+    beyond = max(len(runs) - _MOST_RUNS + 2, 0)
+    return [functools.reduce(_sum, runs[:beyond]), *runs[beyond:]] if beyond > 1 else list(runs)
+
+
+def _sum(one: RunSummary, other: RunSummary) -> RunSummary:
+    """Two runs as one, without what happened when."""
+    added = (*_NUMBERS, "times", "failures", "close_reasons")
+    figures = {**other.figures, **{name: _added(one.figures[name], other.figures[name]) for name in added}}
+    figures["memory"] = {"peak": max(peak_of(one), peak_of(other))}
+    names = {*one.account.histograms, *other.account.histograms}
+    account = replace(
+        other.account,
+        wall_s=one.account.wall_s + other.account.wall_s,
+        causes=_added(one.account.causes, other.account.causes),
+        histograms={
+            name: merge_histograms(run.account.histograms.get(name, ()) for run in (one, other)) for name in names
+        },
+        bins={},
+        batches=(),
+        chunks=(),
+    )
+    return replace(other, started_at=one.started_at, figures=figures, account=account, runs=one.runs + other.runs)
+
+
+def peak_of(run: RunSummary) -> float:
+    """The most bytes that the process held; 0 if that was not measured."""
+    known = run.figures["memory"]
+    return max(float(known["peak"]) if known else 0.0, *run.account.bins.get("max memory", ()), 0.0)
+
+
+def _added(one: Any, other: Any) -> Any:
+    """The sum of two numbers, or of two mappings of them by name."""
+    if not isinstance(one, Mapping):
+        return one + other
+    return {name: one.get(name, 0) + other.get(name, 0) for name in {**one, **other}}
+
+
 def write(path: Path, runs: Sequence[str]) -> None:
-    """Replace the file by one with these runs, each as JSON text; at most the last eight.
+    """Replace the file by one with these runs, each as JSON text.
 
     Raises:
         OSError: it cannot be written.
     """
     head = f'{{"format": "{_FORMAT}", "version": {VERSION}, "runs": ['
     with atomic_file(path) as file:
-        file.write((head + ",\n".join(runs[-_MOST_RUNS:]) + "]}\n").encode())
+        file.write((head + ",\n".join(runs) + "]}\n").encode())
