@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from headrace.app.servers.server import ServerSettings
     from headrace.engines.choosing.config import EngineConfig
     from headrace.events import Listener
+    from headrace.serving.http.key_file import KeyFile
 
 EXAMPLES = """Examples:
 
@@ -71,12 +72,24 @@ class ServerFlags(FlagGroup):
     timeout: Annotated[
         float, typer.Option(min=0.001, help="Seconds allowed for a request that sets no time limit.")
     ] = 300.0
+    keep_alive_timeout: Annotated[
+        int, typer.Option(min=1, help="Seconds that a connection may wait for its next request.")
+    ] = 75
     drain_timeout: Annotated[
         float, typer.Option(min=0.001, help="Seconds allowed for accepted requests to finish after SIGTERM.")
     ] = 30.0
     api_key_file: Annotated[
         Path | None,
         typer.Option("--api-key-file", help="File of API keys, one per line; see docs/serving.md. Default: no file."),
+    ] = None
+    allowed_hosts: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--allowed-host",
+            metavar="NAME",
+            help="Host name by which clients call the server, *.NAME or *; repeatable. Default: localhost names on a "
+            "loopback address without keys and HTTPS, else all.",
+        ),
     ] = None
     state_dir: Annotated[
         Path | None, typer.Option(help="Folder for files and jobs of the Batch API. Default: no Batch API.")
@@ -214,12 +227,18 @@ def serve(
     sys.exit(guarded(command, context))
 
 
-def _settings(config: EngineConfig, server: ServerFlags) -> ServerSettings:
+def _settings(config: EngineConfig, server: ServerFlags, tls: TlsFlags) -> ServerSettings:
     from headrace.app.servers.server import ServerSettings, check_settings
-    from headrace.serving.auth import read_keys
+    from headrace.serving.auth import KEYS, read_keys
     from headrace.serving.limits import ServeLimits
 
-    limits = ServeLimits(max_requests=server.max_requests, timeout_s=server.timeout, drain_s=server.drain_timeout)
+    limits = ServeLimits(
+        max_requests=server.max_requests,
+        timeout_s=server.timeout,
+        drain_s=server.drain_timeout,
+        keep_alive_s=server.keep_alive_timeout,
+    )
+    keys = read_keys(server.api_key_file, os.environ.get(KEYS))
     target = server.latency_target_ms
     settings = ServerSettings(
         config,
@@ -228,9 +247,31 @@ def _settings(config: EngineConfig, server: ServerFlags) -> ServerSettings:
         limits=limits,
         state=server.state_dir,
         latency_target_s=None if target is None else target / 1000,
-        keys=read_keys(server.api_key_file, os.environ.get("HEADRACE_API_KEYS")),
+        keys=keys,
+        allowed_hosts=_allowed_hosts(server, tls, has_keys=bool(keys)),
     )
     return check_settings(settings)
+
+
+def _allowed_hosts(server: ServerFlags, tls: TlsFlags, *, has_keys: bool) -> Sequence[str] | None:
+    """The host names of requests: local ones if nothing else keeps web pages out. Warns of an open server.
+
+    A web page has no key, and no certificate for its name.
+    """
+    from headrace.serving.auth import KEYS
+    from headrace.serving.hosts import LOCAL
+    from headrace.serving.http.listening import only_here
+
+    inside = only_here(server.host)
+    if not (has_keys or inside or tls.ssl_ca_certs):
+        say(
+            f"WARNING: --host {server.host} without API keys: everyone who reaches this machine may use the server, "
+            f"and so may web pages that they open; give --api-key-file FILE or {KEYS}, or leave out --host",
+            "warning",
+        )
+    if not server.allowed_hosts and (has_keys or not inside or tls.ssl_certfile is not None):
+        return None
+    return (*LOCAL, *filter(None, (server.host,)), *(server.allowed_hosts or ()))
 
 
 def _serve(config: EngineConfig, server: ServerFlags, tls: TlsFlags) -> int:
@@ -242,14 +283,22 @@ def _serve(config: EngineConfig, server: ServerFlags, tls: TlsFlags) -> int:
         pass  # the server will be able to listen there
     config = resolve(config)
     say(f"loading {config.label or config.engine or 'the default model'} to serve {config.task} ...")
-    settings = _settings(config, server)
+    settings = _settings(config, server, tls)
     from headrace.app.servers.server import build
     from headrace.serving.http.server import Server
 
     encrypted = tls.for_uvicorn()
     with _tracing(server.trace, config.label or config.task or "") as listeners:
         app, state = build(replace(settings, listeners=listeners))
-        return Server(app, state, {"host": server.host, "port": server.port, **encrypted}).run_app(_say_ready)
+        listening = {"host": server.host, "port": server.port, **encrypted}
+        return Server(app, state, listening, _key_file(server)).run_app(_say_ready)
+
+
+def _key_file(server: ServerFlags) -> KeyFile | None:
+    from headrace.serving.auth import KEYS
+    from headrace.serving.http.key_file import KeyFile
+
+    return KeyFile(server.api_key_file, os.environ.get(KEYS), say) if server.api_key_file is not None else None
 
 
 def _say_ready(address: str, routes: Sequence[str]) -> None:
@@ -288,9 +337,10 @@ def _serve_pool(path: Path, config: EngineConfig, server: ServerFlags, tls: TlsF
     content = read_models(path)
     encrypted = tls.for_uvicorn()
     with _tracing(server.trace, f"{len(content.models)} models") as listeners:
-        app, state = build_pooled(content, replace(_settings(config, server), listeners=listeners))
+        app, state = build_pooled(content, replace(_settings(config, server, tls), listeners=listeners))
         say(f"serving {', '.join(entry.name for entry in content.models)}; each is loaded when it is asked for")
-        return Server(app, state, {"host": server.host, "port": server.port, **encrypted}).run_app(_say_ready)
+        listening = {"host": server.host, "port": server.port, **encrypted}
+        return Server(app, state, listening, _key_file(server)).run_app(_say_ready)
 
 
 def _serve_on(cluster: ReplicaFlags, config: EngineConfig, server: ServerFlags, tls: TlsFlags) -> int:
@@ -300,7 +350,9 @@ def _serve_on(cluster: ReplicaFlags, config: EngineConfig, server: ServerFlags, 
         raise ConfigError("Ray Serve's proxy receives the requests: leave out --ssl-certfile, or --on")
     if server.trace is not None:
         raise ConfigError("the replicas of --on run elsewhere: leave out --trace, or --on")
-    settings = _settings(resolve(config), server)  # so that all replicas load the same commit
+    if server.api_key_file is not None:
+        say("with --on, API keys are read once: to change them, run the command again")
+    settings = _settings(resolve(config), server, tls)  # so that all replicas load the same commit
     from headrace.cluster.ray_serve import serve_until_stopped
     from headrace.cluster.ray_workers import ClusterResources
     from headrace.cluster.replicas import Replicas

@@ -17,6 +17,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Match
 
 from headrace.concurrency.daemon_thread import on_daemon_thread
+from headrace.errors import shown
 from headrace.openai_protocol import error_body
 from headrace.serving.errors import ApiError, invalid
 from headrace.serving.http.direct import DirectRoute
@@ -172,7 +173,7 @@ def no_route(path: str, app: FastAPI) -> str:
     has_batches = any(getattr(route, "path", "") == "/v1/batches" for route in app.router.routes)
     if _OF_BATCHES.match(path) and not has_batches:
         way_out = "the Batch API needs headrace serve --state-dir DIR"
-    return f"there is no route {path!r:.200} on this server; {way_out}"
+    return f"there is no route {shown(path, 200)} on this server; {way_out}"
 
 
 def wrong_method(path: str, allowed: Sequence[str], method: str) -> str:

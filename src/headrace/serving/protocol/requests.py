@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
+from collections import Counter
 from typing import Annotated, ClassVar, Literal, TypeAlias, cast
 
 from pydantic import BaseModel, ConfigDict, FailFast, Field, GetCoreSchemaHandler
@@ -12,7 +14,7 @@ from pydantic_core import core_schema
 from headrace.engines.base import PromptedText, TokenIds
 from headrace.engines.networks.quantizing import OutputDtype
 from headrace.engines.requests.generation import meaningful
-from headrace.errors import nearest
+from headrace.errors import nearest, shown
 from headrace.records import JsonObject
 from headrace.serving.errors import ApiError
 
@@ -23,6 +25,8 @@ MOST_VALUES = 65_536
 HEAVY_BYTES = 32 * 1024
 """Longer bodies are parsed on a thread."""
 
+
+_KEY = re.compile(rb'"\s*:')
 
 _FOREIGN_IDS = (
     "input holds token ids, and nothing says that they are of this model's tokenizer; those of another give wrong "
@@ -95,7 +99,7 @@ class Fields(BaseModel):
         for name, value in (self.model_extra or {}).items():
             if value is not None:
                 known = list(type(self).model_fields)
-                message = f"unknown field {name!r:.60}; known: {', '.join(known)}{nearest(name[:60], known)}"
+                message = f"unknown field {shown(name)}; known: {', '.join(known)}{nearest(name[:60], known)}"
                 raise ApiError(400, message, code="unknown_field", param=f"{name:.60}")
 
 
@@ -254,7 +258,7 @@ class _GenerationRequest(BaseRequest):
         """Raise 400 for a stream with log probabilities."""
         wanted = (self.model_extra or {}).get("logprobs")
         if self.stream and wanted is not None and wanted is not False:
-            message = f"logprobs is {wanted!r:.60}: a stream has no log probabilities; leave out stream, or logprobs"
+            message = f"logprobs is {shown(wanted)}: a stream has no log probabilities; leave out stream, or logprobs"
             raise ApiError(400, message, code="invalid_value", param="logprobs")
 
     @property
@@ -289,6 +293,29 @@ class ChatRequest(_GenerationRequest):
     """POST /v1/chat/completions."""
 
     messages: Annotated[list[JsonObject], FailFast(), Field(min_length=1)]
+
+
+def check_doubled(raw: bytes, keys: int) -> None:
+    """Raise 400 for a JSON body with an object that has a key twice: readers differ in which value counts.
+
+    Args:
+        raw: valid JSON.
+        keys: how many different ones were read. With no more places that look like a key, none is doubled.
+    """
+    if len(_KEY.findall(raw)) <= keys:
+        return
+    try:
+        json.loads(raw, object_pairs_hook=_once)
+    except (ValueError, RecursionError):
+        raise ApiError(400, "the body is not valid JSON: it cannot be parsed", code="json_invalid") from None
+
+
+def _once(pairs: list[tuple[str, object]]) -> JsonObject:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        name = Counter(name for name, _ in pairs).most_common(1)[0][0]
+        raise ApiError(400, f"{shown(name)} is given twice; give it once", code="doubled_key", param=f"{name:.60}")
+    return found
 
 
 def check_values(raw: bytes) -> None:
