@@ -18,9 +18,9 @@ from typer.models import ParameterInfo
 from headrace.errors import ConfigError
 
 ENGINE_PANEL = "Engine"
-_ONCE = frozenset({ENGINE_PANEL, "Server", "HTTPS"})
-"""Panels whose flags are refused if they are given twice: the one that does not count would be an engine's or a
-server's setting, such as its keys."""
+ACCESS_PANEL = "Access"
+_ONCE = frozenset({ENGINE_PANEL, ACCESS_PANEL})
+"""Panels of flags that are refused if given twice: one would silently not count, such as a file of keys."""
 
 
 class FlagGroup:
@@ -96,7 +96,7 @@ def positive_numbers(flag: str, text: str | None) -> tuple[int, ...]:
 
 
 class Command(TyperCommand):
-    """A command that refuses a flag of an engine or server given twice; for other flags the last value counts.
+    """A command that refuses a flag of the engine or of access given twice; for other flags the last value counts.
 
     Messages about values are without Pydantic's own words, which newer versions of typer pass on.
     """
@@ -106,7 +106,7 @@ class Command(TyperCommand):
 
         Raises:
             BadParameter: a value is not valid.
-            Exit: a flag of an engine or server is given twice.
+            Exit: a flag of the engine or of access is given twice.
         """
         try:
             left = super().parse_args(ctx, list(args))  # reports other errors first

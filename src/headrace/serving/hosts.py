@@ -11,7 +11,7 @@ from headrace.errors import ConfigError, shown
 from headrace.serving.errors import ApiError
 
 LOCAL = ("localhost", "*.localhost")
-_PATTERN = re.compile(r"(\*\.)?[a-z0-9_-]+(\.[a-z0-9_-]+)*", re.ASCII)
+_PATTERN = re.compile(r"(\*\.)?[a-z0-9_-]+(\.[a-z0-9_-]+)*\.?", re.ASCII | re.IGNORECASE)
 
 
 class Hosts:
@@ -27,15 +27,15 @@ class Hosts:
     """
 
     def __init__(self, allowed: Sequence[str] | None) -> None:
-        names = None if allowed is None else [name.lower().rstrip(".") for name in allowed]
-        for name in names or ():
+        for name in allowed or ():
             if name != "*" and not _PATTERN.fullmatch(name) and not _is_address(name):
                 raise ConfigError(
                     f"allowed host {name!r} is not a host name: give a name without scheme and port, *.NAME or *"
                 )
-        self._checks = names is not None and "*" not in names
-        self._names = frozenset(names or ())
-        self._below = tuple(name[1:] for name in names or () if name.startswith("*."))
+        names = [name.lower().rstrip(".") for name in allowed or ()]
+        self._checks = allowed is not None and "*" not in names
+        self._names = frozenset(names)
+        self._below = tuple(name[1:] for name in names if name.startswith("*."))
         self._allows = functools.lru_cache(256)(self._is_allowed)
 
     def check(self, headers: Iterable[tuple[bytes, bytes]]) -> None:

@@ -222,10 +222,10 @@ def _model(
 
 
 def check_settings(settings: ServerSettings) -> ServerSettings:
-    """Check task, engine and options, and resolve the task.
+    """Check task, engine, options and hosts, and resolve the task.
 
     Raises:
-        ConfigError: a task, engine or option does not exist.
+        ConfigError: a task, engine or option does not exist, or an allowed host is no host name.
     """
     config = settings.config.resolved()
     config.check(SERVER_SETTINGS, model=False)
@@ -236,6 +236,7 @@ def check_settings(settings: ServerSettings) -> ServerSettings:
         limits = replace(limits, max_body_bytes=limits.max_image_body_bytes)
     settings = replace(settings, config=config, limits=limits)
     _served_model(settings.name, config)
+    Hosts(settings.allowed_hosts)
     return settings
 
 

@@ -6,6 +6,7 @@ import hashlib
 import json
 import re
 from collections import Counter
+from collections.abc import Sequence
 from typing import Annotated, ClassVar, Literal, TypeAlias, cast
 
 from pydantic import BaseModel, ConfigDict, FailFast, Field, GetCoreSchemaHandler
@@ -102,6 +103,19 @@ class Fields(BaseModel):
                 message = f"unknown field {shown(name)}; known: {', '.join(known)}{nearest(name[:60], known)}"
                 raise ApiError(400, message, code="unknown_field", param=f"{name:.60}")
 
+    def given_as(self, *names: str) -> object:
+        """The value of fields that mean the same in different APIs; None if none is given.
+
+        Raises:
+            ApiError: 400 if two differ.
+        """
+        given = {name: value for name in names if (value := getattr(self, name)) is not None}
+        first, *others = given.values() or (None,)
+        if any(value != first for value in others):
+            message = f"{' and '.join(given)} mean the same and differ: give one of them"
+            raise ApiError(400, message, code="contradiction", param=[*given][-1])
+        return first
+
 
 class BaseRequest(Fields):
     """Fields of every request."""
@@ -115,6 +129,7 @@ class TextsRequest(BaseRequest):
     """Additional fields of requests with texts."""
 
     truncate: Annotated[bool | None, Field(description="False refuses texts that are too long for the model.")] = None
+    truncation: Annotated[bool | None, Field(description="As Voyage has it; the same as truncate.")] = None
     truncate_prompt_tokens: Annotated[
         int | None, Field(ge=-1, description="-1, or the model's maximum or more; the same as truncate.")
     ] = None
@@ -125,10 +140,10 @@ class TextsRequest(BaseRequest):
         Raises:
             ApiError: 400 for another length, or if the two fields contradict each other.
         """
-        tokens = self.truncate_prompt_tokens
+        tokens, truncate = self.truncate_prompt_tokens, self.given_as("truncate", "truncation")
         if tokens is None:
-            return self.truncate is not False
-        if self.truncate is False:
+            return truncate is not False
+        if truncate is False:
             message = "truncate is false, but truncate_prompt_tokens asks to truncate: give only one of them"
             raise ApiError(400, message, code="contradiction", param="truncate_prompt_tokens")
         if tokens != -1 and (longest is None or tokens < longest):
@@ -143,10 +158,44 @@ class VectorRequest(BaseRequest):
 
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[int | None, Field(ge=1, description="Length of the vectors.")] = None
+    output_dimension: Annotated[int | None, Field(ge=1, description="As Voyage has it; the same as dimensions.")] = None
     output_dtype: Annotated[
-        OutputDtype | None,
+        Literal[OutputDtype, "float"] | None,
         Field(description="Type of a vector's numbers; binary and ubinary hold 8 components in each."),
     ] = None
+    embedding_type: Annotated[
+        Literal["float", "base64", "binary", "ubinary"] | None,
+        Field(description="As Jina has it; the same as encoding_format or output_dtype."),
+    ] = None
+    normalized: Annotated[Literal[True] | None, Field(description="True scales vectors to length 1.")] = None
+
+    @property
+    def length(self) -> int | None:
+        """The wanted length of the vectors."""
+        return cast("int | None", self.given_as("dimensions", "output_dimension"))
+
+    @property
+    def dtype(self) -> OutputDtype:
+        """The wanted type of the numbers."""
+        packed = self.embedding_type in ("binary", "ubinary")
+        wanted = self.given_as("output_dtype", "embedding_type") if packed else self.output_dtype
+        return cast("OutputDtype", "float32" if wanted in (None, "float") else wanted)
+
+    @property
+    def as_base64(self) -> bool:
+        """Whether the vectors are wanted as base64."""
+        plain = self.embedding_type in ("float", "base64")
+        wanted = self.given_as("encoding_format", "embedding_type") if plain else self.encoding_format
+        return wanted == "base64"
+
+
+_PROMPTS = {
+    "query": ("query",),
+    "document": ("document", "passage"),
+    "retrieval.query": ("retrieval.query", "query"),
+    "retrieval.passage": ("retrieval.passage", "passage", "document"),
+}
+"""Names of the prompts that may stand for a value of `input_type` or `task`, the best first."""
 
 
 class EmbeddingRequest(TextsRequest, VectorRequest):
@@ -159,26 +208,50 @@ class EmbeddingRequest(TextsRequest, VectorRequest):
     ] = None
 
     prompt_name: Annotated[str | None, Field(description="One of the model's prompts, to put before each text.")] = None
+    input_type: Annotated[str | None, Field(description="As Voyage has it: the prompt query or document.")] = None
+    task: Annotated[str | None, Field(description="As Jina has it: a prompt such as retrieval.query.")] = None
+    late_chunking: Annotated[Literal[False] | None, Field(description="False, or null.")] = None
 
-    def inputs(self) -> list[str] | list[TokenIds] | list[PromptedText]:
+    def _prompt(self, known: Sequence[str]) -> str | None:
+        """The prompt that the request names, in one API's way."""
+        field = "input_type" if self.input_type is not None else "task"
+        wanted = cast("str | None", self.given_as("input_type", "task"))
+        if wanted is None:
+            return self.prompt_name
+        found = next((name for name in _PROMPTS.get(wanted, (wanted,)) if name in known), None)
+        if found is None:
+            has = ", ".join(map(repr, known)) or "none"
+            message = f"{field} is {shown(wanted)}: the model has no prompt of this name, so leave it out; it has {has}"
+            raise ApiError(400, message, code="invalid_value", param=field)
+        if self.prompt_name not in (None, found):
+            message = f"{field} is {shown(wanted)} and prompt_name {shown(self.prompt_name)}: give one of them"
+            raise ApiError(400, message, code="contradiction", param=field)
+        return found
+
+    def inputs(self, prompts: Sequence[str]) -> list[str] | list[TokenIds] | list[PromptedText]:
         """The inputs for the engine.
 
+        Args:
+            prompts: names of the model's prompts.
+
         Raises:
-            ApiError: 400 for token ids that may be those of another tokenizer, or texts without special tokens.
+            ApiError: 400 for token ids that may be those of another tokenizer, or texts without special tokens, or a
+                prompt that the model does not have.
         """
+        prompt = self._prompt(prompts)
         own = self.add_special_tokens is False
         given = texts_or_ids(self.input)
         if given and isinstance(given[0], list):
             if not own:
                 raise ApiError(400, _FOREIGN_IDS, code="token_ids", param="input")
-            if self.prompt_name is not None:
+            if prompt is not None:
                 message = "prompt_name does not go with token ids, which hold the whole input"
                 raise ApiError(400, message, code="contradiction", param="prompt_name")
             return [TokenIds(tuple(ids)) for ids in given]
         if own:
             message = "add_special_tokens is false: the model needs its special tokens; leave it out for texts"
             raise ApiError(400, message, code="invalid_value", param="add_special_tokens")
-        return prompted(cast("list[str]", given), self.prompt_name)
+        return prompted(cast("list[str]", given), prompt)
 
 
 def prompted(texts: list[str], prompt_name: str | None) -> list[str] | list[PromptedText]:
