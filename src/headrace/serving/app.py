@@ -31,6 +31,7 @@ from headrace.serving.routes import pairs as pair_routes
 from headrace.serving.routes import status as status_routes
 from headrace.serving.routes import text as text_routes
 from headrace.serving.routes import tokens as token_routes
+from headrace.serving.routes.batches import disk_error
 from headrace.serving.service import Service
 from headrace.serving.state import ServerState
 
@@ -156,6 +157,8 @@ async def _http_error(request: Request, error: Exception) -> JsonReply:
     if isinstance(error, ApiError):
         return error_response(error)
     assert isinstance(error, HTTPException)
+    if isinstance(error.__cause__, OSError):  # FastAPI takes a full temporary folder for a wrong body
+        return error_response(disk_error(error.__cause__, "this upload in its temporary folder"))
     if error.status_code == 405:
         allowed = _allowed(request)
         message = wrong_method(request.url.path, allowed, request.method)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Literal
@@ -23,6 +24,8 @@ from headrace.serving.http.direct import DirectRoute
 from headrace.serving.protocol.requests import Fields
 from headrace.serving.protocol.responses import JsonReply
 from headrace.serving.protocol.schemas import ERRORS, Batch, BatchList, Deleted, File, FileList
+
+logger = logging.getLogger("headrace")
 
 FilesLimit = Annotated[int, Query(ge=1, le=10_000)]
 Limit = Annotated[int, Query(ge=1, le=100)]
@@ -56,7 +59,7 @@ def files_router(files: FileStore, max_bytes: int, batches: Callable[[], Batches
             name, owner = file.filename or "upload.jsonl", _tenant(request).name
             kept = await asyncio.to_thread(files.create, file.file, name, purpose, owner)
         except OSError as error:
-            raise disk_error(error) from error
+            raise disk_error(error, f"this file of {file.size:,} bytes") from error
         return JsonReply(kept)
 
     @routes.get("/v1/files", response_model=FileList)
@@ -104,7 +107,7 @@ def batches_router(batches: Callable[[], Batches]) -> APIRouter:
         try:
             batch = batches().create(*given, _tenant(request))
         except OSError as error:
-            raise disk_error(error) from error
+            raise disk_error(error, "a batch") from error
         return JsonReply(batch.as_json())
 
     routes.add_api_route(
@@ -128,7 +131,7 @@ def batches_router(batches: Callable[[], Batches]) -> APIRouter:
         try:
             return JsonReply(batches().cancel(batch_id, _tenant(request)).as_json())
         except OSError as error:
-            raise disk_error(error) from error
+            raise disk_error(error, "the end of a batch") from error
 
     return routes
 
@@ -161,10 +164,13 @@ def _tenant(request: Request) -> Tenant:
     return tenant
 
 
-def disk_error(error: OSError) -> ApiError:
-    """Convert a failed write to a response."""
+def disk_error(error: OSError, what: str) -> ApiError:
+    """Convert a failed write to a response, and log it: the client cannot mend it."""
+    logger.error("cannot store %s: %s", what, error)
     full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-    return ApiError(507 if full else 503, "the server cannot store this now", code="storage", retry_after_s=60)
+    why = "its disk is full" if full else "its disk cannot be written"
+    message = f"the server cannot store {what} now: {why}"
+    return ApiError(507 if full else 503, message, code="storage", retry_after_s=60)
 
 
 def _page(entries: Sequence[Mapping[str, object]], limit: int, after: str | None) -> JsonObject:
