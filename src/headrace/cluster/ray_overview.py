@@ -41,12 +41,12 @@ class Overview:
         model: name of the model's application.
         owner: id of the command that deployed the application.
         deployed: the deployment, to roll back to if an update fails.
-        settings: of the server: its API keys and hosts.
     """
 
-    def __init__(self, model: str, owner: str, deployed: Deployment, settings: ServerSettings) -> None:
+    def __init__(self, model: str, owner: str, deployed: Deployment) -> None:
         self._model = model
         self._known = owner, deployed
+        settings, *_ = deployed
         self._keys = Keys(settings.keys)
         self._hosts = Hosts(settings.allowed_hosts)
 

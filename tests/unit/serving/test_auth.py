@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from headrace import build_app
 from headrace.errors import ConfigError
 from headrace.serving.auth import Keys, read_keys
 from headrace.serving.errors import ApiError
@@ -148,3 +149,13 @@ def test_requests_a_minute_are_limited_and_come_back_with_time(tmp_path: Path) -
     assert status(keys, bearer("k1")) == 429
     now[0] = 30.1
     assert [status(keys, bearer("k1")) for _ in range(2)] == [200, 429]
+
+
+def test_an_app_that_does_not_read_the_variable_says_that_it_is_open(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("HEADRACE_API_KEYS", "k1")
+    build_app(engine="headrace.testing:FakeEngine", keys=read_keys(None, "k1"))
+    assert "open to everyone" not in caplog.text
+    build_app(engine="headrace.testing:FakeEngine")
+    assert "open to everyone" in caplog.text
