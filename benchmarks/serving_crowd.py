@@ -25,7 +25,7 @@ BODY = json.dumps({"prompt": "talk", "stream": True, "max_tokens": 5_000}).encod
 REQUEST = (
     b"POST "
     + PATH.encode()
-    + b" HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: "
+    + b" HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: "
     + str(len(BODY)).encode()
     + b"\r\n\r\n"
     + BODY

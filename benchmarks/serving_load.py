@@ -24,7 +24,7 @@ class Load:
 
     def __init__(self, port: int, path: str, bodies: Sequence[bytes]) -> None:
         self._port = port
-        head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: "
+        head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: "
         requests = [head.encode() + str(len(body)).encode() + b"\r\n\r\n" + body for body in bodies]
         self._requests = itertools.cycle(requests)
         self.statuses: Counter[int] = Counter()

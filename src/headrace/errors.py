@@ -111,11 +111,22 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f"; did you mean {' or '.join(close)}?" if close else ""
 
 
+def shown(value: object, most: int = 60) -> str:
+    """A value for a message, as `repr` writes it; of a longer one the first items or characters, and "..."."""
+    written = repr(value)
+    if len(written) <= most:
+        return written
+    if isinstance(value, str):
+        return f"{value[:most]!r}..."
+    head, comma, _ = written[:most].rpartition(", ")
+    return f"{head}, ..." if comma else f"{written[:most]}..."
+
+
 def misspelt(given: Iterable[str], known: Collection[str]) -> str:
     """The first unknown name that is like a known one, as the end of a sentence; empty if there is none."""
     for name in itertools.islice((name for name in given if name not in known), _COMPARED):
         if hint := nearest(name[:60], known):
-            return f"; unknown field {name!r:.60}{hint}"
+            return f"; unknown field {shown(name)}{hint}"
     return ""
 
 

@@ -18,6 +18,9 @@ from typer.models import ParameterInfo
 from headrace.errors import ConfigError
 
 ENGINE_PANEL = "Engine"
+ACCESS_PANEL = "Access"
+_ONCE = frozenset({ENGINE_PANEL, ACCESS_PANEL})
+"""Panels of flags that are refused if given twice: one would silently not count, such as a file of keys."""
 
 
 class FlagGroup:
@@ -93,7 +96,7 @@ def positive_numbers(flag: str, text: str | None) -> tuple[int, ...]:
 
 
 class Command(TyperCommand):
-    """A command that refuses an engine flag given twice; for other flags the last value counts.
+    """A command that refuses a flag of the engine or of access given twice; for other flags the last value counts.
 
     Messages about values are without Pydantic's own words, which newer versions of typer pass on.
     """
@@ -103,7 +106,7 @@ class Command(TyperCommand):
 
         Raises:
             BadParameter: a value is not valid.
-            Exit: an engine flag is given twice.
+            Exit: a flag of the engine or of access is given twice.
         """
         try:
             left = super().parse_args(ctx, list(args))  # reports other errors first
@@ -112,8 +115,8 @@ class Command(TyperCommand):
             raise
         _, _, order = self.make_parser(ctx).parse_args(args=list(args))
         for parameter, times in Counter(order).items():
-            of_engine = getattr(parameter, "rich_help_panel", None) == ENGINE_PANEL
-            if times > 1 and of_engine and not getattr(parameter, "multiple", False):
+            once = getattr(parameter, "rich_help_panel", None) in _ONCE
+            if times > 1 and once and not getattr(parameter, "multiple", False):
                 print(f"headrace: {parameter.opts[0]} is given twice; give it once", file=sys.stderr)
                 raise typer.Exit(2)
         return left

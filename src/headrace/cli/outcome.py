@@ -122,11 +122,11 @@ def aligned(table: Sequence[Sequence[str]], left: int) -> list[str]:
     return [line(row) for row in table]
 
 
-def say(line: str, level: Literal["info", "error"] = "info") -> None:
-    """Print one line to stderr; unless it is an error, --quiet leaves it out."""
+def say(line: str, level: Literal["info", "warning", "error"] = "info") -> None:
+    """Print one line to stderr; --quiet leaves out what is only information."""
     stream: object = sys.stderr
     line = as_named(line)
     if not isinstance(stream, LogStream):
         print(f"headrace: {line}", file=sys.stderr)
-    elif level == "error" or not stream.quiet:
+    elif level != "info" or not stream.quiet:
         stream.say(level, line)

@@ -16,7 +16,7 @@ import typer
 
 from headrace.cli.cluster_flags import ray_address
 from headrace.cli.engine_flags import EngineFlags
-from headrace.cli.flags import FlagGroup, with_groups
+from headrace.cli.flags import ACCESS_PANEL, FlagGroup, with_groups
 from headrace.cli.logs import LogFlags
 from headrace.cli.outcome import guarded, say
 from headrace.engines.choosing.resolving import resolve
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from headrace.app.servers.server import ServerSettings
     from headrace.engines.choosing.config import EngineConfig
     from headrace.events import Listener
+    from headrace.serving.http.key_file import KeyFile
 
 EXAMPLES = """Examples:
 
@@ -71,13 +72,12 @@ class ServerFlags(FlagGroup):
     timeout: Annotated[
         float, typer.Option(min=0.001, help="Seconds allowed for a request that sets no time limit.")
     ] = 300.0
+    keep_alive_timeout: Annotated[
+        int, typer.Option(min=1, help="Seconds that a connection may wait for its next request.")
+    ] = 75
     drain_timeout: Annotated[
         float, typer.Option(min=0.001, help="Seconds allowed for accepted requests to finish after SIGTERM.")
     ] = 30.0
-    api_key_file: Annotated[
-        Path | None,
-        typer.Option("--api-key-file", help="File of API keys, one per line; see docs/serving.md. Default: no file."),
-    ] = None
     state_dir: Annotated[
         Path | None, typer.Option(help="Folder for files and jobs of the Batch API. Default: no Batch API.")
     ] = None
@@ -94,11 +94,24 @@ class ServerFlags(FlagGroup):
 
 
 @dataclass(frozen=True, slots=True)
-class TlsFlags(FlagGroup):
-    """HTTPS."""
+class AccessFlags(FlagGroup):
+    """Who may use the server, and how: keys, host names and HTTPS."""
 
-    panel: ClassVar[str] = "HTTPS"
+    panel: ClassVar[str] = ACCESS_PANEL
 
+    api_key_file: Annotated[
+        Path | None,
+        typer.Option("--api-key-file", help="File of API keys, one per line; see docs/serving.md. Default: no file."),
+    ] = None
+    allowed_hosts: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--allowed-host",
+            metavar="NAME",
+            help="Host name by which clients call the server, *.NAME or *; repeatable. Default: localhost names on a "
+            "loopback address without keys and HTTPS, else all.",
+        ),
+    ] = None
     ssl_keyfile: Annotated[Path | None, typer.Option(help="Private key file (PEM). Default: no HTTPS.")] = None
     ssl_certfile: Annotated[Path | None, typer.Option(help="Certificate file (PEM). Default: no HTTPS.")] = None
     ssl_keyfile_password: Annotated[
@@ -183,7 +196,7 @@ def serve(
     context: typer.Context,
     engine: EngineFlags,
     server: ServerFlags,
-    tls: TlsFlags,
+    access: AccessFlags,
     cluster: ReplicaFlags,
     messages: LogFlags,
 ) -> None:
@@ -202,11 +215,11 @@ def serve(
         config = engine.config(context.args, "--model {}?")
         try:
             if server.config_file is not None:
-                return _serve_pool(server.config_file, config, server, tls, cluster)
+                return _serve_pool(server.config_file, config, server, access, cluster)
             config = config.resolved()
             if cluster.on is not None:
-                return _serve_on(cluster, config, server, tls)
-            return _serve(config, server, tls)
+                return _serve_on(cluster, config, server, access)
+            return _serve(config, server, access)
         except ModuleNotFoundError as error:
             why = f"the server needs {error.name}, which is not installed"
             raise MissingExtraError(f'{why}: pip install "headrace[serve]"') from error
@@ -214,12 +227,18 @@ def serve(
     sys.exit(guarded(command, context))
 
 
-def _settings(config: EngineConfig, server: ServerFlags) -> ServerSettings:
+def _settings(config: EngineConfig, server: ServerFlags, access: AccessFlags) -> ServerSettings:
     from headrace.app.servers.server import ServerSettings, check_settings
-    from headrace.serving.auth import read_keys
+    from headrace.serving.auth import KEYS, read_keys
     from headrace.serving.limits import ServeLimits
 
-    limits = ServeLimits(max_requests=server.max_requests, timeout_s=server.timeout, drain_s=server.drain_timeout)
+    limits = ServeLimits(
+        max_requests=server.max_requests,
+        timeout_s=server.timeout,
+        drain_s=server.drain_timeout,
+        keep_alive_s=server.keep_alive_timeout,
+    )
+    keys = read_keys(access.api_key_file, os.environ.get(KEYS))
     target = server.latency_target_ms
     settings = ServerSettings(
         config,
@@ -228,12 +247,34 @@ def _settings(config: EngineConfig, server: ServerFlags) -> ServerSettings:
         limits=limits,
         state=server.state_dir,
         latency_target_s=None if target is None else target / 1000,
-        keys=read_keys(server.api_key_file, os.environ.get("HEADRACE_API_KEYS")),
+        keys=keys,
+        allowed_hosts=_allowed_hosts(server, access, has_keys=bool(keys)),
     )
     return check_settings(settings)
 
 
-def _serve(config: EngineConfig, server: ServerFlags, tls: TlsFlags) -> int:
+def _allowed_hosts(server: ServerFlags, access: AccessFlags, *, has_keys: bool) -> Sequence[str] | None:
+    """The host names of requests: local ones if nothing else keeps web pages out. Warns of an open server.
+
+    A web page has no key, and no certificate for its name.
+    """
+    from headrace.serving.auth import KEYS
+    from headrace.serving.hosts import LOCAL
+    from headrace.serving.http.listening import only_here
+
+    inside = only_here(server.host)
+    if not (has_keys or inside or access.ssl_ca_certs):
+        say(
+            f"WARNING: --host {server.host} without API keys: everyone who reaches this machine may use the server, "
+            f"and so may web pages that they open; give --api-key-file FILE or {KEYS}, or leave out --host",
+            "warning",
+        )
+    if not access.allowed_hosts and (has_keys or not inside or access.ssl_certfile is not None):
+        return None
+    return (*LOCAL, *filter(None, (server.host,)), *(access.allowed_hosts or ()))
+
+
+def _serve(config: EngineConfig, server: ServerFlags, access: AccessFlags) -> int:
     """Serve in this process until stopped; returns the exit status."""
     from headrace.serving.http.listening import bind
 
@@ -242,14 +283,22 @@ def _serve(config: EngineConfig, server: ServerFlags, tls: TlsFlags) -> int:
         pass  # the server will be able to listen there
     config = resolve(config)
     say(f"loading {config.label or config.engine or 'the default model'} to serve {config.task} ...")
-    settings = _settings(config, server)
+    settings = _settings(config, server, access)
     from headrace.app.servers.server import build
     from headrace.serving.http.server import Server
 
-    encrypted = tls.for_uvicorn()
+    encrypted = access.for_uvicorn()
     with _tracing(server.trace, config.label or config.task or "") as listeners:
         app, state = build(replace(settings, listeners=listeners))
-        return Server(app, state, {"host": server.host, "port": server.port, **encrypted}).run_app(_say_ready)
+        listening = {"host": server.host, "port": server.port, **encrypted}
+        return Server(app, state, listening, _key_file(access)).run_app(_say_ready)
+
+
+def _key_file(access: AccessFlags) -> KeyFile | None:
+    from headrace.serving.auth import KEYS
+    from headrace.serving.http.key_file import KeyFile
+
+    return KeyFile(access.api_key_file, os.environ.get(KEYS), say) if access.api_key_file is not None else None
 
 
 def _say_ready(address: str, routes: Sequence[str]) -> None:
@@ -272,7 +321,9 @@ def _tracing(path: Path | None, name: str) -> Iterator[Sequence[Listener]]:
         yield (trace,)
 
 
-def _serve_pool(path: Path, config: EngineConfig, server: ServerFlags, tls: TlsFlags, cluster: ReplicaFlags) -> int:
+def _serve_pool(
+    path: Path, config: EngineConfig, server: ServerFlags, access: AccessFlags, cluster: ReplicaFlags
+) -> int:
     """Serve several models until stopped; returns the exit status."""
     refused = {
         "flags of an engine": config != type(config)(),
@@ -286,21 +337,24 @@ def _serve_pool(path: Path, config: EngineConfig, server: ServerFlags, tls: TlsF
     from headrace.serving.http.server import Server
 
     content = read_models(path)
-    encrypted = tls.for_uvicorn()
+    encrypted = access.for_uvicorn()
     with _tracing(server.trace, f"{len(content.models)} models") as listeners:
-        app, state = build_pooled(content, replace(_settings(config, server), listeners=listeners))
+        app, state = build_pooled(content, replace(_settings(config, server, access), listeners=listeners))
         say(f"serving {', '.join(entry.name for entry in content.models)}; each is loaded when it is asked for")
-        return Server(app, state, {"host": server.host, "port": server.port, **encrypted}).run_app(_say_ready)
+        listening = {"host": server.host, "port": server.port, **encrypted}
+        return Server(app, state, listening, _key_file(access)).run_app(_say_ready)
 
 
-def _serve_on(cluster: ReplicaFlags, config: EngineConfig, server: ServerFlags, tls: TlsFlags) -> int:
+def _serve_on(cluster: ReplicaFlags, config: EngineConfig, server: ServerFlags, access: AccessFlags) -> int:
     """Serve on a cluster until stopped; returns the exit status."""
     address = ray_address(cluster.on or "")
-    if tls.ssl_certfile is not None:
+    if access.ssl_certfile is not None:
         raise ConfigError("Ray Serve's proxy receives the requests: leave out --ssl-certfile, or --on")
     if server.trace is not None:
         raise ConfigError("the replicas of --on run elsewhere: leave out --trace, or --on")
-    settings = _settings(resolve(config), server)  # so that all replicas load the same commit
+    if access.api_key_file is not None:
+        say("with --on, API keys are read once: to change them, run the command again")
+    settings = _settings(resolve(config), server, access)  # so that all replicas load the same commit
     from headrace.cluster.ray_serve import serve_until_stopped
     from headrace.cluster.ray_workers import ClusterResources
     from headrace.cluster.replicas import Replicas

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -11,8 +10,9 @@ from starlette.responses import Response
 
 from headrace.errors import ConfigError
 from headrace.observe.exporters.prometheus import merge_pages
-from headrace.serving.auth import Keys, KeySettings
+from headrace.serving.auth import Keys
 from headrace.serving.errors import ApiError
+from headrace.serving.hosts import Hosts
 from headrace.serving.http.middleware import error_response
 from headrace.serving.routes.status import METRICS_TYPE
 
@@ -41,13 +41,14 @@ class Overview:
         model: name of the model's application.
         owner: id of the command that deployed the application.
         deployed: the deployment, to roll back to if an update fails.
-        keys: API keys of the server.
     """
 
-    def __init__(self, model: str, owner: str, deployed: Deployment, keys: Sequence[KeySettings]) -> None:
+    def __init__(self, model: str, owner: str, deployed: Deployment) -> None:
         self._model = model
         self._known = owner, deployed
-        self._keys = Keys(keys)
+        settings, *_ = deployed
+        self._keys = Keys(settings.keys)
+        self._hosts = Hosts(settings.allowed_hosts)
 
     def known(self) -> tuple[str, Deployment]:
         """The owner and the deployment."""
@@ -56,6 +57,7 @@ class Overview:
     async def __call__(self, request: Request) -> Response:
         """The metrics of all replicas on one page."""
         try:
+            self._hosts.check(request.scope["headers"])
             self._keys.check_metrics(request.scope["headers"])
         except ApiError as error:
             return error_response(error)

@@ -177,7 +177,7 @@ def deploy(settings: ServerSettings, replicas: Replicas, resources: ClusterResou
         raise EngineError(f"the update could not be started and was rolled back: {why}") from error
     owner = uuid.uuid4().hex
     overview = serve.deployment(ray_overview.Overview, name=OVERVIEW, ray_actor_options=_actor_options(0.0, 0.0))
-    bound = overview.bind(NAME, owner, (settings, replicas, resources), settings.keys)
+    bound = overview.bind(NAME, owner, (settings, replicas, resources))
     serve.run(bound, name=OVERVIEW, route_prefix="/metrics")
     return Deployed(f"http://{host}:{port}", owner)
 

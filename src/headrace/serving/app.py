@@ -17,6 +17,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Match
 
 from headrace.concurrency.daemon_thread import on_daemon_thread
+from headrace.errors import shown
 from headrace.openai_protocol import error_body
 from headrace.serving.errors import ApiError, invalid
 from headrace.serving.http.direct import DirectRoute
@@ -30,6 +31,7 @@ from headrace.serving.routes import pairs as pair_routes
 from headrace.serving.routes import status as status_routes
 from headrace.serving.routes import text as text_routes
 from headrace.serving.routes import tokens as token_routes
+from headrace.serving.routes.batches import disk_error
 from headrace.serving.service import Service
 from headrace.serving.state import ServerState
 
@@ -155,6 +157,8 @@ async def _http_error(request: Request, error: Exception) -> JsonReply:
     if isinstance(error, ApiError):
         return error_response(error)
     assert isinstance(error, HTTPException)
+    if isinstance(error.__cause__, OSError):  # FastAPI takes a full temporary folder for a wrong body
+        return error_response(disk_error(error.__cause__, "this upload in its temporary folder"))
     if error.status_code == 405:
         allowed = _allowed(request)
         message = wrong_method(request.url.path, allowed, request.method)
@@ -172,7 +176,7 @@ def no_route(path: str, app: FastAPI) -> str:
     has_batches = any(getattr(route, "path", "") == "/v1/batches" for route in app.router.routes)
     if _OF_BATCHES.match(path) and not has_batches:
         way_out = "the Batch API needs headrace serve --state-dir DIR"
-    return f"there is no route {path!r:.200} on this server; {way_out}"
+    return f"there is no route {shown(path, 200)} on this server; {way_out}"
 
 
 def wrong_method(path: str, allowed: Sequence[str], method: str) -> str:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import hashlib
 import hmac
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from headrace.errors import ConfigError
 from headrace.serving.errors import ApiError
+
+KEYS = "HEADRACE_API_KEYS"
+"""The environment variable with keys."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +71,13 @@ class KeyAccount:
         self._tokens = float(settings.per_minute or 0)
         self._filled = now
 
+    def change(self, settings: KeySettings, now: float) -> None:
+        """Take new settings; what is used of the limits stays."""
+        if self.settings.per_minute is None:
+            self._tokens, self._filled = float(settings.per_minute or 0), now
+        self.settings = settings
+        self.tenant = Tenant(settings.name, settings.admin)
+
     def enter(self, now: float) -> None:
         """Count a request.
 
@@ -107,8 +117,30 @@ class Keys:
     def __init__(self, keys: Iterable[KeySettings] = (), clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._accounts = [KeyAccount(key, clock()) for key in keys]
-        self.required = bool(self._accounts)
-        self.has_admin = any(account.settings.admin for account in self._accounts)
+        self._former: list[KeyAccount] = []
+        """Of keys that are no longer valid: their requests stay counted."""
+
+    @property
+    def required(self) -> bool:
+        """Whether a request needs a key."""
+        return bool(self._accounts)
+
+    @property
+    def has_admin(self) -> bool:
+        """Whether there is an admin key."""
+        return any(account.settings.admin for account in self._accounts)
+
+    def replace(self, keys: Sequence[KeySettings]) -> bool:
+        """Take other keys from now on, at least one; returns whether they differ. Requests under way go on."""
+        if [account.settings for account in self._accounts] == list(keys):
+            return False
+        now = self._clock()
+        known = {account.settings.digest: account for account in (*self._former, *self._accounts)}
+        self._accounts = [known.pop(key.digest, KeyAccount(key, now)) for key in keys]
+        for account, key in zip(self._accounts, keys, strict=True):
+            account.change(key, now)
+        self._former = list(known.values())
+        return True
 
     def account(self, headers: Iterable[tuple[bytes, bytes]]) -> KeyAccount | None:
         """The account of the key in `headers`; None without keys.
@@ -143,7 +175,7 @@ class Keys:
     def use(self) -> dict[str, KeyUsage]:
         """The usage of each key name."""
         found: dict[str, KeyUsage] = {}
-        for account in self._accounts:
+        for account in (*self._former, *self._accounts):
             total = found.get(account.settings.name, KeyUsage(0, 0, 0))
             found[account.settings.name] = KeyUsage(
                 total.requests + account.requests, total.refused + account.refused, total.running + account.running
@@ -166,39 +198,49 @@ def _presented(headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
 
 
 def read_keys(path: Path | None, environment: str | None) -> list[KeySettings]:
-    """Read keys from a file and from `HEADRACE_API_KEYS`, a comma-separated list.
+    """Read keys from a file and from `HEADRACE_API_KEYS`, a comma-separated list; None for none.
 
-    A line of the file is `KEY`, or `NAME KEY [admin] [per_minute=N] [max_concurrent=N]`; `#` starts a comment. Keys
-    with the same name share files and batches, so a key can be rotated.
+    A line of the file is `KEY`, or `NAME KEY [admin] [per_minute=N] [max_concurrent=N]`; `#` at the start of a word
+    starts a comment. Keys with the same name share files and batches, so a key can be rotated.
 
     Raises:
-        ConfigError: the file cannot be read or holds no key, a line is malformed, or a key is given twice.
+        ConfigError: the file or the variable holds no key, or cannot be read, a line is malformed, or a key is given
+            twice.
     """
-    keys = [_settings(None, key.strip()) for key in (environment or "").split(",") if key.strip()]
+    keys = [_settings(None, key.strip(), KEYS) for key in (environment or "").split(",") if key.strip()]
+    if environment is not None and not keys:
+        raise ConfigError(
+            f"{KEYS} is set but holds no key; without one, the server would be open to everyone; give a key or unset it"
+        )
     if path is not None:
         try:
-            lines = path.read_text(encoding="utf-8").splitlines()
+            lines = path.read_text(encoding="utf-8-sig").splitlines()
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(
                 f"cannot read API key file {path}: {getattr(error, 'strerror', None) or error}"
             ) from error
-        found = [_parse(path, number, line.split("#")[0].split()) for number, line in enumerate(lines, 1)]
-        keys += [key for key in found if key is not None]
+        found = [_parse(f"API key file {path}, line {number}", _words(line)) for number, line in enumerate(lines, 1)]
         if not any(found):
             raise ConfigError(f"API key file {path} holds no key; without one, the server would be open to everyone")
+        keys += [key for key in found if key is not None]
     if len({key.digest for key in keys}) < len(keys):
         raise ConfigError("an API key is given twice; give each key once")
     return keys
 
 
-def _parse(path: Path, number: int, words: list[str]) -> KeySettings | None:
+def _words(line: str) -> list[str]:
+    words = line.split()
+    return words[: next((place for place, word in enumerate(words) if word.startswith("#")), None)]
+
+
+def _parse(where: str, words: list[str]) -> KeySettings | None:
     if not words:
         return None
     if len(words) == 1:
-        return _settings(None, words[0])
+        return _settings(None, words[0], where)
     if words[1] == "admin" or words[1].startswith(("per_minute=", "max_concurrent=")):
-        raise ConfigError(f"API key file {path}, line {number}: a key with admin or limits needs a name before the key")
-    key = _settings(words[0], words[1])
+        raise ConfigError(f"{where}: a key with admin or limits needs a name before the key")
+    key = _settings(words[0], words[1], where)
     for word in words[2:]:
         name, _, value = word.partition("=")
         if word == "admin":
@@ -208,14 +250,13 @@ def _parse(path: Path, number: int, words: list[str]) -> KeySettings | None:
         elif name == "max_concurrent" and value.isdigit() and int(value) >= 1:
             key = replace(key, max_concurrent=int(value))
         else:
-            raise ConfigError(
-                f"API key file {path}, line {number}: {word!r} is neither admin, per_minute=N nor max_concurrent=N "
-                "with N >= 1"
-            )
+            raise ConfigError(f"{where}: {word!r} is neither admin, per_minute=N nor max_concurrent=N with N >= 1")
     return key
 
 
-def _settings(name: str | None, key: str) -> KeySettings:
+def _settings(name: str | None, key: str, where: str) -> KeySettings:
+    if not key.isprintable():
+        raise ConfigError(f"{where}: the key has a character that cannot be seen; write it again")
     digest = hashlib.sha256(key.encode()).digest()
     # Not named by line number: adding or removing a line must not give a key's files to another key.
     return KeySettings(name or f"key-{digest.hex()[:12]}", digest)

@@ -35,6 +35,9 @@ class ServeLimits:
     """Default timeout of a request."""
     body_timeout_s: float = 30.0
     """Time to receive a whole request. For an upload, the time between two blocks."""
+    keep_alive_s: int = 75
+    """Time that a connection may wait for its next request. Longer than clients keep one, as a rule: they use it again
+    without losing a request to its end."""
     write_timeout_s: float = 30.0
     """Time a client may leave a stream unread."""
     drain_s: float = 30.0

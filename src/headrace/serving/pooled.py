@@ -15,7 +15,7 @@ from fastapi import APIRouter, FastAPI, Request, Response
 from starlette.routing import Mount
 from starlette.types import Message, Receive, Scope, Send
 
-from headrace.errors import ConfigError, EngineError, HeadraceError, StoppedError
+from headrace.errors import ConfigError, EngineError, HeadraceError, StoppedError, shown
 from headrace.pool.pool import ModelPool
 from headrace.records import JsonObject
 from headrace.serving.admission.waiting import disconnected
@@ -24,9 +24,10 @@ from headrace.serving.errors import ApiError, ClientGoneError, one_line
 from headrace.serving.http.direct import read_body
 from headrace.serving.http.docs_page import documents_page
 from headrace.serving.http.middleware import RequestMiddleware
+from headrace.serving.protocol.requests import check_doubled
 from headrace.serving.protocol.responses import JsonReply
 from headrace.serving.routes import dashboard as dashboard_routes
-from headrace.serving.routes.status import METRICS_TYPE, described
+from headrace.serving.routes.status import METRICS_TYPE, described, probed
 from headrace.serving.service import Service
 from headrace.serving.state import ServerState, no_such_model
 
@@ -163,7 +164,9 @@ class ModelRouter:
             raise ApiError(400, f"model is missing; {path} has {names}", code="missing_model", param="model")
         model = self.named(name)
         if model not in offering:
-            message = f"model {name!r:.200} ({model.task}) has no route {path}; it has {', '.join(sorted(model.paths))}"
+            message = (
+                f"model {shown(name, 200)} ({model.task}) has no route {path}; it has {', '.join(sorted(model.paths))}"
+            )
             raise ApiError(404, message, code="wrong_task", param="model")
         return model
 
@@ -267,13 +270,13 @@ def _status_routes(
     @routes.get("/ready")
     async def ready() -> Response:
         """Readiness: 503 while the server drains. Models are loaded when they are asked for."""
-        return JsonReply({"status": state.status}, 200 if state.ready else 503)
+        return probed(state.status, good=state.ready)
 
     @routes.get("/ready/{model:path}")
     async def ready_model(model: str) -> Response:
         """Readiness of one model: 503 unless it is loaded."""
         phase = pool.stats()[router.named(model).names[0]].phase
-        return JsonReply({"status": phase}, 200 if phase == "loaded" else 503)
+        return probed(phase, good=phase == "loaded")
 
     @routes.get("/metrics")
     async def metrics(request: Request) -> Response:
@@ -305,9 +308,10 @@ def _admin_routes(pool: ModelPool, router: ModelRouter, state: ServerState) -> A
         account = state.keys.account(request.scope["headers"])
         if account is not None and not account.settings.admin:
             raise ApiError(403, "loading and unloading need an admin key", code="admin_only")
-        fields = _fields(await request.body())
+        fields = _fields(body := await request.body())
+        check_doubled(body, len(fields))
         if unknown := [name for name in fields if name != "model"]:
-            raise ApiError(400, f"unknown field {unknown[0]!r:.60}; known: model", code="unknown_field")
+            raise ApiError(400, f"unknown field {shown(unknown[0])}; known: model", code="unknown_field")
         return router.named(fields.get("model"))
 
     @routes.post("/models/load")

@@ -8,10 +8,12 @@ from dataclasses import dataclass, field
 from fastapi import Request
 
 from headrace.engines.base import PromptedText, TokenIds, can_tokenize
+from headrace.errors import shown
 from headrace.events import Listener
 from headrace.records import JsonObject
 from headrace.serving.auth import Keys
 from headrace.serving.errors import ApiError
+from headrace.serving.hosts import Hosts
 from headrace.serving.limits import ServeLimits
 from headrace.serving.live import Observed
 from headrace.serving.service import CHARS_PER_COST, Call, Service
@@ -29,6 +31,7 @@ class ServerState:
     listener: Listener
     render_metrics: Callable[[], bytes]
     """Renders `/metrics`."""
+    hosts: Hosts = field(default_factory=lambda: Hosts(None))
     loaded: Service | None = None
     serving: bool = False
     """Whether it serves the models of `parts`, which are loaded when they are asked for."""
@@ -153,7 +156,7 @@ class ServerState:
         known = self.service.profile.prompt_names
         if isinstance(text, PromptedText) and text.prompt_name not in known:
             message = (
-                f"prompt_name is {text.prompt_name!r:.60}; the prompts of this server are "
+                f"prompt_name is {shown(text.prompt_name)}; the prompts of this server are "
                 f"{', '.join(map(repr, known)) or 'none'}"
             )
             raise ApiError(400, message, code="invalid_value", param="prompt_name")
@@ -205,7 +208,7 @@ class ServerState:
 def no_such_model(name: object, names: Sequence[str]) -> str:
     """The message about a model that is not served."""
     served = " and ".join(map(repr, names))
-    return f"there is no model {name!r:.200}; this server serves {served} (--served-model-name adds names)"
+    return f"there is no model {shown(name, 200)}; this server serves {served} (--served-model-name adds names)"
 
 
 def guess(chars: int) -> int:
@@ -219,7 +222,7 @@ def _seconds(header: str) -> float:
     except ValueError:
         seconds = 0.0
     if not 0 < seconds <= 86_400:
-        message = f"X-Request-Timeout is {header!r:.40}: it must be seconds > 0 and <= 86400"
+        message = f"X-Request-Timeout is {shown(header, 40)}: it must be seconds > 0 and <= 86400"
         raise ApiError(400, message, code="bad_timeout")
     return seconds
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import socket
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -121,7 +122,7 @@ def test_a_download_and_an_upload_under_way_come_to_their_end(tmp_path: Path) ->
         sent = client.post("/v1/files", files={"file": ("in.jsonl", content)}, data={"purpose": "batch"}, timeout=60)
         port = int(url.rsplit(":", 1)[1])
         with socket.create_connection(("127.0.0.1", port), timeout=60) as reader, _begun_upload(port) as upload:
-            reader.sendall(f"GET /v1/files/{sent.json()['id']}/content HTTP/1.1\r\nhost: x\r\n\r\n".encode())
+            reader.sendall(f"GET /v1/files/{sent.json()['id']}/content HTTP/1.1\r\nhost: localhost\r\n\r\n".encode())
             got = reader.recv(1_000)
             process.send_signal(signal.SIGTERM)
             time.sleep(4)  # longer than connections have that are merely open
@@ -140,7 +141,7 @@ def _begun_upload(port: int) -> socket.socket:
     body = head.format("purpose", "") + "batch\r\n" + head.format("file", '; filename="a"')
     length = len(body) + len("x\r\n--b--\r\n")
     upload.sendall(
-        f"POST /v1/files HTTP/1.1\r\nhost: x\r\ncontent-type: multipart/form-data; boundary=b\r\n"
+        f"POST /v1/files HTTP/1.1\r\nhost: localhost\r\ncontent-type: multipart/form-data; boundary=b\r\n"
         f"content-length: {length}\r\n\r\n{body}".encode()
     )
     return upload
@@ -197,6 +198,54 @@ def test_a_limit_that_is_met_costs_a_batch_nothing(tmp_path: Path) -> None:
         done = batch(url, identity)
         assert done["status"] == "completed"
         assert done["request_counts"] == {"total": count, "completed": count, "failed": 0}
+
+
+def test_under_load_every_request_is_answered_and_no_batch_loses_a_line(tmp_path: Path) -> None:
+    """Callers who never pause, on kept connections, beside three batches; and the next server finishes the batches."""
+    count = 2_000
+    rows = "".join(
+        json.dumps({"custom_id": str(n), "method": "POST", "url": "/v1/embeddings", "body": {"input": f"text {n}"}})
+        + "\n"
+        for n in range(count)
+    )
+    serve = ("--engine", "tests.acceptance.engines:slow", "--batch-tokens", "256", "--state-dir", "state")
+    stopping = threading.Event()
+
+    def call(url: str) -> list[tuple[int, bool]]:
+        """The statuses of one caller's requests, and whether each came with what it must have."""
+        found = []
+        with httpx.Client(base_url=url, timeout=60) as client:
+            while True:
+                try:
+                    answer = client.post("/v1/embeddings", json={"input": ["one", "two"]})
+                except (httpx.ConnectError, httpx.ReadError, httpx.RemoteProtocolError):
+                    if stopping.is_set():  # between two requests of this caller, the server has gone
+                        return found
+                    raise
+                good = len(answer.json()["data"]) == 2 if answer.status_code == 200 else "retry-after" in answer.headers
+                found.append((answer.status_code, good))
+                if answer.status_code == 503:
+                    return found
+
+    with server(*serve, folder=tmp_path) as (process, url), ThreadPoolExecutor(12) as pool:
+        sent = {"files": {"file": ("in.jsonl", rows.encode())}, "data": {"purpose": "batch"}}
+        file = httpx.post(f"{url}/v1/files", timeout=60, **sent).json()["id"]
+        body = {"input_file_id": file, "endpoint": "/v1/embeddings"}
+        identities = [post(url, "/v1/batches", body).json()["id"] for _ in range(3)]
+        wait_for(lambda: all(batch(url, one)["request_counts"]["completed"] > 0 for one in identities))
+        callers = [pool.submit(call, url) for _ in range(12)]
+        wait_for(lambda: metric(url, "headrace_accepted_records") >= 12)
+        stopping.set()
+        process.send_signal(signal.SIGTERM)
+        answers = [answer for caller in callers for answer in caller.result()]
+        assert process.wait(60) == 0
+        assert {status for status, _ in answers} <= {200, 503}
+        assert all(good for _, good in answers)
+    with server(*serve, folder=tmp_path) as (_, url):
+        for identity in identities:
+            wait_for(lambda identity=identity: batch(url, identity)["status"] == "completed")  # type: ignore[misc]
+            output = httpx.get(f"{url}/v1/files/{batch(url, identity)['output_file_id']}/content", timeout=60).text
+            assert sorted(int(json.loads(line)["custom_id"]) for line in output.splitlines()) == [*range(count)]
 
 
 def batch(url: str, identity: str) -> dict[str, Any]:

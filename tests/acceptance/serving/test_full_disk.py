@@ -30,9 +30,12 @@ def test_a_batch_that_fills_the_disk_fails_alone(tmp_path: Path) -> None:
         assert "File too large" in message or "cannot write" in message
         assert str(tmp_path) not in message
 
-        with pytest.raises(openai.APIStatusError) as refused:
-            client.files.create(file=("in.jsonl", b"x" * 2 * LIMIT), purpose="batch")
-        assert refused.value.status_code == 507
+        # A longer one is put into the temporary folder first.
+        for size, place in ((2 * LIMIT, f"{2 * LIMIT:,} bytes"), (2_000_000, "temporary folder")):
+            with pytest.raises(openai.APIStatusError) as refused:
+                client.files.create(file=("in.jsonl", b"x" * size), purpose="batch")
+            assert refused.value.status_code == 507
+            assert place in refused.value.message
         assert not list((tmp_path / "state").rglob("*.tmp"))
 
         assert process.poll() is None

@@ -142,11 +142,14 @@ def test_the_metrics_are_those_of_all_replicas(free_tcp_port: int) -> None:
     from headrace.cluster.replicas import Replicas
 
     key = {"Authorization": "Bearer sesame"}
-    settings = fake(keys=read_keys(None, "sesame"))
+    settings = fake(keys=read_keys(None, "sesame"), allowed_hosts=("localhost",))
     with served(settings, Replicas(2, 2), ClusterResources(cpus=0.5), "127.0.0.1", free_tcp_port) as address:
         for _ in range(40):
             ask(address, headers=key).raise_for_status()
         assert page(address, "/metrics").status_code == 401
+        for path in ("/metrics", "/v1/models"):
+            refused = page(address, path, headers={**key, "Host": "evil.com"})
+            assert (refused.status_code, refused.json()["error"]["code"]) == (400, "host_not_allowed")
         pages = [page(address, "/metrics", headers=key).text for _ in range(5)]
     for text in pages:
         lines = [line for line in text.splitlines() if line.startswith("headrace_requests_total")]

@@ -282,8 +282,9 @@ def test_whoever_deletes_while_listing_gets_every_file(serve: Callable[..., Any]
         assert deleted == files
 
 
-def test_an_address_with_a_slash_at_its_end_is_none(server: Running) -> None:
-    assert server.client.get("/v1/files/").status_code == 404
+def test_an_id_that_is_empty_deletes_nothing(server: Running) -> None:
+    assert server.client.get("/v1/files/").json()["object"] == "list"  # a slash at the end changes nothing
+    assert server.client.delete("/v1/files/").status_code == 405
 
 
 def test_ids_of_answers_are_those_of_their_batch(server: Running) -> None:

@@ -204,3 +204,55 @@ def test_images_have_vectors_for_the_openai_client(tmp_path: Path) -> None:
         assert server.post("/v1/embeddings", {"input": data_url(1)}).status_code == 401
         metrics = server.client.get("/metrics", headers={"X-API-Key": "k1"}).text
     assert 'headrace_requests_total{route="/v1/embeddings",status="200"} 1.0' in metrics
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"max_chunk_per_doc": 1},
+        {"max_chunk_per_doc": 10, "overlap_tokens": 80},
+        {"max_chunks_per_doc": 10},
+        {"max_tokens_per_doc": 4096},
+        {"priority": 3},
+        {"truncation": True},
+        {"return_documents": True, "top_n": None},
+    ],
+)
+def test_fields_of_other_rankers_that_change_nothing_are_taken(
+    pairs: tuple[Running, Path], fields: dict[str, Any]
+) -> None:
+    server, _ = pairs
+    body = {"query": "canal", "documents": [*TEXTS, LONG]}
+    plain, given = (server.post("/v1/rerank", {**body, **more}).json() for more in ({}, fields))
+    assert given["results"] == plain["results"]
+    assert [one.get("truncated") for one in given["results"]].count(True) == 1  # what is cut is told
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"max_chunk_per_doc": 0}, "max_chunk_per_doc"),
+        ({"max_tokens_per_doc": 5}, "max_tokens_per_doc"),
+        ({"rank_fields": ["title"]}, "rank_fields"),
+        ({"top_n": 1, "top_k": 2}, "top_k"),
+    ],
+)
+def test_fields_that_change_a_ranking_are_refused(
+    pairs: tuple[Running, Path], fields: dict[str, Any], param: str
+) -> None:
+    server, _ = pairs
+    answer = server.post("/v1/rerank", {"query": "canal", "documents": TEXTS, **fields})
+    assert error(answer)[::2] == (400, param)
+    cut = server.post("/v1/rerank", {"query": "canal", "documents": [LONG], "truncation": False})
+    assert error(cut)[1] == "too_long"
+    best = server.post("/v1/rerank", {"query": "canal", "documents": TEXTS, "top_k": 1}).json()["results"]
+    assert len(best) == 1
+
+
+def test_a_limit_on_chunks_is_refused_where_documents_are_split(tmp_path: Path) -> None:
+    folder = text_model(tmp_path, ("relevance",))
+    config = EngineConfig("score", str(folder), engine_options={"on_too_long": "split"})
+    with running(ServerSettings(config, name="ranker")) as server:
+        for name in ("max_chunk_per_doc", "max_chunks_per_doc", "overlap_tokens"):
+            answer = server.post("/v1/rerank", {"query": "canal", "documents": [LONG], name: 2})
+            assert error(answer)[::2] == (400, name)

@@ -154,3 +154,65 @@ def test_a_prompt_outside_the_pooling_is_the_same_for_all_texts(folder: Path, tm
     payloads = [one.payload for one in engine.prepare(TEXTS)]
     assert np.abs(np.array(engine.forward(payloads)) - reference.encode(TEXTS, prompt_name="query")).max() < 1e-4
     engine.close()
+
+
+@pytest.mark.parametrize(
+    ("body", "name"),
+    [
+        ({"input_type": "query"}, "query"),
+        ({"input_type": "document"}, "document"),
+        ({"input_type": "query", "prompt_name": "query"}, "query"),
+        ({"task": "retrieval.query"}, "query"),
+        ({"task": "retrieval.passage"}, "document"),
+        ({"task": None, "input_type": None}, None),
+    ],
+)
+def test_input_type_and_task_are_the_models_prompts(
+    server: Running, reference: SentenceTransformer, body: dict[str, Any], name: str | None
+) -> None:
+    expected = reference.encode(TEXTS, prompt_name=name)
+    assert np.abs(embed(server, **body) - expected).max() < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "words"),
+    [
+        ({"input_type": "search_query"}, "input_type", "'query', 'document'"),
+        ({"task": "text-matching"}, "task", "'query', 'document'"),
+        ({"task": "retrieval.query", "input_type": "query"}, "task", "differ"),
+        ({"input_type": "query", "prompt_name": "document"}, "input_type", "give one"),
+        ({"late_chunking": True}, "late_chunking", "False"),
+        ({"normalized": False}, "normalized", "True"),
+        ({"dimensions": 2, "output_dimension": 3}, "output_dimension", "differ"),
+        ({"output_dimension": 7}, "dimensions", "dimensions is 7"),
+        ({"encoding_format": "base64", "embedding_type": "float"}, "embedding_type", "differ"),
+        ({"output_dtype": "int8", "embedding_type": "binary"}, "embedding_type", "differ"),
+        ({"truncate": True, "truncation": False}, "truncation", "differ"),
+    ],
+)
+def test_what_would_change_an_answer_is_refused_by_name(
+    server: Running, body: dict[str, Any], param: str, words: str
+) -> None:
+    answer = server.post("/v1/embeddings", {"input": TEXTS, **body})
+    assert answer.status_code == 400, answer.text
+    error = answer.json()["error"]
+    assert error["param"] == param
+    assert words in error["message"]
+
+
+def test_fields_of_voyage_and_jina_mean_what_openais_do(server: Running) -> None:
+    plain = embed(server)
+    same = {"output_dimension": 32, "output_dtype": "float", "truncation": True, "late_chunking": False}
+    assert np.array_equal(embed(server, **same, embedding_type="float"), plain)
+    normal = plain / np.linalg.norm(plain, axis=1, keepdims=True)
+    assert np.abs(embed(server, normalized=True) - normal).max() < 1e-5
+    assert np.array_equal(embed(server, embedding_type="binary"), embed(server, output_dtype="binary"))
+    encoded = [
+        server.post("/v1/embeddings", {"input": TEXTS, **body}).json()["data"]
+        for body in ({"embedding_type": "base64"}, {"encoding_format": "base64"})
+    ]
+    assert encoded[0] == encoded[1]
+    assert isinstance(encoded[0][0]["embedding"], str)
+    long = server.post("/v1/embeddings", {"input": "mill " * 5_000, "truncation": False})
+    assert long.status_code == 400
+    assert long.json()["error"]["code"] == "too_long"

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from headrace import build_app
 from headrace.errors import ConfigError
 from headrace.serving.auth import Keys, read_keys
 from headrace.serving.errors import ApiError
@@ -75,6 +76,54 @@ def test_a_file_that_says_something_else_is_refused(tmp_path: Path, text: str, m
         read_keys(path, None)
 
 
+@pytest.mark.parametrize("value", ["", ",", " ", " , ,", "\t", "\n", "\u00a0,"])
+def test_a_variable_without_a_key_is_refused(tmp_path: Path, value: str) -> None:
+    path = tmp_path / "keys"
+    path.write_text("k1")
+    for file in (None, path):  # what was meant to be a key is missing all the same
+        with pytest.raises(ConfigError, match="HEADRACE_API_KEYS is set but holds no key"):
+            read_keys(file, value)
+
+
+@pytest.mark.parametrize("key", ["\u200b", "k1\u200b", "\ufeff", "k\x00"])
+def test_a_key_that_cannot_be_seen_is_refused(tmp_path: Path, key: str) -> None:
+    path = tmp_path / "keys"
+    path.write_text(f"k2\nalice {key}", encoding="utf-8")
+    for given in ((path, None), (None, f"k2,{key}")):
+        with pytest.raises(ConfigError, match="cannot be seen"):
+            read_keys(*given)
+
+
+def test_a_key_is_not_cut_and_a_mark_at_the_start_is_no_part_of_it(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    path.write_text("\ufeffk#1\nalice k2#3 admin # hers\n#k4\n", encoding="utf-8")
+    keys = Keys(read_keys(path, None))
+    assert [status(keys, bearer(key)) for key in ("k#1", "k2#3", "k", "k2", "k4")] == [200, 200, 401, 401, 401]
+
+
+def test_other_keys_are_taken_while_requests_run(tmp_path: Path) -> None:
+    path, now = tmp_path / "keys", [0.0]
+    path.write_text("alice k1 per_minute=2\nbob k2 admin\n")
+    keys = Keys(read_keys(path, None), clock=lambda: now[0])
+    alice, bob = keys.account(bearer("k1")), keys.account(bearer("k2"))
+    assert alice is not None
+    assert bob is not None
+    keys.enter(alice)
+    keys.enter(bob)
+    path.write_text("alice k1 per_minute=2 max_concurrent=8\nalice k3\n")
+    assert keys.replace(read_keys(path, None))
+    assert not keys.replace(read_keys(path, None))
+    assert [status(keys, bearer(key)) for key in ("k1", "k1", "k2", "k3")] == [200, 429, 401, 200]  # no new allowance
+    assert not keys.has_admin
+    bob.leave()  # its request ends after its key
+    assert (keys.use()["bob"].requests, keys.use()["bob"].running) == (1, 0)
+    assert keys.use()["alice"].requests == 4
+    path.write_text("bob k2 per_minute=1\n")
+    assert keys.replace(read_keys(path, None))
+    assert [status(keys, bearer("k2")) for _ in range(2)] == [200, 429]
+    assert keys.use()["bob"].requests == 3  # a counter does not fall
+
+
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot read"):
         read_keys(tmp_path / "none", None)
@@ -100,3 +149,13 @@ def test_requests_a_minute_are_limited_and_come_back_with_time(tmp_path: Path) -
     assert status(keys, bearer("k1")) == 429
     now[0] = 30.1
     assert [status(keys, bearer("k1")) for _ in range(2)] == [200, 429]
+
+
+def test_an_app_that_does_not_read_the_variable_says_that_it_is_open(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("HEADRACE_API_KEYS", "k1")
+    build_app(engine="headrace.testing:FakeEngine", keys=read_keys(None, "k1"))
+    assert "open to everyone" not in caplog.text
+    build_app(engine="headrace.testing:FakeEngine")
+    assert "open to everyone" in caplog.text

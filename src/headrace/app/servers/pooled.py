@@ -34,6 +34,7 @@ from headrace.observe.exporters.prometheus import PrometheusListener, device_sec
 from headrace.observe.live.server import ServerAccount, ServerFacts, numbered
 from headrace.pool.pool import ModelPool
 from headrace.serving.auth import Keys
+from headrace.serving.hosts import Hosts
 from headrace.serving.metrics import families_of_pool
 from headrace.serving.pooled import ModelApp, create_pooled_app
 from headrace.serving.state import ServerState
@@ -133,7 +134,6 @@ def build_pooled(content: ModelsFile, shared: ServerSettings) -> tuple[FastAPI, 
     Raises:
         ConfigError: a task, engine, option or folder of a model does not exist, or it is larger than the pool.
     """
-    keys = Keys(shared.keys)
     known_keys = {key.name for key in shared.keys}
     room = content.pool
     pool = ModelPool(
@@ -175,7 +175,8 @@ def build_pooled(content: ModelsFile, shared: ServerSettings) -> tuple[FastAPI, 
 
     metrics = PrometheusListener(pulled, headrace.__version__)
     parts = [model.state for model in models]
-    state = ServerState(limits, keys, Broadcast([metrics, *listeners]), metrics.render, parts=parts)
+    state = ServerState(limits, Keys(shared.keys), Broadcast([metrics, *listeners]), metrics.render, parts=parts)
+    state.hosts = Hosts(shared.allowed_hosts)
     state.observed = ObservedServer(state, account)
     state.tracing = server_spans()
     if shared.state is not None:
@@ -192,7 +193,7 @@ def _served(entry: ModelSection, shared: ServerSettings, device: Listener) -> tu
     names = (entry.name, *entry.aliases)
     target_s = None if entry.latency_target_ms is None else entry.latency_target_ms / 1000
     settings = check_settings(
-        replace(shared, config=config, name=names, keys=(), listeners=(), latency_target_s=target_s)
+        replace(shared, config=config, name=names, keys=(), allowed_hosts=None, listeners=(), latency_target_s=target_s)
     )
     settings.config.check()  # folders too, before the first request
     if isinstance(config.engine, str) and ":" in config.engine and not config.engine_process:

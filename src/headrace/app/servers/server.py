@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -34,7 +35,8 @@ from headrace.events import Listener, ModelLoaded
 from headrace.observe.exporters.prometheus import PrometheusListener, device_seconds
 from headrace.observe.live.server import ServerAccount
 from headrace.serving.app import create_app
-from headrace.serving.auth import Keys, KeySettings
+from headrace.serving.auth import KEYS, Keys, KeySettings
+from headrace.serving.hosts import Hosts
 from headrace.serving.limits import ServeLimits
 from headrace.serving.metrics import families
 from headrace.serving.service import ServedModel, Service
@@ -62,6 +64,8 @@ class ServerSettings:
     limits: ServeLimits = field(default_factory=ServeLimits)
     keys: Sequence[KeySettings] = ()
     """API keys; empty to accept all requests."""
+    allowed_hosts: Sequence[str] | None = None
+    """Names in the `Host` of requests, such as "localhost" or "*.example.com"; None for all. IP addresses are too."""
     state: Path | None = None
     """Folder for files and jobs of the Batch API; None for no Batch API."""
     latency_target_s: float | None = None
@@ -86,6 +90,7 @@ class ServerOptions(LocalOptions, total=False):
     batch_timeout_s: float
     limits: ServeLimits | None
     keys: Sequence[KeySettings]
+    allowed_hosts: Sequence[str] | None
     state: str | Path | None
     latency_target_s: float | None
     pickled_weights: bool
@@ -106,6 +111,7 @@ def build_app(  # noqa: PLR0913 - keyword-only settings of the front door, publi
     batch_timeout_s: float = 0.002,
     limits: ServeLimits | None = None,
     keys: Sequence[KeySettings] = (),
+    allowed_hosts: Sequence[str] | None = None,
     state: str | Path | None = None,
     latency_target_s: float | None = None,
     pickled_weights: bool = False,
@@ -119,8 +125,7 @@ def build_app(  # noqa: PLR0913 - keyword-only settings of the front door, publi
 
     Args:
         task: such as "embed" or "generate"; None for "embed", or for "custom" with a function or handler of your own.
-        model: a folder, an included model, or `org/name[@revision]` on the Hugging Face Hub (docs/engines.md); None for
-            the task's default model.
+        model: a folder, an included model, or `org/name[@revision]` on the Hub (docs/engines.md); None for the default.
         options: options of the engine, such as `max_model_len`.
         engine_options: the same as a mapping, for an engine of your own.
     All others are as `ServerSettings` and `EngineConfig` have them.
@@ -140,18 +145,18 @@ def build_app(  # noqa: PLR0913 - keyword-only settings of the front door, publi
         engine_timeout_s=engine_timeout_s,
         pickled_weights=pickled_weights,
     )
-    return build(
-        ServerSettings(
-            config,
-            name=name,
-            batch_timeout_s=batch_timeout_s,
-            limits=limits or ServeLimits(),
-            keys=keys,
-            state=None if state is None else Path(state),
-            latency_target_s=latency_target_s,
-            listeners=listeners,
-        )
-    )[0]
+    settings = ServerSettings(
+        config,
+        name=name,
+        batch_timeout_s=batch_timeout_s,
+        limits=limits or ServeLimits(),
+        keys=keys,
+        allowed_hosts=allowed_hosts,
+        state=None if state is None else Path(state),
+        latency_target_s=latency_target_s,
+        listeners=listeners,
+    )
+    return build(settings)[0]
 
 
 def build(settings: ServerSettings) -> tuple[FastAPI, ServerState]:
@@ -161,6 +166,8 @@ def build(settings: ServerSettings) -> tuple[FastAPI, ServerState]:
         ConfigError: a task, engine or option that does not exist.
     """
     settings = check_settings(settings)
+    if not settings.keys and KEYS in os.environ:  # the command line reads it and passes its keys on
+        logger.warning("%s is set, but `keys` is empty: the app is open to everyone; pass read_keys(None, ...)", KEYS)
     account = ServerAccount(_served_model(settings.name, settings.config).name, time.monotonic())
     api: BatchApi | None = None
 
@@ -208,16 +215,17 @@ def _model(
     listeners: list[Listener] = [metrics, *map(Guarded, settings.listeners), device]
     name = _served_model(settings.name, settings.config).name
     server = ServerState(settings.limits, Keys(settings.keys), Broadcast(listeners), metrics.render, name=name)
+    server.hosts = Hosts(settings.allowed_hosts)
     spans = server_spans()
     server.tracing = spans
     return server, BulkModel(server, settings.config.task or "", settings.latency_target_s, listeners), spans
 
 
 def check_settings(settings: ServerSettings) -> ServerSettings:
-    """Check task, engine and options, and resolve the task.
+    """Check task, engine, options and hosts, and resolve the task.
 
     Raises:
-        ConfigError: a task, engine or option does not exist.
+        ConfigError: a task, engine or option does not exist, or an allowed host is no host name.
     """
     config = settings.config.resolved()
     config.check(SERVER_SETTINGS, model=False)
@@ -229,6 +237,7 @@ def check_settings(settings: ServerSettings) -> ServerSettings:
     state = None if settings.state is None else settings.state.absolute()  # user code may change the current folder
     settings = replace(settings, config=config.anchored(), limits=limits, state=state)
     _served_model(settings.name, config)
+    Hosts(settings.allowed_hosts)
     return settings
 
 

@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import BinaryIO, TypedDict
 
+from headrace.errors import shown
 from headrace.io.storage.atomic import atomic_file, sync_folder
 from headrace.serving.auth import EVERYBODY, Tenant
 from headrace.serving.errors import ApiError
@@ -128,4 +129,4 @@ class FileStore:
 
 
 def _not_found(identity: str) -> ApiError:
-    return ApiError(404, f"there is no file {identity!r:.80}", code="file_not_found", param="file_id")
+    return ApiError(404, f"there is no file {shown(identity, 80)}", code="file_not_found", param="file_id")

@@ -137,9 +137,9 @@ class Lines:
         request = EmbeddingRequest.model_validate(body)
         request.refuse_unknown()
         _refuse_timeout(request)
-        texts = request.inputs()
-        self._state.check_texts(texts, "input")
         service = self._state.service
+        texts = request.inputs(service.profile.prompt_names)
+        self._state.check_texts(texts, "input")
         return _Inputs(texts, request.may_cut(service.longest), vector_format(request, service))
 
     def _completion(self, body: object) -> _Inputs:
@@ -173,6 +173,7 @@ class Lines:
         request.refuse_unknown()
         _refuse_timeout(request)
         texts = request.listed()
+        request.check_chunks(splits=self._state.service.profile.splits)
         if request.texts is not None:
             raise ApiError(400, "texts: a line of a batch has documents", code="invalid_value", param="texts")
         pairs = [(request.query, text) for text in texts]

@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypedDict, TypeVar, Unpack
 
-from headrace.errors import HeadraceError, ResumeMismatchError
+from headrace.errors import HeadraceError, ResumeMismatchError, shown
 from headrace.io.storage.atomic import atomic_file
 from headrace.openai_protocol import batch_error
 from headrace.retry import RetryPolicy, is_transient_state
@@ -122,7 +122,9 @@ class Batches:
         """
         if endpoint not in self._services.endpoints:
             known = ", ".join(self._services.endpoints) or "none for this model"
-            raise ApiError(400, f"endpoint is {endpoint!r:.80}; known: {known}", code="bad_endpoint", param="endpoint")
+            raise ApiError(
+                400, f"endpoint is {shown(endpoint, 80)}; known: {known}", code="bad_endpoint", param="endpoint"
+            )
         if self._files.get(input_file, tenant)["purpose"] != "batch":
             raise ApiError(400, "the input file's purpose is not batch", code="bad_purpose", param="input_file_id")
         created = now()
@@ -144,7 +146,7 @@ class Batches:
         """The current batch; raises ApiError 404 if it does not exist or belongs to another tenant."""
         batch = self._batches.get(identity) if _ID.fullmatch(identity) else None
         if batch is None or not tenant.owns(batch.owner):
-            raise ApiError(404, f"there is no batch {identity!r:.80}", code="batch_not_found", param="batch_id")
+            raise ApiError(404, f"there is no batch {shown(identity, 80)}", code="batch_not_found", param="batch_id")
         return batch
 
     def list(self, tenant: Tenant = EVERYBODY) -> list[Batch]:
@@ -383,6 +385,6 @@ class Batches:
 def _seconds(window: str) -> int:
     match = re.fullmatch(r"([1-9]\d{0,4})([smhd])", window)
     if match is None:
-        message = f"completion_window is {window!r:.40}: it must be a number followed by s, m, h or d, such as 24h"
+        message = f"completion_window is {shown(window, 40)}: it must be a number followed by s, m, h or d, such as 24h"
         raise ApiError(400, message, code="bad_window", param="completion_window")
     return int(match[1]) * {"s": 1, "m": 60, "h": 3_600, "d": 86_400}[match[2]]

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import numpy as np
 
-from headrace.errors import misspelt
+from headrace.errors import misspelt, shown
 from headrace.io.formats.openai_batch import LINE_FIELDS
 from headrace.io.storage.files import look_at
 from headrace.io.storage.rows import line_blocks, parse_object
 from headrace.openai_protocol import batch_error
 from headrace.records import JsonObject
 from headrace.serving.errors import ApiError
-from headrace.serving.protocol.requests import HEAVY_BYTES, check_values
+from headrace.serving.protocol.requests import HEAVY_BYTES, check_doubled, check_values
 from headrace.serving.state import no_such_model
 
 MOST_ERRORS = 100
@@ -106,6 +106,12 @@ def _check(line: bytes, number: int, rules: LineRules, found: ValidatedFile) -> 
     except (ValueError, TypeError, RecursionError):
         found.refuse(number, "invalid_json_line", "the line is not a JSON object")
         return None
+    try:
+        body = row.get("body")
+        check_doubled(line, len(row) + (len(body) if isinstance(body, dict) else 0))
+    except ApiError as error:
+        found.refuse(number, error.body["error"]["code"], error.detail, error.body["error"]["param"])
+        return None
     problem = _problem(row, rules)
     if problem is not None:
         code, message, field = problem
@@ -120,11 +126,11 @@ def _problem(row: Mapping[str, object], rules: LineRules) -> tuple[str, str, str
     """Code, message and field of the first error of a request; None if it is valid."""
     identity, body = row.get("custom_id"), row.get("body")
     if not isinstance(identity, str) or not identity or not _is_unicode(identity):
-        return "invalid_custom_id", f"custom_id is {identity!r:.80}: it must be a non-empty string", "custom_id"
+        return "invalid_custom_id", f"custom_id is {shown(identity, 80)}: it must be a non-empty string", "custom_id"
     if row.get("method") != "POST":
-        return "invalid_method", f"method is {row.get('method')!r:.80}: it must be POST", "method"
+        return "invalid_method", f"method is {shown(row.get('method'), 80)}: it must be POST", "method"
     if row.get("url") != rules.url:
-        return "mismatched_url", f"url is {row.get('url')!r:.80}: the batch's endpoint is {rules.url}", "url"
+        return "mismatched_url", f"url is {shown(row.get('url'), 80)}: the batch's endpoint is {rules.url}", "url"
     if not isinstance(body, dict):
         return "invalid_body", f"body is of type {type(body).__name__}: it must be an object", "body"
     return _problem_of_model(body, rules)
@@ -174,5 +180,5 @@ def _refuse_duplicates(path: Path, rules: LineRules, digests: array[int], found:
             continue
         before = first.setdefault(identity, number)
         if before != number:
-            message = f"custom_id {identity!r:.200} is already used on line {before}; each must be unique"
+            message = f"custom_id {shown(identity, 200)} is already used on line {before}; each must be unique"
             found.refuse(number, "duplicate_custom_id", message, "custom_id")

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import Literal, TypedDict
+from array import array
+from typing import Any, Literal, TypedDict
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from headrace.openai_protocol import error_body
@@ -13,6 +15,8 @@ from headrace.serving.http.request_id import new_id
 from headrace.serving.limits import ServeLimits
 
 _SLICE = 16 * 1024
+_OF_UPGRADES = frozenset({b"upgrade", b"http2-settings"})
+"""Headers, and words of `Connection`, that ask for another protocol."""
 
 
 def _answer(status: bytes, message: str, code: str) -> bytes:
@@ -22,14 +26,45 @@ def _answer(status: bytes, message: str, code: str) -> bytes:
     return head % (status, new_id().encode()) + b"content-length: %d\r\n\r\n" % len(body) + body
 
 
+class _Parser(httptools.HttpRequestParser):
+    """A parser that goes on after a request for another protocol, such as HTTP/2, as if it had not asked.
+
+    A server may ignore such a wish. The parser underneath stops there and leaves the body unread.
+    """
+
+    def __init__(self, protocol: BoundedProtocol) -> None:
+        super().__init__(protocol)
+        self._protocol = protocol
+        # As uvicorn: a pipelined request after the last one of a connection spoils no answer.
+        self.set_dangerous_leniencies(lenient_data_after_close=True)
+
+    def feed_data(self, data: bytes | bytearray | memoryview[int] | array[int]) -> None:
+        """Parse data."""
+        parser, data = self, bytes(data)
+        while True:
+            try:
+                super(_Parser, parser).feed_data(data)
+            except httptools.HttpParserUpgrade as stop:
+                if parser.get_method() == b"CONNECT":
+                    raise httptools.HttpParserInvalidMethodError("the server is no proxy") from None
+                data = self._protocol.without_upgrade() + data[stop.args[0] :]
+                parser = self._protocol.parser = _Parser(self._protocol)
+            else:
+                return
+
+
 class BoundedProtocol(HttpToolsProtocol):
-    """Limits the size of headers and the wait for a request."""
+    """Limits the size of headers and the wait for a request. A wish for another protocol is ignored."""
 
     limits: ServeLimits
     """Set on a subclass, because uvicorn creates the protocol of each connection."""
     _header_bytes = 0
     _in_headers = False
     _timer: asyncio.TimerHandle | None = None
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.parser = _Parser(self)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start the timer for the first request."""
@@ -62,7 +97,24 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """Stop the timer."""
         self._done_with_headers()
-        super().on_headers_complete()
+        if not self.parser.should_upgrade():
+            super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        """End the body, unless the parser has stopped before it."""
+        if not self.parser.should_upgrade():
+            super().on_message_complete()
+
+    def without_upgrade(self) -> bytes:
+        """The head of the request that was just read, without the wish for another protocol."""
+        version = self.parser.get_http_version().encode()
+        lines = [b"%b %b HTTP/%b" % (self.parser.get_method(), self.url, version)]
+        for name, value in self.headers:
+            if name == b"connection":
+                value = b",".join(word for word in value.split(b",") if word.strip().lower() not in _OF_UPGRADES)
+            if name not in _OF_UPGRADES:
+                lines.append(b"%b: %b" % (name, value))
+        return b"\r\n".join((*lines, b"", b""))
 
     def send_400_response(self, msg: str) -> None:
         """Refuse invalid HTTP in the format of every other error."""
@@ -93,9 +145,10 @@ class ProtocolOptions(TypedDict):
     http: type[asyncio.Protocol]
     ws: Literal["none"]
     loop: Literal["uvloop"]
+    timeout_keep_alive: int
 
 
 def protocol_options(limits: ServeLimits) -> ProtocolOptions:
     """The connection options of `uvicorn.Config`."""
     protocol = type("BoundedProtocol", (BoundedProtocol,), {"limits": limits})
-    return {"http": protocol, "ws": "none", "loop": "uvloop"}
+    return {"http": protocol, "ws": "none", "loop": "uvloop", "timeout_keep_alive": limits.keep_alive_s}

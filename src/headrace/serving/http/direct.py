@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from starlette.types import Receive, Scope, Send
 
 from headrace.serving.errors import ApiError, ClientGoneError, invalid
-from headrace.serving.protocol.requests import HEAVY_BYTES, Fields, check_values
+from headrace.serving.protocol.requests import HEAVY_BYTES, Fields, check_doubled, check_values
 
 
 class DirectRoute(APIRoute):
@@ -55,6 +55,7 @@ class DirectRoute(APIRoute):
         if not raw:
             raise ApiError(400, "the request has no body", code="missing")
         body = self._validated(raw)
+        check_doubled(raw, len(body.model_fields_set))
         if body.model_extra:
             body.refuse_unknown()
         return body

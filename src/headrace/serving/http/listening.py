@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import socket
 
 from headrace.errors import ConfigError
@@ -21,3 +22,12 @@ def bind(host: str, port: int) -> socket.socket:
         listener.close()
         raise ConfigError(f"cannot listen on {host} port {port}: {error.strerror}; choose another --port") from error
     return listener
+
+
+def only_here(host: str) -> bool:
+    """Whether the address can be reached from this machine alone."""
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM) if host else []
+    except OSError:  # the one who binds it says so
+        return False
+    return bool(found) and all(ipaddress.ip_address(str(address[0])).is_loopback for *_, address in found)

@@ -9,6 +9,7 @@ from collections.abc import Generator, Mapping
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from headrace.errors import shown
 from headrace.events import RequestDone
 from headrace.serving.auth import KeyAccount, Keys
 from headrace.serving.errors import ApiError, ClientGoneError
@@ -26,6 +27,15 @@ EVENTS = "/dashboard/events"
 OBSERVING = frozenset({"/metrics", "/report", "/dashboard/state", EVENTS})
 """Also answered while the server loads or drains. They use up no limit of their key, and a drain waits for none."""
 UPLOADS = "/v1/files"
+_PROBES = {
+    "/healthz": "/health",
+    "/livez": "/health",
+    "/v2/health/live": "/health",
+    "/readyz": "/ready",
+    "/ping": "/ready",
+    "/v2/health/ready": "/ready",
+}
+"""Other usual names of routes: of Kubernetes, SageMaker and the Open Inference Protocol."""
 CLIENT_GONE = 499
 """nginx's status for a client that disconnected. It appears only in metrics."""
 
@@ -33,12 +43,32 @@ CLIENT_GONE = 499
 _access = logging.getLogger("headrace.access")
 
 
-def _log(identity: str, method: str, route: str, status: int, took_s: float) -> None:
+def _log(identity: str, scope: Scope, answered: tuple[str, str, int], took_s: float) -> None:
     """Log one request, if anyone wants to know. The route is named rather than the path, which a client may choose."""
     if not identity or not _access.isEnabledFor(logging.INFO):
         return
-    facts = {"request_id": identity, "method": method, "route": route, "status": status, "ms": round(took_s * 1e3, 1)}
-    _access.info("%s %s %s %d %.1f ms", identity, method, route, status, took_s * 1e3, extra={"facts": facts})
+    method, route, status = answered
+    client = scope.get("client")
+    facts: dict[str, object] = {
+        "request_id": identity,
+        "client": client[0] if client else None,
+        "key": scope.get("headrace_caller"),
+        "method": method,
+        "route": route,
+        "status": status,
+        "ms": round(took_s * 1e3, 1),
+    }
+    _access.info("%s ms", " ".join(str(fact) for fact in facts.values() if fact is not None), extra={"facts": facts})
+
+
+def _canonical(scope: Scope) -> Scope:
+    """The request with the usual spelling of its path: without slashes at its end and doubled ones at its start."""
+    path: str = scope["path"]
+    root: str = scope.get("root_path", "")
+    given = path.removeprefix(root)
+    route = "/" + given.strip("/") if given.endswith("/") or given.startswith("//") else given
+    route = _PROBES.get(route, route)
+    return scope if route == given else {**scope, "path": root + route}
 
 
 class RequestMiddleware:
@@ -64,6 +94,7 @@ class RequestMiddleware:
         status = 500
         method = scope["method"]
         inner = "headrace_request_id" in scope  # the app of one of several models: the outer app answers for the id
+        scope = _canonical(scope)
         identity = scope["headrace_request_id"] = (
             scope["headrace_request_id"] if inner else request_id(scope["headers"])
         )
@@ -93,7 +124,7 @@ class RequestMiddleware:
             if route != EVENTS:
                 now = time.monotonic()
                 self._state.listener(RequestDone(route, method, status, now - began, now))
-                _log("" if inner else identity, method, route, status, now - began)
+                _log("" if inner else identity, scope, (method, route, status), now - began)
             _end_span(span, route, status)
 
     def _begin_span(self, scope: Scope) -> RequestSpan | None:
@@ -104,12 +135,16 @@ class RequestMiddleware:
         return span
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._state.hosts.check(scope["headers"])
         path = scope["path"].removeprefix(scope.get("root_path", ""))
         if path in OPEN_PATHS:
             await self._app(scope, receive, send)
             return
         keys: Keys = self._state.keys
         account = keys.account(scope["headers"])
+        if account is not None:
+            scope["headrace_caller"] = account.settings.name
+            scope["headrace_tenant"] = account.tenant
         if path in OBSERVING:
             await self._app(scope, receive, send)
             return
@@ -131,13 +166,11 @@ class RequestMiddleware:
         route = self._direct.get(path)
         if route is not None and scope["method"] == "POST":
             scope["route"], app = route, route.serve
-        body.check_length(scope["headers"])
+        body.check_headers(scope["headers"])
         if account is None:
             await app(scope, body.receive, send)
             return
         self._state.keys.enter(account)
-        scope["headrace_caller"] = account.settings.name
-        scope["headrace_tenant"] = account.tenant
         try:
             await app(scope, body.receive, send)
         finally:
@@ -168,11 +201,22 @@ class _Body:
         self._deadline = 0.0
         self._complete = False
 
-    def check_length(self, headers: list[tuple[bytes, bytes]]) -> None:
-        """Raise 413 if the Content-Length is over the limit."""
+    def check_headers(self, headers: list[tuple[bytes, bytes]]) -> None:
+        """Refuse a body by its headers.
+
+        Raises:
+            ApiError: 413 for one that is too long, 415 for one that is compressed, 501 for another transfer coding.
+        """
         for name, value in headers:
-            if name == b"content-length" and value.isdigit() and int(value) > self._max_bytes:
-                raise self._too_long()
+            if name == b"content-length":
+                if value.isdigit() and int(value) > self._max_bytes:
+                    raise self._too_long()
+            elif name == b"content-encoding":
+                _refuse_coding(
+                    value, b"identity", 415, "Content-Encoding", "send the body as it is, without the header"
+                )
+            elif name == b"transfer-encoding":
+                _refuse_coding(value, b"chunked", 501, "Transfer-Encoding", "only chunked is known, once")
 
     async def receive(self) -> Message:
         """Receive the next message.
@@ -232,9 +276,15 @@ class _Resumed:
             return message
 
 
+def _refuse_coding(value: bytes, known: bytes, status: int, header: str, way_out: str) -> None:
+    if value.strip().lower() not in (known, b""):
+        message = f"{header} is {shown(value.decode('latin-1'), 80)}: {way_out}"
+        raise ApiError(status, message, code="unsupported_encoding", param=header)
+
+
 def error_response(error: ApiError) -> JsonReply:
     """The response to an error."""
     # The rest of the body is not read, so the connection cannot be reused. A stopping server keeps none either.
-    unread = error.body["error"]["code"] in ("slow_body", "not_ready") or error.status_code == 413
+    unread = error.body["error"]["code"] in ("slow_body", "not_ready") or error.status_code in (413, 501)
     close = {"Connection": "close"} if unread else {}
     return JsonReply(error.body, error.status_code, {**(error.headers or {}), **close})

@@ -10,6 +10,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from types import FrameType
 from typing import Any
 
@@ -19,6 +20,7 @@ from fastapi import FastAPI
 from headrace.concurrency.garbage_collection import fewer_collections
 from headrace.errors import ConfigError
 from headrace.serving.http.bounded_protocol import protocol_options
+from headrace.serving.http.key_file import KeyFile
 from headrace.serving.http.listening import bind
 from headrace.serving.state import ServerState
 
@@ -41,9 +43,16 @@ class Server(uvicorn.Server):
         app: the app to serve.
         state: the app's state.
         uvicorn_options: options of `uvicorn.Config`, such as host, port and TLS.
+        key_file: where the API keys of `state` are from; None for no file.
     """
 
-    def __init__(self, app: FastAPI, state: ServerState, uvicorn_options: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        app: FastAPI,
+        state: ServerState,
+        uvicorn_options: Mapping[str, Any],
+        key_file: KeyFile | None = None,
+    ) -> None:
         super().__init__(
             uvicorn.Config(
                 app,
@@ -57,6 +66,7 @@ class Server(uvicorn.Server):
         )
         self._app = app
         self._state = state
+        self._key_file = key_file
         self._drain_until = 0.0
         self._on_ready: Callable[[str, Sequence[str]], None] | None = None
         state.on_dead = self._drain
@@ -92,7 +102,8 @@ class Server(uvicorn.Server):
         return 1 if self._state.dead else 0
 
     async def _run(self, listener: socket.socket) -> None:
-        async with self._app.router.lifespan_context(self._app):
+        keys = nullcontext() if self._key_file is None else self._key_file.followed(self._state.keys)
+        async with keys, self._app.router.lifespan_context(self._app):
             gc.collect()
             with fewer_collections():  # they would delay requests
                 await self.serve(sockets=[listener])

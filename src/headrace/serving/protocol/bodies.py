@@ -31,7 +31,7 @@ def ranking_body(request: RerankRequest, found: Answers) -> JsonObject:
     if request.return_documents is not False:
         for result, text in zip(results, request.listed(), strict=True):
             result["document"] = {"text": text}
-    ranked = [results[index] for index in ranking(found.outputs)[: request.top_n]]
+    ranked = [results[index] for index in ranking(found.outputs)[: request.most]]
     return {"results": ranked, "usage": input_usage(found.cost, found.truncated)}
 
 

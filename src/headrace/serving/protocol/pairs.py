@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, cast
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -51,7 +51,17 @@ class RerankRequest(TextsRequest):
         list[str | Document] | None, Field(fail_fast=True, description="As Cohere and Jina have it.")
     ] = None
     top_n: Annotated[int | None, Field(ge=1, description="Return only the best `top_n` documents.")] = None
+    top_k: Annotated[int | None, Field(ge=1, description="As Voyage has it; the same as top_n.")] = None
     return_documents: bool | None = None
+    max_chunk_per_doc: Annotated[
+        int | None, Field(ge=1, description="As Jina has it. A document is one chunk: more of it is cut, as without.")
+    ] = None
+    max_chunks_per_doc: Annotated[int | None, Field(ge=1, description="As Cohere has it; the same.")] = None
+    overlap_tokens: Annotated[int | None, Field(ge=0, description="Of chunks. A document is one chunk.")] = None
+    max_tokens_per_doc: Annotated[
+        int | None, Field(ge=1, description="As Cohere has it: the model's maximum or more.")
+    ] = None
+    priority: Annotated[int | None, Field(ge=0, le=999, description="As Cohere has it. No effect.")] = None
     texts: Annotated[
         list[str] | None, Field(fail_fast=True, description="Documents, as Text Embeddings Inference has it.")
     ] = None
@@ -60,7 +70,25 @@ class RerankRequest(TextsRequest):
 
     def may_cut(self, longest: int | None) -> bool:
         """As `TextsRequest.may_cut`; Text Embeddings Inference refuses long texts by default."""
+        tokens = self.max_tokens_per_doc
+        if tokens is not None and (longest is None or tokens < longest):
+            limit = "it must be left out" if longest is None else f"it must be at least {longest}, the model's maximum"
+            raise ApiError(
+                400, f"max_tokens_per_doc is {tokens}: {limit}", code="bad_length", param="max_tokens_per_doc"
+            )
         return super().may_cut(longest) and (self.texts is None or self.truncate is True)
+
+    def check_chunks(self, *, splits: bool) -> None:
+        """Raise 400 for a limit on chunks if the server splits long documents, into as many as they need."""
+        for name in ("max_chunk_per_doc", "max_chunks_per_doc", "overlap_tokens"):
+            if splits and getattr(self, name) is not None:
+                message = f"{name}: this server splits long documents by its own settings (--on-too-long split)"
+                raise ApiError(400, message, code="invalid_value", param=name)
+
+    @property
+    def most(self) -> int | None:
+        """How many documents are wanted; None for all."""
+        return cast("int | None", self.given_as("top_n", "top_k"))
 
     @property
     def param(self) -> str:
@@ -76,7 +104,7 @@ class RerankRequest(TextsRequest):
         own, others = ("texts", "documents") if self.documents is None else ("documents", "texts")
         foreign = {
             "documents": ("texts", "return_text", "raw_scores"),
-            "texts": ("documents", "top_n", "return_documents"),
+            "texts": ("documents", "top_n", "top_k", "return_documents"),
         }
         for name in foreign[own]:
             if getattr(self, name) is not None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
+from collections import Counter
+from collections.abc import Sequence
 from typing import Annotated, ClassVar, Literal, TypeAlias, cast
 
 from pydantic import BaseModel, ConfigDict, FailFast, Field, GetCoreSchemaHandler
@@ -12,7 +15,7 @@ from pydantic_core import core_schema
 from headrace.engines.base import PromptedText, TokenIds
 from headrace.engines.networks.quantizing import OutputDtype
 from headrace.engines.requests.generation import meaningful
-from headrace.errors import nearest
+from headrace.errors import nearest, shown
 from headrace.records import JsonObject
 from headrace.serving.errors import ApiError
 
@@ -23,6 +26,8 @@ MOST_VALUES = 65_536
 HEAVY_BYTES = 32 * 1024
 """Longer bodies are parsed on a thread."""
 
+
+_KEY = re.compile(rb'"\s*:')
 
 _FOREIGN_IDS = (
     "input holds token ids, and nothing says that they are of this model's tokenizer; those of another give wrong "
@@ -95,8 +100,21 @@ class Fields(BaseModel):
         for name, value in (self.model_extra or {}).items():
             if value is not None:
                 known = list(type(self).model_fields)
-                message = f"unknown field {name!r:.60}; known: {', '.join(known)}{nearest(name[:60], known)}"
+                message = f"unknown field {shown(name)}; known: {', '.join(known)}{nearest(name[:60], known)}"
                 raise ApiError(400, message, code="unknown_field", param=f"{name:.60}")
+
+    def given_as(self, *names: str) -> object:
+        """The value of fields that mean the same in different APIs; None if none is given.
+
+        Raises:
+            ApiError: 400 if two differ.
+        """
+        given = {name: value for name in names if (value := getattr(self, name)) is not None}
+        first, *others = given.values() or (None,)
+        if any(value != first for value in others):
+            message = f"{' and '.join(given)} mean the same and differ: give one of them"
+            raise ApiError(400, message, code="contradiction", param=[*given][-1])
+        return first
 
 
 class BaseRequest(Fields):
@@ -111,6 +129,7 @@ class TextsRequest(BaseRequest):
     """Additional fields of requests with texts."""
 
     truncate: Annotated[bool | None, Field(description="False refuses texts that are too long for the model.")] = None
+    truncation: Annotated[bool | None, Field(description="As Voyage has it; the same as truncate.")] = None
     truncate_prompt_tokens: Annotated[
         int | None, Field(ge=-1, description="-1, or the model's maximum or more; the same as truncate.")
     ] = None
@@ -121,10 +140,10 @@ class TextsRequest(BaseRequest):
         Raises:
             ApiError: 400 for another length, or if the two fields contradict each other.
         """
-        tokens = self.truncate_prompt_tokens
+        tokens, truncate = self.truncate_prompt_tokens, self.given_as("truncate", "truncation")
         if tokens is None:
-            return self.truncate is not False
-        if self.truncate is False:
+            return truncate is not False
+        if truncate is False:
             message = "truncate is false, but truncate_prompt_tokens asks to truncate: give only one of them"
             raise ApiError(400, message, code="contradiction", param="truncate_prompt_tokens")
         if tokens != -1 and (longest is None or tokens < longest):
@@ -139,10 +158,44 @@ class VectorRequest(BaseRequest):
 
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[int | None, Field(ge=1, description="Length of the vectors.")] = None
+    output_dimension: Annotated[int | None, Field(ge=1, description="As Voyage has it; the same as dimensions.")] = None
     output_dtype: Annotated[
-        OutputDtype | None,
+        Literal[OutputDtype, "float"] | None,
         Field(description="Type of a vector's numbers; binary and ubinary hold 8 components in each."),
     ] = None
+    embedding_type: Annotated[
+        Literal["float", "base64", "binary", "ubinary"] | None,
+        Field(description="As Jina has it; the same as encoding_format or output_dtype."),
+    ] = None
+    normalized: Annotated[Literal[True] | None, Field(description="True scales vectors to length 1.")] = None
+
+    @property
+    def length(self) -> int | None:
+        """The wanted length of the vectors."""
+        return cast("int | None", self.given_as("dimensions", "output_dimension"))
+
+    @property
+    def dtype(self) -> OutputDtype:
+        """The wanted type of the numbers."""
+        packed = self.embedding_type in ("binary", "ubinary")
+        wanted = self.given_as("output_dtype", "embedding_type") if packed else self.output_dtype
+        return cast("OutputDtype", "float32" if wanted in (None, "float") else wanted)
+
+    @property
+    def as_base64(self) -> bool:
+        """Whether the vectors are wanted as base64."""
+        plain = self.embedding_type in ("float", "base64")
+        wanted = self.given_as("encoding_format", "embedding_type") if plain else self.encoding_format
+        return wanted == "base64"
+
+
+_PROMPTS = {
+    "query": ("query",),
+    "document": ("document", "passage"),
+    "retrieval.query": ("retrieval.query", "query"),
+    "retrieval.passage": ("retrieval.passage", "passage", "document"),
+}
+"""Names of the prompts that may stand for a value of `input_type` or `task`, the best first."""
 
 
 class EmbeddingRequest(TextsRequest, VectorRequest):
@@ -155,26 +208,50 @@ class EmbeddingRequest(TextsRequest, VectorRequest):
     ] = None
 
     prompt_name: Annotated[str | None, Field(description="One of the model's prompts, to put before each text.")] = None
+    input_type: Annotated[str | None, Field(description="As Voyage has it: the prompt query or document.")] = None
+    task: Annotated[str | None, Field(description="As Jina has it: a prompt such as retrieval.query.")] = None
+    late_chunking: Annotated[Literal[False] | None, Field(description="False, or null.")] = None
 
-    def inputs(self) -> list[str] | list[TokenIds] | list[PromptedText]:
+    def _prompt(self, known: Sequence[str]) -> str | None:
+        """The prompt that the request names, in one API's way."""
+        field = "input_type" if self.input_type is not None else "task"
+        wanted = cast("str | None", self.given_as("input_type", "task"))
+        if wanted is None:
+            return self.prompt_name
+        found = next((name for name in _PROMPTS.get(wanted, (wanted,)) if name in known), None)
+        if found is None:
+            has = ", ".join(map(repr, known)) or "none"
+            message = f"{field} is {shown(wanted)}: the model has no prompt of this name, so leave it out; it has {has}"
+            raise ApiError(400, message, code="invalid_value", param=field)
+        if self.prompt_name not in (None, found):
+            message = f"{field} is {shown(wanted)} and prompt_name {shown(self.prompt_name)}: give one of them"
+            raise ApiError(400, message, code="contradiction", param=field)
+        return found
+
+    def inputs(self, prompts: Sequence[str]) -> list[str] | list[TokenIds] | list[PromptedText]:
         """The inputs for the engine.
 
+        Args:
+            prompts: names of the model's prompts.
+
         Raises:
-            ApiError: 400 for token ids that may be those of another tokenizer, or texts without special tokens.
+            ApiError: 400 for token ids that may be those of another tokenizer, or texts without special tokens, or a
+                prompt that the model does not have.
         """
+        prompt = self._prompt(prompts)
         own = self.add_special_tokens is False
         given = texts_or_ids(self.input)
         if given and isinstance(given[0], list):
             if not own:
                 raise ApiError(400, _FOREIGN_IDS, code="token_ids", param="input")
-            if self.prompt_name is not None:
+            if prompt is not None:
                 message = "prompt_name does not go with token ids, which hold the whole input"
                 raise ApiError(400, message, code="contradiction", param="prompt_name")
             return [TokenIds(tuple(ids)) for ids in given]
         if own:
             message = "add_special_tokens is false: the model needs its special tokens; leave it out for texts"
             raise ApiError(400, message, code="invalid_value", param="add_special_tokens")
-        return prompted(cast("list[str]", given), self.prompt_name)
+        return prompted(cast("list[str]", given), prompt)
 
 
 def prompted(texts: list[str], prompt_name: str | None) -> list[str] | list[PromptedText]:
@@ -254,7 +331,7 @@ class _GenerationRequest(BaseRequest):
         """Raise 400 for a stream with log probabilities."""
         wanted = (self.model_extra or {}).get("logprobs")
         if self.stream and wanted is not None and wanted is not False:
-            message = f"logprobs is {wanted!r:.60}: a stream has no log probabilities; leave out stream, or logprobs"
+            message = f"logprobs is {shown(wanted)}: a stream has no log probabilities; leave out stream, or logprobs"
             raise ApiError(400, message, code="invalid_value", param="logprobs")
 
     @property
@@ -289,6 +366,29 @@ class ChatRequest(_GenerationRequest):
     """POST /v1/chat/completions."""
 
     messages: Annotated[list[JsonObject], FailFast(), Field(min_length=1)]
+
+
+def check_doubled(raw: bytes, keys: int) -> None:
+    """Raise 400 for a JSON body with an object that has a key twice: readers differ in which value counts.
+
+    Args:
+        raw: valid JSON.
+        keys: how many different ones were read. With no more places that look like a key, none is doubled.
+    """
+    if len(raw) <= HEAVY_BYTES and len(_KEY.findall(raw)) <= keys:
+        return
+    try:
+        json.loads(raw, object_pairs_hook=_once)
+    except (ValueError, RecursionError):
+        raise ApiError(400, "the body is not valid JSON: it cannot be parsed", code="json_invalid") from None
+
+
+def _once(pairs: list[tuple[str, object]]) -> JsonObject:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        name = Counter(name for name, _ in pairs).most_common(1)[0][0]
+        raise ApiError(400, f"{shown(name)} is given twice; give it once", code="doubled_key", param=f"{name:.60}")
+    return found
 
 
 def check_values(raw: bytes) -> None:

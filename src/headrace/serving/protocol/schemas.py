@@ -25,7 +25,8 @@ class ErrorResponse(BaseModel):
 
 
 ERRORS: dict[int | str, JsonObject] = {
-    status: {"model": ErrorResponse} for status in (400, 401, 403, 404, 408, 409, 413, 429, 500, 503, 504, 507)
+    status: {"model": ErrorResponse}
+    for status in (400, 401, 403, 404, 408, 409, 413, 415, 429, 500, 501, 503, 504, 507)
 }
 """Error responses of every route."""
 

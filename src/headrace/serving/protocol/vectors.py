@@ -20,10 +20,10 @@ Vector: TypeAlias = Sequence[float] | NDArray[np.float32] | NDArray[np.int8] | N
 
 def vector_format(body: VectorRequest, service: Service) -> Callable[[Vector], object]:
     """A function that formats each vector of a response to OpenAI's request. Raises as `shortener`."""
-    shorten = shortener(body.dimensions, service)
-    wanted = body.output_dtype or "float32"
-    made = shorten if wanted == "float32" else lambda vector: _quantized(shorten(vector), wanted)
-    if body.encoding_format != "base64":
+    shorten, wanted = shortener(body.length, service), body.dtype
+    scaled = (lambda vector: normalized(shorten(vector))) if body.normalized else shorten
+    made = scaled if wanted == "float32" else lambda vector: _quantized(scaled(vector), wanted)
+    if not body.as_base64:
         return made
     return lambda vector: as_base64(made(vector))
 

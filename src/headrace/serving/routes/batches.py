@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Literal
@@ -13,14 +14,18 @@ from fastapi.responses import FileResponse
 from pydantic import Field
 from starlette.types import Receive, Scope, Send
 
+from headrace.errors import shown
 from headrace.records import JsonObject
 from headrace.serving.auth import EVERYBODY, Tenant
 from headrace.serving.batches.files import FileStore
 from headrace.serving.batches.store import Batches
 from headrace.serving.errors import ApiError
+from headrace.serving.http.direct import DirectRoute
 from headrace.serving.protocol.requests import Fields
 from headrace.serving.protocol.responses import JsonReply
 from headrace.serving.protocol.schemas import ERRORS, Batch, BatchList, Deleted, File, FileList
+
+logger = logging.getLogger("headrace")
 
 FilesLimit = Annotated[int, Query(ge=1, le=10_000)]
 Limit = Annotated[int, Query(ge=1, le=100)]
@@ -54,7 +59,7 @@ def files_router(files: FileStore, max_bytes: int, batches: Callable[[], Batches
             name, owner = file.filename or "upload.jsonl", _tenant(request).name
             kept = await asyncio.to_thread(files.create, file.file, name, purpose, owner)
         except OSError as error:
-            raise disk_error(error) from error
+            raise disk_error(error, f"this file of {file.size:,} bytes") from error
         return JsonReply(kept)
 
     @routes.get("/v1/files", response_model=FileList)
@@ -96,16 +101,18 @@ def batches_router(batches: Callable[[], Batches]) -> APIRouter:
     """Routes to create, list, read and cancel batches."""
     routes = APIRouter(tags=["batches"], responses=ERRORS)
 
-    @routes.post("/v1/batches", response_model=Batch)
-    async def create(request: Request, body: BatchRequest) -> Response:
+    async def create(body: BatchRequest, request: Request) -> Response:
         """Create a batch from an uploaded file."""
-        body.refuse_unknown()
         given = body.input_file_id, body.endpoint, body.completion_window, body.metadata
         try:
             batch = batches().create(*given, _tenant(request))
         except OSError as error:
-            raise disk_error(error) from error
+            raise disk_error(error, "a batch") from error
         return JsonReply(batch.as_json())
+
+    routes.add_api_route(
+        "/v1/batches", create, methods=["POST"], response_model=Batch, route_class_override=DirectRoute
+    )
 
     @routes.get("/v1/batches", response_model=BatchList)
     async def list_all(request: Request, limit: Limit = 20, after: After = None) -> Response:
@@ -124,7 +131,7 @@ def batches_router(batches: Callable[[], Batches]) -> APIRouter:
         try:
             return JsonReply(batches().cancel(batch_id, _tenant(request)).as_json())
         except OSError as error:
-            raise disk_error(error) from error
+            raise disk_error(error, "the end of a batch") from error
 
     return routes
 
@@ -141,14 +148,14 @@ async def _refuse_unknown_parts(request: Request) -> None:
     """Raise 400 for an unsupported form field, such as `expires_after[seconds]`."""
     for name in (await request.form()).keys() - {"file", "purpose"}:
         raise ApiError(
-            400, f"unknown field {name!r:.60}; known: file, purpose", code="unknown_field", param=f"{name:.60}"
+            400, f"unknown field {shown(name)}; known: file, purpose", code="unknown_field", param=f"{name:.60}"
         )
 
 
 def _refuse_unknown_parameters(request: Request, *known: str) -> None:
     """Raise 400 for an unsupported query parameter."""
     for name in request.query_params.keys() - set(known):
-        message = f"unknown parameter {name!r:.60}; known: {', '.join(known)}"
+        message = f"unknown parameter {shown(name)}; known: {', '.join(known)}"
         raise ApiError(400, message, code="unknown_field", param=f"{name:.60}")
 
 
@@ -157,17 +164,20 @@ def _tenant(request: Request) -> Tenant:
     return tenant
 
 
-def disk_error(error: OSError) -> ApiError:
-    """Convert a failed write to a response."""
+def disk_error(error: OSError, what: str) -> ApiError:
+    """Convert a failed write to a response, and log it: the client cannot mend it."""
+    logger.error("cannot store %s: %s", what, error)
     full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-    return ApiError(507 if full else 503, "the server cannot store this now", code="storage", retry_after_s=60)
+    why = "its disk is full" if full else "its disk cannot be written"
+    message = f"the server cannot store {what} now: {why}"
+    return ApiError(507 if full else 503, message, code="storage", retry_after_s=60)
 
 
 def _page(entries: Sequence[Mapping[str, object]], limit: int, after: str | None) -> JsonObject:
     """One page of a list. If `after` was deleted, the page starts at the beginning."""
     if after is not None and not _ID.fullmatch(after):
         raise ApiError(
-            400, f"after is {after!r:.80}: it must be the id of a file or batch", code="bad_id", param="after"
+            400, f"after is {shown(after, 80)}: it must be the id of a file or batch", code="bad_id", param="after"
         )
     ids = [entry["id"] for entry in entries]
     start = ids.index(after) + 1 if after in ids else 0

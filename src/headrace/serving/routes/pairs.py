@@ -37,6 +37,7 @@ def router(state: ServerState) -> APIRouter:
     async def rerank(body: RerankRequest, request: Request) -> Response:
         """Rank documents by their relevance to a query, best first."""
         pairs = [(body.query, text) for text in body.listed()]
+        body.check_chunks(splits=state.service.profile.splits)
         found = await _infer(state, body, pairs, request, ("query", body.param))
         if body.texts is not None:
             return JsonReply(ranked_texts(body, found), headers=truncation_header(found))

@@ -6,7 +6,7 @@ from fastapi import APIRouter, Request, Response
 
 from headrace.serving.protocol.responses import JsonReply
 from headrace.serving.protocol.schemas import ERRORS, Health, Model, ModelList
-from headrace.serving.state import ServerState
+from headrace.serving.state import RETRY_WHEN_STOPPING_S, ServerState
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -18,12 +18,12 @@ def router(state: ServerState, task: str) -> APIRouter:
     @routes.get("/health", response_model=Health)
     async def health() -> Response:
         """Liveness: 200 while the process runs, 503 if the engine has died."""
-        return JsonReply({"status": "dead" if state.dead else "ok"}, 503 if state.dead else 200)
+        return probed("dead" if state.dead else "ok", good=not state.dead)
 
     @routes.get("/ready", response_model=Health)
     async def ready() -> Response:
         """Readiness: 503 while the server loads or drains, or if the engine has died."""
-        return JsonReply({"status": state.status}, 200 if state.ready else 503)
+        return probed(state.status, good=state.ready)
 
     @routes.get("/metrics", response_class=Response, responses={200: {"content": {METRICS_TYPE: {}}}})
     async def metrics(request: Request) -> Response:
@@ -45,6 +45,13 @@ def router(state: ServerState, task: str) -> APIRouter:
         return JsonReply(described(model if model in served.names else served.name, task, served.commit))
 
     return routes
+
+
+def probed(status: str, *, good: bool) -> JsonReply:
+    """The answer to a probe."""
+    if good:
+        return JsonReply({"status": status})
+    return JsonReply({"status": status}, 503, {"Retry-After": f"{RETRY_WHEN_STOPPING_S:.0f}"})
 
 
 def described(name: str, task: str, commit: str | None = None) -> dict[str, object]:

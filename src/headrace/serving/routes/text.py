@@ -50,7 +50,7 @@ def embedding_router(state: ServerState) -> APIRouter:
         """Embed texts: one vector per text."""
         service = state.service
         written = vector_format(body, service)
-        answers = await _infer(state, body, body.inputs(), request, "input")
+        answers = await _infer(state, body, body.inputs(service.profile.prompt_names), request, "input")
         vectors = [written(vector) for vector in answers.outputs]
         reply = openai_protocol.embeddings(vectors, answers.cost, answers.truncated)
         return JsonReply({**reply, "model": service.name}, headers=truncation_header(answers))
