@@ -15,6 +15,7 @@ from headrace.batching.passthrough import PassthroughBatcher
 from headrace.errors import ConfigError, EngineDeadError, EngineError, RecordError
 from headrace.openai_protocol import error_message
 from headrace.retry import TRANSIENT_STATUSES, RetryPolicy, retry_after_s
+from headrace.tracebacks import public, public_iterator
 
 _BUSY = 429
 _FORBIDDEN = frozenset({401, 403, 407})
@@ -165,6 +166,7 @@ class Client:
     Its event loop runs only during calls, so it needs no thread.
     """
 
+    @public
     def __init__(
         self, endpoints: str | Sequence[str], *, api_key: str | None = None, settings: ClientSettings | None = None
     ) -> None:
@@ -184,10 +186,12 @@ class Client:
         self._runner.run(self._client.close())
         self._runner.close()
 
+    @public
     def post(self, path: str, body: Mapping[str, object]) -> Any:
         """See `AsyncClient.post`."""
         return self._runner.run(self._client.post(path, body))
 
+    @public_iterator
     def map(
         self,
         path: str,

@@ -14,12 +14,14 @@ from headrace.concurrency.attempts import Attempts, AttemptSettings
 from headrace.concurrency.loop_thread import LoopThread
 from headrace.errors import ConfigError
 from headrace.retry import RetryPolicy
+from headrace.tracebacks import public, public_iterator
 
 ItemT = TypeVar("ItemT")
 ResultT = TypeVar("ResultT")
 _END = object()
 
 
+@public
 def map_concurrent(  # noqa: PLR0913 - keyword-only settings, each one a line in the caller's code
     fn: Callable[[ItemT], Awaitable[ResultT] | ResultT],
     items: Iterable[ItemT] | AsyncIterable[ItemT],
@@ -94,6 +96,7 @@ class FanOut(Generic[ResultT]):
     async def _collect(self) -> list[ResultT]:
         return [result async for result in self]
 
+    @public_iterator
     def __iter__(self) -> Iterator[ResultT]:
         """The results, from an event loop on a separate thread; works even if this thread runs a loop."""
         pool = self._make_pool()

@@ -8,6 +8,7 @@ from typing import TypeVar, Unpack
 
 from headrace.batching.dynamic import BatcherOptions, DynamicBatcher
 from headrace.concurrency.loop_thread import LoopThread
+from headrace.tracebacks import public_iterator
 
 RecordT = TypeVar("RecordT")
 ResultT = TypeVar("ResultT")
@@ -16,6 +17,7 @@ _GRACE_S = 1.0
 """How long to wait for an unneeded batch, in seconds, before abandoning it."""
 
 
+@public_iterator
 def map_batches(
     process_fn: Callable[[list[RecordT]], Awaitable[Sequence[ResultT]] | Sequence[ResultT]],
     records: Iterable[RecordT],

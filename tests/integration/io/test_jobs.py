@@ -66,7 +66,7 @@ def test_a_limit_stops_reading(source: Path, tmp_path: Path) -> None:
     report = headrace.run(source, sink=tmp_path / "out.jsonl", limit=10, **FAKE)
     assert report.ok == 10
     assert [row["id"] for row in read(tmp_path / "out.jsonl")] == [f"r{n}" for n in range(10)]
-    with pytest.raises(ResumeMismatchError, match="--limit was 10, now 20"):
+    with pytest.raises(ResumeMismatchError, match="limit was 10, now 20"):
         headrace.run(source, sink=tmp_path / "out.jsonl", limit=20, **FAKE)
 
 

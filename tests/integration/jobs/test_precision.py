@@ -251,7 +251,7 @@ def test_the_rest_of_a_job_may_be_computed_in_other_numbers(
 ) -> None:
     settings = begun_in(docs, encoder_folder, tmp_path / "out.jsonl")
     exact = in_dtype(settings, "float32")
-    with pytest.raises(ResumeMismatchError, match=r"--dtype was 'bfloat16', now 'float32'"):
+    with pytest.raises(ResumeMismatchError, match=r"dtype was 'bfloat16', now 'float32'"):
         execute(exact, StopRequest(), progress=False)
     end, _ = execute(replace(exact, ignore_changes=True), StopRequest(), progress=False)
     assert (end.state, end.records) == ("finished", MANY)
