@@ -84,6 +84,8 @@ class EngineProfile:
     """Whether it can be loaded in another `dtype` (`TunableEngine`)."""
     tokenizes: bool = False
     """Whether it takes token ids and makes them (`TokenizingEngine`)."""
+    remote: bool = False
+    """Whether it sends requests to servers (`RemoteEngine`)."""
     caches_prefixes: bool = False
     """Whether prompts that begin with the same tokens are computed once (`PrefixCachingEngine`)."""
     workers_cache_prefixes: bool = False
@@ -97,6 +99,7 @@ class EngineProfile:
         one_of("followable", self.followable, (False, True))
         one_of("tunable", self.tunable, (False, True))
         one_of("tokenizes", self.tokenizes, (False, True))
+        one_of("remote", self.remote, (False, True))
         one_of("caches_prefixes", self.caches_prefixes, (False, True))
         one_of("workers_cache_prefixes", self.workers_cache_prefixes, (False, True))
         needed = _NEEDED[self.batching]
@@ -239,7 +242,8 @@ def check_methods(engine: object, profile: EngineProfile) -> None:
     follow = ("follow",) if profile.followable else ()
     tokenize = ("tokenize", "detokenize", "token_strings") if profile.tokenizes else ()
     counts = ("prefix_cache_stats", "count_cached") if profile.caches_prefixes else ()
-    for name in ("describe", "prepare", *_METHODS[profile.batching], *follow, *tokenize, *counts, "close"):
+    use = ("use",) if profile.remote else ()
+    for name in ("describe", "prepare", *_METHODS[profile.batching], *follow, *tokenize, *counts, *use, "close"):
         if not callable(getattr(engine, name, None)):
             raise ConfigError(
                 f"engine {type(engine).__name__} has no method {name}, which an engine with "

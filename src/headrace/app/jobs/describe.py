@@ -100,7 +100,7 @@ def host_of(plan: Plan, profile: EngineProfile, workers: WorkerRoom | None) -> H
 def _replicas(config: EngineConfig) -> int:
     """How many engines like this one the CUDA devices have room for; 1 where it cannot run on workers."""
     options = config.engine_options
-    if config.engine_process:
+    if config.engine_process or config.engine == "endpoint":
         return 1
     if str(options.get("device") or "auto") not in ("auto", "cuda") or not isinstance(config.engine, (str, type(None))):
         return 1
