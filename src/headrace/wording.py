@@ -60,13 +60,23 @@ JOB_ONLY = LIMITS | {
 }
 """Flags that stay flags beside a file of steps or models, which has no keys for them."""
 COMMAND_ONLY = frozenset(
-    {"api-key-file", "budgets", "data-parallel-size", "on", "port", "replicas", "state-dir", "timeout"}
+    {
+        "api-key-file",
+        "batch-timeout-ms",
+        "budgets",
+        "data-parallel-size",
+        "on",
+        "port",
+        "replicas",
+        "state-dir",
+        "timeout",
+    }
 )
 """Flags that no function has; a message that names one speaks of the command."""
 
 _VALUES = (
     r"\"[^\"]*\"|'[^']*'|\d[\d.]*|[A-Z]{3,}|[\w./-]+@REVISION|module:\w+|"
-    r"split|first|null|parquet|arrow|onnx|torch|custom|classify|generate|image-embed|int8|float32|b?float16|cuda"
+    r"split|first|null|parquet|arrow|onnx|torch|custom|classify|generate|image-(?:embed|classify)|int8|float32|b?float16|cuda"
 )
 _FLAG = re.compile(rf"(?<![\w\-/.'\"=])--([a-z][a-z0-9-]*)(?:[ ]({_VALUES})(?![\w-]))?|(?<!\S)-i (-)(?!\S)")
 

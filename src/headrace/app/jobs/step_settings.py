@@ -135,7 +135,7 @@ def settings_of(
     if str(job.source) == "-":
         raise ConfigError("-i - cannot be used with several steps: each reads the input; write it to a file first")
     if job.prepare is not None:
-        raise ConfigError("--map (prepare) cannot be used with several steps: prepare the input before the job")
+        raise ConfigError("--map cannot be used with several steps: prepare the input before the job")
     if job.order == "prefix":
         raise ConfigError("order is 'prefix', which one model may gain from: with several steps, leave --order out")
     configs = [step.config() for step in steps]
