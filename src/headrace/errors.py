@@ -35,7 +35,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Collection, Iterable
 
-from headrace.wording import shortened, worded
+from headrace.wording import shortened, shown, worded
 
 _COMPARED = 16
 """Maximum number of unknown fields that are compared with the known ones: it takes time."""
@@ -120,7 +120,7 @@ def misspelt(given: Iterable[str], known: Collection[str]) -> str:
     """The first unknown name that is like a known one, as the end of a sentence; empty if there is none."""
     for name in itertools.islice((name for name in given if name not in known), _COMPARED):
         if hint := nearest(name[:60], known):
-            return f"; unknown field {name!r:.60}{hint}"
+            return f"; unknown field {shown(name)}{hint}"
     return ""
 
 

@@ -9,6 +9,7 @@ from typing import Literal, Protocol, TypeAlias, get_args
 
 from headrace.batching.options import number, one_of, whole
 from headrace.errors import ConfigError
+from headrace.wording import shown
 
 Batching: TypeAlias = Literal["batches", "steps", "own"]
 CostUnit: TypeAlias = Literal["tokens", "records"]
@@ -195,7 +196,7 @@ def profile_of(engine: object) -> EngineProfile:
         if own is None:
             raise
         raise ConfigError(
-            f"the profile of engine {type(engine).__name__} is {own!r:.80}: it must be an EngineProfile"
+            f"the profile of engine {type(engine).__name__} is {shown(own)}: it must be an EngineProfile"
         ) from error
 
 

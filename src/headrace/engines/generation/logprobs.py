@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from headrace.engines.generation.sampling import TokenLogprob
 from headrace.engines.requests.generation import Chance, Request, TokenChance
 from headrace.errors import RecordError
+from headrace.wording import shown
 
 FIELDS = ("logprobs", "top_logprobs")
 MOST = 20
@@ -30,13 +31,13 @@ def wanted(request: Request) -> int | None:
         if top is not None:
             raise RecordError("top_logprobs belongs to chats; a completion takes logprobs: 5", param="top_logprobs")
         if given is not None and given is not False and not _is_count(given):
-            raise RecordError(f"logprobs is {given!r:.60}: it must be an int from 0 to {MOST}", param="logprobs")
+            raise RecordError(f"logprobs is {shown(given)}: it must be an int from 0 to {MOST}", param="logprobs")
         return given if isinstance(given, int) and given is not False else None
     if given is not None and not isinstance(given, bool):
-        raise RecordError(f"logprobs is {given!r:.60}: for a chat it must be true or false", param="logprobs")
+        raise RecordError(f"logprobs is {shown(given)}: for a chat it must be true or false", param="logprobs")
     if top is not None and (not _is_count(top) or not given):
         raise RecordError(
-            f"top_logprobs is {top!r:.60}: it must be an int from 0 to {MOST}, with logprobs: true",
+            f"top_logprobs is {shown(top)}: it must be an int from 0 to {MOST}, with logprobs: true",
             param="top_logprobs",
         )
     return int(str(top or 0)) if given else None

@@ -19,7 +19,7 @@ from headrace.engines.requests.generation import Generation, Sampling, default_s
 from headrace.errors import EngineDeadError, EngineError, RecordError
 from headrace.events import EndpointUsed
 from headrace.records import text_refusal
-from headrace.wording import spelled
+from headrace.wording import shown, spelled
 
 logger = logging.getLogger("headrace")
 
@@ -106,7 +106,7 @@ class EndpointEngine:
         try:
             return self._read(answer)
         except (KeyError, IndexError, TypeError) as error:
-            raise EngineError(f"the answer to {payload[0]} has an unexpected format: {answer!r:.100}") from error
+            raise EngineError(f"the answer to {payload[0]} has an unexpected format: {shown(answer)}") from error
 
     def use(self) -> EndpointUsed:
         """What became of the requests so far."""

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from headrace.errors import RecordError
+from headrace.wording import shown
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 TEXT_ONLY = frozenset({"text"})
@@ -37,23 +38,23 @@ def _checked(message: object, number: int, parts: Collection[str]) -> Mapping[st
     place = f"messages.{number}"
     if not isinstance(message, dict) or "role" not in message:
         raise RecordError(
-            f"message {number} is {message!r:.60}: it must be an object with role and content", param=place
+            f"message {number} is {shown(message)}: it must be an object with role and content", param=place
         )
     role = message["role"]
     if role not in ROLES:
         raise RecordError(
-            f"message {number} has the role {role!r:.40}; known: {', '.join(ROLES)}", param=f"{place}.role"
+            f"message {number} has the role {shown(role, 40)}; known: {', '.join(ROLES)}", param=f"{place}.role"
         )
     given = {name: value for name, value in message.items() if value not in (None, [], {}) and name != "content"}
     for name in given:
         if name not in _FIELDS or (name == "tool_calls" and role != "assistant"):
             raise RecordError(
-                f"message {number} ({role}) has the field {name!r:.60}, which no model here takes; remove it",
+                f"message {number} ({role}) has the field {shown(name)}, which no model here takes; remove it",
                 param=f"{place}.{name}",
             )
     if not isinstance(given.get("name", ""), str):
         raise RecordError(
-            f"message {number} has the name {given['name']!r:.40}: it must be text", param=f"{place}.name"
+            f"message {number} has the name {shown(given['name'], 40)}: it must be text", param=f"{place}.name"
         )
     _check_calls(given.get("tool_calls", []), number)
     content = _content(message.get("content"), number, parts)
@@ -76,19 +77,19 @@ def _content(content: object, number: int, parts: Collection[str]) -> object:
         kind = part.get("type") if isinstance(part, dict) else None
         if not isinstance(kind, str):
             raise RecordError(
-                f"part {index} of message {number} is {part!r:.60}: it must be an object with a type, such as "
+                f"part {index} of message {number} is {shown(part)}: it must be an object with a type, such as "
                 '{"type": "text", "text": "..."}',
                 param=f"{place}.{index}",
             )
         if kind not in parts:
             raise RecordError(
-                f"part {index} of message {number} is of type {kind!r:.40}; this model takes "
+                f"part {index} of message {number} is of type {shown(kind, 40)}; this model takes "
                 f"{', '.join(sorted(parts))}",
                 param=f"{place}.{index}",
             )
         if kind == "text" and not isinstance(part.get("text"), str):
             raise RecordError(
-                f"part {index} of message {number} has no text: {part!r:.60}", param=f"{place}.{index}.text"
+                f"part {index} of message {number} has no text: {shown(part)}", param=f"{place}.{index}.text"
             )
     if all(part["type"] == "text" for part in content):
         return "\n".join(part["text"] for part in content)
@@ -100,7 +101,7 @@ def _check_calls(calls: object, number: int) -> None:
         function = call.get("function") if isinstance(call, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise RecordError(
-                f"tool call {index} of message {number} is {call!r:.60}: it must have a function with a name",
+                f"tool call {index} of message {number} is {shown(call)}: it must have a function with a name",
                 param=f"messages.{number}.tool_calls.{index}",
             )
 

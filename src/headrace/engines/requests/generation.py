@@ -10,6 +10,7 @@ from typing import Any, NotRequired, TypedDict
 from headrace.engines.requests.chat import TEXT_ONLY, checked_messages
 from headrace.errors import ConfigError, RecordError, misspelt, nearest
 from headrace.records import kind_of
+from headrace.wording import shown
 
 # Fields of an OpenAI request body that never change an answer.
 _IGNORED = frozenset({
@@ -121,7 +122,7 @@ def sampling_from(given: Mapping[str, Any], defaults: Sampling = Sampling()) -> 
         if name == "stop" and isinstance(value, str):
             value = (value,)
         if not check(value):
-            raise RecordError(f"{name} is {value!r:.60}: it must be {allowed}", param=name)
+            raise RecordError(f"{name} is {shown(value)}: it must be {allowed}", param=name)
         changes[name] = tuple(value) if name == "stop" else max(value, 0) if name == "top_k" else value
     sampling = replace(defaults, **changes)
     if sampling.min_tokens > sampling.max_tokens:
@@ -222,7 +223,7 @@ def _sampling_in(body: Mapping[str, object]) -> dict[str, object]:
     newer = body.get("max_completion_tokens")
     if newer is not None and given.setdefault("max_tokens", newer) != newer:
         raise RecordError(
-            f"max_tokens is {given['max_tokens']!r:.60} and max_completion_tokens {newer!r:.60}: give one of them",
+            f"max_tokens is {shown(given['max_tokens'])} and max_completion_tokens {shown(newer)}: give one of them",
             param="max_completion_tokens",
         )
     return given
@@ -235,9 +236,9 @@ def _refuse_unknown(body: Mapping[str, object], extra: Collection[str]) -> None:
         if name not in _NEUTRAL:
             known = ("prompt", "messages", *SAMPLING, *extra)
             meant = nearest(name[:60], known)
-            raise RecordError(f"unknown field {name!r:.60}; known: {', '.join(known)}{meant}", param=name)
+            raise RecordError(f"unknown field {shown(name)}; known: {', '.join(known)}{meant}", param=name)
         takes = f"takes only {' or '.join(map(repr, _NEUTRAL[name]))}" if _NEUTRAL[name] else "does not take it"
-        raise RecordError(f"{name} is {value!r:.60}: this engine {takes}", param=name)
+        raise RecordError(f"{name} is {shown(value)}: this engine {takes}", param=name)
 
 
 def _is_whole(minimum: int) -> Callable[[object], bool]:

@@ -10,6 +10,7 @@ from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOu
 from headrace.engines.requests.generation import Request
 from headrace.errors import RecordError
 from headrace.records import text_refusal
+from headrace.wording import shown
 
 # Request fields in addition to `Sampling`, with the names of vLLM's SamplingParams or OpenAI's API.
 _OWN_SAMPLING = (
@@ -59,7 +60,7 @@ def _biases(given: object) -> dict[int, object]:
         except (TypeError, ValueError):
             pass
     raise RecordError(
-        f'logit_bias is {given!r:.60}: it must be an object of token ids and numbers, such as {{"42": -5}}',
+        f'logit_bias is {shown(given)}: it must be an object of token ids and numbers, such as {{"42": -5}}',
         param="logit_bias",
     )
 
@@ -70,7 +71,7 @@ def _structure(extra: Mapping[str, object]) -> StructuredOutputsParams | None:
         wanted = extra["structured_outputs"]
         if not isinstance(wanted, Mapping):
             raise RecordError(
-                f"structured_outputs is {wanted!r:.60}: it must be an object, such as {{'regex': '[0-9]+'}}"
+                f"structured_outputs is {shown(wanted)}: it must be an object, such as {{'regex': '[0-9]+'}}"
             )
         unknown = sorted(wanted.keys() - set(_STRUCTURES))  # vLLM would ignore them
         if unknown:
@@ -84,4 +85,4 @@ def _structure(extra: Mapping[str, object]) -> StructuredOutputsParams | None:
         case {"type": "json_schema", "json_schema": {"schema": Mapping() as schema}}:
             return StructuredOutputsParams(json=dict(schema))
         case other:
-            raise RecordError(f"response_format is {other!r:.60}: it must be of type text, json_object or json_schema")
+            raise RecordError(f"response_format is {shown(other)}: it must be of type text, json_object or json_schema")
