@@ -15,7 +15,7 @@ from headrace.batching.passthrough import PassthroughBatcher
 from headrace.errors import ConfigError, EngineDeadError, EngineError, RecordError
 from headrace.openai_protocol import error_message
 from headrace.retry import TRANSIENT_STATUSES, RetryPolicy, retry_after_s
-from headrace.tracebacks import public, public_iterator
+from headrace.tracebacks import Tidied, public
 
 BUSY = 429
 """Status of an answer that limits the rate."""
@@ -209,7 +209,6 @@ class Client:
         """See `AsyncClient.post`."""
         return self._runner.run(self._client.post(path, body))
 
-    @public_iterator
     def map(
         self,
         path: str,
@@ -224,11 +223,12 @@ class Client:
         async def step() -> object:
             return await anext(answers, _END)
 
-        try:
-            while (answer := self._runner.run(step())) is not _END:
-                yield answer
-        finally:
-            self._runner.run(answers.aclose())  # type: ignore[attr-defined]  # it is an async generator
+        with Tidied():
+            try:
+                while (answer := self._runner.run(step())) is not _END:
+                    yield answer
+            finally:
+                self._runner.run(answers.aclose())  # type: ignore[attr-defined]  # it is an async generator
 
 
 _END = object()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import ParamSpec, TypeVar
@@ -31,25 +31,17 @@ def public(function: Callable[P, T]) -> Callable[P, T]:
     return door
 
 
-def public_iterator(function: Callable[P, Iterator[T]]) -> Callable[P, Iterator[T]]:
-    """`public` for a function that returns an iterator, and for the iterator."""
+class Tidied:
+    """A context manager in which a HeadraceError is made as short as by `public`; for the body of a generator."""
 
-    def results(found: Iterator[T]) -> Iterator[T]:
-        try:
-            yield from found
-        except HeadraceError as error:
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, HeadraceError):
             tidy(error)
-            raise
-
-    @functools.wraps(function)
-    def door(*args: P.args, **kwargs: P.kwargs) -> Iterator[T]:
-        try:
-            return results(function(*args, **kwargs))
-        except HeadraceError as error:
-            tidy(error)
-            raise
-
-    return door
 
 
 def tidy(error: HeadraceError) -> None:

@@ -14,7 +14,7 @@ from headrace.concurrency.attempts import Attempts, AttemptSettings
 from headrace.concurrency.loop_thread import LoopThread
 from headrace.errors import ConfigError
 from headrace.retry import RetryPolicy
-from headrace.tracebacks import public, public_iterator
+from headrace.tracebacks import Tidied, public
 
 ItemT = TypeVar("ItemT")
 ResultT = TypeVar("ResultT")
@@ -96,11 +96,10 @@ class FanOut(Generic[ResultT]):
     async def _collect(self) -> list[ResultT]:
         return [result async for result in self]
 
-    @public_iterator
     def __iter__(self) -> Iterator[ResultT]:
         """The results, from an event loop on a separate thread; works even if this thread runs a loop."""
         pool = self._make_pool()
-        with closing(LoopThread("headrace-map-loop")) as loop:
+        with Tidied(), closing(LoopThread("headrace-map-loop")) as loop:
             try:
                 while loop.run(pool.wait()):
                     while pool.ready:

@@ -50,7 +50,7 @@ def test_a_process_of_a_job_speaks_as_the_job_does(door: Door) -> None:
         speak("python")
     assert connection.recv() == door
     connection.close()
-    process.wait(10)
+    process.wait()
 
 
 def test_a_notebook_shows_the_line_of_the_cell_and_no_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
