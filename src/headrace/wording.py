@@ -76,9 +76,9 @@ COMMAND_ONLY = frozenset(
 
 _VALUES = (
     r"\"[^\"]*\"|'[^']*'|\d[\d.]*|[A-Z]{3,}|[\w./-]+@REVISION|module:\w+|"
-    r"split|first|null|parquet|arrow|onnx|torch|custom|classify|generate|image-(?:embed|classify)|int8|float32|b?float16|cuda"
+    r"split|first|null|parquet|arrow|onnx|torch|custom|classify|generate|image-(?:embed|classify)|int8|float32|b?float16|cuda(?::\d+)?"
 )
-_FLAG = re.compile(rf"(?<![\w\-/.'\"=])--([a-z][a-z0-9-]*)(?:[ ]({_VALUES})(?![\w-]))?|(?<!\S)-i (-)(?!\S)")
+_FLAG = re.compile(rf"(?<![\w\-/.'\"=])--([a-z][a-z0-9-]*)(?:[ ]({_VALUES})(?![\w-]))?( (?=--))?|(?<!\S)-i (-)(?!\S)")
 
 LONGEST_TOKEN = 300
 """Characters of a word or quoted value in a message: longer ones are shortened. A file's name has up to 255."""
@@ -118,18 +118,19 @@ def spelled(message: str) -> str:
 
 
 def _named(found: re.Match[str], door: Door) -> str:
-    flag, value = found[1] or "input-file", found[2] or found[3]
+    flag, value = found[1] or "input-file", found[2] or found[4]
     if flag in COMMAND_ONLY or (door == "keys" and flag in JOB_ONLY):
         return found[0]
+    more = ", " if found[3] else ""
     name = KEYWORDS.get(flag, flag.replace("-", "_"))
     if value is None and flag in SWITCHES:
         value = "True" if door == "python" else "true"
     elif value is not None and door == "python" and not (value[0] in "\"'" or value[0].isdigit() or value.isupper()):
         value = f'"{value}"'  # a word, but not a placeholder such as FOLDER
     if value is None:
-        return name
+        return name + more
     given = f"{name}={value}" if door == "python" else f"{name}: {value}"
-    return f"limits=Limits({given})" if flag in LIMITS and door == "python" else given
+    return (f"limits=Limits({given})" if flag in LIMITS and door == "python" else given) + more
 
 
 def shortened(message: str) -> str:

@@ -53,6 +53,12 @@ def _door() -> Iterator[None]:
         ("set --model FOLDER or org/name", "set model=FOLDER or org/name", "set model: FOLDER or org/name"),
         ("--engine module:function", 'engine="module:function"', "engine: module:function"),
         ("-i - needs --input-format", 'source="-" needs input_format', None),
+        (
+            "--dtype float32 --ignore-changes to",
+            'dtype="float32", ignore_changes=True to',
+            "dtype: float32, --ignore-changes to",
+        ),
+        ("--device cuda:1 is", 'device="cuda:1" is', "device: cuda:1 is"),
         ("headrace serve --state-dir DIR", "headrace serve --state-dir DIR", None),
         ("the text is '--overwrite'", "the text is '--overwrite'", None),
         ("cannot read /data/--overwrite/x", "cannot read /data/--overwrite/x", None),

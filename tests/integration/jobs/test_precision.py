@@ -238,8 +238,8 @@ def test_a_resume_where_they_are_only_emulated_says_why_not(
     for part in (
         "was started in bfloat16",
         "0.02 times the speed",
-        "--dtype bfloat16",
-        "--dtype float32 --ignore-chang",
+        'dtype="bfloat16"',
+        'dtype="float32", ignore_changes=True',
     ):
         assert part in str(refused.value)
     end, _ = execute(in_dtype(settings, "bfloat16"), StopRequest(), progress=False)
