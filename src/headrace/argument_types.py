@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from headrace.errors import ConfigError
+from headrace.wording import shown
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -41,7 +42,7 @@ def check_types(settings: DataclassInstance, *leave_out: str, **names: str) -> N
     for field in fields(settings):
         value, hint = getattr(settings, field.name), hints[field.name]
         if field.name not in leave_out and not _fits(value, hint):
-            raise ConfigError(f"{names.get(field.name, field.name)} is {value!r:.60}; it must be {_words(hint)}")
+            raise ConfigError(f"{names.get(field.name, field.name)} is {shown(value)}; it must be {_words(hint)}")
 
 
 @functools.cache

@@ -15,8 +15,10 @@ from headrace.batching.passthrough import PassthroughBatcher
 from headrace.errors import ConfigError, EngineDeadError, EngineError, RecordError
 from headrace.openai_protocol import error_message
 from headrace.retry import TRANSIENT_STATUSES, RetryPolicy, retry_after_s
+from headrace.tracebacks import Tidied, public
 
-_BUSY = 429
+BUSY = 429
+"""Status of an answer that limits the rate."""
 _FORBIDDEN = frozenset({401, 403, 407})
 
 
@@ -50,6 +52,17 @@ class ClientSettings:
                 raise ConfigError(f"{name} is {getattr(self, name)!r}: it must be > 0")
 
 
+@dataclass(frozen=True, slots=True)
+class Delay:
+    """A request waits for its next attempt."""
+
+    endpoint: str
+    status: int | None
+    """Of the answer; None if there was none."""
+    reason: str
+    wait_s: float
+
+
 class AsyncClient:
     """Posts each request to the endpoint with the fewest requests in flight, and retries transient failures.
 
@@ -59,6 +72,7 @@ class AsyncClient:
         settings: see `ClientSettings`.
         sleep: waits before another attempt.
         chance: returns a random number between 0 and 1.
+        on_delay: called before each wait for another attempt.
 
     Raises:
         ConfigError: no endpoint is given, or one is not an HTTP URL.
@@ -72,7 +86,9 @@ class AsyncClient:
         settings: ClientSettings | None = None,
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
         chance: Callable[[], float] = random.random,
+        on_delay: Callable[[Delay], None] | None = None,
     ) -> None:
+        self._on_delay = on_delay
         self.settings = settings or ClientSettings()
         addresses = [_checked(given) for given in ([endpoints] if isinstance(endpoints, str) else endpoints)]
         if not addresses:
@@ -110,6 +126,7 @@ class AsyncClient:
         while True:
             pool = min(self._pools, key=_in_flight)
             pool.in_flight += 1
+            status: int | None = None
             try:
                 answer = await pool.http.post(path, json=body)
             except httpx.TransportError as error:
@@ -121,11 +138,11 @@ class AsyncClient:
             else:
                 if answer.is_success:
                     return answer.json()
-                outcome = _failure(pool.endpoint, answer)
-                if answer.status_code not in TRANSIENT_STATUSES:
+                outcome, status = _failure(pool.endpoint, answer), answer.status_code
+                if status not in TRANSIENT_STATUSES:
                     raise outcome
                 asked = answer.headers.get("retry-after")
-                busy = answer.status_code == _BUSY and asked is not None and patience_s > 0
+                busy = status == BUSY and asked is not None and patience_s > 0
                 failures += 0 if busy else 1
                 wait_s = self._policy.wait_s(1 if busy else failures, retry_after_s(asked), self._chance)
                 patience_s -= wait_s if busy else 0
@@ -133,6 +150,8 @@ class AsyncClient:
                 pool.in_flight -= 1
             if not self._policy.allows(failures):
                 raise outcome
+            if self._on_delay is not None:
+                self._on_delay(Delay(pool.endpoint, status, str(outcome), wait_s))
             await self._sleep(wait_s)
 
     async def map(
@@ -165,6 +184,7 @@ class Client:
     Its event loop runs only during calls, so it needs no thread.
     """
 
+    @public
     def __init__(
         self, endpoints: str | Sequence[str], *, api_key: str | None = None, settings: ClientSettings | None = None
     ) -> None:
@@ -184,6 +204,7 @@ class Client:
         self._runner.run(self._client.close())
         self._runner.close()
 
+    @public
     def post(self, path: str, body: Mapping[str, object]) -> Any:
         """See `AsyncClient.post`."""
         return self._runner.run(self._client.post(path, body))
@@ -202,11 +223,12 @@ class Client:
         async def step() -> object:
             return await anext(answers, _END)
 
-        try:
-            while (answer := self._runner.run(step())) is not _END:
-                yield answer
-        finally:
-            self._runner.run(answers.aclose())  # type: ignore[attr-defined]  # it is an async generator
+        with Tidied():
+            try:
+                while (answer := self._runner.run(step())) is not _END:
+                    yield answer
+            finally:
+                self._runner.run(answers.aclose())  # type: ignore[attr-defined]  # it is an async generator
 
 
 _END = object()

@@ -35,6 +35,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Collection, Iterable
 
+from headrace.wording import shortened, shown, worded
+
 _COMPARED = 16
 """Maximum number of unknown fields that are compared with the known ones: it takes time."""
 _LISTED = 25
@@ -42,7 +44,10 @@ _LISTED = 25
 
 
 class HeadraceError(Exception):
-    """Base of all of Headrace's own errors."""
+    """Base of all of Headrace's own errors. Its text names settings as the user gives them: see `wording`."""
+
+    def __str__(self) -> str:
+        return worded(super().__str__())
 
 
 class ConfigError(HeadraceError, ValueError):
@@ -109,17 +114,6 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
     close = get_close_matches(name, [*dict.fromkeys(known)], 3, 0.75)
     return f"; did you mean {' or '.join(close)}?" if close else ""
-
-
-def shown(value: object, most: int = 60) -> str:
-    """A value for a message, as `repr` writes it; of a longer one the first items or characters, and "..."."""
-    written = repr(value)
-    if len(written) <= most:
-        return written
-    if isinstance(value, str):
-        return f"{value[:most]!r}..."
-    head, comma, _ = written[:most].rpartition(", ")
-    return f"{head}, ..." if comma else f"{written[:most]}..."
 
 
 def misspelt(given: Iterable[str], known: Collection[str]) -> str:
@@ -238,9 +232,9 @@ class StoppedEarly(SystemExit):
 
 
 def text_of(error: BaseException) -> str:
-    """The error's message, even if its `__str__` raises."""
+    """The error's message, long values shortened, even if its `__str__` raises."""
     try:
-        return str(error)
+        return shortened(str(error))
     except BaseException as other:  # noqa: BLE001 - user code may raise anything; the error must still be reported
         return f"its message cannot be read: {type(other).__name__}"
 

@@ -60,7 +60,8 @@ class BatchDone:
     """Without the time in which it waited for the batch before it, with `overlap`."""
     at: float
     stopped: int = 0
-    """How many of the failed records were returned unprocessed, each with a `StoppedError`."""
+    """How many of the failed records have no result because the call was cancelled, or returned them unprocessed, each
+    with a `StoppedError`."""
     handed_s: float = 0.0
     """How much of the duration passed between the batcher and `process_fn`'s thread, in which neither the engine nor
     the batcher waits for anything but Python's lock or a core."""
@@ -319,6 +320,20 @@ class PrefixCacheUsed:
 
 
 @dataclass(frozen=True, slots=True)
+class EndpointUsed:
+    """What became of the requests that a job sent to servers."""
+
+    sent: int
+    limited: int
+    """Those that a server refused because there were too many (429); they were sent again."""
+    unanswered: int
+    """Those that no server answered."""
+    at_once: int
+    """Requests in flight at most."""
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
 class PromptsCompared:
     """What the first prompts of a language model's job have in common. Equal prompts count once."""
 
@@ -397,7 +412,7 @@ class WorkUnitSent:
 Event: TypeAlias = (
     BatchFormed | BatchDone | BatchSplit | StepDone | RecordFailed | InputLeftOut | StageDone | PipelineWaited |
     RunDescribed | JobStarted | PartCommitted | PartDamaged | OrderChosen | DuplicatesFound | PrecisionChosen |
-    BudgetChanged | MemoryUsed | DeviceUsed | PrefixCacheUsed | PromptsCompared | JobDone | WorkUnitDone | WorkerLost |
-    RequestDone | ModelLoaded | WorkUnitSent
+    BudgetChanged | MemoryUsed | DeviceUsed | PrefixCacheUsed | EndpointUsed | PromptsCompared | JobDone |
+    WorkUnitDone | WorkerLost | RequestDone | ModelLoaded | WorkUnitSent
 )  # fmt: skip
 Listener: TypeAlias = Callable[[Event], None]

@@ -88,7 +88,7 @@ def test_a_folder_of_images_names_the_tasks_of_images(folder: Path) -> None:
     (folder / "pictures").mkdir()
     (folder / "pictures" / "a.png").write_bytes(b"")
     status, output = without_torch("run", "-i", "pictures", "-o", "out.jsonl", folder=folder)
-    assert (status, "for images take --task image-embed or image-classify" in output) == (2, True)
+    assert (status, "for images take --task image-embed or --task image-classify" in output) == (2, True)
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
+import sys
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields
@@ -14,6 +15,8 @@ from headrace.app.jobs.job import execute
 from headrace.app.jobs.step_settings import parse_steps, refuse_beside_steps
 from headrace.app.jobs.steps import prepare_steps, run_steps
 from headrace.app.jobs.tables import TableKind, is_table_kind, refuse_unknown_kind, run_to_table
+from headrace.batching.blocking import current_loop
+from headrace.batching.dispatch.offload import BlockedLoopWarning
 from headrace.engines.choosing.config import EngineConfig, merged_options, model_name
 from headrace.engines.options import EngineOptions
 from headrace.errors import ConfigError, UnknownOptionError
@@ -22,6 +25,7 @@ from headrace.io.sources.selection import Selection
 from headrace.jobs.pipeline.job import JobEnd, Limits, StopRequest
 from headrace.jobs.settings import JobOptions, JobSettings, split_options
 from headrace.observe.reporting.report import Report
+from headrace.tracebacks import public
 
 T = TypeVar("T")
 
@@ -70,6 +74,7 @@ def run(
 ) -> Report: ...
 
 
+@public
 def run(  # noqa: PLR0913 - keyword-only settings of the front door, public API
     source: object,
     model: str | Path | None = None,
@@ -97,26 +102,25 @@ def run(  # noqa: PLR0913 - keyword-only settings of the front door, public API
     """Run a bulk job to its end and report where the time went; the same call again continues or finds it finished.
 
     With sink="pandas", "polars" or "arrow" it returns the finished table instead, a row for each record; with
-    sink="list" a list of the rows, as dicts.
+    sink="list" a list of the rows, as dicts. In an `async def`, await asyncio.to_thread(headrace.run, ...): it blocks.
 
     Args:
         source: a file, folder, glob or address; or rows: a list, an iterable, an asynchronous one, a function that
             returns one, a `datasets.Dataset`, a table of pandas, polars, Arrow or DuckDB (docs/formats.md).
-        model: a folder, an included model, or `org/name[@revision]` on the Hugging Face Hub (docs/engines.md); None for
-            the task's default model.
+        model: a folder, an included model, or `org/name[@revision]` on the Hub (docs/engines.md); None for the default.
         sink: a .parquet or .jsonl file, or a folder of parts; records that fail go beside it, to `....errors.jsonl`.
             Or a database (docs/tables.md), "pandas", "polars", "arrow" or "list", or a function called with lists of
             rows.
         engine: a name such as "vllm", or one of your own: a function that takes a list of values and returns a list of
             outputs, or `module:name` of one (docs/engines.md); with a function the task is "custom" if none is named.
-        steps: several models, each a mapping with its settings: the next ones see the outputs of those before as
-            columns (docs/jobs.md); instead of `model`, `task`, `engine` and other settings of one model.
+        steps: instead of one model, mappings with the settings of several: each sees earlier outputs (docs/jobs.md).
         model_column: with `steps`: the column in which each record names the model that computes it.
         engine_options: the engine's options as a mapping, for an engine whose options no type checker knows.
         pickled_weights: allow pickled weights, which can run code, in a downloaded model.
         shard, sample, sample_seed, limit: which rows, as `Selection` has them.
         progress: show a progress bar on stderr.
-        options: of the job, as `JobSettings` has them, and of the engine, such as `max_model_len`.
+        options: of the job, as `JobSettings` has them, such as `listeners=[fn]`, called with each event; and of the
+            engine, such as `max_model_len`.
 
     Raises:
         ConfigError: a parameter, file, column or model cannot be used; nothing was written.
@@ -166,11 +170,22 @@ def _as_tuple(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(names) if is_list else names  # type: ignore[return-value]
 
 
+def _in_notebook() -> bool:
+    """Whether IPython runs this process: its event loop waits for each cell anyhow."""
+    ipython = sys.modules.get("IPython")
+    return ipython is not None and ipython.get_ipython() is not None
+
+
 def _off_loop(call: Callable[[], T]) -> T:
-    """Call directly, or on a new thread if this one runs an event loop, as in a notebook."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
+    """Call directly, or on a new thread if this one runs an event loop, as in a notebook; warns elsewhere."""
+    if current_loop() is None:
         return call()
+    if not _in_notebook():
+        warnings.warn(
+            "headrace.run blocks the event loop that calls it until the job has ended: "
+            "await asyncio.to_thread(headrace.run, ...) instead",
+            BlockedLoopWarning,
+            stacklevel=4,
+        )
     with ThreadPoolExecutor(1, "headrace-run") as pool:
         return pool.submit(call).result()

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from headrace.errors import ConfigError
 from headrace.extras import require
+from headrace.wording import shown
 
 _MOST_BYTES = 1024 * 1024
 """Maximum size of a file."""
@@ -31,7 +32,7 @@ def read_settings(path: Path) -> object:
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror or error}") from error
     except _TwiceError as error:
-        raise ConfigError(f"{path}: the key {error.args[0]!r:.100} is given twice in one place; keep one") from error
+        raise ConfigError(f"{path}: the key {shown(error.args[0])} is given twice in one place; keep one") from error
     except (ValueError, RecursionError) as error:
         if isinstance(error, ConfigError):
             raise

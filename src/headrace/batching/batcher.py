@@ -33,6 +33,7 @@ from headrace.batching.policy.cost import CostRule, checked_cost
 from headrace.batching.stats import BatchStats, Meter
 from headrace.batching.tasks import current_task
 from headrace.errors import AlreadyRunningError, ConfigError, NotRunningError, StoppedError
+from headrace.tracebacks import public
 
 RecordT = TypeVar("RecordT")
 ResultT = TypeVar("ResultT")
@@ -328,6 +329,7 @@ class Batcher(Generic[RecordT, ResultT]):
 
         return self._on_loop(result())
 
+    @public
     def submit_blocking(
         self, record: RecordT, *, timeout: float | None = None, **options: Unpack[SubmitOptions]
     ) -> ResultT:
@@ -339,6 +341,7 @@ class Batcher(Generic[RecordT, ResultT]):
         finally:
             future.cancel()  # after a timeout, do not run the record
 
+    @public
     def map_blocking(self, records: Iterable[RecordT], *, return_exceptions: bool = False) -> Iterator[ResultT]:
         """`map` from a thread that may block, in input order.
 

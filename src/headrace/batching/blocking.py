@@ -10,6 +10,7 @@ from time import monotonic
 from typing import TypeVar
 
 from headrace.batching.dispatch.stream import read_ahead
+from headrace.tracebacks import Tidied
 
 RecordT = TypeVar("RecordT")
 ResultT = TypeVar("ResultT")
@@ -27,30 +28,32 @@ def iterate(
     """
     sent: deque[Future[list[ResultT]]] = deque()
     error: Exception | None = None
-    try:
-        for chunk in read_ahead(records, monotonic):
-            if isinstance(chunk, Exception):
-                error = chunk
-                break
-            sent.append(send(chunk))
-            while sent and (sent[0].done() or len(sent) >= ahead):
+    with Tidied():
+        try:
+            for chunk in read_ahead(records, monotonic):
+                if isinstance(chunk, Exception):
+                    error = chunk
+                    break
+                sent.append(send(chunk))
+                while sent and (sent[0].done() or len(sent) >= ahead):
+                    yield from sent.popleft().result()
+            flush()
+            while sent:
                 yield from sent.popleft().result()
-        flush()
-        while sent:
-            yield from sent.popleft().result()
-        if error is not None:
-            raise error
-    finally:
-        for future in sent:
-            future.cancel()
+            if error is not None:
+                raise error
+        finally:
+            for future in sent:
+                future.cancel()
 
 
 def raising(results: Iterable[ResultT]) -> Iterator[ResultT]:
     """Yield results; raise the first that is an exception."""
-    for result in results:
-        if isinstance(result, BaseException):
-            raise result
-        yield result
+    with Tidied():
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+            yield result
 
 
 def current_loop() -> asyncio.AbstractEventLoop | None:

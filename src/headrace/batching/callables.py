@@ -17,8 +17,10 @@ def is_async(fn: Callable[..., object]) -> bool:
     return _any_is(inspect.iscoroutinefunction, fn)
 
 
-def plain_function(name: str, fn: object) -> None:
+def plain_function(name: str, fn: object, way_out: str = "") -> None:
     """Check that the parameter `name` is a plain function, which does its work when called.
+
+    `way_out` is the end of the message.
 
     Raises:
         ConfigError: it is an `async def` or a generator function, which would never be awaited or iterated.
@@ -31,7 +33,7 @@ def plain_function(name: str, fn: object) -> None:
         (inspect.isgeneratorfunction, "a generator function"),
     ):
         if _any_is(is_one, fn):
-            raise ConfigError(f"{name} is {kind}: it must be a plain function that returns its result")
+            raise ConfigError(f"{name} is {kind}: it must be a plain function that returns its result{way_out}")
 
 
 def unfinished(name: str, result: object) -> BadResultError | None:

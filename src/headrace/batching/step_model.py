@@ -9,6 +9,7 @@ from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 from headrace.batching.options import function, whole
 from headrace.batching.results import checked_results, own_result
 from headrace.errors import BadResultError, EngineDeadError, RecordError
+from headrace.wording import shown
 
 RecordT = TypeVar("RecordT")
 StateT = TypeVar("StateT")
@@ -209,6 +210,6 @@ def _checked(finished: object, keys: set[int]) -> Sequence[tuple[int, object]]:
     seen: set[int] = set()
     for pair in finished:
         if not (isinstance(pair, tuple) and len(pair) == 2) or pair[0] not in keys or pair[0] in seen:
-            raise BadResultError(f"step() returned {pair!r:.80}: it must be (key, result), once for each running key")
+            raise BadResultError(f"step() returned {shown(pair)}: it must be (key, result), once for each running key")
         seen.add(pair[0])
     return [(key, own_result(result, "step()")) for key, result in finished]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Annotated
 
 import typer
@@ -10,6 +11,7 @@ import headrace
 from headrace.cli import bench, inspect, merge, outcome, report, retry, run, serve, top, tune
 from headrace.cli.engine_flags import PASS_ON, EngineCommand
 from headrace.cli.flags import Command
+from headrace.wording import speak, spoken
 
 app = typer.Typer(
     name="headrace",
@@ -45,8 +47,11 @@ def _print_version(wanted: bool) -> None:
 
 @app.callback()
 def _options(
-    version: Annotated[
+    context: typer.Context,
+    version: Annotated[  # noqa: ARG001 - its callback has printed it
         bool, typer.Option("--version", help="Show the version and exit.", callback=_print_version, is_eager=True)
     ] = False,
 ) -> None:
     """Run models over datasets and behind HTTP APIs, and keep the GPU busy."""
+    context.call_on_close(functools.partial(speak, spoken()))
+    speak("flags")

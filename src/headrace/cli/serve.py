@@ -21,6 +21,7 @@ from headrace.cli.logs import LogFlags
 from headrace.cli.outcome import guarded, say
 from headrace.engines.choosing.resolving import resolve
 from headrace.errors import ConfigError, MissingExtraError
+from headrace.wording import speak
 
 if TYPE_CHECKING:
     from headrace.app.servers.server import ServerSettings
@@ -336,6 +337,7 @@ def _serve_pool(
     from headrace.app.servers.pooled import build_pooled, read_models
     from headrace.serving.http.server import Server
 
+    speak("keys")
     content = read_models(path)
     encrypted = access.for_uvicorn()
     with _tracing(server.trace, f"{len(content.models)} models") as listeners:

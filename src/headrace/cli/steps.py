@@ -23,6 +23,7 @@ from headrace.jobs.pipeline.job import JobEnd
 from headrace.jobs.settings import JobSettings
 from headrace.observe.reporting.report import Report, StepFigures
 from headrace.observe.reporting.table import print_report
+from headrace.wording import speak
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,7 @@ def steps_of(flags: StepFlags, models: Sequence[str], job: JobSettings) -> tuple
         ConfigError: flags contradict each other, or the file of steps cannot be used.
     """
     if flags.config is not None:
+        speak("keys")
         if flags.model_column is not None:
             raise ConfigError("--model-column belongs to --model; with --config, write model_column into the file")
         refuse_beside_steps(job)

@@ -56,6 +56,7 @@ class RemoteEngine:
             prepare_rows=None,
             followable=False,
             tunable=False,
+            remote=False,
             caches_prefixes=False,  # the workers report theirs
             workers_cache_prefixes=info.profile.caches_prefixes,
         )

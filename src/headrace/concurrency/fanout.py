@@ -14,12 +14,14 @@ from headrace.concurrency.attempts import Attempts, AttemptSettings
 from headrace.concurrency.loop_thread import LoopThread
 from headrace.errors import ConfigError
 from headrace.retry import RetryPolicy
+from headrace.tracebacks import Tidied, public
 
 ItemT = TypeVar("ItemT")
 ResultT = TypeVar("ResultT")
 _END = object()
 
 
+@public
 def map_concurrent(  # noqa: PLR0913 - keyword-only settings, each one a line in the caller's code
     fn: Callable[[ItemT], Awaitable[ResultT] | ResultT],
     items: Iterable[ItemT] | AsyncIterable[ItemT],
@@ -97,7 +99,7 @@ class FanOut(Generic[ResultT]):
     def __iter__(self) -> Iterator[ResultT]:
         """The results, from an event loop on a separate thread; works even if this thread runs a loop."""
         pool = self._make_pool()
-        with closing(LoopThread("headrace-map-loop")) as loop:
+        with Tidied(), closing(LoopThread("headrace-map-loop")) as loop:
             try:
                 while loop.run(pool.wait()):
                     while pool.ready:

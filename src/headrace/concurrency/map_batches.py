@@ -8,6 +8,7 @@ from typing import TypeVar, Unpack
 
 from headrace.batching.dynamic import BatcherOptions, DynamicBatcher
 from headrace.concurrency.loop_thread import LoopThread
+from headrace.tracebacks import Tidied, public
 
 RecordT = TypeVar("RecordT")
 ResultT = TypeVar("ResultT")
@@ -16,6 +17,7 @@ _GRACE_S = 1.0
 """How long to wait for an unneeded batch, in seconds, before abandoning it."""
 
 
+@public
 def map_batches(
     process_fn: Callable[[list[RecordT]], Awaitable[Sequence[ResultT]] | Sequence[ResultT]],
     records: Iterable[RecordT],
@@ -38,7 +40,7 @@ def map_batches(
 def _on_own_loop(
     batcher: DynamicBatcher[RecordT, ResultT], records: Iterable[RecordT], return_exceptions: bool
 ) -> Iterator[ResultT]:
-    with closing(LoopThread("headrace-map-batches")) as loop:
+    with Tidied(), closing(LoopThread("headrace-map-batches")) as loop:
         loop.run(batcher.start())
         try:
             yield from batcher.map_blocking(records, return_exceptions=return_exceptions)

@@ -24,6 +24,7 @@ from headrace.batching.stats import BatchStats
 from headrace.batching.tasks import current_task
 from headrace.concurrency.loop_thread import run_on_thread
 from headrace.errors import ConfigError
+from headrace.tracebacks import public
 
 RecordT = TypeVar("RecordT")
 ResultT = TypeVar("ResultT")
@@ -162,6 +163,7 @@ class Reusable(Generic[RecordT, ResultT]):
             call = _collect(batcher, list(records), return_exceptions)
             return await asyncio.wrap_future(_on(loop, call))
 
+    @public
     def blocking(self, record: RecordT, *, timeout: float | None = None, **options: Unpack[SubmitOptions]) -> ResultT:
         """The result for one record, from a thread that may block; waits at most `timeout` seconds with loading.
 

@@ -13,6 +13,7 @@ from typing import Any, Generic, Protocol, TypeAlias, TypeGuard, TypeVar
 from headrace.device.forward import ForwardMeter
 from headrace.device.memory import MemoryLimit, PeakMeter, memory_limit
 from headrace.engines.profile import EngineProfile, Sleeper, profile_of
+from headrace.events import EndpointUsed
 
 InputT_contra = TypeVar("InputT_contra", contravariant=True)
 PayloadT = TypeVar("PayloadT")
@@ -91,6 +92,14 @@ class PrefixCacheStats:
             self.generated - earlier.generated,
             None if self.computed_s is None else self.computed_s - (earlier.computed_s or 0.0),
         )
+
+
+class RemoteEngine(Protocol):
+    """An engine that sends requests to servers."""
+
+    def use(self) -> EndpointUsed:
+        """What became of the requests so far."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,6 +299,11 @@ def can_be_followed(engine: AnyEngine) -> TypeGuard[FollowableEngine[Any]]:
 def can_tokenize(engine: AnyEngine) -> TypeGuard[TokenizingEngine]:
     """Whether the engine's profile says that it is a `TokenizingEngine`."""
     return profile_of(engine).tokenizes
+
+
+def sends_requests(engine: AnyEngine) -> TypeGuard[RemoteEngine]:
+    """Whether the engine's profile says that it is a `RemoteEngine`."""
+    return profile_of(engine).remote
 
 
 def caches_prefixes(engine: AnyEngine) -> TypeGuard[PrefixCachingEngine]:

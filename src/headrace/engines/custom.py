@@ -17,6 +17,10 @@ from headrace.engines.profile import EngineProfile, check_methods, profile_of
 from headrace.errors import ConfigError, EngineDeadError, StoppedEarly, UnknownOptionError, text_of
 
 BATCH_SIZE = 32
+_FOR_ASYNC = (
+    "; wrap it, as in `def engine(batch): return asyncio.run(fn(batch))`, or give an engine with an async `infer` "
+    "(docs/engines.md)"
+)
 
 
 class FunctionEngine:
@@ -86,7 +90,7 @@ def load(engine: object, model: str | Path | None, options: Mapping[str, object]
     found, reference = (load_factory(engine), engine) if isinstance(engine, str) else (engine, _name(engine))
     chosen = dict(options)
     if callable(found):
-        plain_function(repr(reference), found)
+        plain_function(repr(reference), found, _FOR_ASYNC)
     parameters = _parameters(found, reference) if callable(found) else []
     made: Any = found
     used_model: str | Path | None = None
@@ -183,5 +187,5 @@ def _one_function(made: Any, reference: str) -> Callable[[list[Any]], Sequence[o
                 f"({', '.join(methods) or 'none'}); it must have one, be callable, or be a complete engine"
             )
         function = getattr(made, methods[0])
-    plain_function(repr(reference), function)
+    plain_function(repr(reference), function, _FOR_ASYNC)
     return function  # type: ignore[no-any-return]  # known to be callable

@@ -9,6 +9,7 @@ from typing import Literal, Protocol, TypeAlias, get_args
 
 from headrace.batching.options import number, one_of, whole
 from headrace.errors import ConfigError
+from headrace.wording import shown
 
 Batching: TypeAlias = Literal["batches", "steps", "own"]
 CostUnit: TypeAlias = Literal["tokens", "records"]
@@ -84,6 +85,8 @@ class EngineProfile:
     """Whether it can be loaded in another `dtype` (`TunableEngine`)."""
     tokenizes: bool = False
     """Whether it takes token ids and makes them (`TokenizingEngine`)."""
+    remote: bool = False
+    """Whether it sends requests to servers (`RemoteEngine`)."""
     caches_prefixes: bool = False
     """Whether prompts that begin with the same tokens are computed once (`PrefixCachingEngine`)."""
     workers_cache_prefixes: bool = False
@@ -97,6 +100,7 @@ class EngineProfile:
         one_of("followable", self.followable, (False, True))
         one_of("tunable", self.tunable, (False, True))
         one_of("tokenizes", self.tokenizes, (False, True))
+        one_of("remote", self.remote, (False, True))
         one_of("caches_prefixes", self.caches_prefixes, (False, True))
         one_of("workers_cache_prefixes", self.workers_cache_prefixes, (False, True))
         needed = _NEEDED[self.batching]
@@ -192,7 +196,7 @@ def profile_of(engine: object) -> EngineProfile:
         if own is None:
             raise
         raise ConfigError(
-            f"the profile of engine {type(engine).__name__} is {own!r:.80}: it must be an EngineProfile"
+            f"the profile of engine {type(engine).__name__} is {shown(own)}: it must be an EngineProfile"
         ) from error
 
 
@@ -239,7 +243,8 @@ def check_methods(engine: object, profile: EngineProfile) -> None:
     follow = ("follow",) if profile.followable else ()
     tokenize = ("tokenize", "detokenize", "token_strings") if profile.tokenizes else ()
     counts = ("prefix_cache_stats", "count_cached") if profile.caches_prefixes else ()
-    for name in ("describe", "prepare", *_METHODS[profile.batching], *follow, *tokenize, *counts, "close"):
+    use = ("use",) if profile.remote else ()
+    for name in ("describe", "prepare", *_METHODS[profile.batching], *follow, *tokenize, *counts, *use, "close"):
         if not callable(getattr(engine, name, None)):
             raise ConfigError(
                 f"engine {type(engine).__name__} has no method {name}, which an engine with "

@@ -21,6 +21,7 @@ from headrace.jobs.pipeline.job import Limits, Order
 from headrace.jobs.pipeline.prepare import ModelChoice, OnEmpty
 from headrace.jobs.pipeline.user_code import FinishFn, PrepareFn, WorkerKind
 from headrace.records import JsonObject
+from headrace.wording import shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,7 +248,7 @@ def check_values(settings: JobSettings) -> None:
     """
     check_types(settings, "sink", "listeners")  # the sink is checked elsewhere
     if not isinstance(settings.listeners, list | tuple) or not all(map(callable, settings.listeners)):
-        raise ConfigError(f"listeners is {settings.listeners!r:.60}; it must be a list of functions")
+        raise ConfigError(f"listeners is {shown(settings.listeners)}; it must be a list of functions")
     check_types(settings.config)
     check_types(settings.limits)
     limits = settings.limits

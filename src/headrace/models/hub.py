@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from headrace.errors import ConfigError, EngineError, HeadraceError
 from headrace.extras import require
 from headrace.models.base import Listing, first_line
+from headrace.wording import shown
 
 if TYPE_CHECKING:
     import types
@@ -68,7 +69,7 @@ class HubModel:
                 logger.warning("headrace: %s: using commit %s from the cache", why, found.commit)
             return found
         if _COMMIT.fullmatch(info.sha or "") is None:
-            raise EngineError(f"model {self.typed!r}: {hub.constants.ENDPOINT} names {info.sha!r:.80} as its commit")
+            raise EngineError(f"model {self.typed!r}: {hub.constants.ENDPOINT} names {shown(info.sha)} as its commit")
         if commit is None:
             self._remember(info.sha)
         return Listing(info.sha, tuple(entry.rfilename for entry in info.siblings or ()))

@@ -21,9 +21,12 @@ from collections.abc import Mapping
 from multiprocessing.connection import Connection
 from typing import NoReturn
 
+from headrace.wording import spoken
+
 _CODE = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[2]); "
-    "from importlib import import_module; import_module(sys.argv[3]).serve(int(sys.argv[1]))"
+    "from importlib import import_module; import_module('headrace.wording').speak(sys.argv[4]); "
+    "import_module(sys.argv[3]).serve(int(sys.argv[1]))"
 )
 _LOOK_S = 0.2
 """How often to check that the process lives, in seconds; its own children may keep the connection open."""
@@ -44,7 +47,7 @@ def spawn(module: str, environment: Mapping[str, str] | None = None) -> tuple[su
     ours, theirs = socket.socketpair()
     with theirs:
         process = subprocess.Popen(
-            [sys.executable, "-c", _CODE, str(theirs.fileno()), json.dumps(sys.path), module],
+            [sys.executable, "-c", _CODE, str(theirs.fileno()), json.dumps(sys.path), module, spoken()],
             stdin=subprocess.DEVNULL,
             pass_fds=(theirs.fileno(),),
             start_new_session=True,

@@ -17,7 +17,6 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Match
 
 from headrace.concurrency.daemon_thread import on_daemon_thread
-from headrace.errors import shown
 from headrace.openai_protocol import error_body
 from headrace.serving.errors import ApiError, invalid
 from headrace.serving.http.direct import DirectRoute
@@ -34,6 +33,7 @@ from headrace.serving.routes import tokens as token_routes
 from headrace.serving.routes.batches import disk_error
 from headrace.serving.service import Service
 from headrace.serving.state import ServerState
+from headrace.wording import shown
 
 logger = logging.getLogger("headrace")
 

@@ -7,8 +7,9 @@ import ipaddress
 import re
 from collections.abc import Iterable, Sequence
 
-from headrace.errors import ConfigError, shown
+from headrace.errors import ConfigError
 from headrace.serving.errors import ApiError
+from headrace.wording import shown
 
 LOCAL = ("localhost", "*.localhost")
 _PATTERN = re.compile(r"(\*\.)?[a-z0-9_-]+(\.[a-z0-9_-]+)*\.?", re.ASCII | re.IGNORECASE)

@@ -15,7 +15,7 @@ from fastapi import APIRouter, FastAPI, Request, Response
 from starlette.routing import Mount
 from starlette.types import Message, Receive, Scope, Send
 
-from headrace.errors import ConfigError, EngineError, HeadraceError, StoppedError, shown
+from headrace.errors import ConfigError, EngineError, HeadraceError, StoppedError
 from headrace.pool.pool import ModelPool
 from headrace.records import JsonObject
 from headrace.serving.admission.waiting import disconnected
@@ -30,6 +30,7 @@ from headrace.serving.routes import dashboard as dashboard_routes
 from headrace.serving.routes.status import METRICS_TYPE, described, probed
 from headrace.serving.service import Service
 from headrace.serving.state import ServerState, no_such_model
+from headrace.wording import shown
 
 logger = logging.getLogger("headrace")
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from fastapi import Request
 
 from headrace.engines.base import PromptedText, TokenIds, can_tokenize
-from headrace.errors import shown
 from headrace.events import Listener
 from headrace.records import JsonObject
 from headrace.serving.auth import Keys
@@ -18,6 +17,7 @@ from headrace.serving.limits import ServeLimits
 from headrace.serving.live import Observed
 from headrace.serving.service import CHARS_PER_COST, Call, Service
 from headrace.serving.tracing import RequestTracing
+from headrace.wording import shown
 
 RETRY_WHEN_STOPPING_S = 5.0
 

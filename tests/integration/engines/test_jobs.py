@@ -81,7 +81,7 @@ def test_pairs_are_two_columns(tmp_path: Path) -> None:
     assert len(set(scores)) == 5
     assert "'passage' is null" in read(tmp_path / "out.errors.jsonl")[0]["message"]
     with pytest.raises(
-        ConfigError, match=r"'score' takes pairs: name the column of the second text \(--text-pair-column\)"
+        ConfigError, match=r"'score' takes pairs: name the column of the second text \(text_pair_column\)"
     ):
         run(source, tmp_path / "other.jsonl", task="score", model=folder, text_column="question")
     with pytest.raises(ConfigError, match="task 'embed' takes no pairs: leave out"):

@@ -33,7 +33,7 @@ def test_a_parquet_column_is_of_the_type(tmp_path: Path, wanted: Any, length: in
     found = pandas.read_parquet(tmp_path / "small.parquet")["embedding"]
     assert found[0].dtype == inner
     np.testing.assert_array_equal(np.stack(found), quantized(exact, wanted))
-    with pytest.raises(ResumeMismatchError, match=f"--output-dtype was '{wanted}'"):
+    with pytest.raises(ResumeMismatchError, match=f"output_dtype was '{wanted}'"):
         headrace.run(ROWS, sink=tmp_path / "small.parquet", **options)
 
 

@@ -283,7 +283,7 @@ def test_many_files_are_described_together(tmp_path: Path) -> None:
 
 def test_an_unknown_format_lists_the_known(tmp_path: Path) -> None:
     write(tmp_path, "in.xls", b"")
-    with pytest.raises(ConfigError, match=r"in\.xls from its name; known: \.jsonl, .*\.parquet.*--input-format"):
+    with pytest.raises(ConfigError, match=r"in\.xls from its name; known: \.jsonl, .*\.parquet.*input_format"):
         open_source(tmp_path / "in.xls")
     with pytest.raises(ConfigError, match="unknown input format 'xls'; known: jsonl, csv"):
         open_source(tmp_path / "in.xls", "xls")

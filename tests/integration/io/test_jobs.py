@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 import os
 import subprocess
 import sys
@@ -66,7 +67,7 @@ def test_a_limit_stops_reading(source: Path, tmp_path: Path) -> None:
     report = headrace.run(source, sink=tmp_path / "out.jsonl", limit=10, **FAKE)
     assert report.ok == 10
     assert [row["id"] for row in read(tmp_path / "out.jsonl")] == [f"r{n}" for n in range(10)]
-    with pytest.raises(ResumeMismatchError, match="--limit was 10, now 20"):
+    with pytest.raises(ResumeMismatchError, match="limit was 10, now 20"):
         headrace.run(source, sink=tmp_path / "out.jsonl", limit=20, **FAKE)
 
 
@@ -239,6 +240,27 @@ def test_an_id_that_comes_twice_is_named_with_both_places(tmp_path: Path) -> Non
         headrace.run(source, sink=tmp_path / "out.jsonl", **FAKE)
     assert headrace.run(source, sink=tmp_path / "positions.jsonl", id_column="", **FAKE).ok == 401
     assert [row["id"] for row in read(tmp_path / "positions.jsonl")] == list(range(401))
+
+
+def test_a_fast_engine_computes_nothing_from_the_second_place_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And what the message advises works, though records are finished by then."""
+    monkeypatch.setattr(ids, "_FREE_S", math.inf)  # as if checking took no time
+    monkeypatch.setattr("headrace.io.sources.in_memory.CHUNK_ROWS", 10)
+    computed: list[object] = []
+
+    def engine(batch: list[object]) -> list[int]:
+        computed.extend(batch)
+        return [1] * len(batch)
+
+    rows = [{"id": 7 if n == 205 else n, "text": str(n)} for n in range(2000)]
+    job: dict[str, Any] = {"sink": tmp_path / "out.jsonl", "engine": engine, "progress": False}
+    limits = Limits(part_records=10)
+    with pytest.raises(JobError, match=r'id_column=""[^;]*; each needs overwrite=True'):
+        headrace.run(rows, limits=limits, **job)
+    assert {*map(str, computed)} <= {str(n) for n in range(200)}, "the chunks before"
+    assert headrace.run(rows, **job, id_column="", overwrite=True).ok == 2000
 
 
 @pytest.mark.parametrize("again", [7, "7", Key("7")])

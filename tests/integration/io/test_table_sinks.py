@@ -85,7 +85,7 @@ def test_rows_of_others_are_not_replaced_unasked(store: Store, monkeypatch: pyte
     elsewhere = store.folder / "elsewhere"
     elsewhere.mkdir()
     monkeypatch.chdir(elsewhere)
-    with pytest.raises(ConfigError, match="no job here has written; pass --overwrite"):
+    with pytest.raises(ConfigError, match="no job here has written; pass overwrite=True"):
         run(store.address("mine"), ROWS[:10])
     run(store.address("mine"), [*ROWS[:10], {"id": "new", "text": "new", "n": 1}], overwrite=True)
     assert len(store.read("mine")) == 401

@@ -32,7 +32,7 @@ def test_changes_can_be_ignored_and_what_is_done_stays_as_it_is(half: Runner) ->
     done = sum(end - start for start, end in half.job().output.parts.committed())
     kept = [range(*interval) for interval in half.job().output.parts.committed()]
     old, half.engine = half.engine, FakeEngine("other")
-    with pytest.raises(ResumeMismatchError, match="or --ignore-changes to keep what is finished and continue"):
+    with pytest.raises(ResumeMismatchError, match="or ignore_changes=True to keep what is finished and continue"):
         half.run()
     assert half.run(ignore_changes=True) == JobEnd("finished", 700, 0)
     assert half.computed == 700 - done

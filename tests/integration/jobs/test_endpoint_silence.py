@@ -16,7 +16,7 @@ def test_what_a_job_waits_for_is_said_once(monkeypatch: pytest.MonkeyPatch, capl
     [line] = caplog.messages
     assert line.startswith(f"headrace: no answer to a request for /v1/embeddings from {address} after 0.05 s; there")
     assert "there are up to 6 attempts of 600 s" in line
-    assert "--engine-timeout" in line
+    assert "(engine_timeout_s limits a request" in line
 
 
 async def ask_in_vain() -> str:

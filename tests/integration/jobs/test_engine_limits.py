@@ -43,13 +43,13 @@ def test_a_request_that_takes_too_long_is_cancelled_and_is_a_dead_letter(runner:
     assert runner.run(engine_timeout_s=0.5) == JobEnd("finished", ROWS, 1)
     [letter] = read_errors(runner.sink)
     assert (letter["position"], letter["reason"], letter["attempts"]) == (7, "ProcessTimeoutError", 1)
-    assert letter["message"] == "the engine had no result after 0.5 s (--engine-timeout)"
+    assert letter["message"] == "the engine had no result after 0.5 s (engine_timeout_s)"
 
 
 def test_a_step_that_takes_too_long_ends_the_job_and_costs_no_record(runner: Runner) -> None:
     made: Any = FakeStepEngine(before_step=lambda: time.sleep(3) if len(made.steps) > 5 else None)
     runner.engine = made
-    with pytest.raises(BrokenOffError, match=r"not finished a step after 0.5 s \(--engine-timeout\)"):
+    with pytest.raises(BrokenOffError, match=r"not finished a step after 0.5 s \(engine_timeout_s\)"):
         runner.run(engine_timeout_s=0.5)
     assert not list(runner.sink.parent.rglob("*.errors.jsonl")) or not any(
         path.read_text() for path in runner.sink.parent.rglob("*.errors.jsonl")

@@ -38,7 +38,7 @@ def test_rows_are_prepared_and_outputs_finished_and_what_they_raise_is_their_rec
     assert [letter["id"] for letter in read_errors(runner.sink)] == ["q5", "q6", "q8"]
     assert letters[1][:2] == ("RecordError", "tests.integration.jobs.own:ask asked the process to exit with 0")
     assert letters[2][:2] == ("ZeroDivisionError", "eight")
-    with pytest.raises(ResumeMismatchError, match=r"--finish was 'tests\.integration\.jobs\.own:shorten', now not set"):
+    with pytest.raises(ResumeMismatchError, match=r"finish was 'tests\.integration\.jobs\.own:shorten', now not set"):
         runner.run(prepare=own.ask)
 
 

@@ -181,12 +181,12 @@ def test_a_resume_with_something_else_is_refused_and_says_what(runner: Runner) -
     runner.on_event = lambda event: None
     committed = sorted(path.name for path in Path(f"{runner.sink}.parts").glob("part-*"))
 
-    with pytest.raises(ResumeMismatchError, match=r"--id-column was 'id', now 'text'\. Restore that"):
+    with pytest.raises(ResumeMismatchError, match=r"id_column was 'id', now 'text'\. Restore that"):
         runner.run(id_column="text")
     runner.engine = FakeEngine("other", max_model_len=5)
     with pytest.raises(
         ResumeMismatchError,
-        match=r"--max-model-len was not set, now 5; "
+        match=r"max_model_len was not set, now 5; "
         r"engine\.model was 'fake', now 'other'\.",
     ):
         runner.run()

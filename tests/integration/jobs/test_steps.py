@@ -354,8 +354,8 @@ def test_what_cannot_be_used_with_steps_is_refused_by_name(tmp_path: Path) -> No
     for more, words in (
         ({"model": "m"}, "model is a setting of one step"),
         ({"text_column": "t"}, "text_column is a setting of one step"),
-        ({"prepare": print}, "--map"),
-        ({"order": "prefix"}, "leave --order out"),
+        ({"prepare": print}, "prepare cannot be used"),
+        ({"order": "prefix"}, "leave order out"),
     ):
         with pytest.raises(ConfigError, match=words):
             headrace.run(source, sink=sink, steps=steps, progress=False, **more)

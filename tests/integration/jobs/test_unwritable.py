@@ -268,7 +268,7 @@ def test_or_it_fails_the_record_where_that_is_asked_for(tmp_path: Path) -> None:
     assert (end.failed, report.build().nulled) == (5, 0)
     found = letters(tmp_path / "out.jsonl")
     assert {letter["reason"] for letter in found} == {"ValueError"}
-    assert "--on-nan null" in found[0]["message"]
+    assert 'on_nan="null" writes null' in found[0]["message"]
     assert [letter["record"]["v"] for letter in found] == [None, None, [0.5, None], {"a": None}, [1.0, None]]
 
 

@@ -56,7 +56,7 @@ def test_pickled_weights_are_refused_unless_asked_for(folder: Path) -> None:
     assert pickled_weights(folder) == []  # the safetensors beside it are what is loaded
     weights.unlink()
     assert pickled_weights(folder) == [folder / "pytorch_model.bin"]
-    refused("pytorch_model.bin.*--allow-pickled-weights", model=str(folder))
+    refused("pytorch_model.bin.*pickled_weights=True", model=str(folder))
     assert embeds(model=str(folder), pickled_weights=True) == 384
 
 

@@ -78,7 +78,7 @@ def test_auto_is_one_worker_on_a_cpu(machine: Any) -> None:
         (0, 1, {"device": "cuda"}, "1 workers need 1 CUDA devices, and PyTorch sees 0"),
         (2, 2, {"tensor_parallel_size": 2}, "2 workers of 2 devices need 4 CUDA devices, and PyTorch sees 2"),
         (2, "auto", {"tensor_parallel_size": 4}, "1 workers of 4 devices need 4 CUDA devices"),
-        (2, 2, {"device": "cuda:1"}, "--device cuda:1 is a single device"),
+        (2, 2, {"device": "cuda:1"}, 'device="cuda:1" is a single device'),
     ],
 )
 def test_too_few_devices_are_refused(machine: Any, cuda: int, size: Any, options: Any, message: str) -> None:

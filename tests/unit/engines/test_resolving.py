@@ -57,7 +57,7 @@ def test_requests_may_name_a_model_as_it_was_typed(model: str | None, names: tup
 
 
 def test_a_revision_is_part_of_the_name() -> None:
-    with pytest.raises(ConfigError, match="write --model org/name@REVISION"):
+    with pytest.raises(ConfigError, match='write model="org/name@REVISION"'):
         resolve(EngineConfig("generate", "org/name", "vllm", {"revision": "v1"}))
 
 

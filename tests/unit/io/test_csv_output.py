@@ -103,7 +103,7 @@ def test_parts_with_other_columns_are_refused(tmp_path: Path) -> None:
     paths = [tmp_path / "1.csv", tmp_path / "2.csv"]
     for path, keep in zip(paths, ([], ["a"]), strict=True):
         path.write_bytes(CsvWriter("out", keep).encode([ok(1, "x", a="y")]))
-    with pytest.raises(JobError, match=r"1\.csv and 2\.csv have different columns.*--overwrite"):
+    with pytest.raises(JobError, match=r"1\.csv and 2\.csv have different columns.*overwrite=True"):
         CsvWriter("out", []).merge(paths, io.BytesIO())
 
 

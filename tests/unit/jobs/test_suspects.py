@@ -25,7 +25,7 @@ def test_a_late_record_waits_for_one_that_succeeds() -> None:
 
 def test_its_error_says_what_can_be_done_about_the_thread() -> None:
     message = str(SuspectFailures("batches", 2.0).judged(LATE))
-    assert "no result after 2 s (--engine-timeout)" in message
+    assert "no result after 2 s (engine_timeout_s)" in message
     assert "thread cannot be ended" in message
 
 

@@ -97,7 +97,7 @@ def host_of(plan: Plan, profile: EngineProfile, workers: WorkerRoom | None) -> H
 
 def _replicas(config: EngineConfig) -> int:
     """How many engines like this one the CUDA devices have room for; 1 where it cannot run on workers."""
-    if config.engine_process:
+    if config.engine_process or config.engine == "endpoint":
         return 1
     device = str(config.engine_options.get("device") or "auto")
     if device not in ("auto", "cuda") or not isinstance(config.engine, (str, type(None))):

@@ -1,4 +1,4 @@
-"""Reports at the end of a job what its device did: computing time, operations, peaks, energy."""
+"""Reports at the end of a job what its device did: computing time, operations, peaks, energy; or its servers."""
 
 from __future__ import annotations
 
@@ -9,21 +9,33 @@ from collections.abc import Mapping
 from headrace.device.cache import TuningCache, cpu_facts
 from headrace.device.forward import ForwardMeter
 from headrace.device.nvml import GpuReading, Nvml, open_gpu
-from headrace.engines.base import AnyEngine, TunableEngine, can_be_tuned
+from headrace.engines.base import AnyEngine, RemoteEngine, TunableEngine, can_be_tuned, sends_requests
 from headrace.events import DeviceUsed, Event, JobDone, JobStarted, Listener
 
 _WORTH_S = 2.0
 """Peaks are measured, which takes half a second once, for jobs that computed at least this long."""
 
 
-def watch_device(engine: AnyEngine, tell: Listener, cache: TuningCache | None = None) -> DeviceWatch | None:
-    """A listener for the engine's job; None if the engine does not measure its forward passes."""
+def watch_device(engine: AnyEngine, tell: Listener, cache: TuningCache | None = None) -> Listener | None:
+    """A listener for the engine's job; None if the engine neither measures its forward passes nor sends requests."""
+    if sends_requests(engine):
+        return _watch_requests(engine, tell)
     if not can_be_tuned(engine):
         return None
     meter = engine.forward_meter()
     if meter is None:
         return None
     return DeviceWatch(engine, meter, tell, cache or TuningCache(), open_gpu(meter.gpu) if meter.gpu else None)
+
+
+def _watch_requests(engine: RemoteEngine, tell: Listener) -> Listener:
+    """A listener that says at the end of a job what became of its requests."""
+
+    def at_end(event: Event) -> None:
+        if isinstance(event, JobDone):
+            tell(engine.use())
+
+    return at_end
 
 
 class DeviceWatch:

@@ -10,6 +10,7 @@ from headrace.engines.choosing.resolving import moved, remote_model_of, resolve
 from headrace.jobs.settings import JobSettings
 from headrace.jobs.state.fingerprint import check_same
 from headrace.jobs.state.output import JobOutput
+from headrace.wording import spelled
 
 logger = logging.getLogger("headrace")
 
@@ -40,8 +41,8 @@ def resolved_for(settings: JobSettings, output: JobOutput) -> EngineConfig:
     config = resolve(config)
     if (newest := moved(config)) is not None:
         logger.warning(
-            "headrace: %s has moved to commit %s since this job was begun: the job continues with %s (--overwrite "
-            "starts again with the new commit)",
+            "headrace: %s has moved to commit %s since this job was begun: the job continues with %s "
+            + spelled("(--overwrite starts again with the new commit)"),
             config.model,
             newest,
             config.commit,

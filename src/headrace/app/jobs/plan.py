@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import json
+import logging
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -16,6 +18,7 @@ from headrace.app.jobs.downloads import model_state, resolved_for
 from headrace.engines.choosing.config import EngineConfig
 from headrace.engines.choosing.identity import identity
 from headrace.engines.custom import load_factory
+from headrace.engines.requests.generation import SAMPLING
 from headrace.engines.requests.long_prompts import splits
 from headrace.errors import ConfigError
 from headrace.io.base import PartWriter, Source
@@ -36,7 +39,7 @@ from headrace.io.storage.hub_names import is_dataset_address, parse_dataset
 from headrace.io.storage.rows import FileSource
 from headrace.jobs.pipeline.prepare import Columns
 from headrace.jobs.pipeline.user_code import UserCode
-from headrace.jobs.planning.columns import resolve
+from headrace.jobs.planning.columns import column_of, resolve
 from headrace.jobs.planning.forecast import check_room
 from headrace.jobs.settings import (
     SETTING_NAMES,
@@ -52,6 +55,8 @@ from headrace.jobs.state.output import JobOutput, StartMode
 from headrace.jobs.state.passes import Finished
 from headrace.jobs.state.state_file import read_state
 from headrace.records import LeftOut, Unreadable, kept_value
+
+logger = logging.getLogger("headrace")
 
 _TRIED_ROWS = 64
 
@@ -165,6 +170,8 @@ def _checked(
     found = replace(found, exact=target.format in FORMATS and url is None, on_empty=settings.on_empty)
     if found.exact and settings.prepare is None:
         _check_kept(shown, found.keep, target.format)
+    if settings.prepare is None and (config.task == "generate" or url == openai.EMBEDDINGS):
+        _check_unsent(shown, config, found, url)
     _check_output(settings, output)
     if own_engine:
         settings = replace(settings, config=resolved_for(settings, output))
@@ -228,6 +235,31 @@ def _check_kept(source: Source, names: Sequence[str], format: str) -> None:  # n
 def _can_keep(row: Mapping[str, object], name: str) -> bool:
     value = row.get(name)
     return type(value) is not Unreadable or value.is_exact
+
+
+def _check_unsent(source: Source, config: EngineConfig, columns: Columns, url: str | None) -> None:
+    """Say which settings in the first rows reach no model.
+
+    Raises:
+        ConfigError: the lines of a batch file name a model, and the engine would ask another for embeddings.
+    """
+    rows = next((chunk.records for chunk in source.chunks(lambda position: position) if chunk.records), ())
+    known = dict.fromkeys(name for record in rows[:_TRIED_ROWS] for name in record.data)
+    if url is None:
+        used = {column_of(name, columns) for name in columns.inputs()} | {columns.id, *columns.keep}
+        if unsent := [name for name in known if name in SAMPLING and name not in used]:
+            logger.warning(
+                "headrace: the column %r is not used: a row's own sampling goes into its request, as in "
+                '{"prompt": "...", %s: ...} in the column %r; one for all is a setting of the job',
+                unsent[0], json.dumps(unsent[0]), columns.text,
+            )  # fmt: skip
+        return
+    named = next((name for record in rows[:_TRIED_ROWS] if (name := record.data["model"])), None)
+    if named is not None and config.engine == "endpoint" and config.model is None and url == openai.EMBEDDINGS:
+        raise ConfigError(
+            f"the lines of the batch file name the model {named!r}, and the engine endpoint sends texts without: pass "
+            f"--model {named!r}"
+        )
 
 
 def _dataset(settings: JobSettings, target: Target) -> str:

@@ -15,6 +15,7 @@ from headrace.errors import ConfigError, nearest
 from headrace.io.sinks.targets import Target, find_target
 from headrace.jobs.pipeline.prepare import ModelChoice
 from headrace.jobs.settings import TASKS, EarlierStep, JobSettings, StepSettings
+from headrace.wording import shown
 
 FOLDER = "steps"
 """In the working folder of the output: the outputs of all steps but the last."""
@@ -70,7 +71,7 @@ def parse_steps(entries: object) -> list[Step]:
             raise ConfigError(f"step {number} is of type {type(entry).__name__}; it must be a mapping of settings")
         for key in entry:
             if key not in _STEP_NAMES:
-                raise ConfigError(f"step {number}: {key!r:.100} is unknown{unknown_key(str(key), _STEP_NAMES)}")
+                raise ConfigError(f"step {number}: {shown(key)} is unknown{unknown_key(str(key), _STEP_NAMES)}")
         step = Step(**entry)
         try:
             check_types(step)
@@ -102,14 +103,14 @@ def read_steps(path: Path) -> tuple[list[Step], str | None]:
     content = read_settings(path)
     keys = ("steps", "model_column")
     unknown = [key for key in content if key not in keys] if isinstance(content, Mapping) else []
-    wrong = f"{unknown[0]!r:.100} is unknown{nearest(str(unknown[0]), keys)}" if unknown else ""
+    wrong = f"{shown(unknown[0])} is unknown{nearest(str(unknown[0]), keys)}" if unknown else ""
     if not isinstance(content, Mapping) or "steps" not in content:
         raise ConfigError(f'{path} must be a mapping with "steps", a list{wrong and "; " + wrong}')
     if wrong:
         raise ConfigError(f"{path}: {wrong}; known: {', '.join(keys)}")
     column = content.get("model_column")
     if not (column is None or isinstance(column, str)):
-        raise ConfigError(f"{path}: model_column is {column!r:.60}; it must be a text")
+        raise ConfigError(f"{path}: model_column is {shown(column)}; it must be a text")
     try:
         return parse_steps(content["steps"]), column
     except ConfigError as error:
@@ -135,7 +136,7 @@ def settings_of(
     if str(job.source) == "-":
         raise ConfigError("-i - cannot be used with several steps: each reads the input; write it to a file first")
     if job.prepare is not None:
-        raise ConfigError("--map (prepare) cannot be used with several steps: prepare the input before the job")
+        raise ConfigError("--map cannot be used with several steps: prepare the input before the job")
     if job.order == "prefix":
         raise ConfigError("order is 'prefix', which one model may gain from: with several steps, leave --order out")
     configs = [step.config() for step in steps]

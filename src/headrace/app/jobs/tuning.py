@@ -24,6 +24,7 @@ from headrace.jobs.pipeline.work import Work
 from headrace.jobs.planning.forecast import pack
 from headrace.jobs.planning.survey import Survey
 from headrace.jobs.settings import JobSettings
+from headrace.wording import spelled
 
 logger = logging.getLogger("headrace")
 
@@ -172,7 +173,7 @@ def try_faster(engine: TunableEngine, config: EngineConfig, batches: Sequence[Se
             return Tuned(other, _chosen(name, "; ".join([detail, *details]), started))
         details.append(detail)
         if name == INT8:
-            logger.warning("--quantize %s is not used: %s", INT8, detail)
+            logger.warning("%s is not used: %s", spelled(f"--quantize {INT8}"), detail)
     return Tuned(engine, _chosen("float32", "; ".join(details), started))
 
 

@@ -38,6 +38,7 @@ from headrace.serving.hosts import Hosts
 from headrace.serving.metrics import families_of_pool
 from headrace.serving.pooled import ModelApp, create_pooled_app
 from headrace.serving.state import ServerState
+from headrace.wording import shown
 
 _LONGEST_NAME = 256
 
@@ -105,7 +106,7 @@ def read_models(path: Path) -> ModelsFile:
     names = [name for entry in found.models for name in (entry.name, *entry.aliases)]
     if bad := [name for name in names if not name.strip() or not name.isprintable() or len(name) > _LONGEST_NAME]:
         raise ConfigError(
-            f"{path}: the name {bad[0]!r:.60} cannot be used; a name has 1 to {_LONGEST_NAME} printable characters"
+            f"{path}: the name {shown(bad[0])} cannot be used; a name has 1 to {_LONGEST_NAME} printable characters"
         )
     if doubled := next((name for name, count in Counter(names).items() if count > 1), None):
         raise ConfigError(f"{path}: the name {doubled!r} is given twice; names and aliases must be unique")

@@ -171,10 +171,12 @@ class Dispatcher:
     async def _run(self, number: int, batch: Batch, padded: float) -> None:
         started, timer = self._clock(), CallTimer()
         completed = failed = stopped = 0
+        cancelled = batch.size
         try:
             if batch.size == 1 and self._caller.cancellable:
                 self._make_cancellable(batch.entries[0])
             completed, failed, stopped = await self._process(number, batch.entries, timer)
+            cancelled = 0
             if not failed:
                 self._memory.succeeded(padded)
         finally:
@@ -184,7 +186,8 @@ class Dispatcher:
             self._last_done = now
             if not self._left_behind:
                 self._meter.ended(now, batch.size, failed, completed, took)
-                facts = number, batch.size, failed, batch.cost, padded, took, now, stopped
+                none = failed + cancelled
+                facts = number, batch.size, none, batch.cost, padded, took, now, stopped + cancelled
                 self._emit(BatchDone, *facts, timer.handed_s(took))
                 self._slots.release()
 

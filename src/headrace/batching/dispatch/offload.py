@@ -25,7 +25,7 @@ BLOCKED_LOOP_S = 0.1
 
 
 class BlockedLoopWarning(RuntimeWarning):
-    """An async `process_fn` blocked the event loop, which stops loading and batching."""
+    """Something blocked the event loop, which stops all else on it: an async `process_fn`, or `headrace.run`."""
 
 
 @types.coroutine

@@ -307,6 +307,8 @@ def _known_options(entry: _Entry) -> tuple[str, ...] | None:
     names = [argument.arg for argument in (*found.args.args, *found.args.kwonlyargs) if argument.arg != "self"][1:]
     if found.args.kwarg is not None and "EncoderOptions" in ast.dump(found.args.kwarg):
         names = [*EncoderOptions.__annotations__, *names]
+    if found.args.kwarg is not None and "SamplingOptions" in ast.dump(found.args.kwarg):
+        names += Sampling.__slots__
     if entry.samples:
         names += [*Sampling.__slots__, *LongPrompts.__slots__]
     if found.args.kwarg is not None and entry.extra == "vllm":

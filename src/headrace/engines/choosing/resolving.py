@@ -115,7 +115,7 @@ def _check_files(config: EngineConfig, found: Listing, folders: Sequence[str]) -
     if (pickled := files.pickles(weights)) and not config.pickled_weights:
         raise ConfigError(
             f"{named} keeps its weights as pickle ({pickled[0]}), which can run code when it is read; choose a model "
-            "or revision with safetensors, or pass --allow-pickled-weights (pickled_weights=True) if you trust it"
+            "or revision with safetensors, or pass --allow-pickled-weights if you trust it"
         )
 
 

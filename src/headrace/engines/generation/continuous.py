@@ -25,6 +25,7 @@ from headrace.engines.generation.tensor_parallel import is_follower, load_option
 from headrace.engines.profile import EngineProfile, Sleeper
 from headrace.engines.requests.generation import Generation, Sampling
 from headrace.errors import ConfigError, EngineDeadError, EngineError, HeadraceError
+from headrace.wording import shown
 
 if TYPE_CHECKING:
     from transformers.generation.continuous_batching.requests import RequestState
@@ -95,7 +96,7 @@ class GenerationEngine:
                     f"kv_cache_tokens is {wanted}: one answer may need {longest}; raise it or lower max_model_len"
                 )
             if enable_prefix_caching not in (None, False, True):
-                raise ConfigError(f"enable_prefix_caching is {enable_prefix_caching!r:.60}: it must be true or false")
+                raise ConfigError(f"enable_prefix_caching is {shown(enable_prefix_caching)}: it must be true or false")
             self._sampler = BatchSampler(self._choose, is_split=self._is_split)
             self._attention = self._lm.model.config._attn_implementation
             self._pages = Pages(wanted, max_num_seqs, enable_prefix_caching, self._is_split)

@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 
 from headrace.engines.generation.sampling import TokenLogprob
 from headrace.engines.requests.generation import Chance, Request, TokenChance
-from headrace.errors import RecordError, shown
+from headrace.errors import RecordError
+from headrace.wording import shown
 
 FIELDS = ("logprobs", "top_logprobs")
 MOST = 20

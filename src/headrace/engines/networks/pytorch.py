@@ -34,6 +34,7 @@ from headrace.engines.networks.base import Arrays, Rows
 from headrace.engines.options import INT8
 from headrace.engines.profile import Sleeper
 from headrace.errors import ConfigError, EngineDeadError, EngineError
+from headrace.wording import shown
 
 if TYPE_CHECKING:
     from transformers.models.auto.auto_factory import _BaseAutoModelClass
@@ -106,7 +107,7 @@ class TorchNetwork:
             ConfigError: `enforce_eager` is neither true nor false.
         """
         if enforce_eager not in (False, True):
-            raise ConfigError(f"enforce_eager is {enforce_eager!r:.60}: it must be true or false")
+            raise ConfigError(f"enforce_eager is {shown(enforce_eager)}: it must be true or false")
         self._has_graphs = self.kind == "cuda" and not enforce_eager
         self.graphs = self._new_graphs()
         if self.kind == "cuda" and enforce_eager:

@@ -5,17 +5,21 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
-from headrace.client import AsyncClient, ClientSettings
+from headrace.client import BUSY, AsyncClient, ClientSettings, Delay
 from headrace.concurrency.loop_thread import LoopThread
 from headrace.engines.base import Prepared
+from headrace.engines.options import SamplingOptions
 from headrace.engines.profile import EngineProfile
-from headrace.engines.requests.generation import Generation, Sampling, parse
+from headrace.engines.requests.generation import Generation, Sampling, default_sampling, parse
 from headrace.errors import EngineDeadError, EngineError, RecordError
+from headrace.events import EndpointUsed
 from headrace.records import text_refusal
+from headrace.wording import shown, spelled
 
 logger = logging.getLogger("headrace")
 
@@ -33,9 +37,10 @@ class EndpointEngine:
         read: extracts the output from a response.
         settings: concurrency and number of attempts.
         api_key: None for the environment variable OPENAI_API_KEY, if set.
+        defaults: fields of requests that do not have them.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the last three are keyword-only
         self,
         model: str | None,
         endpoints: Sequence[str],
@@ -44,22 +49,29 @@ class EndpointEngine:
         *,
         settings: ClientSettings,
         api_key: str | None = None,
+        defaults: Mapping[str, object] | None = None,
     ) -> None:
-        self.profile = EngineProfile(batching="own", cost_unit="records", max_in_flight=settings.concurrency)
+        self.profile = EngineProfile(
+            batching="own", cost_unit="records", max_in_flight=settings.concurrency, remote=True
+        )
         self._model = model
         self._endpoints = tuple(endpoints)
         self._settings = settings
         self._said = False
+        self._said_delays: set[tuple[str, int | None]] = set()
         self._ask = ask
         self._read = read
         # A dedicated event loop: connections are bound to one loop, and callers use different ones.
         self._loop: LoopThread | None = LoopThread("headrace-endpoint")
         key = api_key or os.environ.get("OPENAI_API_KEY")
-        self._client = AsyncClient(endpoints, api_key=key, settings=settings)
+        self._client = AsyncClient(endpoints, api_key=key, settings=settings, on_delay=self._delayed)
+        self._defaults = dict(defaults or {})
+        self._answered = self._limited = self._unanswered = 0
 
     def describe(self) -> Mapping[str, object]:
-        """The model's name. The endpoints are left out, so a job can resume with others."""
-        return {"engine": "endpoint", "model": self._model}
+        """The model's name, and the sampling if any is given. The endpoints may differ between runs of a job."""
+        sampling = {"sampling": self._defaults} if self._defaults else {}
+        return {"engine": "endpoint", "model": self._model, **sampling}
 
     def prepare(self, inputs: Sequence[object]) -> list[Prepared[object] | Exception]:
         """The request for each value; a RecordError if the value is invalid."""
@@ -71,7 +83,8 @@ class EndpointEngine:
                 prepared.append(error)
             else:
                 named = body if self._model is None else {**body, "model": self._model}
-                prepared.append(Prepared((path, named), cost=1))
+                missing = {name: value for name, value in self._defaults.items() if _lacks(named, name)}
+                prepared.append(Prepared((path, {**missing, **named}), cost=1))
         return prepared
 
     async def infer(self, payload: tuple[str, dict[str, object]]) -> object:
@@ -89,17 +102,41 @@ class EndpointEngine:
             answer = await asyncio.wrap_future(self._loop.submit(self._client.post(*payload)))
         finally:
             told.cancel()
+        self._answered += 1
         try:
             return self._read(answer)
         except (KeyError, IndexError, TypeError) as error:
-            raise EngineError(f"the answer to {payload[0]} has an unexpected format: {answer!r:.100}") from error
+            raise EngineError(f"the answer to {payload[0]} has an unexpected format: {shown(answer)}") from error
+
+    def use(self) -> EndpointUsed:
+        """What became of the requests so far."""
+        sent = self._answered + self._limited + self._unanswered
+        return EndpointUsed(sent, self._limited, self._unanswered, self._settings.concurrency, time.monotonic())
+
+    def _delayed(self, delay: Delay) -> None:
+        """Count a request that is sent again, and say why the first time. Runs on the client's loop."""
+        if delay.status is None:
+            self._unanswered += 1
+            words = "%s; it is tried again, %d times in all (--attempts): check the address, and that it runs"
+            number = self._settings.attempts
+        elif delay.status == BUSY:
+            self._limited += 1
+            words = (
+                "%s: it limits the rate, and requests are sent again; fewer at once (--concurrency, now %d) may help"
+            )
+            number = self._settings.concurrency
+        else:
+            return
+        if (said := (delay.endpoint, delay.status)) not in self._said_delays:
+            self._said_delays.add(said)
+            logger.warning("headrace: %s", spelled(words % (delay.reason, number)))
 
     def _say_waiting(self, path: str) -> None:
         if not self._said:
             self._said = True
             logger.warning(
                 "headrace: no answer to a request for %s from %s after %g s; there are up to %d attempts of %g s "
-                "each (--engine-timeout limits a request with all its attempts)",
+                + spelled("each (--engine-timeout limits a request with all its attempts)"),
                 path,
                 ", ".join(self._endpoints),
                 SILENCE_S,
@@ -161,14 +198,23 @@ def generate(
     concurrency: int = 64,
     attempts: int = 6,
     api_key: str | None = None,
+    **sampling: Unpack[SamplingOptions],
 ) -> EndpointEngine:
-    """Answers from /v1/completions, or for chats from /v1/chat/completions."""
+    """Answers from /v1/completions, or for chats from /v1/chat/completions; `sampling` is for requests without it."""
+    default_sampling(sampling)  # checks it
     settings = ClientSettings(concurrency=concurrency, attempts=attempts)
-    return EndpointEngine(_name(model), endpoints, _request, _generation, settings=settings, api_key=api_key)
+    return EndpointEngine(
+        _name(model), endpoints, _request, _generation, settings=settings, api_key=api_key, defaults=sampling
+    )
 
 
 def _name(model: str | Path | None) -> str | None:
     return None if model is None else str(model)
+
+
+def _lacks(body: Mapping[str, object], name: str) -> bool:
+    """Whether a request has no value for this field; OpenAI has two names for one of them."""
+    return body.get(name) is None and not (name == "max_tokens" and body.get("max_completion_tokens") is not None)
 
 
 def _text(value: object) -> str:
@@ -181,7 +227,7 @@ def _text(value: object) -> str:
 
 def _request(value: object) -> tuple[str, dict[str, object]]:
     request = parse(value, Sampling(), token_ids=True)  # refuse invalid requests without contacting the server
-    body = {name: part for name, part in value.items() if name != "model"} if isinstance(value, dict) else {}
+    body = value if isinstance(value, dict) else {}
     if request.messages is None:
         prompt = request.prompt if request.token_ids is None else list(request.token_ids)
         return "/v1/completions", {**body, "prompt": prompt}

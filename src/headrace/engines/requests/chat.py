@@ -7,7 +7,8 @@ import secrets
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from headrace.errors import RecordError, shown
+from headrace.errors import RecordError
+from headrace.wording import shown
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 TEXT_ONLY = frozenset({"text"})

@@ -8,8 +8,9 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, NotRequired, TypedDict
 
 from headrace.engines.requests.chat import TEXT_ONLY, checked_messages
-from headrace.errors import ConfigError, RecordError, misspelt, nearest, shown
+from headrace.errors import ConfigError, RecordError, misspelt, nearest
 from headrace.records import kind_of
+from headrace.wording import shown
 
 # Fields of an OpenAI request body that never change an answer.
 _IGNORED = frozenset({
@@ -137,9 +138,9 @@ def default_sampling(given: Mapping[str, object]) -> Sampling:
     Raises:
         ConfigError: an option is unknown, has the wrong type or is out of range.
     """
-    unknown = [name for name in given if name not in _SAMPLING]
+    unknown = [name for name in given if name not in SAMPLING]
     if unknown:
-        raise ConfigError(f"unknown option {unknown[0]!r}; sampling parameters are {', '.join(_SAMPLING)}")
+        raise ConfigError(f"unknown option {unknown[0]!r}; sampling parameters are {', '.join(SAMPLING)}")
     try:
         return sampling_from(given)
     except RecordError as error:
@@ -218,7 +219,7 @@ def _asked(body: Mapping[str, object], token_ids: bool) -> object:
 
 
 def _sampling_in(body: Mapping[str, object]) -> dict[str, object]:
-    given = {name: body[name] for name in _SAMPLING if body.get(name) is not None}
+    given = {name: body[name] for name in SAMPLING if body.get(name) is not None}
     newer = body.get("max_completion_tokens")
     if newer is not None and given.setdefault("max_tokens", newer) != newer:
         raise RecordError(
@@ -230,10 +231,10 @@ def _sampling_in(body: Mapping[str, object]) -> dict[str, object]:
 
 def _refuse_unknown(body: Mapping[str, object], extra: Collection[str]) -> None:
     for name, value in meaningful(body).items():
-        if name in _SAMPLING or name in extra or name in ("prompt", "messages", "max_completion_tokens"):
+        if name in SAMPLING or name in extra or name in ("prompt", "messages", "max_completion_tokens"):
             continue
         if name not in _NEUTRAL:
-            known = ("prompt", "messages", *_SAMPLING, *extra)
+            known = ("prompt", "messages", *SAMPLING, *extra)
             meant = nearest(name[:60], known)
             raise RecordError(f"unknown field {shown(name)}; known: {', '.join(known)}{meant}", param=name)
         takes = f"takes only {' or '.join(map(repr, _NEUTRAL[name]))}" if _NEUTRAL[name] else "does not take it"
@@ -271,4 +272,5 @@ _CHECKS: Mapping[str, tuple[Callable[[object], bool], str]] = {
     "seed": (lambda value: type(value) is int and 0 <= value < 1 << 63, "an int between 0 and 2**63 - 1"),
     "ignore_eos": (lambda value: isinstance(value, bool), "true or false"),
 }
-_SAMPLING = tuple(field.name for field in fields(Sampling))
+SAMPLING = tuple(field.name for field in fields(Sampling))
+"""Names of the sampling parameters."""

@@ -11,6 +11,7 @@ from headrace.engines.base import Chunks, Prepared
 from headrace.engines.requests.generation import Generation
 from headrace.engines.requests.templates import FilledTemplate, filled, template_fields
 from headrace.errors import ConfigError, RecordError
+from headrace.wording import shown
 
 ANSWERS = "answers"
 """The field of a reduce template that holds the answers to the chunks."""
@@ -67,7 +68,7 @@ class LongPrompts:
         for name in ("reduce_template", "no_answer"):
             value = getattr(self, name)
             if not (value is None or (isinstance(value, str) and value.strip())):
-                raise ConfigError(f"{name} is {value!r:.60}: it must be a text")
+                raise ConfigError(f"{name} is {shown(value)}: it must be a text")
         if self.chunk_join == "first":
             if self.reduce_template is not None:
                 raise ConfigError("reduce_template goes with chunk_join 'map-reduce', not 'first': leave one out")

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from headrace.engines.base import PromptedText
 from headrace.errors import ConfigError, RecordError
+from headrace.wording import shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,7 @@ def chosen_prompt(
     """
     if prompt is not None:
         if prompt_name is not None:
-            raise ConfigError(f"prompt_name is {prompt_name!r} and prompt is {prompt!r:.60}; give only one of them")
+            raise ConfigError(f"prompt_name is {prompt_name!r} and prompt is {shown(prompt)}; give only one of them")
         return prompt
     if prompt_name is None:
         return named.get(default_name or "") or ""
@@ -52,4 +53,4 @@ def chosen_prompt(
 
 def unknown_prompt(name: str, known: Mapping[str, str]) -> str:
     """The message about a prompt that the model does not have."""
-    return f"prompt_name is {name!r:.60}; the model's prompts are {', '.join(map(repr, known)) or 'none'}"
+    return f"prompt_name is {shown(name)}; the model's prompts are {', '.join(map(repr, known)) or 'none'}"

@@ -202,7 +202,9 @@ def _file_of(value: object) -> Path | io.BytesIO:
     if isinstance(value, Path):
         return value
     kind = "null" if value is None else type(value).__name__
-    raise RecordError(f"expected an image (a path, bytes or a data URL), got {kind}")
+    saved = ": save it to a file or to bytes, as with image.save(io.BytesIO(), 'PNG')"
+    way_out = saved if isinstance(value, Image.Image) else ""
+    raise RecordError(f"expected an image (a path, bytes or a data URL), got {kind}{way_out}")
 
 
 def _check_transparency(image: Image.Image) -> None:

@@ -8,8 +8,9 @@ from dataclasses import asdict, fields
 from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 
 from headrace.engines.requests.generation import Request
-from headrace.errors import RecordError, shown
+from headrace.errors import RecordError
 from headrace.records import text_refusal
+from headrace.wording import shown
 
 # Request fields in addition to `Sampling`, with the names of vLLM's SamplingParams or OpenAI's API.
 _OWN_SAMPLING = (

@@ -20,6 +20,7 @@ from headrace.io.storage.files import InputFile
 from headrace.io.storage.rows import full_lines, line_blocks, object_chunks, parse_object
 from headrace.openai_protocol import chat_completion, completion, embeddings
 from headrace.records import Failed, JsonObject, Ok, Record
+from headrace.wording import shown
 
 _TIMEOUTS = frozenset({ProcessTimeoutError.__name__, DeadlineExceededError.__name__})
 LINE_FIELDS = ("custom_id", "method", "url", "body")
@@ -149,12 +150,12 @@ def _unknown_field(body: Mapping[str, object]) -> str:
         if name in ("input", "model", "user") or value is None or (name, value) == ("encoding_format", "float"):
             continue
         if name == "encoding_format":
-            return f"encoding_format is {value!r:.40}: the answers to a file are numbers, 'float'"
+            return f"encoding_format is {shown(value, 40)}: the answers to a file are numbers, 'float'"
         if name == "dimensions":
-            return f"dimensions is {value!r:.40}: lines of a file cannot choose; set truncate_dim for the whole job"
+            return f"dimensions is {shown(value, 40)}: lines cannot choose; set truncate_dim for the whole job"
         missing = "" if "input" in body else "input is missing; "
         known = ("input", "model", "user", "encoding_format")
-        return f"{missing}unknown field {name!r:.60}; known: {', '.join(known)}{nearest(name[:60], known)}"
+        return f"{missing}unknown field {shown(name)}; known: {', '.join(known)}{nearest(name[:60], known)}"
     return ""
 
 

@@ -10,6 +10,8 @@ import uuid
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, TypeAlias
 
+from headrace.wording import spelled
+
 OnNan: TypeAlias = Literal["null", "error"]
 """How to write NaN and infinities: as null, or as an error of the record."""
 
@@ -59,7 +61,8 @@ class StrictJson:
                 raise  # for example a circular reference
             if self._on_nan == "error":
                 self.nulled = before
-                raise ValueError("it holds NaN or an infinity, which JSON lacks; --on-nan null writes null") from None
+                problem = spelled("it holds NaN or an infinity, which JSON lacks; --on-nan null writes null")
+                raise ValueError(problem) from None
             return self.encode(plain)
 
     def text(self, value: object) -> str | None:
@@ -137,7 +140,8 @@ def own_text(value: object) -> object:
     if getattr(value, "ndim", None):
         return json_default(value)
     if type(value).__str__ is object.__str__ and type(value).__repr__ is object.__repr__:
-        raise TypeError(f"a value of type {type(value).__name__} has no text; make one with a function (--map)")
+        way_out = spelled("make one with a function (--map)")
+        raise TypeError(f"a value of type {type(value).__name__} has no text; {way_out}")
     return str(value)
 
 

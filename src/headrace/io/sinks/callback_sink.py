@@ -12,6 +12,7 @@ from headrace.errors import ConfigError, JobError, text_of
 from headrace.io.formats.dead_letters import encode_failures
 from headrace.io.formats.writer import NoFileWriter, row_of
 from headrace.records import Failed, Ok
+from headrace.wording import shown
 
 Receiver = Callable[[list[dict[str, Any]]], Any]
 
@@ -117,7 +118,7 @@ class CallbackWriter(NoFileWriter):
             first, last = rows[0]["id"], rows[-1]["id"]
             raise JobError(
                 f"the function that takes the results raised {type(error).__name__}: {text_of(error)} (at rows "
-                f"{first!r:.60} to {last!r:.60}; such a job cannot be resumed: write to a file to keep what is done)"
+                f"{shown(first)} to {shown(last)}; such a job cannot be resumed: write to a file to keep what is done)"
             ) from error
 
     def close(self) -> None:

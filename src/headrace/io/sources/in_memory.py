@@ -12,7 +12,7 @@ from collections.abc import AsyncIterable, Callable, Generator, Iterable, Iterat
 
 from headrace.batching.results import own
 from headrace.errors import ConfigError, HeadraceError, JobError, text_of
-from headrace.io.base import Chunk
+from headrace.io.base import Chunk, class_names
 from headrace.io.formats.strict_json import dump_any, safe_text
 from headrace.io.storage.rows import CHUNK_ROWS, todo
 from headrace.records import Failed, Record, Unreadable
@@ -158,9 +158,17 @@ def chunk_of(rows: Sequence[tuple[int, object]]) -> Chunk:
         elif isinstance(data, Mapping):
             records.append(Record(position, position, data))
         else:
-            message = f"the row is of type {type(row).__name__}, neither a dict nor a text"
+            message = f"the row is of type {type(row).__name__}, neither a dict nor a text: {_way_out(row)}"
             failures.append(Failed(Record(position, position, safe_text(row)[:200]), "TypeError", message))
     return Chunk(records, failures, 0)
+
+
+def _way_out(row: object) -> str:
+    """How to give such rows."""
+    if "PIL.Image" in class_names(row):
+        return 'give {"image": a path or the bytes of a file}, with an image task'
+    value = "row[0]" if isinstance(row, tuple) else "row"
+    return f'give dicts, as in [{{"text": {value}}} for row in rows]'
 
 
 def digest_of(rows: Iterable[object]) -> str:

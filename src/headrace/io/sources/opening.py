@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace.errors import ConfigError
-from headrace.io.base import Source
+from headrace.io.base import Source, class_names
 from headrace.io.databases.names import display_name
 from headrace.io.formats.delimited import DelimitedFormat
 from headrace.io.formats.jsonl import JsonlFormat
@@ -115,6 +115,11 @@ def _from_python(source: Any) -> Source:
         return DatasetSource(source)
     if (found := table_source(source) or versioned_table(source)) is not None:
         return found
+    if {"datasets.DatasetDict", "datasets.IterableDatasetDict"} & {*class_names(source)}:
+        raise ConfigError(
+            f"the input is of type {type(source).__name__}, with the splits {', '.join(source)}: give one of them, "
+            f"such as dataset[{next(iter(source), 'train')!r}]"
+        )
     if isinstance(source, (Mapping, bytes, bytearray)):
         raise ConfigError(
             f"the input is of type {type(source).__name__}; give a file's name, or rows as a list of dicts or a table"

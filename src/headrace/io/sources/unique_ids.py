@@ -31,8 +31,10 @@ RUN_RECORDS = 1 << 17
 memory than a short one."""
 MERGED_RUNS = 16
 """Number of runs that are merged into one, to limit the runs to search."""
-LOOK_EVERY_S = 1.0
-"""How often to check new ids, in seconds; less often if checking takes more than 5 % of the time."""
+LOOKING = 1 / 50
+"""Share of the time to check new ids in, beside the first `_FREE_S`. They are checked as soon as that allows, before
+their records are computed: a fast engine would have computed them all before a later check."""
+_FREE_S = 0.2
 _BLOCK = 1 << 17
 """Digests of a run that are read at once."""
 _RUN = re.compile(r"ids-(\d{12,})-(\d{12,})\.u64")
@@ -60,7 +62,8 @@ class SeenIds:
         self._seen = _Digests(numpy_or_refuse(), folder)
         self.known = self._seen.load()
         """Ids of the positions before this one are in runs: they need not be given again."""
-        self._look_at = time.monotonic() + LOOK_EVERY_S
+        self._began = time.monotonic()
+        self._looked_s = 0.0
 
     def add(self, digests: Sequence[bytes], positions: Sequence[int], end: int) -> None:
         """Take more ids, those of all positions before `end` that were not taken before.
@@ -76,10 +79,10 @@ class SeenIds:
         if not all(digests):
             positions = [position for position, digest in zip(positions, digests, strict=True) if digest]
         self._seen.add([digest for digest in digests if digest], positions, end)
-        if (now := time.monotonic()) >= self._look_at or self._seen.is_full:
+        now = time.monotonic()
+        if self._looked_s <= _FREE_S + LOOKING * (now - self._began) or self._seen.is_full:
             self.look()
-            ended = time.monotonic()
-            self._look_at = ended + max(LOOK_EVERY_S, 20 * (ended - now))
+            self._looked_s += time.monotonic() - now
 
     def look(self) -> None:
         """Compare new ids with all earlier ones.
@@ -109,7 +112,8 @@ class SeenIds:
                 first, second = sorted((position, suspect))
                 raise JobError(
                     f"id {identity!r} comes twice: in column {self._column!r} of records {first} and "
-                    f'{second}. Make ids unique, name another --id-column, or give --id-column "" to use positions'
+                    f'{second}. Make ids unique, name another --id-column, or give --id-column "" to use positions; '
+                    "each needs --overwrite, which computes finished records again"
                 )
 
 

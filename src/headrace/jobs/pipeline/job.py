@@ -232,8 +232,7 @@ class Tally:
         if self.failed > limit * self._known:
             raise TooManyErrorsError(
                 f"{self.failed} of {self._known} records failed, more than --max-error-rate {limit:g} allows"
-                f"{self._kinds()}; finished records are kept: fix the cause, or run again with a higher rate "
-                "(in Python: limits=Limits(max_error_rate=...))"
+                f"{self._kinds()}; finished records are kept: fix the cause, or run again with a higher rate"
             )
 
     def _kinds(self) -> str:

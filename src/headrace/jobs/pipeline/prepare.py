@@ -33,6 +33,7 @@ from headrace.jobs.pipeline.suspects import MOST_IN_A_ROW
 from headrace.jobs.pipeline.user_code import UserCode
 from headrace.jobs.pipeline.work import Carried, PreparedChunk, Work, unreadable
 from headrace.records import Failed, Record, Unreadable, kept_value, kind_of, text_refusal
+from headrace.wording import shown
 
 OnEmpty: TypeAlias = Literal["keep", "error"]
 """What to do with an input that is an empty text: process it, or fail its record."""
@@ -59,7 +60,7 @@ class ModelChoice:
         value = _value(record, self.column)
         if value not in self.models:
             raise RecordError(
-                f"column {self.column!r} is {value!r:.100}, which is no model of this job: {', '.join(self.models)}"
+                f"column {self.column!r} is {shown(value)}, which is no model of this job: {', '.join(self.models)}"
             )
         return value == self.model
 
@@ -193,10 +194,10 @@ def _id_refusal(value: object, column: str) -> RecordError:
         return refusal
     if type(value) is int:
         return RecordError(f"column {column!r} is an integer of {value.bit_length():,} bits, too long to be written")
-    shown = "null" if value is None else f"{value!r:.100}, {kind_of(value)}"
+    given = "null" if value is None else f"{shown(value)}, {kind_of(value)}"
     hint = "; pandas makes floats of integers if some are missing" if isinstance(value, float) else ""
     return RecordError(
-        f"column {column!r} is {shown}; an id is an integer or text: convert the column, or name another with "
+        f"column {column!r} is {given}; an id is an integer or text: convert the column, or name another with "
         f'--id-column ("" for positions){hint}'
     )
 

@@ -42,7 +42,7 @@ def resolve(source: Source, wanted: Columns, user: UserCode | None = None) -> Co
     chosen_by = wanted.choice.column if wanted.choice is not None else None
     for column in filter(None, (*inputs, wanted.id, chosen_by)):
         if head and column not in known:
-            raise _missing(column, len(head), known, _way_out(column, wanted, known))
+            raise _missing(column, len(head), known, _way_out(column, wanted, known) + _header_hint(source))
     if head and not set(wanted.keep) <= set(known):
         _look_further(source, wanted.keep, user)
     identity = "id" if wanted.id is None and "id" in known else wanted.id or None
@@ -92,7 +92,7 @@ def _missing(column: str, among: int, known: Sequence[str], way_out: str) -> Con
 def _way_out(column: str, wanted: Columns, known: Sequence[str]) -> str:
     """What to do about a missing column: the flag that names another."""
     if column == wanted.text == "text" and "image" in known:
-        return "; for images take --task image-embed or image-classify"
+        return "; for images take --task image-embed or --task image-classify"
     if wanted.choice is not None and column == wanted.choice.column:
         flag = "--model-column"
     elif column == wanted.id:
@@ -104,6 +104,13 @@ def _way_out(column: str, wanted: Columns, known: Sequence[str]) -> str:
     else:
         flag = "--image-column" if column == "image" else "--text-column"
     return f"; name yours with {flag}"
+
+
+def _header_hint(source: Source) -> str:
+    """What the columns of a CSV file are, which may have no header."""
+    if not {"csv", "tsv"} & {getattr(one, "name", "") for one in getattr(source, "formats", ())}:
+        return ""
+    return "; the first line of a file names its columns: add one if it holds data"
 
 
 def _names(records: Iterable[Record]) -> list[str]:

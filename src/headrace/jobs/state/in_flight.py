@@ -11,6 +11,7 @@ from pathlib import Path
 
 from headrace.io.storage.locations import is_remote
 from headrace.jobs.state.output import JobOutput
+from headrace.wording import spelled
 
 logger = logging.getLogger("headrace")
 
@@ -88,7 +89,7 @@ def warn_of_crash(output: JobOutput, *, overwrite: bool) -> None:
         if (left := in_flight.left_behind()) and not overwrite:
             logger.warning(
                 "headrace: the last run was killed or crashed while the engine had %s. If the engine crashes, "
-                "--engine-process turns the record that causes it into a dead letter",
+                + spelled("--engine-process turns the record that causes it into a dead letter"),
                 left,
             )
         in_flight.forget()

@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from typing import Any, Literal, get_args
 
 from headrace.observe.accounting.timeline import CAUSES, COMPUTING, Cause
+from headrace.wording import shown
 
 VERSION = 1
 _FORMAT = "headrace-live"
@@ -153,7 +154,7 @@ def parse_frame(text: str | bytes) -> Frame:
     if not isinstance(content, dict) or content.pop("format", None) != _FORMAT:
         raise ValueError("it is not a live state of headrace")
     if (found := content.pop("version", None)) != VERSION:
-        raise ValueError(f"its version is {found!r:.20}, this headrace reads version {VERSION}")
+        raise ValueError(f"its version is {shown(found, 20)}, this headrace reads version {VERSION}")
     try:
         content["replicas"] = tuple(Replica(**row) for row in content["replicas"][:_MOST_ROWS])
         frame = Frame(**content)
@@ -166,7 +167,7 @@ def parse_frame(text: str | bytes) -> Frame:
 def _check(frame: Frame) -> None:
     """Raises ValueError, TypeError or AttributeError where it is not as `Frame` says."""
     if frame.kind not in get_args(Kind):
-        raise ValueError(f"its kind is {frame.kind!r:.20}")
+        raise ValueError(f"its kind is {shown(frame.kind, 20)}")
     optional = [value for value in (frame.fraction, frame.eta_s) if value is not None]
     rows: list[Mapping[Any, Any]] = [
         frame.lanes, frame.rates, frame.causes, frame.causes_of_all, frame.counts, frame.queue, frame.errors,
@@ -183,7 +184,7 @@ def _check(frame: Frame) -> None:
 
 def _number(value: object) -> None:
     if type(value) not in (int, float) or not 0 <= value < math.inf:  # type: ignore[operator]
-        raise ValueError(f"a number is not valid: {value!r:.40}")
+        raise ValueError(f"a number is not valid: {shown(value, 40)}")
 
 
 def wall_clock() -> float:

@@ -9,7 +9,7 @@ from headrace.observe.reporting.advice_inputs import BOTTLENECK, FIXED_ENOUGH, L
 from headrace.observe.reporting.advice_inputs import Advice as Advice
 from headrace.observe.reporting.advice_inputs import AdviceInputs as AdviceInputs
 from headrace.observe.reporting.advice_inputs import Host as Host
-from headrace.observe.reporting.advice_models import order, replicas, slots, small_model, template
+from headrace.observe.reporting.advice_models import endpoint, order, replicas, slots, small_model, template
 
 _BUSY_ENOUGH = 0.95
 _PADDING_ENOUGH = 0.85
@@ -33,6 +33,8 @@ def advise(numbers: AdviceInputs) -> str:
     found = advices(numbers)
     if found:
         return found[0].text
+    if numbers.endpoint is not None:
+        return endpoint(numbers.endpoint, numbers.busy)
     if numbers.busy >= _BUSY_ENOUGH:
         return (
             f"The engine was busy {numbers.busy:.0%} of the time: the host is not the bottleneck; use a faster device, "

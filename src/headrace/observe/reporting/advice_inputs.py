@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from headrace.events import PrefixCacheUsed, PromptsCompared
+from headrace.events import EndpointUsed, PrefixCacheUsed, PromptsCompared
 from headrace.observe.accounting.device_limit import DeviceFigures
 from headrace.observe.accounting.timeline import Cause
 
@@ -109,6 +109,8 @@ class AdviceInputs:
     """Whether batches larger than the largest budget allowed would be faster; None if unknown."""
     prompts: PromptsCompared | None = None
     prefix_cache: PrefixCacheUsed | None = None
+    endpoint: EndpointUsed | None = None
+    """Of a job whose engine is a server elsewhere."""
 
     @property
     def device_s(self) -> float:

@@ -6,6 +6,7 @@ import math
 import shlex
 import string
 
+from headrace.events import EndpointUsed
 from headrace.observe.reporting.advice_inputs import FIXED_ENOUGH, LIMITED, Advice, AdviceInputs, saving
 
 _SHOWN = 200
@@ -112,6 +113,26 @@ def small_model(numbers: AdviceInputs) -> Advice | None:
         f"at once, with --shard 0/2 and --shard 1/2, would save up to {saving(numbers, gain)}, or a cheaper device "
         "would do.",
         gain,
+    )
+
+
+def endpoint(used: EndpointUsed, busy: float) -> str:
+    """What the servers of a job did with its requests, and what would help."""
+    if used.limited:
+        fewer = max(used.at_once * (used.sent - used.limited) // used.sent, 1)
+        return (
+            f"The server limits the rate: {used.limited:,} of {used.sent:,} requests were refused (429) and sent "
+            f"again: --concurrency {fewer} would send fewer of them in vain; a higher limit there, or another "
+            "--endpoint, would save time."
+        )
+    if used.unanswered:
+        return (
+            f"{used.unanswered:,} of {used.sent:,} requests found no server and were sent again: look at why it was "
+            "away before tuning anything."
+        )
+    return (
+        f"The server was at work {busy:.0%} of the time: more requests at once (--concurrency, now {used.at_once}) or "
+        "another --endpoint may be faster."
     )
 
 

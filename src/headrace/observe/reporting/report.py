@@ -15,6 +15,7 @@ from headrace.events import (
     CloseReason,
     DeviceUsed,
     DuplicatesFound,
+    EndpointUsed,
     Event,
     InputLeftOut,
     JobDone,
@@ -62,6 +63,8 @@ class ReportBuilder:
         host: what the run has for its host stages.
         server: whether the events are those of a server.
     """
+
+    _endpoint: EndpointUsed | None = None
 
     def __init__(self, began: float | None = None, host: Host | None = None, *, server: bool = False) -> None:
         self._lock = threading.Lock()
@@ -120,7 +123,15 @@ class ReportBuilder:
 
     def _make_takers(self) -> dict[type, Callable[..., None]]:
         """What takes in each type of event."""
-        tuning = (PrecisionChosen, BudgetChanged, MemoryUsed, DeviceUsed, PrefixCacheUsed, PromptsCompared)
+        tuning = (
+            PrecisionChosen,
+            BudgetChanged,
+            MemoryUsed,
+            DeviceUsed,
+            EndpointUsed,
+            PrefixCacheUsed,
+            PromptsCompared,
+        )
         return {
             JobStarted: self._add_start,
             JobDone: self._add_end,
@@ -213,7 +224,14 @@ class ReportBuilder:
         self._orders[event.order] = replace(same, records=same.records + event.records)
 
     def _add_tuning_event(
-        self, event: PrecisionChosen | BudgetChanged | MemoryUsed | DeviceUsed | PrefixCacheUsed | PromptsCompared
+        self,
+        event: PrecisionChosen
+        | BudgetChanged
+        | MemoryUsed
+        | DeviceUsed
+        | EndpointUsed
+        | PrefixCacheUsed
+        | PromptsCompared,
     ) -> None:
         match event:
             case PrecisionChosen():
@@ -224,6 +242,8 @@ class ReportBuilder:
                 self._memory = event
             case DeviceUsed():
                 self._device = event
+            case EndpointUsed():
+                self._endpoint = event
             case PromptsCompared():
                 self._prompts = event
             case PrefixCacheUsed():
@@ -403,4 +423,5 @@ class ReportBuilder:
             larger_pay=self._memory.larger_pay if self._memory is not None else None,
             prompts=self._prompts,
             prefix_cache=self._prefix_cache,
+            endpoint=self._endpoint,
         )

@@ -18,6 +18,7 @@ from headrace.observe.accounting.accountant import Account
 from headrace.observe.accounting.device_limit import DeviceFigures
 from headrace.observe.accounting.histogram import merge_histograms
 from headrace.observe.reporting.report import Report
+from headrace.wording import shown
 
 VERSION = 1
 _FORMAT = "headrace-report"
@@ -145,7 +146,7 @@ def _run(run: Mapping[str, Any]) -> RunSummary:
     _numbers([summary.started_at, summary.runs])
     _texts([*summary.settings.values(), *summary.versions.values()])
     if summary.state not in get_args(RunState):
-        raise ValueError(f"its state is {summary.state!r:.40}")
+        raise ValueError(f"its state is {shown(summary.state, 40)}")
     return summary
 
 
@@ -165,7 +166,7 @@ def _check_account(account: Account) -> None:
     for stage, *numbers in account.chunks:
         _numbers(numbers, 3)
         if stage not in get_args(Stage):
-            raise ValueError(f"it has a stage {stage!r:.40}")
+            raise ValueError(f"it has a stage {shown(stage, 40)}")
 
 
 def _check_figures(figures: Mapping[str, Any]) -> None:
@@ -224,10 +225,10 @@ def _numbers(values: object, count: int | None = None) -> list[float]:
         ValueError: they are not.
     """
     if not isinstance(values, list) or (count is not None and len(values) != count):
-        raise ValueError(f"it has no list of numbers where there should be one: {values!r:.40}")
+        raise ValueError(f"it has no list of numbers where there should be one: {shown(values, 40)}")
     for value in values:
         if type(value) not in (int, float) or not 0 <= value < math.inf:
-            raise ValueError(f"a number is not valid: {value!r:.40}")
+            raise ValueError(f"a number is not valid: {shown(value, 40)}")
     return values
 
 

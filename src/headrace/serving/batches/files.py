@@ -13,10 +13,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import BinaryIO, TypedDict
 
-from headrace.errors import shown
 from headrace.io.storage.atomic import atomic_file, sync_folder
 from headrace.serving.auth import EVERYBODY, Tenant
 from headrace.serving.errors import ApiError
+from headrace.wording import shown
 
 logger = logging.getLogger("headrace")
 

@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypedDict, TypeVar, Unpack
 
-from headrace.errors import HeadraceError, ResumeMismatchError, shown
+from headrace.errors import HeadraceError, ResumeMismatchError
 from headrace.io.storage.atomic import atomic_file
 from headrace.openai_protocol import batch_error
 from headrace.retry import RetryPolicy, is_transient_state
@@ -26,6 +26,7 @@ from headrace.serving.batches.batch import OPEN, Batch, BatchStatus, RequestCoun
 from headrace.serving.batches.files import now
 from headrace.serving.batches.runs import BatchEnd, BatchRun, BatchServices
 from headrace.serving.errors import ApiError
+from headrace.wording import shown
 
 logger = logging.getLogger("headrace")
 T = TypeVar("T")

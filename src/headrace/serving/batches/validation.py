@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from headrace.errors import misspelt, shown
+from headrace.errors import misspelt
 from headrace.io.formats.openai_batch import LINE_FIELDS
 from headrace.io.storage.files import look_at
 from headrace.io.storage.rows import line_blocks, parse_object
@@ -19,6 +19,7 @@ from headrace.records import JsonObject
 from headrace.serving.errors import ApiError
 from headrace.serving.protocol.requests import HEAVY_BYTES, check_doubled, check_values
 from headrace.serving.state import no_such_model
+from headrace.wording import shown
 
 MOST_ERRORS = 100
 """Validation stops after this many errors."""

@@ -9,7 +9,6 @@ from collections.abc import Generator, Mapping
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from headrace.errors import shown
 from headrace.events import RequestDone
 from headrace.serving.auth import KeyAccount, Keys
 from headrace.serving.errors import ApiError, ClientGoneError
@@ -19,6 +18,7 @@ from headrace.serving.limits import ServeLimits
 from headrace.serving.protocol.responses import JsonReply
 from headrace.serving.state import ServerState
 from headrace.serving.tracing import RequestSpan
+from headrace.wording import shown
 
 OPEN_PATHS = frozenset({"/health", "/ready", "/dashboard"})
 """Answered without a key: load balancers and supervisors have none, and the dashboard's page asks for it."""

@@ -15,9 +15,10 @@ from pydantic_core import core_schema
 from headrace.engines.base import PromptedText, TokenIds
 from headrace.engines.networks.quantizing import OutputDtype
 from headrace.engines.requests.generation import meaningful
-from headrace.errors import nearest, shown
+from headrace.errors import nearest
 from headrace.records import JsonObject
 from headrace.serving.errors import ApiError
+from headrace.wording import shown
 
 Seconds = Annotated[float, Field(gt=0, le=86_400, description="Timeout of the request in seconds.")]
 

@@ -14,7 +14,6 @@ from fastapi.responses import FileResponse
 from pydantic import Field
 from starlette.types import Receive, Scope, Send
 
-from headrace.errors import shown
 from headrace.records import JsonObject
 from headrace.serving.auth import EVERYBODY, Tenant
 from headrace.serving.batches.files import FileStore
@@ -24,6 +23,7 @@ from headrace.serving.http.direct import DirectRoute
 from headrace.serving.protocol.requests import Fields
 from headrace.serving.protocol.responses import JsonReply
 from headrace.serving.protocol.schemas import ERRORS, Batch, BatchList, Deleted, File, FileList
+from headrace.wording import shown
 
 logger = logging.getLogger("headrace")
 

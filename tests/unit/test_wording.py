@@ -1,0 +1,135 @@
+"""Messages name settings as the user gives them, and values of any length fit a terminal."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+from typing import get_type_hints
+
+import pytest
+from typer.testing import CliRunner
+
+import headrace
+from headrace.app.run import RunParameters
+from headrace.app.servers.server import ServerOptions
+from headrace.cli.app import app
+from headrace.errors import ConfigError, RecordError, text_of
+from headrace.jobs.pipeline.job import Limits
+from headrace.records import Failed, Record
+from headrace.wording import (
+    COMMAND_ONLY,
+    KEYWORDS,
+    LIMITS,
+    LONGEST,
+    Door,
+    shortened,
+    shown,
+    speak,
+    spelled,
+)
+
+
+@pytest.fixture(autouse=True)
+def _door() -> Iterator[None]:
+    yield
+    speak("python")
+
+
+@pytest.mark.parametrize(
+    ("message", "python", "keys"),
+    [
+        ("pass --overwrite to start again", "pass overwrite=True to start again", None),
+        ('or give --id-column "" to use', 'or give id_column="" to use', None),
+        ("name yours with --text-column; did", "name yours with text_column; did", "name yours with text_column; did"),
+        ("split it (--on-too-long split)", 'split it (on_too_long="split")', "split it (on_too_long: split)"),
+        ("more than --max-errors 30 allows", "more than limits=Limits(max_errors=30) allows", None),
+        ("leave --order out: it", "leave order out: it", None),
+        ("--engine-process ends it", "engine_process=True ends it", "engine_process: true ends it"),
+        ("after 2 s (--engine-timeout)", "after 2 s (engine_timeout_s)", "after 2 s (engine_timeout_s)"),
+        ("with --sql 'SELECT 1'", "with sql='SELECT 1'", None),
+        ("set --model FOLDER or org/name", "set model=FOLDER or org/name", "set model: FOLDER or org/name"),
+        ("--engine module:function", 'engine="module:function"', "engine: module:function"),
+        ("-i - needs --input-format", 'source="-" needs input_format', None),
+        (
+            "--dtype float32 --ignore-changes to",
+            'dtype="float32", ignore_changes=True to',
+            "dtype: float32, --ignore-changes to",
+        ),
+        ("--device cuda:1 is", 'device="cuda:1" is', "device: cuda:1 is"),
+        ("headrace serve --state-dir DIR", "headrace serve --state-dir DIR", None),
+        ("the text is '--overwrite'", "the text is '--overwrite'", None),
+        ("cannot read /data/--overwrite/x", "cannot read /data/--overwrite/x", None),
+    ],
+)
+def test_each_door_names_a_setting_in_its_own_terms(message: str, python: str, keys: str | None) -> None:
+    """What no file of steps or models has as a key stays a flag beside it."""
+    doors: tuple[tuple[Door, str], ...] = (("flags", message), ("python", python), ("keys", keys or message))
+    for door, expected in doors:
+        speak(door)
+        assert (spelled(message), str(ConfigError(message))) == (expected, expected)
+
+
+def test_every_flag_in_a_message_is_a_keyword_or_of_the_command_alone() -> None:
+    known = {name for kind in (RunParameters, ServerOptions) for name in get_type_hints(kind)}
+    known |= {"source", "sink", "model", "name", "config"} | {one.name for one in fields(Limits)}
+    assert {one.name.replace("_", "-") for one in fields(Limits)} >= LIMITS
+    found = set(_flags_in_messages())
+    assert len(found) > 30, "the search works"
+    assert {flag for flag in found if KEYWORDS.get(flag, flag.replace("-", "_")) not in known} - COMMAND_ONLY == set()
+
+
+def _flags_in_messages() -> Iterator[str]:
+    """The flags in all texts of the library that are no docstrings."""
+    root = Path(headrace.__file__).parent
+    for path in root.rglob("*.py"):
+        if path.relative_to(root).parts[:1] in {("cli",), ("cluster",)} or {"page", "bench.py"} & {*path.parts}:
+            continue
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        documented = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in documented:
+                yield from re.findall(r"(?<![\w\-/.'\"=])--([a-z][a-z-]+)", node.value)
+
+
+def test_the_command_names_flags_and_leaves_python_as_it_was() -> None:
+    said = CliRunner().invoke(app, ["run", "-i", "-", "-o", "x.parquet"]).stderr
+    assert "-i - needs --input-format" in said
+    assert str(ConfigError("pass --overwrite")) == "pass overwrite=True"
+
+
+@pytest.mark.parametrize(
+    "value", ["a" * 1_000_000, "a b " * 250_000, "it's " * 200_000, "é" * 1_000_000, '"' * 1_000_000]
+)
+def test_a_value_of_a_megabyte_is_cut_in_its_middle_and_its_length_told(value: str) -> None:
+    message = str(ConfigError(f"id {value!r} comes twice: name another"))
+    assert len(message) < 400
+    assert message.startswith(f"id {value!r:.50}")
+    assert message.endswith(f"({len(repr(value)) - 2:,} characters) comes twice: name another")
+    assert Failed.of(Record(0, 0, None), RecordError(f"column 'text' is {value!r}"), 1).message.count("characters") == 1
+    assert len(text_of(ValueError(value))) <= LONGEST + 100, "an error of others too"
+
+
+def test_prose_and_paths_stay_whole() -> None:
+    path = "/".join(["folder"] * 35)
+    for message in (
+        f"cannot read {path}: No such file",
+        "it's the user's " * 30,
+        "known: " + ", ".join(["option"] * 200),
+    ):
+        assert shortened(message) == message
+
+
+def test_a_long_message_keeps_its_begin_and_its_end_at_borders_of_words() -> None:
+    found = shortened("begin " + "word " * 2000 + "end")
+    assert found.startswith("begin word word")
+    assert found.endswith("word end (10,009 characters in all)")
+    assert set(found.partition(" … ")[0].split()) == {"begin", "word"}
+
+
+def test_a_shown_value_is_short() -> None:
+    assert shown("short") == "'short'"
+    assert shown("x" * 1000) == f"'{'x' * 39}…{'x' * 19}' (1,000 characters)"
+    assert shown([1] * 1000).endswith("1, 1] (3,000 characters)")
