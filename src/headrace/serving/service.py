@@ -47,7 +47,7 @@ class Call:
     receive: Receive
     timeout_s: float
     caller: Hashable
-    """Batches are shared fairly among callers: an API key or a client address."""
+    """Batches are shared fairly among callers: connections, those of an API key with a `Share`."""
     param: str = "input"
     """The field that holds the records."""
     may_cut: bool = True

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from fastapi import Request
 
+from headrace.batching.policy.waiting_queue import Share
 from headrace.engines.base import PromptedText, TokenIds, can_tokenize
 from headrace.events import Listener
 from headrace.records import JsonObject
@@ -111,7 +112,8 @@ class ServerState:
             for name, value in scope["headers"]:
                 if name == b"x-request-timeout":
                     timeout_s = _seconds(value.decode("latin-1"))
-        caller = scope.get("headrace_caller") or scope.get("client")
+        key, connection = scope.get("headrace_caller"), scope.get("client")
+        caller = connection if key is None else Share(key, connection)
         timeout_s = timeout_s or self.limits.timeout_s
         request_id = scope["headrace_request_id"]
         span = scope.get("headrace_span")
