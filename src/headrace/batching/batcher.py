@@ -88,6 +88,11 @@ class Batcher(Generic[RecordT, ResultT]):
         queue = self._submission.queue
         return self._meter.snapshot(self._submission.clock(), queue.size, queue.cost, size)
 
+    @property
+    def waiting_cost(self) -> float:
+        """Cost of the records that wait for a batch; cheaper than `stats`."""
+        return 0.0 if self._submission is None else self._submission.queue.cost
+
     async def start(self) -> None:
         """Start forming batches on the running event loop.
 

@@ -67,9 +67,31 @@ class ServerFlags(FlagGroup):
         float,
         typer.Option(min=0, help="Milliseconds that an idle engine waits for more requests before it starts a batch."),
     ] = 2.0
+    max_wait: Annotated[
+        float,
+        typer.Option(min=0.001, help="Seconds that a request may wait for others, by forecast; others get status 429."),
+    ] = 60.0
     max_requests: Annotated[
         int, typer.Option(min=1, help="Maximum records accepted but not yet answered; more get status 429.")
-    ] = 4_096
+    ] = 262_144
+    max_cost: Annotated[
+        float | None,
+        typer.Option(
+            min=1, help="Their maximum total cost, in tokens for texts; more get status 429. Default: no limit."
+        ),
+    ] = None
+    max_waiting_bytes: Annotated[
+        int, typer.Option(min=1, help="Maximum bytes of their request bodies together; more get status 429.")
+    ] = 268_435_456
+    max_body_bytes: Annotated[
+        int, typer.Option(min=1, help="Maximum bytes of one request body; longer ones get status 413.")
+    ] = 33_554_432
+    max_inputs: Annotated[
+        int, typer.Option(min=1, help="Maximum texts, images or messages of one request; more get status 400.")
+    ] = 2_048
+    max_input_chars: Annotated[
+        int, typer.Option(min=1, help="Maximum characters of one text or chat; longer ones get status 400.")
+    ] = 1_000_000
     timeout: Annotated[
         float, typer.Option(min=0.001, help="Seconds allowed for a request that sets no time limit.")
     ] = 300.0
@@ -234,7 +256,13 @@ def _settings(config: EngineConfig, server: ServerFlags, access: AccessFlags) ->
     from headrace.serving.limits import ServeLimits
 
     limits = ServeLimits(
+        max_wait_s=server.max_wait,
         max_requests=server.max_requests,
+        max_cost=server.max_cost,
+        max_waiting_bytes=server.max_waiting_bytes,
+        max_body_bytes=server.max_body_bytes,
+        max_prompts=server.max_inputs,
+        max_prompt_chars=server.max_input_chars,
         timeout_s=server.timeout,
         drain_s=server.drain_timeout,
         keep_alive_s=server.keep_alive_timeout,

@@ -9,6 +9,9 @@ The cost of a switch is the time to load a model, so a switch has to be worth it
   A model with requests makes room when the hold is over, but not before it has been loaded for `RESIDENCY` times its
   own loading time. So under a permanent backlog of all models, at most a share of 1 / (1 + RESIDENCY) of the time goes
   to loading.
+* A model that has been unused for less than that hold counts as one with requests: callers who ask again after each
+  answer leave it without requests for a moment. Otherwise a model that loads slowly would lose its room at the first
+  such moment to one whose requests have waited for their short hold, and load for longer than it serves.
 * Models whose requests have waited longest relative to their hold come first. So a request waits at most for its hold,
   for the residency, the last requests and the loading of each model before it, and for its own model to load.
 * Background work waits behind requests. It takes free room, and that of a model that has been unused for the hold. It
@@ -179,9 +182,11 @@ def _victims(model: ModelView, loaded: Sequence[ModelView], missing: float) -> t
 def _may_go_at(loaded: ModelView, waiting: ModelView) -> float:
     """When a loaded model may be unloaded to make room for another."""
     behind = loaded.background_use and waiting.waiting_since is None
+    resides_until = loaded.loaded_at + RESIDENCY * loaded.load_s
+    with_requests = max(resides_until, waiting.deadline)
     if loaded.is_idle and not behind:
-        return min(loaded.last_used + waiting.hold_s, waiting.deadline)
-    return max(loaded.loaded_at + RESIDENCY * loaded.load_s, waiting.deadline)
+        return min(loaded.last_used + waiting.hold_s, with_requests)
+    return with_requests
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,14 +15,16 @@ class ServeLimits:
         ConfigError: a limit is not above zero.
     """
 
-    max_requests: int = 4_096
+    max_wait_s: float = 60.0
+    """Forecast seconds that a request waits for others. Those that would wait longer are refused with 429."""
+    max_requests: int = 262_144
     """Records accepted and not yet answered. More are refused with 429."""
     max_cost: float | None = None
-    """Their total cost, in the engine's unit. None derives it from the engine."""
-    max_body_bytes: int = 4 * 1024 * 1024
+    """Their total cost, in the engine's unit. None for no limit."""
+    max_waiting_bytes: int = 256 * 1024 * 1024
+    """Bodies of accepted requests together, in bytes. More are refused with 429."""
+    max_body_bytes: int = 32 * 1024 * 1024
     """Size of a request body, except file uploads."""
-    max_image_body_bytes: int = 32 * 1024 * 1024
-    """The same for models that take images."""
     max_file_bytes: int = 1024 * 1024 * 1024
     """Size of an uploaded batch file. Uploads are streamed to disk."""
     max_header_bytes: int = 32 * 1024

@@ -113,7 +113,9 @@ class ModelRouter:
             raise ApiError(
                 403, f"this API key may not use model {model.names[0]!r}", code="model_not_allowed", param="model"
             )
-        await self._use(model, scope, receive, _Replay(body, receive), send)
+        replay = _Replay(body, receive)
+        del body  # it may be long, and the answer may take long
+        await self._use(model, scope, receive, replay, send)
 
     async def _use(self, model: ModelApp, scope: Scope, receive: Receive, replay: _Replay, send: Send) -> None:
         name = model.names[0]

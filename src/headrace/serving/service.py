@@ -18,9 +18,9 @@ from headrace.concurrency.daemon_thread import on_daemon_thread
 from headrace.engines.base import AnyEngine, Chunks, Prepared, caches_prefixes, can_be_followed
 from headrace.engines.profile import profile_of, sleeper_of
 from headrace.errors import EngineDeadError
-from headrace.events import Listener, StageDone
+from headrace.events import BatchDone, Event, Listener, StageDone
 from headrace.serving.admission.chunks import run_chunks
-from headrace.serving.admission.controller import AdmissionController
+from headrace.serving.admission.controller import AdmissionController, AdmissionLimits, Limit
 from headrace.serving.admission.waiting import CancelScope
 from headrace.serving.errors import ApiError, ClientGoneError, api_error
 from headrace.serving.limits import ServeLimits
@@ -36,8 +36,8 @@ CHARS_PER_COST = 4
 """Assumed characters per unit of cost, before tokenization."""
 _INLINE_CHARS = 512
 """Requests up to this length are prepared on the event loop, which is faster than a thread."""
-_ADMITTED_BATCHES = 64
-"""Default admission limit, in full batches of cost."""
+_SLICE = 128
+"""Records that are prepared in one go. The slices of several requests take turns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,9 @@ class Call:
     receive: Receive
     timeout_s: float
     caller: Hashable
-    """Batches are shared fairly among callers: an API key or a client address."""
+    """Batches are shared fairly among callers: connections, those of an API key with a `Share`."""
+    host: Hashable = None
+    """Who sends it: the API key, or the client's address without its port."""
     param: str = "input"
     """The field that holds the records."""
     may_cut: bool = True
@@ -79,12 +81,12 @@ class InFlight:
         self._call = call
         self._cost = 0
         self._truncated: Sequence[int] = ()
-        self._done = False
+        self._done = self._submitted = False
 
     def __enter__(self) -> Self:
         if self._call.span is not None:
             self._call.span.asked(self._service.name, self._service.task, self._values)
-        self._service.admission.reserve(len(self._values), self._size, self._call.timeout_s)
+        self._service.admission.reserve(len(self._values), self._size, self._call.timeout_s, self._call.host)
         self.scope = CancelScope(self._call.receive, self._call.timeout_s)
         return self
 
@@ -110,6 +112,8 @@ class InFlight:
         self.scope.watch(futures)  # before submitting: if one is refused, the earlier ones are cancelled
         for entry in prepared:
             futures.append(service.submit(entry, call))  # noqa: PERF401 - each is watched once it is queued
+        service.admission.submitted(self._size)
+        self._submitted = True
         return futures
 
     def answered(self, outputs: Sequence[object]) -> Answers:
@@ -125,7 +129,7 @@ class InFlight:
     ) -> None:
         service, count = self._service, len(self._values)
         self.scope.close()
-        service.admission.release(count, self._size, done=self._done)
+        service.admission.release(count, self._size, done=self._done, submitted=self._submitted)
         if isinstance(error, ClientGoneError):
             service.cancelled += count
         elif isinstance(error, Exception):  # HTTP boundary: every error becomes a status
@@ -194,9 +198,17 @@ class Service:
         self.batcher = batcher
         self.limits = limits
         self.profile = profile = profile_of(engine)
-        full = profile.full_cost
+        self._batches = profile.batching == "batches"
         self.admission = AdmissionController(
-            limits.max_requests, limits.max_cost or _ADMITTED_BATCHES * full, profile.width, full
+            AdmissionLimits(
+                Limit(limits.max_requests, "records", "--max-requests"),
+                None if limits.max_cost is None else Limit(limits.max_cost, profile.cost_unit, "--max-cost"),
+                limits.max_wait_s,
+                limits.timeout_s,
+            ),
+            profile.width,
+            profile.full_cost,
+            (lambda: batcher.waiting_cost) if self._batches else None,
         )
         # At least _INLINE_CHARS: otherwise a long text could pass for a short one.
         self.most_cost = max(int(profile.largest_record), _INLINE_CHARS)
@@ -208,7 +220,6 @@ class Service:
         self._caching = engine if caches_prefixes(engine) else None
         self._on_dead = on_dead
         self._dead = False
-        self._traces_batches = profile.batching == "batches"
         self._light = not task.startswith("image-")  # decoding an image takes milliseconds, whatever its cost
         self._pool = ThreadPoolExecutor(2, "headrace-prepare")
 
@@ -239,6 +250,12 @@ class Service:
             await on_daemon_thread(sleeper.wake)
         await self.batcher.start()
 
+    def heard(self, event: Event) -> None:
+        """Learn from an event of the batcher."""
+        if isinstance(event, BatchDone) and self._batches:
+            waiting = self.batcher.waiting_cost > 0
+            self.admission.batches.batch(event.cost, event.duration_s, event.at, waiting=waiting)
+
     async def infer(self, values: Sequence[object], size: int, call: Call) -> Answers:
         """The outputs of `values`; `size` is their estimated total cost.
 
@@ -261,7 +278,11 @@ class Service:
         if self._light and size * CHARS_PER_COST <= _INLINE_CHARS:
             prepared = self.engine.prepare(values)
         else:
-            prepared, duration_s, at = await self.on_thread(self._prepare, values)
+            prepared, duration_s, at = [], 0.0, 0.0
+            for start in range(0, len(values), _SLICE):
+                some, took_s, at = await self.on_thread(self._prepare, values[start : start + _SLICE])
+                prepared += some
+                duration_s += took_s
             if listener is not None:
                 listener(StageDone("prepare", len(values), duration_s, at))
         good: list[Prepared[object]] = []
@@ -305,7 +326,7 @@ class Service:
         payload = entry.payload
         if self._caching is not None:
             payload = self._caching.count_cached(payload)
-        if call.span is not None and self._traces_batches:
+        if call.span is not None and self._batches:
             payload = call.span.carried(payload)
         return self.batcher.submit_nowait(payload, estimated_cost=estimate, priority=ONLINE, caller=call.caller)
 

@@ -7,9 +7,11 @@ from dataclasses import dataclass, field
 
 from fastapi import Request
 
+from headrace.batching.policy.waiting_queue import Share
 from headrace.engines.base import PromptedText, TokenIds, can_tokenize
 from headrace.events import Listener
 from headrace.records import JsonObject
+from headrace.serving.admission.controller import AdmissionController, AdmissionLimits, Limit
 from headrace.serving.auth import Keys
 from headrace.serving.errors import ApiError
 from headrace.serving.hosts import Hosts
@@ -48,8 +50,14 @@ class ServerState:
     """The name of the model."""
     tracing: RequestTracing | None = None
     """Traces requests; None for no traces."""
+    bodies: AdmissionController = field(init=False)
+    """Counts the bytes of the bodies of requests under way."""
     on_dead: Callable[[], None] = field(default=lambda: None)
     """Called when the engine has died. The server then exits, so that its supervisor restarts it."""
+
+    def __post_init__(self) -> None:
+        most = Limit(self.limits.max_waiting_bytes, "bytes of requests", "--max-waiting-bytes")
+        self.bodies = AdmissionController(AdmissionLimits(cost=most))
 
     @property
     def ready(self) -> bool:
@@ -114,11 +122,12 @@ class ServerState:
             for name, value in scope["headers"]:
                 if name == b"x-request-timeout":
                     timeout_s = _seconds(value.decode("latin-1"))
-        caller = scope.get("headrace_caller") or scope.get("client")
+        key, connection = scope.get("headrace_caller"), scope.get("client")
+        caller, host = (connection, connection and connection[0]) if key is None else (Share(key, connection), key)
         timeout_s = timeout_s or self.limits.timeout_s
         request_id = scope["headrace_request_id"]
         span = scope.get("headrace_span")
-        return Call(request.receive, timeout_s, caller, param, may_cut, request_id, self.listener, span)
+        return Call(request.receive, timeout_s, caller, host, param, may_cut, request_id, self.listener, span)
 
     def check_texts(self, texts: Sequence[str | TokenIds | PromptedText], param: str) -> int:
         """Check the number and length of texts; returns their estimated cost.

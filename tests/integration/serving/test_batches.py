@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,8 @@ from tests.settings import server_settings
 
 from headrace.app.servers.server import ServerSettings
 from headrace.engines.choosing.config import EngineConfig
+from headrace.serving.batches import files
+from headrace.serving.errors import ApiError
 from headrace.serving.limits import ServeLimits
 from headrace.testing import FakeEngine
 
@@ -328,12 +332,59 @@ def test_a_custom_id_that_cannot_be_written_is_refused(server: Running) -> None:
 def test_fields_that_nobody_reads_are_refused(server: Running) -> None:
     file = upload(server, [line(0)])
     body = {"input_file_id": file, "endpoint": "/v1/embeddings"}
-    refused = server.post("/v1/batches", body | {"output_expires_after": {"anchor": "created_at", "seconds": 3600}})
-    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "output_expires_after")
+    refused = server.post("/v1/batches", body | {"expires": 3600})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "expires")
     assert server.post("/v1/batches", body | {"output_expires_after": None}).status_code == 200
-    parts = {"purpose": "batch", "expires_after[seconds]": "3600"}
+    parts = {"purpose": "batch", "expires_after": "3600"}
     refused = server.client.post("/v1/files", files={"file": ("in.jsonl", b"{}")}, data=parts)
-    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "expires_after[seconds]")
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "expires_after")
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {"expires_after[seconds]": "3600"},
+        {"expires_after[anchor]": "created_at"},
+        {"expires_after[anchor]": "created_at", "expires_after[seconds]": "3599"},
+        {"expires_after[anchor]": "last_active_at", "expires_after[seconds]": "3600"},
+    ],
+)
+def test_an_expiry_that_cannot_be_kept_is_refused(server: Running, parts: dict[str, str]) -> None:
+    answer = server.client.post("/v1/files", files={"file": ("in.jsonl", b"{}")}, data={"purpose": "batch", **parts})
+    assert answer.status_code == 400
+    assert "expires_after" in answer.json()["error"]["param"]
+
+
+def test_files_are_deleted_when_their_time_has_passed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [int(time.time())]
+    monkeypatch.setattr(files, "now", lambda: clock[0])
+    store = files.FileStore(tmp_path)
+
+    def create(seconds: int | None) -> str:
+        return store.create(io.BytesIO(b"{}"), "in.jsonl", "batch", None, seconds)["id"]
+
+    never, later, used = create(None), create(3_600), create(3_600)
+    clock[0] += 3_599
+    assert store.get(later)["expires_at"] == clock[0] + 1
+    clock[0] += 1
+    with pytest.raises(ApiError, match="there is no file"):
+        store.path(later)
+    assert {file["id"] for file in store.list()} == {never}
+    assert store.kept(used).read_bytes() == b"{}", "a batch may still read it"
+    store.delete_expired({used})
+    assert {path.stem for path in tmp_path.iterdir()} == {never, used}
+
+
+def test_the_output_files_of_a_batch_have_its_expiry(server: Running) -> None:
+    body = {"input_file_id": upload(server, [line(0)]), "endpoint": "/v1/embeddings"}
+    expiry = {"anchor": "created_at", "seconds": 7_200}
+    begun = server.post("/v1/batches", body | {"output_expires_after": expiry}).json()
+    assert begun["output_expires_after"] == expiry
+    done = ended(server, begun["id"])
+    file = server.client.get(f"/v1/files/{done['output_file_id']}").json()
+    assert file["expires_at"] == file["created_at"] + 7_200
+    wrong = server.post("/v1/batches", body | {"output_expires_after": {"anchor": "created_at", "seconds": 1}})
+    assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "output_expires_after.seconds")
 
 
 def test_files_are_listed_by_purpose_and_in_either_order(server: Running) -> None:

@@ -16,7 +16,13 @@ from headrace.engines.choosing.config import EngineConfig
 from headrace.serving.limits import ServeLimits
 
 ENGINES = "tests.integration.serving.engines"
-LIMITS = ServeLimits(body_timeout_s=0.5, write_timeout_s=0.5, max_header_bytes=16_384, max_prompt_chars=10_000_000)
+LIMITS = ServeLimits(
+    body_timeout_s=0.5,
+    write_timeout_s=0.5,
+    max_header_bytes=16_384,
+    max_body_bytes=4 * 1024 * 1024,
+    max_prompt_chars=10_000_000,
+)
 
 
 @pytest.fixture(scope="module")

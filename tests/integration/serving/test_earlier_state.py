@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import re
 import shutil
 import time
@@ -13,6 +15,8 @@ from tests.integration.serving.running import Running, running
 from tests.integration.serving.test_batches import ended, rows_of
 from tests.settings import server_settings
 
+from headrace.app.servers.server import build
+from headrace.errors import ConfigError
 from headrace.serving.batches.batch import Batch, BatchStatus
 from headrace.serving.limits import ServeLimits
 
@@ -50,6 +54,32 @@ def test_batches_of_an_earlier_version_are_there_and_go_on(state: Path) -> None:
         continued = ended(server, IN_PROGRESS)
         assert (continued["status"], continued["request_counts"]["completed"]) == ("completed", 6)
         assert outputs(server, continued) == [f"r{n}" for n in range(6)]
+
+
+def test_the_folder_of_a_newer_version_is_named_and_left_alone(state: Path) -> None:
+    with serve(state):
+        pass
+    mark = json.loads((state / "format.json").read_text())
+    assert mark["format"] == 1
+    (state / "format.json").write_text(json.dumps({"format": 2, "version": "9.8.7"}))
+    before = {path: path.read_bytes() for path in state.rglob("*.json")}
+    with pytest.raises(ConfigError, match=r"Headrace 9\.8\.7 has written .*format 2.*another --state-dir"):
+        api_of(state)
+    (state / "format.json").write_text("{")
+    with pytest.raises(ConfigError, match=r"format\.json is damaged"):
+        api_of(state)
+    (state / "format.json").write_text(json.dumps({"format": 2, "version": "9.8.7"}))
+    assert before == {path: path.read_bytes() for path in state.rglob("*.json")}
+
+
+def api_of(state: Path) -> None:
+    app, _ = build(server_settings(engine="headrace.testing:FakeEngine", state=state))
+
+    async def enter() -> None:
+        async with app.router.lifespan_context(app):
+            raise AssertionError("it started")
+
+    asyncio.run(enter())
 
 
 @pytest.mark.parametrize("identity", [COMPLETED, FAILED, IN_PROGRESS])

@@ -161,7 +161,7 @@ def test_a_line_of_twenty_megabytes_keeps_nobody_waiting(tmp_path: Path, threads
     rows = [batch_line(0, "/v1/embeddings", {"input": "short"})]
     rows += [batch_line(number, "/v1/embeddings", {"input": "word " * 190_000}) for number in (1, 2)]
     longer = [batch_line(number, "/v1/embeddings", {"input": "word " * (4 * MIB)}) for number in (3, 4)]
-    with running(ServerSettings(state=tmp_path)) as server:
+    with running(ServerSettings(state=tmp_path, limits=ServeLimits(max_body_bytes=4 * MIB))) as server:
         identities = [begin(server, rows), begin(server, [*rows, *longer])]
         done, refused = (ended(server, identity) for identity in identities)
         assert done["request_counts"] == {"total": 3, "completed": 3, "failed": 0}

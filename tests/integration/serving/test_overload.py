@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from tests.integration.serving.running import Running, running, until
 
 from headrace.app.servers.server import ServerSettings
 from headrace.engines.choosing.config import EngineConfig
+from headrace.serving.admission.controller import Limit
 from headrace.serving.auth import read_keys
 from headrace.serving.limits import ServeLimits
 
@@ -48,6 +50,60 @@ def test_more_than_the_limit_is_refused_at_once_with_a_time_to_come_back() -> No
         assert sum(server.engine.batch_sizes) == 3
 
 
+def test_the_bytes_of_bodies_are_bounded_together_before_they_are_read() -> None:
+    limits = {"max_waiting_bytes": 30_000_000, "max_prompt_chars": 10**9}
+    with running(held(**limits)) as server, ThreadPoolExecutor() as pool:
+        first = pool.submit(embed, server, "a" * 20_000_000)
+        until(lambda: server.engine.batch_sizes != [])
+        assert server.host.bodies.cost == pytest.approx(20_000_000, rel=0.01)
+        refused = embed(server, "b" * 20_000_000)  # its answer arrives, though the body was not read
+        assert refused.status_code == 429
+        message = refused.json()["error"]["message"]
+        assert "30,000,000 (--max-waiting-bytes)" in message
+        assert int(refused.headers["retry-after"]) >= 1
+
+        def chunks() -> Iterator[bytes]:
+            yield b'{"input": "'
+            for _ in range(200):
+                yield b"c" * 100_000
+            yield b'"}'
+
+        headers = {"Content-Type": "application/json"}
+        in_chunks = httpx.post(f"{server.url}/v1/embeddings", content=chunks(), headers=headers, timeout=60)
+        assert in_chunks.status_code == 429
+        assert "--max-waiting-bytes" in in_chunks.json()["error"]["message"]
+        small = pool.submit(embed, server, "short")
+        until(lambda: server.host.bodies.requests == 2)
+        server.engine.go.set()
+        assert [first.result().status_code, small.result().status_code] == [200, 200]
+        assert embed(server, "b" * 20_000_000).status_code == 200
+        until(lambda: server.host.bodies.requests == 0)
+
+
+def test_one_body_larger_than_the_bytes_of_all_is_accepted_alone() -> None:
+    with running(
+        ServerSettings(EngineConfig(engine="headrace.testing:FakeEngine"), limits=ServeLimits(max_waiting_bytes=1000))
+    ) as server:
+        assert embed(server, "a" * 100_000).status_code == 200
+
+
+def test_callers_of_one_key_do_not_wait_behind_each_others_many_texts() -> None:
+    settings = replace(
+        ServerSettings(EngineConfig(engine=f"{ENGINES}:Gradual", batch_size=32)), keys=read_keys(None, "k1")
+    )
+    with running(settings) as server, ThreadPoolExecutor() as pool:
+        headers = {"Authorization": "Bearer k1"}
+        many = [
+            pool.submit(server.post, "/v1/embeddings", {"input": ["word"] * 2_000}, headers=headers) for _ in "abcd"
+        ]
+        service = server.host.loaded
+        assert service is not None
+        until(lambda: service.batcher.stats.waiting > 4_000)
+        assert embed(server, "one", headers=headers).status_code == 200
+        assert service.batcher.stats.waiting > 2_000, "the others still wait"
+        assert [future.result().status_code for future in many] == [200] * 4
+
+
 @pytest.mark.parametrize("long", [{"prompt": "1+1=", "max_tokens": 10**9}, {"prompt": "1 " * 400_000}])
 def test_no_request_counts_for_more_than_the_model_can_do(long: dict[str, Any]) -> None:
     settings = ServerSettings(
@@ -56,7 +112,7 @@ def test_no_request_counts_for_more_than_the_model_can_do(long: dict[str, Any]) 
     with running(settings) as server, ThreadPoolExecutor() as pool:
         assert server.host.loaded is not None
         gate, server.host.loaded.most_cost = server.host.loaded.admission, 512
-        gate.max_cost = 2_000
+        gate.limits = replace(gate.limits, cost=Limit(2_000, "tokens", "--max-cost"))
         first = pool.submit(server.post, "/v1/completions", {"prompt": "word " * 200, "max_tokens": 10**9})
         until(lambda: gate.requests == 1)
         others = [server.post("/v1/completions", body).status_code for body in (long, {"prompt": "1+1="})]

@@ -31,7 +31,7 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Running, P
 @pytest.fixture(scope="module")
 def labels(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     folder = vision_model(tmp_path_factory.mktemp("vit"))
-    limits = ServeLimits(max_prompts=8, max_image_body_bytes=6_000_000)
+    limits = ServeLimits(max_prompts=8, max_body_bytes=6_000_000)
     config = EngineConfig("image-classify", str(folder), engine_options={"top_labels": 2})
     with running(ServerSettings(config, name="seer", limits=limits)) as server:
         yield server

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.unit.batching.doubles import Waiting, numbers
 
 from headrace.batching.policy.bucketing import Limits
-from headrace.batching.policy.waiting_queue import PRIORITY_AGE_S, Batch, WaitingQueue
+from headrace.batching.policy.waiting_queue import PRIORITY_AGE_S, Batch, Share, WaitingQueue
 
 costs = st.one_of(st.integers(0, 12), st.floats(0, 12, allow_nan=False), st.just(50))
 limits = st.builds(
@@ -137,6 +137,60 @@ def test_one_caller_with_2000_records_does_not_hold_up_another_with_one(window: 
     queue.take("idle")
     queue.add(Waiting(5000), caller="one")
     assert batches_until(queue, 5000) <= 2
+
+
+@pytest.mark.parametrize("window", [0, 64, 1024])
+@pytest.mark.parametrize("batches", [0, 1, 17, 39, 100])
+def test_a_single_record_does_not_wait_for_a_turn_of_each_of_forty_callers(window: int, batches: int) -> None:
+    queue = WaitingQueue(Limits(target_batch_cost=32, max_batch_size=32, window=window))
+    for number in range(20_000):
+        queue.add(Waiting(number), caller=number // 500)
+    for _ in range(batches):
+        queue.take("idle")
+    queue.add(Waiting(50_000), caller="one")
+    assert batches_until(queue, 50_000) <= 3  # at most after the oldest turn, and the last one of this round
+
+
+@pytest.mark.parametrize("window", [0, 64])
+def test_callers_of_one_owner_have_one_part_between_them(window: int) -> None:
+    queue = WaitingQueue(Limits(target_batch_cost=30, max_batch_size=30, window=window))
+    for number in range(3000):
+        queue.add(Waiting(number), caller=Share("many", number // 300))
+        queue.add(Waiting(10_000 + number), caller=Share("one", 0))
+    served = {"many": 0, "one": 0}
+    for _ in range(100):
+        for number in numbers(queue.take("idle").entries):
+            served["one" if number >= 10_000 else "many"] += 1
+    assert served["many"] == pytest.approx(served["one"], rel=0.25)
+
+
+@pytest.mark.parametrize("window", [0, 64])
+def test_a_single_record_does_not_wait_for_2000_of_its_own_owner(window: int) -> None:
+    queue = WaitingQueue(Limits(target_batch_cost=32, max_batch_size=32, window=window))
+    for number in range(8000):
+        queue.add(Waiting(number), caller=Share("a key", number // 2000))
+    queue.take("idle")
+    queue.add(Waiting(50_000), caller=Share("a key", "another"))
+    assert batches_until(queue, 50_000) <= 2
+
+
+@pytest.mark.parametrize("window", [0, 64])
+def test_who_comes_back_after_each_batch_gets_no_more_than_its_part(window: int) -> None:
+    queue = WaitingQueue(Limits(target_batch_cost=32, max_batch_size=32, window=window))
+    for number in range(3200):
+        queue.add(Waiting(number), caller="many")
+    served = {"many": 0, "again": 0}
+    waiting = 0
+    for at in range(100):
+        if not waiting:
+            for number in range(32):
+                queue.add(Waiting(10_000 + number, arrival=at), caller="again")
+            waiting = 32
+        for number in numbers(queue.take("idle").entries):
+            again = number >= 10_000
+            served["again" if again else "many"] += 1
+            waiting -= again
+    assert served["again"] <= 1.25 * served["many"]
 
 
 @pytest.mark.parametrize("window", [0, 64])

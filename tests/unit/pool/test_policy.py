@@ -170,3 +170,92 @@ def test_a_model_that_is_not_used_is_unloaded_when_its_time_is_over() -> None:
     models = [loaded("a", last_used=10, idle_timeout_s=5), loaded("b", in_use=1, idle_timeout_s=5)]
     assert decide(12, models, 2) == Decision(again_at=15)
     assert decide(15, models, 2) == Decision(unload=("a",))
+
+
+class Callers:
+    """A pool in virtual time whose models always have four callers, each of whom asks again after each answer.
+
+    An answer takes 10 ms, and so does what a caller does between two answers: a model is often without requests for a
+    moment.
+    """
+
+    def __init__(self, load_s: dict[str, float], room: int) -> None:
+        self.models = {name: view(name, load_s=1.0, size=1) for name in load_s}
+        self.load_s = load_s
+        self.room = room
+        self.answers = dict.fromkeys(load_s, 0)
+        self.waits: dict[str, list[float]] = {name: [] for name in load_s}
+        self.loads = dict.fromkeys(load_s, 0)
+        self.now = 0.0
+        self._ready: dict[str, float] = {}
+        self._due = {name: [0.0] * 4 for name in load_s}
+        """When each caller asks; it waits while that has passed."""
+        self._ends: dict[str, list[float]] = {name: [] for name in load_s}
+
+    def change(self, name: str, **facts: object) -> None:
+        self.models[name] = replace(self.models[name], **facts)  # type: ignore[arg-type]
+
+    def run(self, until_s: float) -> None:
+        """Go on in steps of 5 ms."""
+        while self.now < until_s:
+            self.now = round(self.now + 0.005, 6)
+            for name, at in list(self._ready.items()):
+                if at <= self.now:
+                    del self._ready[name]
+                    self.change(
+                        name, phase=Phase.LOADED, loaded_at=self.now, last_used=self.now, load_s=self.load_s[name]
+                    )
+                    self.loads[name] += 1
+            for name in self.models:
+                self._serve(name)
+            decision = decide(self.now, self.models.values(), self.room)
+            for name in decision.unload:
+                self.change(name, phase=Phase.DRAINING)
+            for name in decision.load:
+                self.change(name, phase=Phase.LOADING)
+                self._ready[name] = self.now + self.load_s[name]
+
+    def _serve(self, name: str) -> None:
+        ended = [at for at in self._ends[name] if at <= self.now]
+        self._ends[name] = [at for at in self._ends[name] if at > self.now]
+        self.answers[name] += len(ended)
+        self._due[name] += [self.now + 0.01 for _ in ended]
+        if ended:
+            self.change(name, last_used=self.now)
+        asking = [at for at in self._due[name] if at <= self.now]
+        if self.models[name].phase is Phase.LOADED and asking:
+            self.waits[name] += [self.now - at for at in asking]
+            self._due[name] = [at for at in self._due[name] if at > self.now]
+            self._ends[name] += [self.now + 0.01 for _ in asking]
+            asking = []
+        since = min(asking, default=None)
+        self.change(name, in_use=len(self._ends[name]), waiting_since=since)
+        if self.models[name].phase is Phase.DRAINING and not self._ends[name]:
+            self.change(name, phase=Phase.UNLOADED)
+
+
+@pytest.mark.parametrize("slow_s", [2.0, 4.0])
+def test_a_model_that_loads_slowly_is_not_starved_by_those_that_load_fast(slow_s: float) -> None:
+    callers = Callers({"a": 0.3, "b": 0.3, "slow": slow_s}, room=2)
+    callers.run(300)
+    least, *_, most = sorted(callers.answers.values())
+    assert least >= most / 3, callers.answers
+    loading_s = sum(callers.loads[name] * callers.load_s[name] for name in callers.loads)
+    assert loading_s <= 2 * 300 / (1 + RESIDENCY) * 1.1, "of two places, each spends at most this share on loading"
+
+
+@pytest.mark.parametrize("slow_s", [2.0, 4.0])
+def test_a_request_waits_no_longer_than_the_bound_of_its_model(slow_s: float) -> None:
+    load_s = {"a": 0.3, "b": 0.3, "c": 0.5, "slow": slow_s}
+    callers = Callers(load_s, room=2)
+    callers.run(300)
+    for name, waits in callers.waits.items():
+        others = sum((1 + RESIDENCY) * other_s for other, other_s in load_s.items() if other != name)
+        assert max(waits) <= HOLD * max(load_s[name], 1.0) + others + load_s[name] + 0.1, name
+
+
+def test_a_model_that_is_idle_for_a_moment_is_not_unloaded_just_after_loading() -> None:
+    models = [loaded("a", loaded_at=0, last_used=3.0, load_s=4), view("b", waiting_since=0, load_s=0.3)]
+    assert decide(3.1, models, 1) == Decision(again_at=3.0 + HOLD * 0.3)
+    used = [loaded("a", loaded_at=0, last_used=39.5, load_s=4), view("b", waiting_since=0, load_s=0.3)]
+    assert decide(39.6, used, 1) == Decision(again_at=40.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -9,10 +10,12 @@ from pathlib import Path
 
 from fastapi import APIRouter
 
+import headrace
 from headrace.app.servers.batch_run import BatchWork, BulkModel, ModelRun, UseModel
 from headrace.app.servers.batch_split import MANIFEST, SplitRun
 from headrace.errors import ConfigError, NotRunningError
 from headrace.io.formats.openai_batch import CHAT, CLASSIFY, COMPLETIONS, EMBEDDINGS, RERANK, SCORE
+from headrace.io.storage.atomic import atomic_file
 from headrace.jobs.state.lock import exclusive
 from headrace.serving.batches.files import FileStore
 from headrace.serving.batches.runs import BatchRun, BatchServices
@@ -30,6 +33,34 @@ _ENDPOINTS: Mapping[str, tuple[str, ...]] = {
     "classify": (CLASSIFY,),
     "zero-shot": (CLASSIFY,),
 }
+
+
+_FORMAT = 1
+"""Of the state folder. Raise it when an earlier version could not read what this one writes."""
+
+
+def _check_format(state: Path) -> None:
+    """Check that this version can read a state folder, and mark it.
+
+    Raises:
+        ConfigError: a newer version has written it, or the mark is damaged.
+        OSError: it cannot be written.
+    """
+    path = state / "format.json"
+    try:
+        mark = json.loads(path.read_bytes())
+        found, version = int(mark["format"]), str(mark["version"])
+    except FileNotFoundError:
+        with atomic_file(path) as file:
+            file.write(json.dumps({"format": _FORMAT, "version": headrace.__version__}).encode())
+        return
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{path} is damaged ({error}); delete it if this version wrote the folder") from error
+    if found > _FORMAT:
+        raise ConfigError(
+            f"Headrace {version} has written {state} in format {found}; this version, {headrace.__version__}, reads up "
+            f"to format {_FORMAT}: use that version, or another --state-dir"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +126,7 @@ class BatchApi:
         with ExitStack() as held:
             try:
                 held.enter_context(lock)
+                _check_format(self._state)
             except OSError as error:
                 raise ConfigError(f"cannot write {self._state / 'lock'}: {error.strerror or error}") from error
             yield

@@ -167,8 +167,6 @@ def build_pooled(content: ModelsFile, shared: ServerSettings) -> tuple[FastAPI, 
             raise ConfigError(f"model {entry.name!r}: {error}") from error
         models.append(model)
         bulk.append(BatchModel(part, partial(list, model.names), UseOfPool(pool, part).use, model.keys))
-    most_body = max(model.state.limits.max_body_bytes for model in models)
-    limits = replace(shared.limits, max_body_bytes=most_body)
 
     def pulled() -> Iterator[Metric]:
         yield from families_of_pool(state, pool, lambda: api.state() if api is not None else None)
@@ -176,7 +174,7 @@ def build_pooled(content: ModelsFile, shared: ServerSettings) -> tuple[FastAPI, 
 
     metrics = PrometheusListener(pulled, headrace.__version__)
     parts = [model.state for model in models]
-    state = ServerState(limits, Keys(shared.keys), Broadcast([metrics, *listeners]), metrics.render, parts=parts)
+    state = ServerState(shared.limits, Keys(shared.keys), Broadcast([metrics, *listeners]), metrics.render, parts=parts)
     state.hosts = Hosts(shared.allowed_hosts)
     state.observed = ObservedServer(state, account)
     state.tracing = server_spans()

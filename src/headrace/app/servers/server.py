@@ -31,7 +31,7 @@ from headrace.engines.model_folder import pickled_weights
 from headrace.engines.options import EngineOptions, LocalOptions
 from headrace.engines.profile import profile_of
 from headrace.errors import ConfigError
-from headrace.events import Listener, ModelLoaded
+from headrace.events import Event, Listener, ModelLoaded
 from headrace.observe.exporters.prometheus import PrometheusListener, device_seconds
 from headrace.observe.live.server import ServerAccount
 from headrace.serving.app import create_app
@@ -233,11 +233,8 @@ def check_settings(settings: ServerSettings) -> ServerSettings:
     config.check(SERVER_SETTINGS, model=False)
     if config.engine_options.get("output_dtype", "float32") != "float32":
         raise ConfigError("a server does not take output_dtype: each request to /v1/embeddings may set it")
-    limits = settings.limits
-    if (config.task or "").startswith("image-"):
-        limits = replace(limits, max_body_bytes=limits.max_image_body_bytes)
     state = None if settings.state is None else settings.state.absolute()  # user code may change the current folder
-    settings = replace(settings, config=config.anchored(), limits=limits, state=state)
+    settings = replace(settings, config=config.anchored(), state=state)
     _served_model(settings.name, config)
     Hosts(settings.allowed_hosts)
     return settings
@@ -259,8 +256,15 @@ def _service(
     if ready.detail:
         logger.info("%s runs in %s", config.label or task, ready.detail)
     engine = ready.engine
+    service: Service | None = None
+
+    def heard(event: Event) -> None:
+        server.listener(event)
+        if service is not None:
+            service.heard(event)
+
     batching = BatcherSettings(
-        listener=server.listener,
+        listener=heard,
         # Never full: admission control and backfill come first.
         max_queue_size=2 * settings.limits.max_requests + (MOST_WAITING if settings.state is not None else 0),
         batch_delay_s=settings.batch_timeout_s,
@@ -275,7 +279,7 @@ def _service(
         process = spans.batches(engine.forward)
     ended = time.monotonic()
     server.listener(ModelLoaded(server.name, ended - started, ended))
-    return Service(
+    service = Service(
         _served_model(settings.name, config),
         task,
         engine,
@@ -283,6 +287,9 @@ def _service(
         settings.limits,
         server.engine_died,
     )
+    if ready.per_s is not None:
+        service.admission.batches.expect(ready.per_s)
+    return service
 
 
 def _served_model(given: str | Sequence[str] | None, config: EngineConfig) -> ServedModel:

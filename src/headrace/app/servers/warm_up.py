@@ -25,7 +25,7 @@ from headrace.engines.base import (
 )
 from headrace.engines.choosing.config import EngineConfig
 from headrace.engines.choosing.loading import load_engine
-from headrace.engines.profile import profile_of
+from headrace.engines.profile import EngineProfile, profile_of
 from headrace.errors import ConfigError, EngineError, EngineOutOfMemoryError
 from headrace.jobs.pipeline.chunks import parts_of
 from headrace.jobs.pipeline.work import Work
@@ -54,6 +54,8 @@ class WarmedUp:
     """Of a batch; None for the engine's default."""
     detail: str
     """What was found, in one line; empty if nothing was tried."""
+    per_s: float | None = None
+    """Measured cost per second; None if nothing was tried."""
 
     @property
     def tokens(self) -> int | None:
@@ -62,7 +64,9 @@ class WarmedUp:
 
 
 def warm_up(config: EngineConfig, latency_target_s: float | None, cache: TuningCache | None = None) -> WarmedUp:
-    """Load the model and choose what the user has not set. The choice is cached for the next start.
+    """Load the model, choose what the user has not set, and measure the throughput.
+
+    The choice is cached for the next start. The throughput is not: what else runs on the machine changes it.
 
     Args:
         config: of the engine.
@@ -89,7 +93,11 @@ def warm_up(config: EngineConfig, latency_target_s: float | None, cache: TuningC
         cache.write(key, kept)
     elif isinstance(dtype := kept.get("dtype"), str) and dtype != engine.describe().get("dtype", ""):
         engine = _reloaded(engine, config, dtype)
-    return WarmedUp(engine, budget_in(kept), str(kept.get("detail", "")))
+    budget = budget_in(kept)
+    tuned = profile_of(engine).tuned(
+        config.batch_tokens or (None if budget is None else round(budget)), config.batch_size
+    )
+    return WarmedUp(engine, budget, str(kept.get("detail", "")), _throughput(engine, tuned))
 
 
 def _find(engine: TunableEngine, config: EngineConfig, target_s: float | None) -> tuple[AnyEngine, dict[str, object]]:
@@ -156,6 +164,20 @@ def _best_budget(engine: AnyBatchEngine, work: Sequence[Work], own: float, targe
     if not fitting:
         return watch.bound
     return knee(fitting, most_s).budget if len(points) > 1 else None
+
+
+def _throughput(engine: AnyEngine, profile: EngineProfile) -> float | None:
+    """Cost per second of a full batch; None if it could not be measured."""
+    assert runs_batches(engine), "it is one that can be tuned"
+    if not (work := _work(engine)):
+        return None
+    batch = _full_batch(work, profile.batch_cost)[: profile.batch_size]
+    try:
+        engine.forward([item.payload for item in batch])  # the first one of a shape is slower
+        seconds = _fastest(engine, batch, time.perf_counter())
+    except EngineOutOfMemoryError:  # the batcher will split such batches
+        return None
+    return sum(item.cost for item in batch) / seconds
 
 
 def _fastest(engine: AnyBatchEngine, batch: Sequence[Work], ends: float) -> float:

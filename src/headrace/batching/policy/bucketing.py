@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import heapq
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Hashable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -13,6 +14,8 @@ from headrace.events import CloseReason
 
 MAX_STRETCH = 2
 """Maximum ratio of longest to shortest record in a padded batch, so that at most half of it is padding."""
+PATIENCE = 4
+"""Every so many batches, what has waited for longest goes first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,19 +38,23 @@ class BucketWindow:
     """Records sorted by cost and divided into batches from the highest cost down.
 
     The division is recomputed for every batch, so no batch leaves a gap too small for the next. The batch taken is the
-    one with the *anchor*: alternately the oldest record, and the oldest record of each caller in turn. So the oldest
-    record is in the next batch or the one after.
+    one with the *anchor*: the record whose turn comes first, of several the oldest. So callers take turns as they would
+    without the window. Every `PATIENCE` batches, the anchor is the record that has waited for longest.
     """
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
         self._sorted: list[WindowItem] = []
-        self._callers: dict[Hashable, deque[WindowItem]] = {}
-        self._order: deque[WindowItem] = deque()
+        self._order: list[tuple[float, int, float, WindowItem]] = []
+        """A heap: where a record's turn ends, its serial number, and where its turn started."""
+        self.start = 0.0
+        """Where the turn started that came first when the last batch was taken."""
+        self._ages: deque[WindowItem] = deque()
+        """In order of arrival."""
         self._inside: set[int] = set()
         """Serial numbers of records not yet taken; a taken record may have another holder by now."""
         self._serial = 0
-        self._use_oldest = False
+        self._batches = 0
 
     @property
     def has_room(self) -> bool:
@@ -57,28 +64,42 @@ class BucketWindow:
     def __iter__(self) -> Iterator[QueueEntry]:
         return (entry for _, _, entry in self._sorted if entry.holder is not None)
 
-    def add(self, entry: QueueEntry, caller: Hashable) -> None:
-        """Add a record as the newest."""
+    def add(self, entry: QueueEntry, ends: float = 0.0, start: float = 0.0) -> None:
+        """Add a record as the newest.
+
+        Args:
+            entry: the record.
+            ends: where its caller's turn ends: the smallest goes first.
+            start: where its caller's turn started.
+        """
         self._serial += 1
         item = (entry.cost, self._serial, entry)
         insort(self._sorted, item)
         self._inside.add(self._serial)
-        self._order.append(item)
-        self._callers.setdefault(caller, deque()).append(item)
+        heapq.heappush(self._order, (ends, self._serial, start, item))
+        self._ages.append(item)
 
     def sweep(self) -> None:
         """Drop cancelled records."""
         self._inside.difference_update(serial for _, serial, entry in self._sorted if entry.holder is None)
         self._sorted = [item for item in self._sorted if item[2].holder is not None]
 
-    def oldest(self) -> QueueEntry | None:
-        """The record that was added first, or None when the window is empty."""
-        item = self._first(self._order)
-        return None if item is None else item[2]
+    def first(self) -> QueueEntry | None:
+        """The record whose turn comes first, or None when the window is empty."""
+        while self._order and not self._waits(self._order[0][-1]):
+            heapq.heappop(self._order)
+        return self._order[0][-1][-1] if self._order else None
 
     def take(self) -> tuple[list[QueueEntry], CloseReason | None]:
         """Remove and return the anchor's batch, highest cost first, and the limit that ended it, if any."""
-        low, high, met = self._cut(bisect_left(self._sorted, self._anchor()))
+        if self.first() is None:
+            raise IndexError("the window is empty")
+        while not self._waits(self._ages[0]):
+            self._ages.popleft()
+        self._batches += 1
+        self.start = self._order[0][2]
+        anchor = self._order[0][-1] if self._batches % PATIENCE else self._ages[0]
+        low, high, met = self._cut(bisect_left(self._sorted, anchor))
         batch = [entry for _, _, entry in reversed(self._sorted[low:high])]
         self._inside.difference_update(serial for _, serial, _ in self._sorted[low:high])
         del self._sorted[low:high]
@@ -86,25 +107,8 @@ class BucketWindow:
             entry.holder = None
         return batch, met
 
-    def _first(self, items: deque[WindowItem]) -> WindowItem | None:
-        """The first record still in the window; taken ones before it are dropped."""
-        while items and (items[0][1] not in self._inside or items[0][2].holder is None):
-            items.popleft()
-        return items[0] if items else None
-
-    def _anchor(self) -> WindowItem:
-        self._use_oldest = not self._use_oldest
-        while not self._use_oldest and self._callers:
-            caller = next(iter(self._callers))
-            items = self._callers.pop(caller)
-            item = self._first(items)
-            if item is not None:
-                self._callers[caller] = items  # move to the end: the other callers come first now
-                return item
-        item = self._first(self._order)
-        if item is None:
-            raise IndexError("the window is empty")
-        return item
+    def _waits(self, item: WindowItem) -> bool:
+        return item[1] in self._inside and item[2].holder is not None
 
     def _cut(self, anchor: int) -> tuple[int, int, CloseReason | None]:
         high = len(self._sorted)

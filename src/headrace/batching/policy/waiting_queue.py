@@ -4,12 +4,16 @@ Records are served by *priority*, then by *caller*, then in order of arrival:
 
 * The priority served next is the one whose next record has the smallest `arrival - priority * PRIORITY_AGE_S`: one
   step of priority counts as much as that many seconds of waiting, so no priority starves.
-* Within a priority, callers take turns by start-time fair queueing (Goyal, Vin and Cheng, 1996): a turn has a start
-  tag, its finish tag is start + cost, and the smallest start tag goes first. A caller's next turn starts at its last
-  finish tag, a new caller's at the largest finish tag so far, before others with the same tag. So a caller with 2,000
-  records does not delay one with a single record, and new callers cannot starve the caller with 2,000. A turn lasts
-  for a batch's worth of records: if callers alternated record by record, all would finish late at the same time, and
-  none could load its next records while the others are processed.
+* Within a priority, callers take turns, and the turn that would end first under equal shares goes first. This is
+  start-time fair queueing (Goyal, Vin and Cheng, 1996), sorted by finish tags. A turn is a batch's worth of records, or
+  what the caller has. It starts where the caller's last one ended, or where the turn that is served now started if that
+  is later. So a caller with a single record goes before the waiting turns of those with 2,000, however many they are.
+* Every `PATIENCE` batches, the turn that has waited for longest goes first. So a stream of new callers cannot starve
+  those with 2,000 records.
+* Callers of one owner (`Share`) share a single caller's part.
+
+A turn lasts for a batch's worth of records: if callers alternated record by record, all would finish late at the same
+time, and none could load its next records while the others are processed.
 
 With length bucketing, the next records of each priority enter a `BucketWindow`, which chooses among them.
 """
@@ -17,17 +21,21 @@ With length bucketing, the next records of each priority enter a `BucketWindow`,
 from __future__ import annotations
 
 import heapq
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Hashable, Iterator
 from dataclasses import replace
+from typing import NamedTuple
 
 from headrace.batching.pending import QueueEntry
-from headrace.batching.policy.bucketing import BucketWindow, Limits
+from headrace.batching.policy.bucketing import PATIENCE, BucketWindow, Limits
 from headrace.errors import ConfigError
 from headrace.events import CloseReason
 
 PRIORITY_AGE_S = 10.0
 """Seconds of waiting that one step of priority is worth."""
+
+_REMEMBERED = 8
+"""Batches for which a caller is remembered after its last record left the queue."""
 
 _SAMPLED = 32
 """Maximum queue times sampled per batch; each represents an equal share of the batch."""
@@ -68,32 +76,81 @@ class Batch:
         return self.longest * self.size
 
 
+class Share(NamedTuple):
+    """A caller that shares one part of the work with the other callers of its owner."""
+
+    owner: Hashable
+    caller: Hashable
+
+
 class CallerQueue:
-    """One caller's waiting records at one priority, first in, first out."""
+    """One caller's waiting records at one priority, first in, first out, and its turn."""
 
-    __slots__ = ("caller", "entries", "finish", "served", "start")
+    __slots__ = ("caller", "ends", "entries", "left", "owner", "scale", "start", "tag", "turn", "waits")
 
-    def __init__(self, caller: Hashable, start: float) -> None:
+    def __init__(self, caller: Hashable, tag: float) -> None:
         self.caller = caller
+        self.owner = caller.owner if isinstance(caller, Share) else None
         self.entries: deque[QueueEntry] = deque()
-        self.start = self.finish = start
-        self.served = 0
-        """Records taken in this turn."""
+        self.tag = tag
+        """Where the records that were taken end."""
+        self.start = self.ends = 0.0
+        """Where its turn starts and ends."""
+        self.left = 0
+        """Records left in its turn."""
+        self.scale = 1
+        """Callers of its owner that waited when the turn was planned: each gets so much less."""
+        self.turn = 0
+        """The number of its turn; 0 if none is planned."""
+        self.waits = True
+        """Whether it has, or will have, a turn."""
+
+    def skip_cancelled(self) -> bool:
+        """Drop first records that were cancelled while they waited; whether any record is left."""
+        while self.entries and self.entries[0].holder is None:
+            self.entries.popleft()
+        return bool(self.entries)
+
+    def plan(self, limits: Limits, scale: int) -> None:
+        """Begin a turn of a batch's worth of the records that wait."""
+        count, cost = 0, 0.0
+        for entry in self.entries:
+            several = entry.count
+            if several > 1:
+                room: float = limits.max_batch_size - count
+                if entry.cost:
+                    room = min(room, (limits.target_batch_cost - cost) // entry.cost + 1)
+                several = min(several, int(room))
+            count += several
+            cost += several * entry.cost
+            if count >= limits.max_batch_size or cost >= limits.target_batch_cost:
+                break
+        self.left, self.scale = count, scale
+        self.start, self.ends = self.tag, self.tag + cost * scale
 
 
 class PriorityGroup:
     """The waiting records of one priority, shared fairly between callers."""
 
-    __slots__ = ("_heap", "_largest_finish", "_limits", "_ties", "priority", "queues", "window")
-
     def __init__(self, priority: int, limits: Limits) -> None:
         self.priority = priority
-        self._limits = limits
+        self.limits = limits
         self.queues: dict[Hashable, CallerQueue] = {}
+        """Those that wait, and those that waited lately and may have got more than their part."""
         self.window = BucketWindow(limits) if limits.window else None
-        self._heap: list[tuple[float, bool, int, CallerQueue]] = []
-        self._largest_finish = 0.0
-        self._ties = 0
+        self._owned: Counter[Hashable] = Counter()
+        """Waiting queues of each owner."""
+        self._now = 0.0
+        """Where the turn started that was served last, or a later one."""
+        self._batches = 0
+        self._new: list[CallerQueue] = []
+        """Queues without a turn. It is planned when the next batch is formed, with all records of a request."""
+        self._heap: list[tuple[float, int, CallerQueue]] = []
+        self._turns: deque[tuple[int, int, CallerQueue]] = deque()
+        """Planned turns, the oldest first: number, batches before it, queue."""
+        self._idle: deque[tuple[int, CallerQueue]] = deque()
+        """Queues that ran empty, each with the number of batches before that."""
+        self._planned = 0
 
     def __iter__(self) -> Iterator[QueueEntry]:
         if self.window is not None:
@@ -101,49 +158,90 @@ class PriorityGroup:
         for queue in self.queues.values():
             yield from (entry for entry in queue.entries if entry.holder is not None)
 
-    def add_caller(self, caller: Hashable) -> CallerQueue:
-        """Create the queue of a new caller."""
-        queue = self.queues[caller] = CallerQueue(caller, self._largest_finish)
-        self._schedule(queue, newcomer=True)
+    def queue_of(self, caller: Hashable) -> CallerQueue:
+        """The queue of a caller, to append a record to."""
+        queue = self.queues.get(caller)
+        if queue is None:
+            queue = self.queues[caller] = CallerQueue(caller, self._now)
+        elif queue.waits:
+            return queue
+        queue.waits = True
+        if queue.owner is not None:
+            self._owned[queue.owner] += 1
+        self._new.append(queue)
         return queue
 
+    def sole(self) -> CallerQueue | None:
+        """The only queue, if no other caller has a part to be kept, and it has records."""
+        if len(self.queues) != 1 or self.window is not None:
+            return None
+        queue = next(iter(self.queues.values()))
+        return queue if queue.skip_cancelled() else None
+
     def head(self) -> CallerQueue | None:
-        """The queue whose first record is next, or None; empty queues are dropped."""
+        """The queue whose turn is next, or None."""
+        for queue in self._new:
+            if queue.tag < self._now:
+                queue.tag = self._now
+            self._plan(queue) if queue.skip_cancelled() else self._rest(queue)
+        self._new.clear()
         while self._heap:
-            queue = self._heap[0][-1]
-            while queue.entries and queue.entries[0].holder is None:
-                queue.entries.popleft()  # cancelled while it waited
-            if queue.entries:
+            _, turn, queue = self._heap[0]
+            if queue.turn == turn and queue.skip_cancelled():
                 return queue
-            self._drop(queue)
+            heapq.heappop(self._heap)
+            if queue.turn == turn:  # else it went before its turn
+                self._rest(queue)
         return None
 
     def pop(self, queue: CallerQueue) -> QueueEntry:
         """Take only the first record of `queue`, which `head()` has just returned."""
         entry = queue.entries[0]
         entry = entry.split(1) if entry.count > 1 else queue.entries.popleft()
-        queue.finish += entry.cost
-        self._largest_finish = max(self._largest_finish, queue.finish)
-        queue.served += 1
-        limits = self._limits
-        if not queue.entries:
-            self._drop(queue)
-        elif queue.served >= limits.max_batch_size or queue.finish - queue.start >= limits.target_batch_cost:
-            heapq.heappop(self._heap)  # the end of its turn
-            queue.start, queue.served = queue.finish, 0
-            self._schedule(queue, newcomer=False)
+        queue.tag += entry.cost * queue.scale
+        queue.left -= 1
+        if not queue.entries or queue.left <= 0:
+            heapq.heappop(self._heap)
+            self._plan(queue) if queue.entries else self._rest(queue)
         return entry
 
     def fill_window(self, window: BucketWindow) -> None:
         """Move the next records into the window, as far as there is room."""
         while window.has_room and (queue := self.head()) is not None:
-            window.add(self.pop(queue), queue.caller)
+            turn = queue.ends, queue.start
+            window.add(self.pop(queue), *turn)
+
+    def served_alone(self, queue: CallerQueue) -> None:
+        """The only queue was served without turns: it begins a new one when others come."""
+        if queue.turn:
+            self._heap.clear()
+            self._turns.clear()
+            queue.turn = 0
+            self._new = [queue]
+
+    def served(self, start: float) -> None:
+        """A batch was formed, beginning with a turn that started there."""
+        self._now = max(self._now, start)
+        self._batches += 1
+        while self._idle:
+            since, queue = self._idle[0]
+            if not queue.waits and queue.tag > self._now and self._batches - since < _REMEMBERED:
+                break
+            self._idle.popleft()
+            if not queue.waits and self.queues.get(queue.caller) is queue:
+                del self.queues[queue.caller]
+        turns = self._turns
+        while turns and turns[0][-1].turn != turns[0][0]:
+            turns.popleft()  # it is over
+        if turns and self._batches % PATIENCE == 0 and self._batches - turns[0][1] >= PATIENCE:
+            turn, _, queue = turns[0]
+            heapq.heappush(self._heap, (-1.0, turn, queue))
 
     def next_entry(self) -> QueueEntry | None:
         """The record whose arrival represents this priority; None when nothing waits."""
-        if self.window is not None and (oldest := self.window.oldest()) is not None:
-            return oldest
-        queue = self.head()
+        if self.window is not None and (first := self.window.first()) is not None:
+            return first
+        queue = self.sole() or self.head()
         return None if queue is None else queue.entries[0]
 
     def sweep(self) -> None:
@@ -153,14 +251,21 @@ class PriorityGroup:
         for queue in self.queues.values():
             queue.entries = deque(entry for entry in queue.entries if entry.holder is not None)
 
-    def _drop(self, queue: CallerQueue) -> None:
-        """Drop the first queue, which is empty; a caller that returns starts no earlier than otherwise."""
-        heapq.heappop(self._heap)
-        del self.queues[queue.caller]
+    def _plan(self, queue: CallerQueue) -> None:
+        queue.plan(self.limits, 1 if queue.owner is None else self._owned[queue.owner])
+        self._planned += 1
+        queue.turn = self._planned
+        self._turns.append((queue.turn, self._batches, queue))
+        heapq.heappush(self._heap, (queue.ends, queue.turn, queue))
 
-    def _schedule(self, queue: CallerQueue, *, newcomer: bool) -> None:
-        self._ties += 1
-        heapq.heappush(self._heap, (queue.start, not newcomer, self._ties, queue))
+    def _rest(self, queue: CallerQueue) -> None:
+        """Remember an empty queue for a while: its caller may come back, and has got its part of these batches."""
+        queue.turn, queue.waits = 0, False
+        self._idle.append((self._batches, queue))
+        if queue.owner is not None:
+            self._owned[queue.owner] -= 1
+            if not self._owned[queue.owner]:
+                del self._owned[queue.owner]
 
 
 class WaitingQueue:
@@ -194,13 +299,13 @@ class WaitingQueue:
             if not isinstance(priority, int):
                 raise ConfigError(f"priority is {priority!r}: it must be an int, higher goes first")
             group = self._groups[priority] = PriorityGroup(priority, self.limits)
-        queue = group.queues.get(caller)
-        return (group.add_caller(caller) if queue is None else queue).entries
+        return group.queue_of(caller).entries
 
     def set_budget(self, target_batch_cost: float) -> None:
         """Change the cost limit of later batches."""
         self.limits = replace(self.limits, target_batch_cost=target_batch_cost)
         for group in self._groups.values():
+            group.limits = self.limits
             if group.window is not None:
                 group.window.limits = self.limits
 
@@ -284,22 +389,28 @@ class WaitingQueue:
         entries, met = group.window.take()
         for entry in entries:
             batch.add(entry)
+        group.served(group.window.start)
         batch.reason = met or batch.reason
 
     def _take_in_order(self, batch: Batch) -> None:
         cost: float | None = None
+        starts: dict[PriorityGroup, float] = {}
         while (group := self._next_group()) is not None:
-            queue = group.head()
-            assert queue is not None  # the group has a next entry
-            if len(self._groups) == 1 and len(group.queues) == 1:
-                self._take_alone(batch, queue.entries)  # a single caller: no tags to keep
+            if len(self._groups) == 1 and (queue := group.sole()) is not None:
+                self._take_alone(batch, queue.entries)  # a single caller: no turns to keep
+                group.served_alone(queue)
                 cost = queue.entries[0].cost if queue.entries else None
                 break
+            queue = group.head()
+            assert queue is not None  # the group has a next entry
             cost = queue.entries[0].cost
             if not self._has_room(batch.size, batch.cost, batch.longest, cost):
                 break
+            starts.setdefault(group, queue.start)
             batch.add(group.pop(queue))
             cost = None
+        for group, start in starts.items():
+            group.served(start)
         limits = self.limits
         computed = batch.padded_cost() if limits.padded else batch.cost
         if batch.size >= limits.max_batch_size:

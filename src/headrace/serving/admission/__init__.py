@@ -1,5 +1,5 @@
 """Admission of requests and bulk work.
 
-- `controller.AdmissionController`: limits the records and cost in progress
+- `controller.AdmissionController`: accepts the requests that can be answered in time
 - `backfill.Backfill`: runs bulk work in the gaps between requests
 """

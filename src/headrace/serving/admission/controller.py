@@ -1,140 +1,214 @@
-"""Limits the records and the cost in progress. Requests reserve both before any work begins."""
+"""Accepts the requests whose answers are forecast in time, and tells the others when to come back.
+
+The forecast is the accepted work divided by the throughput. Requests share the engine fairly, so a request waits at
+most for as much work of each other request as it has itself: a small one is accepted where a large one is not.
+
+A refused request is expected back at the time that it was told: when half of the limit will be free, after those that
+were refused before. Others may then fill only what the expected ones leave, at least half of each limit. So a request
+that comes back in time is accepted. If hardly any come back, nothing is kept for them.
+"""
 
 from __future__ import annotations
 
+import math
+import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
 
+from headrace.serving.admission.returning import Expected, Returning
+from headrace.serving.admission.throughput import BatchRate, Rate
 from headrace.serving.errors import ApiError
 
 LONGEST_RETRY_S = 300.0
-_SAMPLE_S = 0.25
-"""Minimum seconds of one rate measurement."""
-_SMOOTHING = 0.3
-"""Weight of a new measurement."""
+_LONGER, _JITTER = 0.05, 0.1
+"""A refused request is told to come back later than the forecast by this share of it, and up to that share more: rather
+too late than too early, and not all at once."""
+_FREE = 0.5
+"""Share of a limit that is to be free when a refused request comes back, because the forecast may be wrong. No more of
+it is kept for those that are expected."""
+_SMALL = 0.01
+"""Share of a limit up to which a request may take what is kept."""
 
 
-class Rate:
-    """The smoothed throughput of a fully loaded engine, in cost per second. Callers pass the time.
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """A limit on what is accepted and not yet answered."""
 
-    A sample covers as many records as the engine takes at once, because these often finish together. Cancelled records
-    may or may not have been processed, so a sample gives a range for the rate; a rate within the range is unchanged.
+    value: float
+    unit: str
+    flag: str
 
-    Args:
-        width: records that the engine processes at once.
-        width_cost: their total cost, if reached first.
-    """
+    def refusal(self, held: float, more: float, kept: float) -> str:
+        """What to say to a request that exceeds it, where so much is kept for others."""
+        return (
+            f"the server has {held:,.0f} {self.unit} to answer, and this request has {more:,.0f} more: the limit is "
+            f"{self.value:,.0f} ({self.flag}){_note(kept, self.unit)}"
+        )
 
-    def __init__(self, width: int = 1, width_cost: float = float("inf")) -> None:
-        self.per_s = 0.0
-        """0 while unknown."""
-        self._width = width
-        self._width_cost = width_cost
-        self._since: float | None = None
-        self._records = 0
-        self._done = self._given_up = 0.0
-        self._full = True
 
-    def busy(self, now: float) -> None:
-        """Start measuring: there is work."""
-        if self._since is None:
-            self._since = now
+def _note(kept: float, unit: str) -> str:
+    return f", of which {kept:,.0f} {unit} are kept for requests that were told to come back" if kept >= 1 else ""
 
-    def ended(self, records: int, cost: float, now: float, *, done: bool, full: bool) -> None:
-        """Add finished (`done`) or cancelled records; `full` if the engine was fully loaded meanwhile."""
-        self._records += records
-        if done:
-            self._done += cost
-        else:
-            self._given_up += cost
-        self._full = self._full and full
-        elapsed = now - self._since if self._since is not None else 0.0
-        complete = self._records >= self._width or self._done + self._given_up >= self._width_cost
-        if complete and elapsed >= _SAMPLE_S:
-            self._learn(self._done / elapsed, (self._done + self._given_up) / elapsed)
-            self._begin(now)
 
-    def idle(self) -> None:
-        """Stop measuring: there is no work."""
-        self._begin(None)
+@dataclass(frozen=True, slots=True)
+class AdmissionLimits:
+    """The limits of an `AdmissionController`. None for no limit."""
 
-    def _learn(self, least: float, most: float) -> None:
-        if not self._full:
-            if self.per_s:  # not fully loaded: only a lower bound
-                self.per_s = max(self.per_s, least)
-        elif not self.per_s:
-            self.per_s = most if least else 0.0
-        else:
-            nearest = min(max(self.per_s, least), most)
-            self.per_s += (nearest - self.per_s) * _SMOOTHING
-
-    def _begin(self, now: float | None) -> None:
-        self._since, self._records, self._done, self._given_up, self._full = now, 0, 0.0, 0.0, True
+    requests: Limit | None = None
+    cost: Limit | None = None
+    max_wait_s: float = math.inf
+    """Maximum forecast wait of a request for others."""
+    most_s: float = math.inf
+    """Maximum forecast time for all accepted work: what requests without an own limit are allowed."""
 
 
 class AdmissionController:
-    """Counts accepted, unanswered records and refuses requests over the limits.
+    """Counts accepted, unanswered records, and refuses requests over the limits or that would be late.
 
     Args:
-        max_requests: maximum records.
-        max_cost: maximum total of the costs passed to `reserve`.
+        limits: what may be accepted.
         width: records that the engine processes at once; with fewer, it is not fully loaded.
         width_cost: their total cost, if reached first.
+        left: the cost of submitted records that still wait; None to count a request's whole cost until it is answered,
+            and to learn the throughput from answers.
         clock: monotonic seconds.
+        chance: a random number from 0 to 1.
     """
 
     def __init__(
         self,
-        max_requests: int,
-        max_cost: float,
+        limits: AdmissionLimits,
         width: int = 1,
-        width_cost: float = float("inf"),
+        width_cost: float = math.inf,
+        left: Callable[[], float] | None = None,
         *,
         clock: Callable[[], float] = time.monotonic,
+        chance: Callable[[], float] = random.random,
     ) -> None:
-        self.max_requests = max_requests
-        self.max_cost = max_cost
+        self.limits = limits
         self.requests = 0
         """Records in progress."""
         self.cost = 0.0
         """Their estimated total cost."""
         self.refused = 0
         """Records refused so far."""
+        self.batches = BatchRate()
+        """The throughput, if it is learned from batches."""
+        self._unsubmitted = 0.0
+        self._callers = 0
+        self._since = 0.0
         self._width = width
         self._width_cost = width_cost
+        self._left = left
         self._clock = clock
-        self._rate = Rate(width, width_cost)
+        self._chance = chance
+        self._answers = Rate(width, width_cost)
+        self._returning = Returning()
+
+    @property
+    def per_s(self) -> float:
+        """Measured cost per second; 0 while unknown."""
+        return self.batches.per_s or self._answers.per_s
+
+    @property
+    def ahead(self) -> float:
+        """Estimated cost that is accepted and not yet computed."""
+        return self.cost if self._left is None else self._unsubmitted + self._left()
 
     def wait_s(self) -> float:
         """Estimated seconds to finish the work in progress; 0 while the rate is unknown."""
-        return self.cost / self._rate.per_s if self._rate.per_s else 0.0
+        return self.ahead / self.per_s if self.per_s else 0.0
 
-    def reserve(self, requests: int, cost: float, timeout_s: float) -> None:
-        """Reserve room for records of an estimated cost. Pass the same values to `release` afterwards.
+    def reserve(self, requests: int, cost: float, timeout_s: float, who: Hashable = None) -> None:
+        """Reserve room for the records of a request. Pass the same values to `release` afterwards.
 
-        A request that exceeds the limits by itself is admitted when nothing else is in progress.
+        A request is accepted whatever its size when nothing else is in progress.
+
+        Args:
+            requests: its records.
+            cost: their estimated total cost.
+            timeout_s: its time limit.
+            who: the caller, who is to be recognised when the request comes back.
 
         Raises:
             ApiError: 429 with Retry-After over the limits, 408 if the request would time out.
         """
-        too_many = self.requests + requests > self.max_requests or self.cost + cost > self.max_cost
-        if too_many and self.requests:
-            self.refused += requests
-            retry = min(max(self.wait_s(), 1.0), LONGEST_RETRY_S)
-            raise ApiError(429, "the server is overloaded", code="overloaded", retry_after_s=retry)
-        if self.wait_s() > timeout_s:
-            self.refused += requests
-            message = f"queued work will take longer than the request's timeout of {timeout_s:g} s"
-            raise ApiError(408, message, code="deadline_exceeded", retry_after_s=min(self.wait_s(), LONGEST_RETRY_S))
-        self._rate.busy(self._clock())
+        now = self._clock()
+        if self._returning.requests:
+            self._returning.forget_late(now)
+        is_back = self._returning.requests > 0 and self._returning.is_back(who, requests, cost, now)
+        if self.requests:
+            self._check(Expected(now, who, requests, cost), timeout_s, is_back=is_back)
+        else:
+            self._since = now
+        self._answers.busy(now)
+        self._callers += 1
         self.requests += requests
         self.cost += cost
+        self._unsubmitted += cost
 
-    def release(self, requests: int, cost: float, *, done: bool) -> None:
-        """Release reserved room; `done` if the engine has processed the records."""
+    def submitted(self, cost: float) -> None:
+        """A request's records wait for the engine from now on."""
+        self._unsubmitted -= cost
+
+    def release(self, requests: int, cost: float, *, done: bool, submitted: bool = True) -> None:
+        """Release reserved room.
+
+        Args:
+            requests: as reserved.
+            cost: as reserved.
+            done: whether the engine has processed the records.
+            submitted: whether `submitted` was called.
+        """
         full = self.requests >= self._width or self.cost >= self._width_cost
+        self._callers -= 1
         self.requests -= requests
         self.cost = self.cost - cost if self.requests else 0.0
-        self._rate.ended(requests, cost, self._clock(), done=done, full=full)
+        self._unsubmitted = self._unsubmitted - (0 if submitted else cost) if self.requests else 0.0
+        self._answers.ended(requests, cost, self._clock(), done=done, full=full)
         if not self.requests:
-            self._rate.idle()
+            self._answers.idle()
+
+    def _check(self, asked: Expected, timeout_s: float, *, is_back: bool) -> None:
+        """Raise ApiError for a request over a limit."""
+        limits, expected = self.limits, self._returning
+        share = 0.0 if is_back else expected.kept
+
+        def kept(cost: float, limit: float, more: float) -> float:
+            """How much of a limit is kept for those that are expected back. They can spare a small one's part."""
+            return min(cost * share, _FREE * limit) if more > _SMALL * limit else 0.0
+
+        # Until the first measurement: what is there takes as long as it has taken so far.
+        rate = self.per_s or self.cost / max(asked.due - self._since, 1.0)
+        ahead, waits = self.ahead, expected.cost * expected.kept
+        for limit, held, more, others, each in (
+            (limits.requests, self.requests, asked.requests, expected.requests, ahead / self.requests),
+            (limits.cost, self.cost, asked.cost, expected.cost, 1.0),
+        ):
+            if limit is not None and held + more > limit.value - (others_part := kept(others, limit.value, more)):
+                free = min(held, held + more - _FREE * limit.value) + others * expected.kept
+                raise self._refused(limit.refusal(held, more, others_part), asked, each * free / rate)
+        if not self.per_s:
+            return
+        before = min(ahead, asked.cost * self._callers + self._width_cost)
+        if (before + asked.cost) / rate > timeout_s:
+            self.refused += asked.requests
+            message = f"the answer would take {(before + asked.cost) / rate:.0f} s; the request allows {timeout_s:g} s"
+            retry_s = min(max(ahead / rate, 1.0), LONGEST_RETRY_S)
+            raise ApiError(408, message, code="deadline_exceeded", retry_after_s=retry_s)
+        for cost, limit_s, flag in ((before, limits.max_wait_s, "--max-wait"), (ahead, limits.most_s, "--timeout")):
+            others_part = kept(expected.cost, limit_s * rate, asked.cost)
+            if cost > limit_s * rate - others_part:
+                note = _note(others_part / rate, "s")
+                message = f"{cost / rate:.1f} s of work come before this request: the limit is {limit_s:g} s ({flag})"
+                raise self._refused(message + note, asked, (ahead + waits) / rate - _FREE * limit_s)
+
+    def _refused(self, why: str, asked: Expected, seconds: float) -> ApiError:
+        """The answer to a request that may come back after some seconds."""
+        self.refused += asked.requests
+        seconds *= 1 + _LONGER + _JITTER * self._chance()
+        retry_s = math.ceil(min(max(seconds, 1.0), LONGEST_RETRY_S))
+        asked.due += retry_s
+        self._returning.add(asked)
+        return ApiError(429, f"the server is overloaded: {why}", code="overloaded", retry_after_s=retry_s)

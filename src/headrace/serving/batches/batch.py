@@ -64,6 +64,8 @@ class Batch:
     """Why it failed; see `openai_protocol.batch_error`."""
     output_file_id: str | None = None
     error_file_id: str | None = None
+    output_expires_after_s: int | None = None
+    """Seconds after which its output files are deleted; None for never."""
 
     def with_status(self, status: BatchStatus, at: int) -> Batch:
         """The same batch in another status since `at`."""
@@ -91,6 +93,11 @@ class Batch:
             },
             "metadata": self.metadata,
             "owner": self.owner,
+            **(
+                {}
+                if self.output_expires_after_s is None
+                else {"output_expires_after": {"anchor": "created_at", "seconds": self.output_expires_after_s}}
+            ),
         }
 
     def encode(self) -> bytes:
@@ -122,4 +129,5 @@ class Batch:
             errors=tuple(errors["data"]),
             output_file_id=found["output_file_id"],
             error_file_id=found["error_file_id"],
+            output_expires_after_s=(found.get("output_expires_after") or {}).get("seconds"),
         )

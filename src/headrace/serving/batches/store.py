@@ -36,6 +36,8 @@ AT_ONCE = 4
 """Batches that run concurrently. Others wait in order of creation."""
 _POLL_S = 0.2
 """Seconds between progress updates of a running batch."""
+_EXPIRY_S = 60.0
+"""Seconds between deletions of expired files."""
 _RETRIES = RetryPolicy(max_attempts=None, backoff_s=1.0, max_backoff_s=30.0, jitter=0.0)
 """Retries of a batch after transient errors."""
 
@@ -88,10 +90,12 @@ class Batches:
         for batch in sorted(self._batches.values(), key=lambda batch: batch.created_at):
             if batch.status.is_open:
                 self._begin(batch)
+        expiring = asyncio.get_running_loop().create_task(self._delete_expired(), name="headrace-expired-files")
         try:
             yield
         finally:
             self._stopping = True
+            expiring.cancel()
             for run in self._runs.values():
                 run.stop()
             waiting = [task for identity, task in self._tasks.items() if identity not in self._runs]
@@ -99,6 +103,12 @@ class Batches:
                 task.cancel()
             await asyncio.gather(*self._tasks.values(), return_exceptions=True)
             self._threads.shutdown(wait=False)
+
+    async def _delete_expired(self) -> None:
+        while True:
+            in_use = {batch.input_file_id for batch in self._batches.values() if batch.status.is_open}
+            await self._thread(partial(self._files.delete_expired, in_use))
+            await asyncio.sleep(_EXPIRY_S)
 
     def counts(self) -> Mapping[str, int]:
         """Number of open batches by status."""
@@ -114,6 +124,7 @@ class Batches:
         window: str,
         metadata: dict[str, str] | None,
         tenant: Tenant = EVERYBODY,
+        output_expires_after_s: int | None = None,
     ) -> Batch:
         """Create and start a batch.
 
@@ -138,6 +149,7 @@ class Batches:
             expires_at=created + _seconds(window),
             metadata=metadata,
             owner=tenant.name,
+            output_expires_after_s=output_expires_after_s,
         )
         self._store(batch)
         self._begin(batch)
@@ -274,7 +286,7 @@ class Batches:
 
     async def _validate(self, batch: Batch) -> None:
         """Validate the input file. Errors fail the batch before it runs."""
-        source = self._files.path(batch.input_file_id)
+        source = self._files.kept(batch.input_file_id)
 
         def stopped() -> bool:
             return self._stopping or self._batches[batch.id].status is not BatchStatus.VALIDATING
@@ -288,7 +300,7 @@ class Batches:
             self._update(batch.id, BatchStatus.IN_PROGRESS, counts=RequestCounts(found.requests))
 
     def _run_of(self, batch: Batch) -> BatchRun:
-        source = self._files.path(batch.input_file_id)
+        source = self._files.kept(batch.input_file_id)
         return self._services.make_run(source, self._folder / batch.id, batch.endpoint, batch.owner)
 
     async def _work(self, identity: str) -> None:
@@ -357,13 +369,14 @@ class Batches:
 
     def _adopted(self, identity: str, end: BatchEnd) -> _Changes:
         """Move the output files of a batch to the file store; returns their ids."""
-        owner, adopted = self._batches[identity].owner, _Changes()
+        batch, adopted = self._batches[identity], _Changes()
+        kept = batch.owner, batch.output_expires_after_s
         if end.output is not None:
             name = f"{identity}_output.jsonl"
-            adopted["output_file_id"] = self._files.adopt(end.output, f"{identity} output", name, owner)
+            adopted["output_file_id"] = self._files.adopt(end.output, f"{identity} output", name, *kept)
         if end.errors is not None:
             name = f"{identity}_error.jsonl"
-            adopted["error_file_id"] = self._files.adopt(end.errors, f"{identity} errors", name, owner)
+            adopted["error_file_id"] = self._files.adopt(end.errors, f"{identity} errors", name, *kept)
         return adopted
 
     def _end(self, identity: str, status: BatchStatus, **changes: Unpack[_Changes]) -> None:

@@ -44,6 +44,7 @@ class DirectRoute(APIRoute):
         raw = await read_body(receive)
         _check_type(scope["headers"])
         body = self._parse(raw) if len(raw) <= HEAVY_BYTES else await asyncio.to_thread(self._parse_heavy, raw)
+        del raw  # it may be long, and the answer may take long
         response = await self._answer(body, Request(scope, receive))
         await response(scope, receive, send)
 

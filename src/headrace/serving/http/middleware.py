@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Hashable, Mapping
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from headrace.events import RequestDone
+from headrace.serving.admission.controller import AdmissionController
 from headrace.serving.auth import KeyAccount, Keys
 from headrace.serving.errors import ApiError, ClientGoneError
 from headrace.serving.http.direct import DirectRoute
@@ -162,19 +164,24 @@ class RequestMiddleware:
         upload = path == UPLOADS
         limits = self._state.limits
         body = _Body(receive, limits, limits.max_file_bytes if upload else limits.max_body_bytes, per_block=upload)
+        if not upload and "headrace_counted" not in scope:  # an upload is written to disk
+            scope["headrace_counted"] = True
+            body.count(self._state.bodies, account.settings.name if account else (scope.get("client") or ("",))[0])
         app = self._app
         route = self._direct.get(path)
         if route is not None and scope["method"] == "POST":
             scope["route"], app = route, route.serve
-        body.check_headers(scope["headers"])
-        if account is None:
-            await app(scope, body.receive, send)
-            return
-        self._state.keys.enter(account)
+        if account is not None:
+            self._state.keys.enter(account)
+            scope["headrace_caller"] = account.settings.name
+            scope["headrace_tenant"] = account.tenant
         try:
+            body.check_headers(scope["headers"])
             await app(scope, body.receive, send)
         finally:
-            account.leave()
+            body.release()
+            if account is not None:
+                account.leave()
 
 
 def _end_span(span: RequestSpan | None, route: str, status: int) -> None:
@@ -200,23 +207,45 @@ class _Body:
         self._per_block = per_block
         self._deadline = 0.0
         self._complete = False
+        self._counter: AdmissionController | None = None
+        self._who: Hashable = None
+        self._counted = 0
+
+    def count(self, counter: AdmissionController, who: Hashable) -> None:
+        """Count the body's bytes there, from its headers until `release`."""
+        self._counter, self._who = counter, who
+
+    def release(self) -> None:
+        """The request is answered."""
+        if self._counter is not None and self._counted:
+            self._counter.release(1, self._counted, done=self._complete)
+            self._counted = 0
 
     def check_headers(self, headers: list[tuple[bytes, bytes]]) -> None:
-        """Refuse a body by its headers.
+        """Refuse a body by its headers, or count its length.
 
         Raises:
-            ApiError: 413 for one that is too long, 415 for one that is compressed, 501 for another transfer coding.
+            ApiError: 413 for one that is too long, 415 for one that is compressed, 429 if there is no room for so much
+                now, 501 for another transfer coding.
         """
         for name, value in headers:
-            if name == b"content-length":
-                if value.isdigit() and int(value) > self._max_bytes:
+            if name == b"content-length" and value.isdigit():
+                if int(value) > self._max_bytes:
                     raise self._too_long()
+                self._hold(int(value))
             elif name == b"content-encoding":
                 _refuse_coding(
                     value, b"identity", 415, "Content-Encoding", "send the body as it is, without the header"
                 )
             elif name == b"transfer-encoding":
                 _refuse_coding(value, b"chunked", 501, "Transfer-Encoding", "only chunked is known, once")
+
+    def _hold(self, size: int) -> None:
+        """Count so many bytes instead of fewer."""
+        if self._counter is not None and size > self._counted:
+            self.release()
+            self._counter.reserve(1, size, math.inf, self._who)
+            self._counted = size
 
     async def receive(self) -> Message:
         """Receive the next message.
@@ -236,6 +265,8 @@ class _Body:
         self._received += len(message.get("body", b""))
         if self._received > self._max_bytes:
             raise self._too_long()
+        if self._received > self._counted:  # no Content-Length
+            self._hold(min(2 * self._received, self._max_bytes))
         self._complete = not message.get("more_body", False)
         return message
 

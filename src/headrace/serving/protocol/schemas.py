@@ -182,6 +182,7 @@ class File(BaseModel):
     filename: str
     purpose: str
     status: str
+    expires_at: int | None = None
 
 
 class Page(BaseModel):

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 from fastapi import APIRouter, Form, Query, Request, Response, UploadFile
 from fastapi.responses import FileResponse
-from pydantic import Field
+from pydantic import BaseModel, ConfigDict, Field
 from starlette.types import Receive, Scope, Send
 
 from headrace.records import JsonObject
@@ -34,6 +34,18 @@ After = Annotated[str | None, Query(max_length=100)]
 _ID = re.compile(r"(file-|batch_)[0-9a-f]{32}")
 
 
+Seconds = Annotated[int, Field(ge=3_600, le=2_592_000)]
+
+
+class ExpiresAfter(BaseModel):
+    """When output files are deleted: some seconds after they were made."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    anchor: Literal["created_at"]
+    seconds: Seconds
+
+
 class BatchRequest(Fields):
     """POST /v1/batches."""
 
@@ -41,6 +53,7 @@ class BatchRequest(Fields):
     endpoint: str
     completion_window: str = "24h"
     metadata: Annotated[dict[str, str], Field(max_length=16)] | None = None
+    output_expires_after: ExpiresAfter | None = None
 
 
 def files_router(files: FileStore, max_bytes: int, batches: Callable[[], Batches]) -> APIRouter:
@@ -48,16 +61,22 @@ def files_router(files: FileStore, max_bytes: int, batches: Callable[[], Batches
     routes = APIRouter(tags=["batches"], responses=ERRORS)
 
     @routes.post("/v1/files", response_model=File)
-    async def create(request: Request, file: UploadFile, purpose: Annotated[Literal["batch"], Form()]) -> Response:
+    async def create(
+        request: Request,
+        file: UploadFile,
+        purpose: Annotated[Literal["batch"], Form()],
+        anchor: Annotated[Literal["created_at"] | None, Form(alias="expires_after[anchor]")] = None,
+        seconds: Annotated[Seconds | None, Form(alias="expires_after[seconds]")] = None,
+    ) -> Response:
         """Upload a batch file (JSON Lines)."""
         await _refuse_unknown_parts(request)
-        if not file.size:
-            raise ApiError(400, "the file is empty", code="empty", param="file")
-        if file.size > max_bytes:
-            raise ApiError(413, f"the file is longer than the {max_bytes:,} bytes allowed", code="too_long")
+        if (anchor is None) != (seconds is None):
+            message = "expires_after needs both anchor (created_at) and seconds"
+            raise ApiError(400, message, code="missing", param="expires_after")
+        _check_size(file.size or 0, max_bytes)
         try:
             name, owner = file.filename or "upload.jsonl", _tenant(request).name
-            kept = await asyncio.to_thread(files.create, file.file, name, purpose, owner)
+            kept = await asyncio.to_thread(files.create, file.file, name, purpose, owner, seconds)
         except OSError as error:
             raise disk_error(error, f"this file of {file.size:,} bytes") from error
         return JsonReply(kept)
@@ -104,8 +123,9 @@ def batches_router(batches: Callable[[], Batches]) -> APIRouter:
     async def create(body: BatchRequest, request: Request) -> Response:
         """Create a batch from an uploaded file."""
         given = body.input_file_id, body.endpoint, body.completion_window, body.metadata
+        expires = body.output_expires_after
         try:
-            batch = batches().create(*given, _tenant(request))
+            batch = batches().create(*given, _tenant(request), None if expires is None else expires.seconds)
         except OSError as error:
             raise disk_error(error, "a batch") from error
         return JsonReply(batch.as_json())
@@ -144,12 +164,19 @@ class _Content(FileResponse):
         await super().__call__({**scope, "method": "HEAD"} if "headrace_head" in scope else scope, receive, send)
 
 
+def _check_size(size: int, max_bytes: int) -> None:
+    if not size:
+        raise ApiError(400, "the file is empty", code="empty", param="file")
+    if size > max_bytes:
+        raise ApiError(413, f"the file is longer than the {max_bytes:,} bytes allowed", code="too_long")
+
+
 async def _refuse_unknown_parts(request: Request) -> None:
-    """Raise 400 for an unsupported form field, such as `expires_after[seconds]`."""
-    for name in (await request.form()).keys() - {"file", "purpose"}:
-        raise ApiError(
-            400, f"unknown field {shown(name)}; known: file, purpose", code="unknown_field", param=f"{name:.60}"
-        )
+    """Raise 400 for an unsupported form field."""
+    known = ("file", "purpose", "expires_after[anchor]", "expires_after[seconds]")
+    for name in (await request.form()).keys() - set(known):
+        message = f"unknown field {shown(name)}; known: {', '.join(known)}"
+        raise ApiError(400, message, code="unknown_field", param=f"{name:.60}")
 
 
 def _refuse_unknown_parameters(request: Request, *known: str) -> None:
