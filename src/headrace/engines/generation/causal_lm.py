@@ -22,8 +22,8 @@ from headrace.engines.generation.sampling import TokenSampler
 from headrace.engines.model_folder import check_tokenizer, digest, find_folder
 from headrace.engines.networks.pytorch import load_pretrained, loading
 from headrace.engines.requests.chat import checked_messages, rendered
-from headrace.engines.requests.generation import Generation, Request, Sampling, default_sampling, parse
-from headrace.engines.requests.long_prompts import LongPrompts, PromptSplitter, prepared_by, room_of, taken_from
+from headrace.engines.requests.generation import Generation, Request, Sampling, default_sampling, derived_seed, parse
+from headrace.engines.requests.long_prompts import LongPrompts, Place, PromptSplitter, prepared_by, room_of, taken_from
 from headrace.engines.requests.vocabulary import check_ids, detokenized, token_strings
 from headrace.engines.text.max_length import choose_length, usable_positions
 from headrace.engines.text.truncation import TextTruncator
@@ -47,6 +47,8 @@ class TokenizedRequest:
     """How many alternatives to list for each token, with log probabilities; None for no log probabilities."""
     counts_cached: bool = False
     """Whether the answer has `cached_tokens`."""
+    place: Place = None
+    """See `headrace.engines.base.Placed`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,9 +149,9 @@ class CausalLM:
         """The tokens of each request, or its chunks; a RecordError if it is invalid or longer than the context."""
         return prepared_by(inputs, self, self._splitter)
 
-    def whole(self, request: object) -> Prepared[TokenizedRequest]:
+    def whole(self, request: object, place: Place) -> Prepared[TokenizedRequest]:
         """See `PromptEngine.whole`."""
-        ask = self._ask(self._parsed(request))
+        ask = self._ask(self._parsed(request), place)
         return Prepared(ask, cost=len(ask.prompt), greedy=ask.sampling.temperature == 0)
 
     def room(self, request: object) -> int:
@@ -175,7 +177,7 @@ class CausalLM:
             token_ids=True,
         )
 
-    def _ask(self, request: Request) -> TokenizedRequest:
+    def _ask(self, request: Request, place: Place) -> TokenizedRequest:
         ids = self._ids(request) if request.token_ids is None else request.token_ids
         check_ids(self._tokenizer, ids, "prompt")
         room = self.max_model_len - len(ids)
@@ -187,7 +189,7 @@ class CausalLM:
         sampling = request.sampling
         if sampling.max_tokens > room:
             sampling = replace(sampling, max_tokens=room, min_tokens=min(sampling.min_tokens, room))
-        return TokenizedRequest(ids, sampling, logprobs=logprobs.wanted(request))
+        return TokenizedRequest(ids, sampling, logprobs=logprobs.wanted(request), place=place)
 
     def _ids(self, request: Request) -> tuple[int, ...]:
         text = self._text(request)
@@ -239,7 +241,10 @@ class CausalLM:
 
     def sampler(self, ask: TokenizedRequest) -> TokenSampler:
         """Create the sampler of an answer's tokens."""
-        return TokenSampler(ask.sampling, ask.prompt, self.prompting.seed, self.ends, ask.logprobs)
+        seed = ask.sampling.seed
+        if seed is None:
+            seed = derived_seed(self.prompting.seed, ask.place, ask.prompt)
+        return TokenSampler(ask.sampling, ask.prompt, seed, self.ends, ask.logprobs)
 
     def ends_of(self, ask: TokenizedRequest) -> frozenset[int]:
         """The tokens that end this answer."""

@@ -47,7 +47,8 @@ class GenerationEngine:
             cache; None for True if the model's attention allows it.
         chat: whether a plain text is a user's message instead of a prompt to continue.
         system_prompt: for each chat without a system message; implies `chat`.
-        seed: combined with each prompt to seed its sampling; a request's own seed takes precedence.
+        seed: combined with each prompt and its place in the job to seed its sampling; a request's own seed takes
+            precedence.
         tensor_parallel_size: processes that hold a part of the model each, on a device of their own.
         sampling: defaults for requests that do not set them: `max_tokens`, `temperature`, `top_p`, `top_k`,
             `min_p`, `stop`, `ignore_eos` and so on, see `headrace.engines.requests.generation.Sampling`; and what
@@ -108,6 +109,7 @@ class GenerationEngine:
             splits=prompting.long.splits,
             followable=True,
             tokenizes=True,
+            draws=True,
             caches_prefixes=self._scheduler is not None and enable_prefix_caching is not False,
         )
         if not is_follower():  # which repeats the steps of rank 0

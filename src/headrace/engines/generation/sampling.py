@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
@@ -39,7 +38,7 @@ class TokenSampler:
     """Chooses the tokens of one request, independently of other requests in the batch."""
 
     def __init__(
-        self, sampling: Sampling, prompt: Ids, engine_seed: int, ends: frozenset[int], logprobs: int | None = None
+        self, sampling: Sampling, prompt: Ids, seed: int, ends: frozenset[int], logprobs: int | None = None
     ) -> None:
         self._sampling = sampling
         self._logprobs = logprobs
@@ -53,7 +52,7 @@ class TokenSampler:
         self._random: torch.Generator | None = None
         if sampling.temperature > 0:
             self._random = torch.Generator()  # on the CPU, for the same numbers on every device
-            self._random.manual_seed(_seed(engine_seed, prompt) if sampling.seed is None else sampling.seed)
+            self._random.manual_seed(seed)
 
     def changes(self, generated: int) -> bool:
         """Whether the next token may differ from greedy decoding."""
@@ -142,9 +141,3 @@ def _measured(logits: torch.Tensor, token: int, count: int) -> TokenLogprob:
     return TokenLogprob(
         token, float(logprobs[token]), tuple(zip(best.indices.tolist(), best.values.tolist(), strict=True))
     )
-
-
-def _seed(engine_seed: int, prompt: Ids) -> int:
-    """A seed that depends only on the engine's seed and the prompt."""
-    text = f"{engine_seed}:{','.join(map(str, prompt))}"
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) >> 1

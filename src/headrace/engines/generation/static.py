@@ -57,6 +57,7 @@ class StaticGenerationEngine:
             batch_size=whole("max_num_seqs", max_num_seqs, 1),
             max_model_len=self._lm.max_model_len,
             tokenizes=True,
+            draws=True,
         )
 
     def describe(self) -> Mapping[str, object]:
