@@ -18,6 +18,7 @@ from headrace.device.placement import release
 from headrace.device.sleeping import to_device, to_host
 from headrace.engines.base import Prepared
 from headrace.engines.generation import logprobs
+from headrace.engines.generation.model_rules import ModelRules
 from headrace.engines.generation.sampling import TokenSampler
 from headrace.engines.model_folder import check_tokenizer, digest, find_folder
 from headrace.engines.networks.pytorch import load_pretrained, loading
@@ -118,8 +119,11 @@ class CausalLM:
         self.dtype = str(next(self.model.parameters()).dtype).removeprefix("torch.")
         positions = usable_positions(self.model.config.get_text_config().to_dict())
         self.max_model_len = choose_length((), positions, 2, max_model_len)
+        # transformers uses these as defaults. Reset them, so that only a record's own parameters count.
+        self.model.generation_config, own = GenerationConfig(), self.model.generation_config
         self.prompting = prompting
-        self.ends = frozenset(_end_tokens(self.model.generation_config, self._words))
+        self.ends = frozenset(_end_tokens(own, self._words))
+        self._rules = ModelRules(self.model, own, self.ends, self.max_model_len)
         self.pad_token = self._words.pad_token_id if self._words.pad_token_id is not None else min(self.ends, default=0)
         # A private copy: the tokenizer sets truncation and padding on each call, which is not thread-safe. This copy
         # is not changed after construction.
@@ -244,7 +248,8 @@ class CausalLM:
         seed = ask.sampling.seed
         if seed is None:
             seed = derived_seed(self.prompting.seed, ask.place, ask.prompt)
-        return TokenSampler(ask.sampling, ask.prompt, seed, self.ends, ask.logprobs)
+        rules = self._rules.processors(ask.prompt, ask.sampling.max_tokens)
+        return TokenSampler(ask.sampling, ask.prompt, seed, self.ends, ask.logprobs, rules)
 
     def ends_of(self, ask: TokenizedRequest) -> frozenset[int]:
         """The tokens that end this answer."""

@@ -38,13 +38,21 @@ class TokenSampler:
     """Chooses the tokens of one request, independently of other requests in the batch."""
 
     def __init__(
-        self, sampling: Sampling, prompt: Ids, seed: int, ends: frozenset[int], logprobs: int | None = None
+        self,
+        sampling: Sampling,
+        prompt: Ids,
+        seed: int,
+        ends: frozenset[int],
+        logprobs: int | None = None,
+        rules: LogitsProcessorList | None = None,
     ) -> None:
         self._sampling = sampling
         self._logprobs = logprobs
         self.found: list[TokenLogprob] = []
         """One per token, if the request asks for log probabilities."""
         self._ends = sorted(ends)
+        self._rules = rules
+        self._ids = prompt if rules is not None else ()
         self._prompt = torch.tensor(sorted(set(prompt)), dtype=torch.long)
         self._penalises = (
             sampling.repetition_penalty != 1 or sampling.presence_penalty != 0 or sampling.frequency_penalty != 0
@@ -56,7 +64,7 @@ class TokenSampler:
 
     def changes(self, generated: int) -> bool:
         """Whether the next token may differ from greedy decoding."""
-        wanted = self._random is not None or self._penalises or self._logprobs is not None
+        wanted = self._random is not None or self._penalises or self._logprobs is not None or self._rules is not None
         return wanted or generated < self._sampling.min_tokens
 
     def next_token(self, logits: torch.Tensor, generated: Ids) -> int:
@@ -73,6 +81,8 @@ class TokenSampler:
             self._penalise(scores, generated)
         if len(generated) < self._sampling.min_tokens:
             scores[self._ends] = -torch.inf
+        if self._rules is not None:
+            scores = self._rules(torch.tensor([[*self._ids, *generated]]), scores[None])[0]
         if self._random is None:
             return int(scores.argmax())
         probabilities = (scores / max(self._sampling.temperature, _COLDEST)).softmax(-1)
