@@ -30,6 +30,7 @@ TEXTS = [
 ]
 _TOKENS = 8
 """Length of each answer."""
+_SLOWER = {"equal lengths": ", in batches of equal length", "one at a time": ", one at a time"}
 _ENDINGS = {"T5": "EncoderModel", "GPT2": "LMHeadModel"}
 
 
@@ -51,8 +52,7 @@ def embed_row(family: str, folder: Path) -> str:
     for order in ([0, 1, 2, 3, 4, 5], [5, 4, 3, 2, 1, 0], [4, 1]):
         found = np.array(engine.forward([ready[place] for place in order]))
         right = right and np.allclose(found, expected[order], rtol=1e-4, atol=1e-4)
-    slower = {"equal lengths": ", in batches of equal length", "one at a time": ", one at a time"}
-    return f"| {family}{ending} | {'right' if right else 'wrong'}{slower.get(engine._rows.padding, '')} |"
+    return f"| {family}{ending} | {'right' if right else 'wrong'}{_SLOWER.get(engine._rows.padding, '')} |"
 
 
 def generate_row(family: str, folder: Path) -> str:
@@ -84,7 +84,8 @@ def _generates(folder: Path, name: str) -> str:
     expected = [_alone(engine, ask.prompt) for ask in asks]
     answers = _in_steps(engine, asks) if name == "torch" else [*engine.forward(asks[:4]), *engine.forward(asks[4:])]
     texts = [answer["text"] if isinstance(answer, dict) else f"failed: {answer}" for answer in answers]
-    return "right" if texts == expected and len(set(expected)) > 2 else "wrong"
+    right = texts == expected and len(set(expected)) > 2
+    return f"{'right' if right else 'wrong'}{_SLOWER.get(getattr(engine, '_padding', ''), '')}"
 
 
 def _in_steps(engine: Any, asks: Sequence[Any]) -> list[Any]:
@@ -96,7 +97,7 @@ def _in_steps(engine: Any, asks: Sequence[Any]) -> list[Any]:
     return [answers[key] for key in range(len(asks))]
 
 
-def _alone(engine: Any, prompt: Sequence[int]) -> str:
+def _alone(engine: Any, prompt: Sequence[int], tokens: int = _TOKENS) -> str:
     from transformers import AutoModelForCausalLM
 
     ids = torch.tensor([prompt])
@@ -105,7 +106,7 @@ def _alone(engine: Any, prompt: Sequence[int]) -> str:
         found = model.generate(
             ids,
             attention_mask=torch.ones_like(ids),
-            max_new_tokens=_TOKENS,
+            max_new_tokens=tokens,
             do_sample=False,
             eos_token_id=None,
             pad_token_id=0,

@@ -73,6 +73,9 @@ MORE_ENCODERS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 """More models that give vectors."""
 
+_BART = {"d_model": 32, "decoder_layers": 2, "decoder_attention_heads": 2, "decoder_ffn_dim": 64}
+_BART |= {"max_position_embeddings": 256}
+
 DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
     "GPT2": FAMILIES["GPT2"],
     "GPTNeoX": ("decoder", _WIDE | {"max_position_embeddings": 256}),
@@ -105,6 +108,20 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
     "GptOss": ("decoder", _HEADS | {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 8}),
     "Lfm2": ("decoder", _KV | {"layer_types": ["conv", "full_attention"]}),
     "Mamba": MORE_ENCODERS["Mamba"],
+    "Ministral3": ("decoder", _HEADS | {"sliding_window": 8}),
+    "Olmo3": ("decoder", _KV | {"sliding_window": 8}),
+    "SmolLM3": ("decoder", _KV),
+    "Helium": ("decoder", _HEADS),
+    "Nemotron": ("decoder", _KV),
+    "DiffLlama": ("decoder", _WIDE | {"num_key_value_heads": 2, "max_position_embeddings": 256}),
+    "Rwkv": (
+        "decoder",
+        {"hidden_size": 32, "num_hidden_layers": 2, "attention_hidden_size": 32, "context_length": 256},
+    ),
+    "XGLM": ("decoder", {"d_model": 32, "num_layers": 2, "attention_heads": 2, "ffn_dim": 64}),
+    "BigBirdPegasus": ("decoder", _BART | {"attention_type": "original_full"}),
+    "Blenderbot": ("decoder", _BART),
+    "Git": ("decoder", _WIDE | {"max_position_embeddings": 256}),
 }
 """Models that generate."""
 

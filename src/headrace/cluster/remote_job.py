@@ -15,7 +15,7 @@ from headrace.app.jobs.describe import WorkerRoom
 from headrace.app.jobs.tuning import is_int8, settings_to_load
 from headrace.cluster.worker import WorkerInfo, WorkerSpec
 from headrace.cluster.worker_pool import Worker, WorkerPool
-from headrace.engines.base import Prepared
+from headrace.engines.base import Placed, Prepared
 from headrace.errors import ConfigError, RecordError
 from headrace.jobs.pipeline.job import JobEnd, StopRequest
 from headrace.jobs.settings import JobSettings
@@ -67,11 +67,16 @@ class RemoteEngine:
 
     def prepare(self, inputs: Sequence[object]) -> list[Prepared[bytes] | Exception]:
         """Pickle each record."""
-        # The body of a request may ask for sampling: only the worker's engine knows.
-        return [_packed(value, self._info.greedy and isinstance(value, str)) for value in inputs]
+        return [_packed(value, self._info.greedy and _is_default(value)) for value in inputs]
 
     def close(self) -> None:
         """Do nothing: the workers end with the connection."""
+
+
+def _is_default(value: object) -> bool:
+    """Whether a request leaves it to the engine's settings if it is sampled."""
+    request = value.request if isinstance(value, Placed) else value
+    return not (isinstance(request, dict) and request.get("temperature"))
 
 
 def _packed(value: object, greedy: bool) -> Prepared[bytes] | Exception:

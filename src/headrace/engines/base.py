@@ -69,6 +69,15 @@ class TokenIds:
 
 
 @dataclass(frozen=True, slots=True)
+class Placed:
+    """A request and its place among others: without a seed of its own, it draws other random numbers than an equal one
+    elsewhere. Only for an engine whose profile says `draws`."""
+
+    request: object
+    place: int | str
+
+
+@dataclass(frozen=True, slots=True)
 class PrefixCacheStats:
     """Prompt tokens since the engine was loaded. A request that starts again counts again."""
 

@@ -87,6 +87,8 @@ class EngineProfile:
     """Whether it takes token ids and makes them (`TokenizingEngine`)."""
     remote: bool = False
     """Whether it sends requests to servers (`RemoteEngine`)."""
+    draws: bool = False
+    """Whether it may draw random numbers for an answer, by the request's place (`Placed`)."""
     caches_prefixes: bool = False
     """Whether prompts that begin with the same tokens are computed once (`PrefixCachingEngine`)."""
     workers_cache_prefixes: bool = False
@@ -101,6 +103,7 @@ class EngineProfile:
         one_of("tunable", self.tunable, (False, True))
         one_of("tokenizes", self.tokenizes, (False, True))
         one_of("remote", self.remote, (False, True))
+        one_of("draws", self.draws, (False, True))
         one_of("caches_prefixes", self.caches_prefixes, (False, True))
         one_of("workers_cache_prefixes", self.workers_cache_prefixes, (False, True))
         needed = _NEEDED[self.batching]

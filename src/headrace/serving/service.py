@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 import time
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +16,7 @@ from starlette.types import Receive
 
 from headrace.batching.batcher import Batcher
 from headrace.concurrency.daemon_thread import on_daemon_thread
-from headrace.engines.base import AnyEngine, Chunks, Prepared, caches_prefixes, can_be_followed
+from headrace.engines.base import AnyEngine, Chunks, Placed, Prepared, caches_prefixes, can_be_followed
 from headrace.engines.profile import profile_of, sleeper_of
 from headrace.errors import EngineDeadError
 from headrace.events import BatchDone, Event, Listener, StageDone
@@ -275,6 +276,8 @@ class Service:
         Raises:
             Exception: the error of the first invalid record.
         """
+        if self.profile.draws:  # equal requests get different answers, unless they have a seed of their own
+            values = [Placed(value, secrets.randbits(64)) for value in values]
         if self._light and size * CHARS_PER_COST <= _INLINE_CHARS:
             prepared = self.engine.prepare(values)
         else:

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.families import FAMILIES, family_model
+from tests.families import FAMILIES, change, family_model
+from transformers import AutoModelForSequenceClassification
 
 from headrace.engines.choosing.registry import create
 
@@ -64,3 +65,28 @@ def test_a_score_is_that_of_the_pair_alone(tmp_path: Path, family: str) -> None:
     folder = family_model(tmp_path, family, "ForSequenceClassification", ["x"])
     engine = create("score", folder, device="cpu", max_model_len=200)
     holds(engine, [(text, other) for text in TEXTS for other in OTHERS])
+
+
+@pytest.mark.parametrize("family", ["Llama", "GPT2", "Qwen3"])
+@pytest.mark.parametrize("task", ["classify", "score"])
+def test_a_decoder_without_a_padding_token_is_padded_all_the_same(tmp_path: Path, family: str, task: str) -> None:
+    """Also where a text ends with a token that others use for padding."""
+    folder = family_model(tmp_path, family, "ForSequenceClassification", ["a", "b", "c"] if task == "classify" else "a")
+    change(folder, pad_token_id=None)
+    change(folder, "tokenizer_config.json", pad_token=None)
+    plain = AutoModelForSequenceClassification.from_pretrained(str(folder))
+    assert plain.config.pad_token_id is None
+    options = {"top_labels": 3} if task == "classify" else {}
+    engine = create(task, folder, device="cpu", max_model_len=200, **options)
+    assert engine._rows.padding == "right"
+    texts = [*TEXTS, "the mill</s>", "the mill</s></s><s>", "</s>"]
+    inputs: list[Any] = texts if task == "classify" else [(text, other) for text in texts for other in OTHERS]
+    holds(engine, inputs)
+    ready = [one.payload for one in engine.prepare(inputs)]
+    with torch.inference_mode():
+        logits = [plain(torch.from_numpy(one[:1].astype("int64"))).logits[0] for one in ready]
+    if task == "classify":
+        expected = np.array([row.softmax(-1).numpy() for row in logits])
+    else:
+        expected = np.array([row.sigmoid().numpy() for row in logits])
+    np.testing.assert_allclose(numbers(engine, inputs), expected, rtol=1e-4, atol=1e-4)

@@ -8,7 +8,7 @@ import headrace
 from headrace.cluster.remote_job import RemoteEngine
 from headrace.cluster.worker import WorkerActor, WorkerInfo, WorkerSpec, unpack
 from headrace.cluster.worker_pool import WorkUnitReply
-from headrace.engines.base import Prepared
+from headrace.engines.base import Placed, Prepared
 from headrace.engines.choosing.config import EngineConfig
 from headrace.events import PrefixCacheUsed
 
@@ -32,4 +32,6 @@ def test_each_reply_has_the_prompt_tokens_since_the_last_and_equal_prompts_are_k
     ]
     assert counts == [(4, 2, 2), (2, 1, 1)]
     engine = RemoteEngine(info)
-    assert [one.greedy for one in engine.prepare(["a", {"prompt": "a"}]) if isinstance(one, Prepared)] == [True, False]
+    asked = ["a", {"prompt": "a"}, {"prompt": "a", "temperature": 1}, Placed("a", 3), Placed({"temperature": 2}, 4)]
+    found = [one.greedy for one in engine.prepare(asked) if isinstance(one, Prepared)]
+    assert found == [True, True, False, True, False]

@@ -24,7 +24,11 @@ class Words:
     def count(self, request: Any) -> int:
         return len(self.text(request).split())
 
-    def whole(self, request: Any) -> Prepared[Any]:
+    def __init__(self) -> None:
+        self.places: list[Any] = []
+
+    def whole(self, request: Any, place: Any) -> Prepared[Any]:
+        self.places.append(place)
         return Prepared(self.text(request), self.count(request), greedy=True)
 
     def room(self, _: Any) -> int:
@@ -47,7 +51,7 @@ def answer(text: str) -> Generation:
 
 
 def chunks_of(request: Any, **rules: Any) -> Chunks[str]:
-    payload = PromptSplitter(LongPrompts(**rules), Words()).prepare(request).payload
+    payload = PromptSplitter(LongPrompts(**rules), Words()).prepare(request, None).payload
     assert isinstance(payload, Chunks)
     return payload
 
@@ -57,7 +61,7 @@ def joined(chunks: Chunks[str], *texts: str) -> Any:
 
 
 def test_a_short_prompt_is_not_split() -> None:
-    prepared = PromptSplitter(LongPrompts(**REDUCE), Words()).prepare(words(12))
+    prepared = PromptSplitter(LongPrompts(**REDUCE), Words()).prepare(words(12), None)
     assert prepared == Prepared(words(12), 12, greedy=True)
 
 
@@ -88,7 +92,7 @@ def test_characters_of_many_tokens_leave_no_room_to_overlap() -> None:
             return 5
 
     rules = LongPrompts(**FIRST, chunk_overlap=2)
-    asked = PromptSplitter(rules, Bytes()).prepare("a" + "\N{WATER WAVE}" * 5 + "b" * 4).payload
+    asked = PromptSplitter(rules, Bytes()).prepare("a" + "\N{WATER WAVE}" * 5 + "b" * 4, None).payload
     parts = []
     for _ in range(20):
         if not isinstance(asked, Chunks):
@@ -158,7 +162,7 @@ def test_a_prompt_that_cannot_be_split_is_refused(request_: Any, words_: str, mo
     if isinstance(request_, dict):
         monkeypatch.setattr(Words, "count", lambda *_: 30)
     with pytest.raises(RecordError, match=words_):
-        PromptSplitter(LongPrompts(**REDUCE), Words()).prepare(request_)
+        PromptSplitter(LongPrompts(**REDUCE), Words()).prepare(request_, None)
 
 
 @pytest.mark.parametrize(

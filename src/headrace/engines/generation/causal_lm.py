@@ -18,12 +18,13 @@ from headrace.device.placement import release
 from headrace.device.sleeping import to_device, to_host
 from headrace.engines.base import Prepared
 from headrace.engines.generation import logprobs
+from headrace.engines.generation.model_rules import ModelRules
 from headrace.engines.generation.sampling import TokenSampler
 from headrace.engines.model_folder import check_tokenizer, digest, find_folder
 from headrace.engines.networks.pytorch import load_pretrained, loading
 from headrace.engines.requests.chat import checked_messages, rendered
-from headrace.engines.requests.generation import Generation, Request, Sampling, default_sampling, parse
-from headrace.engines.requests.long_prompts import LongPrompts, PromptSplitter, prepared_by, room_of, taken_from
+from headrace.engines.requests.generation import Generation, Request, Sampling, default_sampling, derived_seed, parse
+from headrace.engines.requests.long_prompts import LongPrompts, Place, PromptSplitter, prepared_by, room_of, taken_from
 from headrace.engines.requests.vocabulary import check_ids, detokenized, token_strings
 from headrace.engines.text.max_length import choose_length, usable_positions
 from headrace.engines.text.truncation import TextTruncator
@@ -47,6 +48,8 @@ class TokenizedRequest:
     """How many alternatives to list for each token, with log probabilities; None for no log probabilities."""
     counts_cached: bool = False
     """Whether the answer has `cached_tokens`."""
+    place: Place = None
+    """See `headrace.engines.base.Placed`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +119,11 @@ class CausalLM:
         self.dtype = str(next(self.model.parameters()).dtype).removeprefix("torch.")
         positions = usable_positions(self.model.config.get_text_config().to_dict())
         self.max_model_len = choose_length((), positions, 2, max_model_len)
+        # transformers uses these as defaults. Reset them, so that only a record's own parameters count.
+        self.model.generation_config, own = GenerationConfig(), self.model.generation_config
         self.prompting = prompting
-        self.ends = frozenset(_end_tokens(self.model.generation_config, self._words))
+        self.ends = frozenset(_end_tokens(own, self._words))
+        self._rules = ModelRules(self.model, own, self.ends, self.max_model_len)
         self.pad_token = self._words.pad_token_id if self._words.pad_token_id is not None else min(self.ends, default=0)
         # A private copy: the tokenizer sets truncation and padding on each call, which is not thread-safe. This copy
         # is not changed after construction.
@@ -147,9 +153,9 @@ class CausalLM:
         """The tokens of each request, or its chunks; a RecordError if it is invalid or longer than the context."""
         return prepared_by(inputs, self, self._splitter)
 
-    def whole(self, request: object) -> Prepared[TokenizedRequest]:
+    def whole(self, request: object, place: Place) -> Prepared[TokenizedRequest]:
         """See `PromptEngine.whole`."""
-        ask = self._ask(self._parsed(request))
+        ask = self._ask(self._parsed(request), place)
         return Prepared(ask, cost=len(ask.prompt), greedy=ask.sampling.temperature == 0)
 
     def room(self, request: object) -> int:
@@ -175,7 +181,7 @@ class CausalLM:
             token_ids=True,
         )
 
-    def _ask(self, request: Request) -> TokenizedRequest:
+    def _ask(self, request: Request, place: Place) -> TokenizedRequest:
         ids = self._ids(request) if request.token_ids is None else request.token_ids
         check_ids(self._tokenizer, ids, "prompt")
         room = self.max_model_len - len(ids)
@@ -187,7 +193,7 @@ class CausalLM:
         sampling = request.sampling
         if sampling.max_tokens > room:
             sampling = replace(sampling, max_tokens=room, min_tokens=min(sampling.min_tokens, room))
-        return TokenizedRequest(ids, sampling, logprobs=logprobs.wanted(request))
+        return TokenizedRequest(ids, sampling, logprobs=logprobs.wanted(request), place=place)
 
     def _ids(self, request: Request) -> tuple[int, ...]:
         text = self._text(request)
@@ -239,7 +245,11 @@ class CausalLM:
 
     def sampler(self, ask: TokenizedRequest) -> TokenSampler:
         """Create the sampler of an answer's tokens."""
-        return TokenSampler(ask.sampling, ask.prompt, self.prompting.seed, self.ends, ask.logprobs)
+        seed = ask.sampling.seed
+        if seed is None:
+            seed = derived_seed(self.prompting.seed, ask.place, ask.prompt)
+        rules = self._rules.processors(ask.prompt, ask.sampling.max_tokens)
+        return TokenSampler(ask.sampling, ask.prompt, seed, self.ends, ask.logprobs, rules)
 
     def ends_of(self, ask: TokenizedRequest) -> frozenset[int]:
         """The tokens that end this answer."""

@@ -18,12 +18,14 @@ from headrace.device.placement import running
 from headrace.engines.base import PrefixCacheStats, Prepared
 from headrace.engines.generation.answers import Answer, Resumed
 from headrace.engines.generation.causal_lm import CausalLM, PromptSettings, TokenizedRequest, folder_of
-from headrace.engines.generation.pageable import cannot_batch
+from headrace.engines.generation.company import Trial
+from headrace.engines.generation.pageable import cannot_batch, check_pageable, first_line
 from headrace.engines.generation.paging import PAGE, Pages, open_cache, share_pages
-from headrace.engines.generation.sampling import BatchSampler
+from headrace.engines.generation.sampling import BatchSampler, TokenSampler
+from headrace.engines.generation.static import generate
 from headrace.engines.generation.tensor_parallel import is_follower, load_options, loaded_together, start_ranks
 from headrace.engines.profile import EngineProfile, Sleeper
-from headrace.engines.requests.generation import Generation, Sampling
+from headrace.engines.requests.generation import Generation
 from headrace.errors import ConfigError, EngineDeadError, EngineError, HeadraceError
 from headrace.wording import shown
 
@@ -48,7 +50,8 @@ class GenerationEngine:
             cache; None for True if the model's attention allows it.
         chat: whether a plain text is a user's message instead of a prompt to continue.
         system_prompt: for each chat without a system message; implies `chat`.
-        seed: combined with each prompt to seed its sampling; a request's own seed takes precedence.
+        seed: combined with each prompt and its place in the job to seed its sampling; a request's own seed takes
+            precedence.
         tensor_parallel_size: processes that hold a part of the model each, on a device of their own.
         sampling: defaults for requests that do not set them: `max_tokens`, `temperature`, `top_p`, `top_k`,
             `min_p`, `stop`, `ignore_eos` and so on, see `headrace.engines.requests.generation.Sampling`; and what
@@ -99,6 +102,7 @@ class GenerationEngine:
                 raise ConfigError(f"enable_prefix_caching is {shown(enable_prefix_caching)}: it must be true or false")
             self._sampler = BatchSampler(self._choose, is_split=self._is_split)
             self._attention = self._lm.model.config._attn_implementation
+            trial = self._trial()
             self._pages = Pages(wanted, max_num_seqs, enable_prefix_caching, self._is_split)
             self._make_cache()
         self.profile = EngineProfile(
@@ -109,37 +113,52 @@ class GenerationEngine:
             splits=prompting.long.splits,
             followable=True,
             tokenizes=True,
+            draws=True,
             caches_prefixes=self._scheduler is not None and enable_prefix_caching is not False,
         )
         if not is_follower():  # which repeats the steps of rank 0
-            self._try_or_close()
+            self._try_or_close(trial)
 
-    def _try_or_close(self) -> None:
+    def _trial(self) -> Trial:
+        """What the model answers alone, before its attention is replaced. All ranks of a split model take part."""
+        check_pageable(self._lm.model, self._lm.max_model_len)
+        try:
+            return Trial(self._lm, partial(generate, self._lm))
+        except HeadraceError:
+            raise
+        except Exception as error:  # a model's code may raise anything
+            raise EngineError(f"the model fails at a short prompt: {first_line(error)}") from error
+
+    def _try_or_close(self, trial: Trial) -> None:
         with contextlib.ExitStack() as undo:
             undo.callback(self.close)
-            self._try()
+            self._try(trial)
             undo.pop_all()
 
-    def _try(self) -> None:
-        """Generate two tokens: some attentions load, and fail at the first step.
+    def _try(self, trial: Trial) -> None:
+        """Answer a few prompts together: some attentions load, and then fail at the first step, or compute nonsense.
 
         Raises:
             EngineError: the model cannot be batched continuously.
         """
-        sampling = Sampling(max_tokens=2, min_tokens=2, ignore_eos=True)
         try:
-            self.add(0, TokenizedRequest((0,), sampling))
-            while not (ended := self.step()):
-                pass
+            agrees = trial.agrees(self._together)
         except HeadraceError:
             raise
-        except (RuntimeError, TypeError, ValueError, LookupError, AttributeError) as error:
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-            raise cannot_batch(f"its first step fails: {reason}") from error
-        if isinstance(ended[0][1], Exception):
-            raise ended[0][1]
+        except Exception as error:  # a model's code may raise anything
+            raise cannot_batch(f"its first step fails: {first_line(error)}") from error
+        if not agrees:
+            raise cannot_batch("its answers beside others would not be those that it gives alone")
         if self._scheduler is not None:
             self._scheduler.count_from(PrefixCacheStats(0, 0, 0))
+
+    def _together(self, asks: Sequence[TokenizedRequest], samplers: Sequence[TokenSampler]) -> None:
+        for key, (ask, sampler) in enumerate(zip(asks, samplers, strict=True)):
+            self.add(key, Resumed(ask, sampler, (), None))
+        while self._answers:
+            for _, result in self.step():
+                if isinstance(result, Exception):
+                    raise result
 
     def _make_cache(self) -> None:
         """Make the key-value cache, and what schedules its pages."""

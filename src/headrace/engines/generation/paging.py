@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -10,7 +12,7 @@ from transformers import ContinuousBatchingConfig, GenerationConfig
 from transformers.generation.continuous_batching.cache_allocators import FULL_ATTENTION
 
 from headrace.engines.generation.causal_lm import CausalLM
-from headrace.engines.generation.pageable import cannot_batch, check_pageable
+from headrace.engines.generation.pageable import cannot_batch, first_line
 from headrace.engines.generation.ragged_attention import use_ragged_attention
 from headrace.engines.generation.sampling import BatchSampler
 from headrace.engines.generation.scheduler import PageScheduler
@@ -72,19 +74,27 @@ def open_cache(
         **({"disable_nccl_graph_mixing": False} if pages.is_split else {}),
     )
     ends = GenerationConfig(do_sample=False, eos_token_id=-1, pad_token_id=lm.pad_token)
-    check_pageable(lm.model)
+    begin = lm.model.init_continuous_batching
+    with _refusals(lm, pages):
+        manager = begin(ends, config)
+    manager.logit_processor = sampler
+    create = manager._create_batch_processor  # outside: a change of transformers is not the model's fault
+    with _refusals(lm, pages):
+        processor = create()
+    return manager, processor
+
+
+@contextmanager
+def _refusals(lm: CausalLM, pages: Pages) -> Iterator[None]:
     try:
-        manager = lm.model.init_continuous_batching(ends, config)
-        manager.logit_processor = sampler
-        processor = manager._create_batch_processor()
+        yield
     except (torch.OutOfMemoryError, MemoryError) as error:
         raise EngineError(
             f"{lm.device} has no room for a cache of {pages.count * PAGE:,} tokens; lower kv_cache_tokens, "
             "max_num_seqs or max_model_len"
         ) from error
-    except (ValueError, NotImplementedError) as error:  # how transformers refuses an attention or a cache
-        raise cannot_batch(str(error).strip().splitlines()[0]) from error
-    return manager, processor
+    except Exception as error:  # transformers refuses an attention or a cache in many ways
+        raise cannot_batch(first_line(error)) from error
 
 
 def share_pages(lm: CausalLM, processor: ContinuousBatchProcessor, pages: Pages) -> PageScheduler | None:

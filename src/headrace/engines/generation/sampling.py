@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
@@ -39,13 +38,21 @@ class TokenSampler:
     """Chooses the tokens of one request, independently of other requests in the batch."""
 
     def __init__(
-        self, sampling: Sampling, prompt: Ids, engine_seed: int, ends: frozenset[int], logprobs: int | None = None
+        self,
+        sampling: Sampling,
+        prompt: Ids,
+        seed: int,
+        ends: frozenset[int],
+        logprobs: int | None = None,
+        rules: LogitsProcessorList | None = None,
     ) -> None:
         self._sampling = sampling
         self._logprobs = logprobs
         self.found: list[TokenLogprob] = []
         """One per token, if the request asks for log probabilities."""
         self._ends = sorted(ends)
+        self._rules = rules
+        self._ids = prompt if rules is not None else ()
         self._prompt = torch.tensor(sorted(set(prompt)), dtype=torch.long)
         self._penalises = (
             sampling.repetition_penalty != 1 or sampling.presence_penalty != 0 or sampling.frequency_penalty != 0
@@ -53,11 +60,11 @@ class TokenSampler:
         self._random: torch.Generator | None = None
         if sampling.temperature > 0:
             self._random = torch.Generator()  # on the CPU, for the same numbers on every device
-            self._random.manual_seed(_seed(engine_seed, prompt) if sampling.seed is None else sampling.seed)
+            self._random.manual_seed(seed)
 
     def changes(self, generated: int) -> bool:
         """Whether the next token may differ from greedy decoding."""
-        wanted = self._random is not None or self._penalises or self._logprobs is not None
+        wanted = self._random is not None or self._penalises or self._logprobs is not None or self._rules is not None
         return wanted or generated < self._sampling.min_tokens
 
     def next_token(self, logits: torch.Tensor, generated: Ids) -> int:
@@ -74,6 +81,8 @@ class TokenSampler:
             self._penalise(scores, generated)
         if len(generated) < self._sampling.min_tokens:
             scores[self._ends] = -torch.inf
+        if self._rules is not None:
+            scores = self._rules(torch.tensor([[*self._ids, *generated]]), scores[None])[0]
         if self._random is None:
             return int(scores.argmax())
         probabilities = (scores / max(self._sampling.temperature, _COLDEST)).softmax(-1)
@@ -142,9 +151,3 @@ def _measured(logits: torch.Tensor, token: int, count: int) -> TokenLogprob:
     return TokenLogprob(
         token, float(logprobs[token]), tuple(zip(best.indices.tolist(), best.values.tolist(), strict=True))
     )
-
-
-def _seed(engine_seed: int, prompt: Ids) -> int:
-    """A seed that depends only on the engine's seed and the prompt."""
-    text = f"{engine_seed}:{','.join(map(str, prompt))}"
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) >> 1

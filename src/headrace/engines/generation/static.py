@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import torch
 from transformers import GenerationConfig
@@ -15,9 +17,25 @@ from headrace.batching.options import whole
 from headrace.device.placement import running
 from headrace.engines.base import Prepared
 from headrace.engines.generation.causal_lm import CausalLM, PromptSettings, TokenizedRequest
+from headrace.engines.generation.company import Trial, switches_at
+from headrace.engines.generation.pageable import first_line
+from headrace.engines.generation.sampling import TokenSampler
 from headrace.engines.profile import EngineProfile, Sleeper
 from headrace.engines.requests.generation import Generation
-from headrace.errors import EngineDeadError
+from headrace.errors import EngineDeadError, EngineError, EngineOutOfMemoryError, HeadraceError
+
+Padding: TypeAlias = Literal["left", "equal lengths", "one at a time"]
+"""Or no padding, because a batch holds prompts of one length, or one prompt."""
+
+logger = logging.getLogger("headrace")
+
+_TRIED: tuple[Padding, ...] = ("left", "equal lengths")
+_SLOWER = {
+    "equal lengths": "this model's answer to a prompt depends on the padding beside it; "
+    "prompts run only with prompts of the same length, which is slower",
+    "one at a time": "this model's answer to a prompt depends on the other prompts of its batch; "
+    "prompts run one at a time, which is slower",
+}
 
 
 class StaticGenerationEngine:
@@ -48,8 +66,14 @@ class StaticGenerationEngine:
     ) -> None:
         prompting = PromptSettings.of(sampling, system_prompt, chat, seed)
         self._lm = CausalLM(model, prompting, device, dtype, max_model_len)
-        # transformers uses these as defaults. Reset them, so that only a record's own parameters count.
-        self._lm.model.generation_config = GenerationConfig()
+        self._switch = switches_at(self._lm.model.config)
+        try:
+            self._padding = self._choose_padding()
+        except BaseException:
+            self.close()
+            raise
+        if self._padding in _SLOWER:
+            logger.warning(_SLOWER[self._padding])
         self.profile = EngineProfile(
             batching="batches",
             pads=True,
@@ -57,6 +81,7 @@ class StaticGenerationEngine:
             batch_size=whole("max_num_seqs", max_num_seqs, 1),
             max_model_len=self._lm.max_model_len,
             tokenizes=True,
+            draws=True,
         )
 
     def describe(self) -> Mapping[str, object]:
@@ -80,7 +105,7 @@ class StaticGenerationEngine:
         return self._lm.token_strings(ids)
 
     def forward(self, batch: list[TokenizedRequest]) -> list[Generation]:
-        """Answer the batch. Prompts are padded on the left, so that all answers start at the same position.
+        """Answer the batch.
 
         Raises:
             EngineOutOfMemoryError: the batch does not fit on the device.
@@ -91,29 +116,49 @@ class StaticGenerationEngine:
             raise EngineDeadError("the generation engine is closed; create a new one")
         if not batch:
             return []
-        width = max(len(ask.prompt) for ask in batch)
-        ids = torch.full((len(batch), width), lm.pad_token)
-        mask = torch.zeros_like(ids)
-        for row, ask in enumerate(batch):
-            ids[row, width - len(ask.prompt) :] = torch.tensor(ask.prompt)
-            mask[row, width - len(ask.prompt) :] = 1
-        rows = _Rows(lm, batch, width)
-        config = GenerationConfig(
-            do_sample=False,
-            max_new_tokens=max(ask.sampling.max_tokens for ask in batch),
-            eos_token_id=None,  # `rows` decides when an answer is done
-            pad_token_id=lm.pad_token,
-        )
-        with running(lm.device, lambda: f"{len(batch)} answers to prompts of up to {width} tokens"):
-            lm.model.generate(
-                ids.to(lm.device),
-                attention_mask=mask.to(lm.device),
-                generation_config=config,
-                logits_processor=LogitsProcessorList([_Choose(rows)]),
-                stopping_criteria=StoppingCriteriaList([_Finished(rows)]),
-            )
-        answers = zip(batch, rows.generated, rows.samplers, strict=True)
+        samplers = [lm.sampler(ask) for ask in batch]
+        answers = zip(batch, self._run(batch, samplers, self._padding), samplers, strict=True)
         return [lm.answer(ask, generated, sampler) for ask, generated, sampler in answers]
+
+    def _run(
+        self, batch: Sequence[TokenizedRequest], samplers: Sequence[TokenSampler], padding: Padding
+    ) -> list[tuple[int, ...]]:
+        """The tokens of each answer."""
+        width = max(len(ask.prompt) for ask in batch)
+        end = width + max(ask.sampling.max_tokens for ask in batch)
+        if padding == "left" and self._switch is not None and end > self._switch:
+            padding = "equal lengths"
+        groups: dict[int, list[int]] = {}
+        for place, ask in enumerate(batch):
+            group = {"left": 0, "equal lengths": len(ask.prompt), "one at a time": place}[padding]
+            groups.setdefault(group, []).append(place)
+        found: dict[int, tuple[int, ...]] = {}
+        for places in groups.values():
+            made = generate(self._lm, [batch[place] for place in places], [samplers[place] for place in places])
+            found.update(zip(places, made, strict=True))
+        return [found[place] for place in range(len(batch))]
+
+    def _choose_padding(self) -> Padding:
+        """The first that changes no answer.
+
+        Raises:
+            EngineError: the model cannot answer a prompt at all.
+        """
+        try:
+            trial = Trial(self._lm, partial(generate, self._lm))
+        except HeadraceError:
+            raise
+        except Exception as error:  # a model's code may raise anything
+            raise EngineError(f"the model fails at a short prompt: {first_line(error)}") from error
+        return next((padding for padding in _TRIED if self._agrees(trial, padding)), "one at a time")
+
+    def _agrees(self, trial: Trial, padding: Padding) -> bool:
+        try:
+            return trial.agrees(partial(self._run, padding=padding))
+        except (EngineDeadError, EngineOutOfMemoryError):
+            raise
+        except Exception:  # noqa: BLE001 - models that refuse a padded batch raise various errors
+            return False
 
     @property
     def sleeper(self) -> Sleeper | None:
@@ -125,13 +170,48 @@ class StaticGenerationEngine:
         self._lm.close()
 
 
+def generate(
+    lm: CausalLM, batch: Sequence[TokenizedRequest], samplers: Sequence[TokenSampler]
+) -> list[tuple[int, ...]]:
+    """The tokens of each answer. Prompts are padded on the left, so that all answers start at the same position.
+
+    Raises:
+        EngineOutOfMemoryError: the batch does not fit on the device.
+        EngineDeadError: the device failed.
+    """
+    width = max(len(ask.prompt) for ask in batch)
+    ids = torch.full((len(batch), width), lm.pad_token)
+    mask = torch.zeros_like(ids)
+    for row, ask in enumerate(batch):
+        ids[row, width - len(ask.prompt) :] = torch.tensor(ask.prompt)
+        mask[row, width - len(ask.prompt) :] = 1
+    rows = _Rows(lm, batch, samplers, width)
+    config = GenerationConfig(
+        do_sample=False,
+        max_new_tokens=max(ask.sampling.max_tokens for ask in batch),
+        eos_token_id=None,  # `rows` decides when an answer is done
+        pad_token_id=lm.pad_token,
+    )
+    with running(lm.device, lambda: f"{len(batch)} answers to prompts of up to {width} tokens"):
+        lm.model.generate(
+            ids.to(lm.device),
+            attention_mask=mask.to(lm.device),
+            generation_config=config,
+            logits_processor=LogitsProcessorList([_Choose(rows)]),
+            stopping_criteria=StoppingCriteriaList([_Finished(rows)]),
+        )
+    return rows.generated
+
+
 class _Rows:
     """The state of each answer in a running batch."""
 
-    def __init__(self, lm: CausalLM, batch: Sequence[TokenizedRequest], width: int) -> None:
+    def __init__(
+        self, lm: CausalLM, batch: Sequence[TokenizedRequest], samplers: Sequence[TokenSampler], width: int
+    ) -> None:
         self.lm = lm
         self.batch = batch
-        self.samplers = [lm.sampler(ask) for ask in batch]
+        self.samplers = samplers
         self.generated: list[tuple[int, ...]] = [() for _ in batch]
         self.done = [False] * len(batch)
         self._width = width

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -91,7 +92,7 @@ class Sampling:
     frequency_penalty: float = 0.0
     stop: tuple[str, ...] = ()
     seed: int | None = None
-    """None to derive one from the engine's seed and the prompt."""
+    """None to derive one from the engine's seed, the place of the request and the prompt: see `derived_seed`."""
     ignore_eos: bool = False
 
 
@@ -239,6 +240,13 @@ def _refuse_unknown(body: Mapping[str, object], extra: Collection[str]) -> None:
             raise RecordError(f"unknown field {shown(name)}; known: {', '.join(known)}{meant}", param=name)
         takes = f"takes only {' or '.join(map(repr, _NEUTRAL[name]))}" if _NEUTRAL[name] else "does not take it"
         raise RecordError(f"{name} is {shown(value)}: this engine {takes}", param=name)
+
+
+def derived_seed(engine_seed: int, place: int | str | None, prompt: Sequence[int]) -> int:
+    """The seed of a request without its own; `place` is that of `headrace.engines.base.Placed`, if it is known."""
+    where = "" if place is None else f"{place}:"
+    text = f"{engine_seed}:{where}{','.join(map(str, prompt))}"
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) >> 1
 
 
 def _is_whole(minimum: int) -> Callable[[object], bool]:

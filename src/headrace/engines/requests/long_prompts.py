@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeAlias
 
 from headrace.batching.options import whole
-from headrace.engines.base import Chunks, Prepared
+from headrace.engines.base import Chunks, Placed, Prepared
 from headrace.engines.requests.generation import Generation
 from headrace.engines.requests.templates import FilledTemplate, filled, template_fields
 from headrace.errors import ConfigError, RecordError
@@ -121,6 +121,9 @@ def room_of(context: int, answer: int) -> int:
     return context - min(answer, context // 2)
 
 
+Place: TypeAlias = int | str | None
+
+
 class PromptEngine(Protocol):
     """What a `PromptSplitter` must know of an engine. All methods raise RecordError for an invalid request."""
 
@@ -128,8 +131,8 @@ class PromptEngine(Protocol):
         """Tokens of the prompt. May stop counting where it is longer than the model's context."""
         ...
 
-    def whole(self, request: object) -> Prepared[Any]:
-        """The request, not split."""
+    def whole(self, request: object, place: Place) -> Prepared[Any]:
+        """The request, not split; `place` is that of `Placed`."""
         ...
 
     def room(self, request: object) -> int:
@@ -144,8 +147,9 @@ def prepared_by(
     one = engine.whole if splitter is None else splitter.prepare
     prepared: list[Prepared[Any] | Exception] = []
     for value in inputs:
+        request, place = (value.request, value.place) if isinstance(value, Placed) else (value, None)
         try:
-            prepared.append(one(value))
+            prepared.append(one(request, place))
         except RecordError as error:
             prepared.append(error)
     return prepared
@@ -181,19 +185,19 @@ class PromptSplitter:
         self._rules = rules
         self._engine = engine
 
-    def prepare(self, request: object) -> Prepared[Any]:
+    def prepare(self, request: object, place: Place) -> Prepared[Any]:
         """The request, or its chunks.
 
         Raises:
             RecordError: it is invalid, or cannot be split.
         """
         if self._engine.count(request) <= self._engine.room(request):
-            return self._engine.whole(request)
-        chunks = [self._engine.whole(chunk) for chunk in self._chunks(request)]
+            return self._engine.whole(request, place)
+        chunks = [self._engine.whole(chunk, place) for chunk in self._chunks(request)]
         if self._rules.chunk_join == "first":
             payload = self._first(chunks, 0, _Used())
         else:
-            payload = self._all(request, chunks, _Used())
+            payload = self._all(request, place, chunks, _Used())
         return Prepared(payload, sum(chunk.cost for chunk in chunks), greedy=all(chunk.greedy for chunk in chunks))
 
     # -- the first that answers --------------------------------------------------------------------------------------
@@ -215,15 +219,15 @@ class PromptSplitter:
 
     # -- the answers to all ------------------------------------------------------------------------------------------
 
-    def _all(self, request: object, chunks: Sequence[Prepared[Any]], used: _Used) -> Chunks[Any]:
+    def _all(self, request: object, place: Place, chunks: Sequence[Prepared[Any]], used: _Used) -> Chunks[Any]:
         """Asks all chunks, and then about their answers."""
 
         def join(answers: Sequence[Generation], _: Sequence[int]) -> object:
-            return self._about(request, answers, used.plus(answers))
+            return self._about(request, place, answers, used.plus(answers))
 
         return Chunks([chunk.payload for chunk in chunks], [chunk.cost for chunk in chunks], [1] * len(chunks), join, 0)
 
-    def _about(self, request: object, answers: Sequence[Generation], used: _Used) -> Chunks[Any]:
+    def _about(self, request: object, place: Place, answers: Sequence[Generation], used: _Used) -> Chunks[Any]:
         """Asks about these answers; if they are too long together, about chunks of them first.
 
         Raises:
@@ -231,15 +235,15 @@ class PromptSplitter:
         """
         last = self._reduced(request, [answer["text"].strip() for answer in answers])
         if self._engine.count(last) <= self._engine.room(last):
-            one = self._engine.whole(last)
+            one = self._engine.whole(last, place)
             return Chunks([one.payload], [one.cost], [1], lambda final, _: used.added_to(final[0]))
-        chunks = [self._engine.whole(chunk) for chunk in self._chunks(last, ANSWERS)]
+        chunks = [self._engine.whole(chunk, place) for chunk in self._chunks(last, ANSWERS)]
         if len(chunks) >= len(answers):
             raise RecordError(
                 f"the answers to {len(answers)} chunks do not fit in one prompt, and reducing them would take as many: "
                 "lower max_tokens, or raise max_model_len"
             )
-        return self._all(request, chunks, used)
+        return self._all(request, place, chunks, used)
 
     def _reduced(self, request: object, answers: Sequence[str]) -> object:
         """The request with the reduce template as its prompt."""

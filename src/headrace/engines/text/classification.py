@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedTokenizerBase
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from headrace.engines.library_settings import with_own_settings
 from headrace.engines.model_config import ModelConfig
@@ -121,6 +121,7 @@ def _load(
             f"(it says it is a {', '.join(module.config.architectures or ['model of an unknown kind'])})"
             + use_instead(folder)
         )
+    _give_padding(module)
     tune(module)
     if int8:
         to_int8(module)
@@ -132,6 +133,18 @@ def _load(
     if is_packed(module):
         network.allow_parts()
     return network, tokenizer, with_own_settings(folder, module.config.to_dict())
+
+
+def _give_padding(module: PreTrainedModel) -> None:
+    """Add a padding token to the table of a decoder that has none: it reads a text's last token that is no padding.
+
+    No text has the new token, so it cannot be taken for the end of one.
+    """
+    config = module.config.get_text_config()
+    if config.pad_token_id is None and config.vocab_size is not None:
+        pad = module.get_input_embeddings().num_embeddings
+        module.resize_token_embeddings(pad + 1, mean_resizing=False)
+        module.config.pad_token_id = config.pad_token_id = pad
 
 
 def _logits(module: torch.nn.Module, tensors: dict[str, torch.Tensor]) -> torch.Tensor:

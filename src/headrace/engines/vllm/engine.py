@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import hashlib
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
@@ -26,8 +25,8 @@ from headrace.engines.base import PrefixCacheStats, Prepared
 from headrace.engines.model_folder import check_tokenizer, digest, find_folder
 from headrace.engines.profile import EngineProfile, Sleeper
 from headrace.engines.requests.chat import TEXT_ONLY, with_known_roles
-from headrace.engines.requests.generation import Generation, Request, Sampling, default_sampling, parse
-from headrace.engines.requests.long_prompts import PromptSplitter, prepared_by, room_of, taken_from
+from headrace.engines.requests.generation import Generation, Request, Sampling, default_sampling, derived_seed, parse
+from headrace.engines.requests.long_prompts import Place, PromptSplitter, prepared_by, room_of, taken_from
 from headrace.engines.vllm.requests import EXTRA, MULTIMODAL, check_unicode, sampling_params
 from headrace.errors import EngineError, RecordError, TransientError
 
@@ -55,8 +54,8 @@ class VllmEngine:
         chat: whether a plain text is a user's message (True) or a prompt to continue (False); None for True if the
             model has a chat template.
         system_prompt: for each chat without a system message; a plain text is then a user's message.
-        seed: vLLM's seed. If set, a sampled answer depends only on it and on the prompt, and sampling is somewhat
-            slower; otherwise it also depends on other requests in the batch.
+        seed: vLLM's seed. If set, a sampled answer depends only on it, on the prompt and on its place in the job, and
+            sampling is somewhat slower; a request's own seed takes precedence.
         options: default sampling parameters (`max_tokens`, `temperature`, `stop`, ...), and any argument of vLLM's
             `EngineArgs` (`tensor_parallel_size`, `max_model_len`, `dtype`, ...).
 
@@ -90,6 +89,7 @@ class VllmEngine:
             max_model_len=self.max_model_len,
             splits=self._long.splits,
             followable=True,
+            draws=seed is not None,
             caches_prefixes=bool(config.cache_config.enable_prefix_caching),
         )
         self._prompt_tokens = self._cached_tokens = self._generated_tokens = 0
@@ -166,12 +166,12 @@ class VllmEngine:
             about = ", ".join(request.extra) or "the request"
             raise RecordError(f"vLLM refuses {about}: {line(error)}") from error
 
-    def whole(self, request: object) -> Prepared[_Payload]:
+    def whole(self, request: object, place: Place) -> Prepared[_Payload]:
         """See `PromptEngine.whole`."""
         prompt, params = self._rendered(self._parsed(request))
         tokens = prompt["prompt_token_ids"]
         if self._seed is not None and params.seed is None and params.temperature > 0:
-            params.seed = _own_seed(self._seed, tokens)
+            params.seed = derived_seed(self._seed, place, tokens)
         length = len(tokens)
         if length >= self.max_model_len:
             raise RecordError(
@@ -240,12 +240,6 @@ class VllmEngine:
         """End vLLM's processes. Safe to call twice."""
         self._core.close()
         self._renderer.shutdown()
-
-
-def _own_seed(seed: int, tokens: Sequence[int]) -> int:
-    """A seed that depends only on the engine's seed and the prompt."""
-    text = f"{seed}:{','.join(map(str, tokens))}"
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) >> 1
 
 
 def _generation(output: vllm.RequestOutput) -> Generation:

@@ -13,7 +13,7 @@ from headrace.batching.callables import unfinished
 from headrace.batching.pending import own_copy
 from headrace.batching.policy.cost import MOST_COST, checked_cost
 from headrace.batching.results import checked_results
-from headrace.engines.base import AnyEngine, Prepared
+from headrace.engines.base import AnyEngine, Placed, Prepared
 from headrace.engines.profile import profile_of
 from headrace.engines.requests.templates import FilledTemplate, field_text, filled, template_fields
 from headrace.errors import (
@@ -339,13 +339,19 @@ class Preparation:
         selected, inputs = self._select(rows, attempts, done)
         sees = self.user.finishes
         in_tokens = profile_of(self.engine).counts_tokens
-        answers = self.in_time.prepare(self.engine, inputs) if inputs else []
+        draws = profile_of(self.engine).draws
+        asked: Sequence[object] = inputs
+        if draws:
+            asked = [Placed(value, row.position) for value, (row, _, _) in zip(inputs, selected, strict=True)]
+        answers = self.in_time.prepare(self.engine, asked) if asked else []
         for (row, mapped, kept), value, prepared in zip(selected, inputs, answers, strict=True):
             attempt = attempts.get(row.position, 1) if attempts else 1
             if isinstance(prepared, Exception):
                 done.refuse(row, kept.id, prepared, attempt)
                 continue
-            key = key_of(value) if self.dedupe or (self.dedupe is None and prepared.greedy) else None
+            # Equal requests that are sampled have different answers.
+            merges = prepared.greedy if draws or self.dedupe is None else True
+            key = key_of(value) if merges and self.dedupe is not False else None
             cost, payload = prepared.cost, prepared.payload
             size = 0 if payload is value else value_bytes(payload)
             done.work.append(Work(kept, row.data, payload, cost, attempt, mapped.data if sees else None, key, size))

@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from headrace.engines.base import AnyEngine, Prepared
+from headrace.engines.base import AnyEngine, Placed, Prepared
 from headrace.engines.profile import profile_of
 from headrace.errors import RecordError
 from headrace.io.formats.openai_batch import CHAT, CLASSIFY, COMPLETIONS, EMBEDDINGS, RERANK, SCORE, Answers
@@ -102,20 +102,26 @@ class Lines:
 
     def prepare(self, inputs: Sequence[object]) -> list[Prepared[Line] | Exception]:
         """A `Line` for each body, or its error."""
-        return [self._prepare(body) for body in inputs]
+        return [
+            self._prepare(value.request, value.place) if isinstance(value, Placed) else self._prepare(value)
+            for value in inputs
+        ]
 
     def close(self) -> None:
         """Do nothing: the server closes its engine."""
 
-    def _prepare(self, body: object) -> Prepared[Line] | Exception:
+    def _prepare(self, body: object, place: int | str | None = None) -> Prepared[Line] | Exception:
         try:
             inputs = self._read(body)
         except ValidationError as error:
             return _record_error(invalid(error, self._fields))
         except ApiError as error:
             return _record_error(error)
+        values = inputs.values
+        if place is not None:
+            values = [Placed(value, f"{place}/{number}") for number, value in enumerate(values)]
         parts: list[Prepared[object]] = []
-        for part in self._engine.prepare(inputs.values):
+        for part in self._engine.prepare(values):
             if isinstance(part, Exception):
                 if isinstance(part, RecordError):
                     part.param = part.param or self._param

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections import Counter
@@ -343,18 +342,14 @@ class _GenerationRequest(BaseRequest):
     def records(self, **prompt: object) -> list[JsonObject]:
         """The records for the engine, one per choice: the body without what changes no answer or the server handles.
 
-        Each further choice has its own seed, so that sampled answers differ and a repeated request gets the same.
+        Without a seed, sampled answers differ by their places, also from those to the same request later.
         """
         handled = ("timeout", "stream", "prompt", "messages", "n")
         given = {name: value for name, value in self.__dict__.items() if name not in handled}
         record = {**meaningful({**given, **(self.model_extra or {})}), **prompt}
-        return [record, *({**record, "seed": self._seed(record, number)} for number in range(1, self.choices))]
-
-    def _seed(self, record: JsonObject, number: int) -> int:
-        if self.seed is not None:
-            return (self.seed + number) % (1 << 63)
-        text = f"{number} {json.dumps(record, sort_keys=True)}"
-        return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) >> 1
+        if self.seed is None:
+            return [record] * self.choices
+        return [{**record, "seed": (self.seed + number) % (1 << 63)} for number in range(self.choices)]
 
 
 class CompletionRequest(_GenerationRequest):

@@ -1,0 +1,122 @@
+"""Whether a model's answers in company are those alone: tried with a few prompts when it is loaded."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import torch
+from transformers import PretrainedConfig
+
+from headrace.engines.generation.causal_lm import CausalLM, TokenizedRequest
+from headrace.engines.generation.sampling import TokenLogprob, TokenSampler
+from headrace.engines.networks.pytorch import TOLERANCE
+from headrace.engines.requests.generation import Sampling
+
+_STEPS = 3
+_SHORT, _LONG = 4, 36
+"""Tokens of the prompts. The long one is longer than a page of the cache."""
+_MOST = 1_024
+"""Tokens of the long prompt if the model computes longer ones otherwise."""
+_OPERATIONS = 2e11
+"""What a longer prompt may cost: a second or two of a CPU."""
+_WINDOWS = ("sliding_window", "attention_chunk_size", "local_attention", "attention_window", "window_size")
+
+
+class Noted(TokenSampler):
+    """Chooses given tokens, and notes the model's scores."""
+
+    def __init__(self, tokens: Sequence[int]) -> None:
+        self.found: list[TokenLogprob] = []
+        self.scores: list[torch.Tensor] = []
+        self._tokens = tokens
+
+    def changes(self, generated: int) -> bool:  # noqa: ARG002 - always
+        """True."""
+        return True
+
+    def next_token(self, logits: torch.Tensor, generated: Sequence[int]) -> int:
+        """The given token."""
+        self.scores.append(logits.detach().to("cpu", torch.float32, copy=True))
+        return self._tokens[len(generated)]
+
+
+Run: TypeAlias = Callable[[list[TokenizedRequest], Sequence[TokenSampler]], object]
+"""Answers requests with these samplers."""
+
+
+class Trial:
+    """Short and long prompts beside each other: two short ones of one length, and a long one twice.
+
+    Args:
+        lm: the model.
+        alone: answers one request.
+    """
+
+    def __init__(self, lm: CausalLM, alone: Run) -> None:
+        numbers = random.Random(0)
+        steps = min(_STEPS, lm.max_model_len - 1)
+        room = lm.max_model_len - steps
+        short = min(_SHORT, room)
+        long = min(_long_prompt(lm), room)
+        words = range(lm.model.get_input_embeddings().num_embeddings)
+        sampling = Sampling(max_tokens=steps, ignore_eos=True)
+        prompts = [tuple(numbers.choices(words, k=length)) for length in (short, long, short)]
+        self._asks = [TokenizedRequest(prompt, sampling) for prompt in (*prompts, prompts[1])]
+        self._tokens = [numbers.choices(words, k=steps) for _ in prompts]
+        self._tokens.append(self._tokens[1])
+        self._room = TOLERANCE[lm.model.dtype]
+        found = [self._scores(alone, [place]) for place in range(len(prompts))]
+        self._alone = torch.stack([scores for [scores] in (*found, found[1])])
+
+    def agrees(self, together: Run) -> bool:
+        """Whether the scores of each step are the same, up to rounding, if all are answered together."""
+        scores = torch.stack(self._scores(together, range(len(self._asks))))
+        known = torch.isfinite(self._alone)
+        if not torch.equal(known, torch.isfinite(scores)):
+            return False
+        own, other = self._alone.where(known, 0.0), scores.where(known, 0.0)
+        apart = (own - other).norm(dim=-1)
+        return bool((apart <= self._room * own.norm(dim=-1)).all())
+
+    def _scores(self, run: Run, places: Sequence[int]) -> list[torch.Tensor]:
+        """Of shape (steps, vocabulary), for each of these requests."""
+        noted = [Noted(self._tokens[place]) for place in places]
+        run([self._asks[place] for place in places], noted)
+        return [torch.stack(one.scores) for one in noted]
+
+
+def _long_prompt(lm: CausalLM) -> int:
+    """The length of the long prompt: beyond the lengths at which the model changes, as far as it costs little."""
+    parameters = sum(one.numel() for one in lm.model.parameters())
+    affordable = min(_MOST, int(_OPERATIONS / (2 * parameters)))
+    text = lm.model.config.get_text_config()
+    windows = [value for name in _WINDOWS if isinstance(value := getattr(text, name, None), int)]
+    changes = [*windows, *([switch] if (switch := switches_at(lm.model.config)) else [])]
+    return max([_LONG, *(length + _SHORT for length in changes if length + _SHORT <= affordable)])
+
+
+def switches_at(config: PretrainedConfig) -> int | None:
+    """The length beyond which a model computes all positions of a batch otherwise; None for a model that does not.
+
+    The rotary embeddings `longrope` and `dynamic` depend on the longest text of a batch.
+    """
+    text = config.get_text_config()
+    lengths = [
+        int(length)
+        for rope in _ropes(getattr(text, "rope_parameters", None) or {})
+        if rope.get("rope_type") in ("longrope", "dynamic")
+        and (
+            length := rope.get("original_max_position_embeddings")
+            or getattr(text, "original_max_position_embeddings", None)
+            or getattr(text, "max_position_embeddings", None)
+        )
+    ]
+    return min(lengths, default=None)
+
+
+def _ropes(parameters: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """The parameters of all layers, or those of each type of layer."""
+    yield parameters
+    yield from (one for one in parameters.values() if isinstance(one, Mapping))
