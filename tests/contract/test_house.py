@@ -61,12 +61,18 @@ def test_heavy_libraries_are_imported_in_their_own_room(module: str) -> None:
     assert not found or module.startswith(("engines/", "device/"))
 
 
+def lines_of(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """The lines of a function without its docstring, which may be long."""
+    docstring = ast.get_docstring(node, clean=False)
+    return (node.end_lineno or 0) - node.lineno + 1 - (len(docstring.split("\n")) if docstring else 0)
+
+
 def test_no_function_is_long() -> None:
     long = [
         f"{module}:{node.name}"
         for module in MODULES
         for node in ast.walk(ast.parse((PACKAGE / module).read_text(encoding="utf-8")))
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and (node.end_lineno or 0) - node.lineno >= 60
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and lines_of(node) > 60
     ]
     assert long == []
 
