@@ -14,6 +14,7 @@ Door: TypeAlias = Literal["python", "flags", "keys"]
 
 KEYWORDS = {
     "allow-pickled-weights": "pickled_weights",
+    "allowed-host": "allowed_hosts",
     "endpoint": "endpoints",
     "engine-timeout": "engine_timeout_s",
     "image-column": "text_column",
@@ -65,6 +66,10 @@ COMMAND_ONLY = frozenset(
         "batch-timeout-ms",
         "budgets",
         "data-parallel-size",
+        "max-cost",
+        "max-requests",
+        "max-wait",
+        "max-waiting-bytes",
         "on",
         "port",
         "replicas",

@@ -132,4 +132,4 @@ def test_a_long_message_keeps_its_begin_and_its_end_at_borders_of_words() -> Non
 def test_a_shown_value_is_short() -> None:
     assert shown("short") == "'short'"
     assert shown("x" * 1000) == f"'{'x' * 39}…{'x' * 19}' (1,000 characters)"
-    assert shown([1] * 1000).endswith("1, 1] (3,000 characters)")
+    assert shown([1] * 1000).endswith("1, 1, … (3,000 characters)"), "cut between its items"

@@ -133,7 +133,7 @@ def _check_end(archive: tarfile.TarFile) -> None:
         if content.count(0) < len(content):
             raise tarfile.ReadError(
                 "something follows its end mark, and is not read: of archives that were put one after the other, make "
-                "files of their own, or one archive (tar --concatenate)"
+                "files of their own"
             )
 
 
