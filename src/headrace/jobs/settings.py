@@ -184,8 +184,8 @@ def as_json(settings: JobSettings) -> JsonObject | None:
     kept = {name: value for name, value in flat.items() if name not in _PER_RUN}
     if not isinstance(kept["source"], (str, Path)) or str(kept["source"]) == "-":
         return None
-    if is_database(kept["source"]):
-        kept["source"] = without_password(str(kept["source"]))
+    source = str(kept["source"])
+    kept["source"] = without_password(source) if is_database(source) else source
     for name in ("prepare", "finish"):
         if kept[name] is not None and not isinstance(kept[name], str):
             return None
