@@ -267,8 +267,9 @@ def test_kept_columns_and_outputs_are_refused_in_the_same_words(tmp_path: Path) 
         assert letter["message"].startswith("column 'extra' is or holds a value of type complex, which no format can")
 
 
-def test_a_table_of_a_database_gets_the_same_values(tmp_path: Path) -> None:
+def test_a_table_of_a_database_gets_the_same_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("sqlalchemy")
+    monkeypatch.chdir(tmp_path)  # the state of the job goes to the current folder
     import sqlite3
 
     values = [{"score": torch.tensor(0.5), "v": np.array([[1, 2]])}, 1j, {"score": 1, "v": None}]

@@ -133,7 +133,7 @@ def test_later_steps_see_the_outputs_of_earlier_ones(tmp_path: Path, models: Mod
     ]
     if name == "out.parquet":
         schema = pq.read_schema(tmp_path / name)
-        assert str(schema.field("vectors").type).startswith("fixed_size_list<element: float"), "as without steps"
+        assert str(schema.field("vectors").type).startswith("fixed_size_list<element: double"), "as without steps"
 
 
 def test_dead_letters_hold_the_row_as_it_was_read(tmp_path: Path, models: Models) -> None:

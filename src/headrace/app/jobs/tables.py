@@ -25,6 +25,8 @@ logger = logging.getLogger("headrace")
 TableKind: TypeAlias = Literal["pandas", "polars", "arrow"]
 _KEPT = "finished records are kept"
 """What errors say of jobs that can be resumed."""
+_POLARS_DIGITS = 38
+"""The most digits of a decimal in polars."""
 _MODULES = {"pandas": "pandas", "polars": "polars", "arrow": "pyarrow"}
 _KINDS = (*_MODULES, "list")
 
@@ -81,7 +83,7 @@ def run_to_table(settings: JobSettings, execute: Callable[[JobSettings], object]
     if kind == "arrow":
         return table
     if kind == "polars":
-        return library.from_arrow(table)
+        return library.from_arrow(_for_polars(table))
     frame = _frame(table)
     index = _index_of(settings)
     return frame if index is None else frame.set_axis(index)
@@ -110,10 +112,29 @@ def _frame(table: pa.Table) -> Any:
     return frame
 
 
+def _for_polars(table: pa.Table) -> pa.Table:
+    """The table with other types for columns that polars has no type for, which it says."""
+    import pyarrow as pa
+
+    for place, field in enumerate(table.schema):
+        kind, other = field.type, None
+        if pa.types.is_decimal(kind) and kind.precision > _POLARS_DIGITS:
+            other = pa.string()
+        elif pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind):
+            other = pa.large_list(kind.value_field)
+        elif pa.types.is_timestamp(kind) and (kind.tz or "").startswith(("+", "-")):
+            other = pa.timestamp(kind.unit, "UTC")
+        if other is not None:
+            logger.warning("headrace: polars has no type for column %r, %s: it is %s", field.name, kind, other)
+            table = table.set_column(place, field.name, table[field.name].cast(other))
+    return table
+
+
 def _by_columns(table: pa.Table) -> Any:
     """The table as a DataFrame, with Arrow's own types in the columns that pandas has no other type for."""
-    import pandas as pd
     import pyarrow as pa
+
+    pd = require("pandas", "io", "sink='pandas'", " pandas")
 
     def series(column: pa.ChunkedArray) -> Any:
         try:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime
+import decimal
 import logging
 from collections.abc import Sequence
 
@@ -11,6 +13,8 @@ from headrace.io.formats.cells import Cell
 from headrace.io.formats.strict_json import StrictJson, json_default
 from headrace.io.formats.values import plain
 
+_NOT_IN_JSON = (bytes, datetime.timedelta, decimal.Decimal)
+"""Types of values without one in JSON, which no row of a column of theirs has."""
 logger = logging.getLogger("headrace")
 
 
@@ -39,7 +43,7 @@ def check_text_column(name: str, values: Sequence[object]) -> None:
     """Check the first values of a column for JSON Lines or CSV.
 
     Raises:
-        ConfigError: a text file cannot hold any of them.
+        ConfigError: a text file cannot hold any of them, because of their type.
     """
     json = StrictJson(json_default)
     refused: list[tuple[str, Exception]] = []
@@ -51,6 +55,8 @@ def check_text_column(name: str, values: Sequence[object]) -> None:
                 json.dump(found)
                 return
         except Exception as error:  # noqa: BLE001 - objects of the user's own may raise anything
+            if type(value) is not Cell and not isinstance(found, _NOT_IN_JSON):
+                return  # an object of some row: only its record fails
             table = f" ({value.column.type})" if type(value) is Cell else ""
             refused.append((f"{type(found).__name__}{table}", error))
     if not refused:

@@ -172,10 +172,19 @@ def _numbers(step: StepOutput) -> _Numbers:
     vectors = {
         name: kind for name, kind in found.items() if pa.types.is_list(kind) or pa.types.is_fixed_size_list(kind)
     }
-    return {name: known for name, kind in vectors.items() if (known := _NUMBERS.get(str(kind.value_type))) is not None}
+    numbers = {name: _NUMBERS.get(str(kind.value_type)) for name, kind in vectors.items()}
+    if "" in vectors and not pa.types.is_list(vectors[""]):
+        numbers[""] = numbers[""] or _OF_VECTORS.get(str(vectors[""].value_type))
+    return {name: known for name, known in numbers.items() if known is not None}
 
 
-_NUMBERS = {"float": "float32", "int32": "int32", "int8": "int8", "uint8": "uint8"}
+_NUMBERS = {
+    "float": "float32", "int32": "int32", "int16": "int16", "int8": "int8",
+    "uint64": "uint64", "uint32": "uint32", "uint16": "uint16", "uint8": "uint8",
+}  # fmt: skip
+"""Types of the numbers of arrays by those of Arrow. Lists of Python's numbers have others."""
+_OF_VECTORS = {"double": "float64", "int64": "int64"}
+"""Those that only vectors of one length tell from such lists."""
 
 
 def _vector(value: object, numbers: str | None) -> object:
