@@ -127,7 +127,7 @@ def test_an_unknown_model_is_one_clear_line(tmp_path: Path) -> None:
 
 def test_an_engine_that_cannot_be_made_is_one_line_too(tmp_path: Path) -> None:
     write(tmp_path, *GOOD)
-    engine = ("--engine", "tests.acceptance.engines:broken")
+    engine = ("--task", "embed", "--engine", "tests.acceptance.engines:broken")
     status, said = headrace("run", "-i", "in.jsonl", "-o", "out.jsonl", *engine, folder=tmp_path)
     assert status == 2
     assert "KeyError" in said

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 from tests.acceptance.command import FAKE, PROGRAM, ROOT, end, headrace, start
 
-SLOW = ("--engine", "tests.acceptance.engines:slow")
-LOADING = ("--engine", "tests.acceptance.engines:loading")
-BROKEN = ("--engine", "tests.acceptance.engines:broken")
-STUCK = ("--engine", "tests.acceptance.engines:stuck")
+SLOW = ("--task", "embed", "--engine", "tests.acceptance.engines:slow")
+LOADING = ("--task", "embed", "--engine", "tests.acceptance.engines:loading")
+BROKEN = ("--task", "embed", "--engine", "tests.acceptance.engines:broken")
+STUCK = ("--task", "embed", "--engine", "tests.acceptance.engines:stuck")
 
 
 @pytest.fixture

@@ -108,7 +108,7 @@ def run(  # noqa: PLR0913 - keyword-only settings of the front door, public API
             Or a database (docs/tables.md), "pandas", "polars", "arrow" or "list", or a function called with lists of
             rows.
         engine: a name such as "vllm", or one of your own: a function that takes a list of values and returns a list of
-            outputs, or `module:name` of one (docs/engines.md); with a function the task is "custom" if none is named.
+            outputs, or `module:name` of one (docs/engines.md), whose task is "custom" if none is named.
         steps: several models, each a mapping with its settings: the next ones see the outputs of those before as
             columns (docs/jobs.md); instead of `model`, `task`, `engine` and other settings of one model.
         model_column: with `steps`: the column in which each record names the model that computes it.
@@ -130,6 +130,11 @@ def run(  # noqa: PLR0913 - keyword-only settings of the front door, public API
     limits = Limits() if limits is None else limits
     selection, kept = Selection(shard, sample, sample_seed, limit), _as_tuple(keep_columns)
     settings = JobSettings(source, sink, config, keep_columns=kept, selection=selection, limits=limits, **job)
+    if not isinstance(progress, bool):
+        raise ConfigError(
+            f"progress is {progress!r:.60}; it must be True or False; a function that is called with what happens goes to "
+            "listeners=[function] (docs/live.md)"
+        )
     report = functools.partial(_run, steps=steps, model_column=model_column, progress=progress)
     return _off_loop(lambda: run_to_table(settings, report) if is_table_kind(sink) else report(settings))
 

@@ -17,7 +17,7 @@ from tests.acceptance.serving.process import server
 
 from headrace.observe.live.frame import parse_frame
 
-SLOW = ("--engine", "tests.acceptance.jobs.engines:slow")
+SLOW = ("--task", "embed", "--engine", "tests.acceptance.jobs.engines:slow")
 
 
 @pytest.fixture

@@ -47,7 +47,9 @@ NEVER = object()
 )
 def test_a_wrong_type_is_named(tmp_path: Path, name: str, value: Any, takes: str) -> None:
     with pytest.raises(ConfigError) as raised:
-        headrace.run(["a"], sink=tmp_path / "out.jsonl", engine="headrace.testing:FakeEngine", **{name: value})
+        headrace.run(
+            ["a"], sink=tmp_path / "out.jsonl", task="embed", engine="headrace.testing:FakeEngine", **{name: value}
+        )
     said = str(raised.value)
     assert said.startswith("workers is 'x'" if isinstance(value, Limits) else f"{name} is ")
     assert said.endswith(f"; it must be {takes}")
@@ -69,3 +71,10 @@ def make(kind: type[Any], sink: Path, given: dict[str, Any]) -> None:
     own: dict[str, Any] = {"config": EngineConfig(**given)} if kind is EngineConfig else given
     own = {"limits": Limits(**given)} if kind is Limits else own
     check(JobSettings(**({"source": ["a"], "sink": sink} | own)))
+
+
+@pytest.mark.parametrize("value", [print, 1, None, "no"])
+def test_a_progress_that_would_never_be_called_is_refused(value: Any, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"progress is .*; it must be True or False; .* listeners=\[function\]"):
+        headrace.run(["a"], sink=tmp_path / "out.jsonl", engine="headrace.testing:FakeEngine", progress=value)
+    assert list(tmp_path.iterdir()) == []
