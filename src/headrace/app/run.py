@@ -132,8 +132,8 @@ def run(  # noqa: PLR0913 - keyword-only settings of the front door, public API
     settings = JobSettings(source, sink, config, keep_columns=kept, selection=selection, limits=limits, **job)
     if not isinstance(progress, bool):
         raise ConfigError(
-            f"progress is {progress!r:.60}; it must be True or False; a function that is called with what happens goes to "
-            "listeners=[function] (docs/live.md)"
+            f"progress is {progress!r:.60}; it must be True or False; for a function that is called with what happens, "
+            "pass listeners=[function] (docs/live.md)"
         )
     report = functools.partial(_run, steps=steps, model_column=model_column, progress=progress)
     return _off_loop(lambda: run_to_table(settings, report) if is_table_kind(sink) else report(settings))

@@ -47,9 +47,7 @@ NEVER = object()
 )
 def test_a_wrong_type_is_named(tmp_path: Path, name: str, value: Any, takes: str) -> None:
     with pytest.raises(ConfigError) as raised:
-        headrace.run(
-            ["a"], sink=tmp_path / "out.jsonl", task="embed", engine="headrace.testing:FakeEngine", **{name: value}
-        )
+        headrace.run(["a"], sink=tmp_path / "out.jsonl", engine="headrace.testing:FakeEngine", **{name: value})
     said = str(raised.value)
     assert said.startswith("workers is 'x'" if isinstance(value, Limits) else f"{name} is ")
     assert said.endswith(f"; it must be {takes}")
