@@ -10,7 +10,7 @@ import pytest
 from tests.acceptance.command import FAKE, end, headrace, start
 
 pytest.importorskip("vl_convert", reason="needs headrace[report]")
-SLOW = ("--task", "embed", "--engine", "tests.acceptance.jobs.engines:slow")
+SLOW = ("--engine", "tests.acceptance.jobs.engines:slow", "--task", "embed")
 
 
 @pytest.fixture

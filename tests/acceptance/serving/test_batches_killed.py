@@ -12,10 +12,10 @@ from tests.acceptance.serving.process import server
 
 COUNT = 2_000
 SERVE = (
-    "--task",
-    "embed",
     "--engine",
     "tests.acceptance.engines:slow",
+    "--task",
+    "embed",
     "--batch-tokens",
     "256",
     "--state-dir",
