@@ -142,7 +142,7 @@ def test_a_job_that_makes_no_progress_says_so(folder: Path) -> None:
     assert "8 records in a row had no result after 0.1 s (--engine-timeout): the engine hangs" in seen[0][1]
     assert "no progress: 4 runs in a row have ended with 0 records done" in seen[-1][1]
     # The mended engine does every record: none of them was to blame.
-    status, said = headrace(*job, "--task", "embed", "--engine", f"{MINE}:lengths", "--ignore-changes", folder=folder)
+    status, said = headrace(*job, "--engine", f"{MINE}:lengths", "--ignore-changes", folder=folder)
     assert status == 0, said
 
 
