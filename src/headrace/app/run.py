@@ -96,8 +96,7 @@ def run(  # noqa: PLR0913 - keyword-only settings of the front door, public API
 ) -> Any:
     """Run a bulk job to its end and report where the time went; the same call again continues or finds it finished.
 
-    With sink="pandas", "polars" or "arrow" it returns the finished table instead, a row for each record; with
-    sink="list" a list of the rows, as dicts.
+    With sink="pandas", "polars" or "arrow" it returns the finished table instead, with "list" the rows as dicts.
 
     Args:
         source: a file, folder, glob or address; or rows: a list, an iterable, an asynchronous one, a function that
@@ -105,8 +104,7 @@ def run(  # noqa: PLR0913 - keyword-only settings of the front door, public API
         model: a folder, an included model, or `org/name[@revision]` on the Hugging Face Hub (docs/engines.md); None for
             the task's default model.
         sink: a .parquet or .jsonl file, or a folder of parts; records that fail go beside it, to `....errors.jsonl`.
-            Or a database (docs/tables.md), "pandas", "polars", "arrow" or "list", or a function called with lists of
-            rows.
+            Or a database (docs/tables.md), "pandas", "polars", "arrow", "list", or a function that takes lists of rows.
         engine: a name such as "vllm", or one of your own: a function that takes a list of values and returns a list of
             outputs, or `module:name` of one (docs/engines.md), whose task is "custom" if none is named.
         steps: several models, each a mapping with its settings: the next ones see the outputs of those before as
@@ -130,11 +128,6 @@ def run(  # noqa: PLR0913 - keyword-only settings of the front door, public API
     limits = Limits() if limits is None else limits
     selection, kept = Selection(shard, sample, sample_seed, limit), _as_tuple(keep_columns)
     settings = JobSettings(source, sink, config, keep_columns=kept, selection=selection, limits=limits, **job)
-    if not isinstance(progress, bool):
-        raise ConfigError(
-            f"progress is {progress!r:.60}; it must be True or False; for a function that is called with what happens, "
-            "pass listeners=[function] (docs/live.md)"
-        )
     report = functools.partial(_run, steps=steps, model_column=model_column, progress=progress)
     return _off_loop(lambda: run_to_table(settings, report) if is_table_kind(sink) else report(settings))
 
@@ -142,6 +135,11 @@ def run(  # noqa: PLR0913 - keyword-only settings of the front door, public API
 def _run(
     settings: JobSettings, steps: Sequence[Mapping[str, object]] | None, model_column: str | None, *, progress: bool
 ) -> Report:
+    if not isinstance(progress, bool):
+        raise ConfigError(
+            f"progress is {progress!r:.60}; it must be True or False; for a function that is called with what happens, "
+            "pass listeners=[function] (docs/live.md)"
+        )
     refuse_unknown_kind(settings)
     run_one = functools.partial(_execute, stop=StopRequest(), progress=progress)
     if steps is None:
