@@ -114,7 +114,7 @@ def _server() -> Iterator[int]:
         probe.bind(("127.0.0.1", 0))
         port = int(probe.getsockname()[1])
     serve = "import sys; from headrace.cli.main import main; sys.exit(main())"
-    flags = ["serve", "--engine", "benchmarks.noop:Noop", "--port", str(port)]
+    flags = ["serve", "--task", "embed", "--engine", "benchmarks.noop:Noop", "--port", str(port)]
     process = subprocess.Popen([sys.executable, "-c", serve, *flags], stderr=subprocess.DEVNULL)
     try:
         for _ in range(600):

@@ -18,7 +18,7 @@ MAIN = "import sys; sys.argv[0] = 'headrace'; from headrace.cli.main import main
 PROGRAM = (sys.executable, "-c", MAIN)
 LIMITED = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({0}, {0})); "
 MODULE_ATTRIBUTE = re.compile(r"[a-z_.]+:[A-Za-z_]+")
-FAKE = ("--engine", "headrace.testing:FakeEngine")
+FAKE = ("--engine", "headrace.testing:FakeEngine", "--task", "embed")
 
 
 def start(

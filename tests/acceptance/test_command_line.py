@@ -107,7 +107,7 @@ def test_an_empty_file_is_a_finished_job(tmp_path: Path) -> None:
 )
 def test_what_cannot_be_used_is_one_clear_line(tmp_path: Path, change: list[str], message: str) -> None:
     write(tmp_path, *GOOD)
-    engine = () if change[0] == "--engine" else FAKE
+    engine = () if change[0] in ("--engine", "--task") else FAKE
     status, said = headrace("run", "-i", "in.jsonl", "-o", "out.jsonl", *engine, *change, folder=tmp_path)
     assert status == 2
     assert message in said
@@ -127,7 +127,7 @@ def test_an_unknown_model_is_one_clear_line(tmp_path: Path) -> None:
 
 def test_an_engine_that_cannot_be_made_is_one_line_too(tmp_path: Path) -> None:
     write(tmp_path, *GOOD)
-    engine = ("--engine", "tests.acceptance.engines:broken")
+    engine = ("--task", "embed", "--engine", "tests.acceptance.engines:broken")
     status, said = headrace("run", "-i", "in.jsonl", "-o", "out.jsonl", *engine, folder=tmp_path)
     assert status == 2
     assert "KeyError" in said

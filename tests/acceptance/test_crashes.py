@@ -42,7 +42,7 @@ def ended(folder: Path, name: str = "out") -> tuple[list[int], list[int]]:
 @pytest.mark.parametrize(
     "flags",
     [
-        ("--engine", f"{MINE}:Crashing", "--engine-process", "--batch-size", "64"),
+        ("--task", "embed", "--engine", f"{MINE}:Crashing", "--engine-process", "--batch-size", "64"),
         (*FAKE, "--map", f"{MINE}:crashing_map", "--worker-kind", "process"),
         (*FAKE, "--finish", f"{MINE}:crashing_finish", "--worker-kind", "process"),
     ],
@@ -71,8 +71,16 @@ def test_a_record_that_holds_its_engine_up_is_a_dead_letter(folder: Path, where:
 @pytest.mark.parametrize(
     ("flags", "reason", "words"),
     [
-        (("--engine", f"{MINE}:HangingPrepare"), "ProcessTimeoutError", "prepare had no result after 1 s (--engine-ti"),
-        (("--engine", f"{MINE}:HangingPrepare", "--engine-process"), "ProcessTimeoutError", "was killed"),
+        (
+            ("--task", "embed", "--engine", f"{MINE}:HangingPrepare"),
+            "ProcessTimeoutError",
+            "prepare had no result after 1 s (--engine-ti",
+        ),
+        (
+            ("--task", "embed", "--engine", f"{MINE}:HangingPrepare", "--engine-process"),
+            "ProcessTimeoutError",
+            "was killed",
+        ),
         (("--map", f"{MINE}:hanging_map", "--worker-kind", "process", *FAKE), "WorkerDiedError", "(--engine-timeout)"),
         (("--finish", f"{MINE}:hanging_finish", "--worker-kind", "process", *FAKE), "WorkerDiedError", "too long"),
     ],
@@ -91,7 +99,19 @@ def test_a_record_that_holds_user_code_up_is_a_dead_letter(
 
 
 def test_a_prepare_that_never_answers_ends_the_job(folder: Path) -> None:
-    job = ("run", "-i", "in.jsonl", "-o", "out.jsonl", "--engine", f"{MINE}:StuckPrepare", "--engine-timeout", "0.1")
+    job = (
+        "run",
+        "-i",
+        "in.jsonl",
+        "-o",
+        "out.jsonl",
+        "--task",
+        "embed",
+        "--engine",
+        f"{MINE}:StuckPrepare",
+        "--engine-timeout",
+        "0.1",
+    )
     status, said = headrace(*job, folder=folder)
     assert status == 75, said
     assert "prepare had no result after 0.1 s (--engine-timeout) for 8 records in a row: the engine hangs" in said
@@ -99,19 +119,19 @@ def test_a_prepare_that_never_answers_ends_the_job(folder: Path) -> None:
 
 def test_the_run_after_a_crash_says_where_the_last_one_ended(folder: Path) -> None:
     job = ("run", "-i", "in.jsonl", "-o", "out.jsonl", "--batch-size", "4")
-    status, _ = headrace(*job, "--engine", f"{MINE}:Crashing", folder=folder)
+    status, _ = headrace(*job, "--task", "embed", "--engine", f"{MINE}:Crashing", folder=folder)
     assert status in (3, -9, -11)
-    _, said = headrace(*job, "--engine", f"{MINE}:Crashing", folder=folder)
+    _, said = headrace(*job, "--task", "embed", "--engine", f"{MINE}:Crashing", folder=folder)
     first = said.splitlines()[0]
     assert re.match(
         r"headrace: the last run was killed or crashed while the engine had [1-4] records \(positions ", first
     )
     assert "--engine-process" in first
-    status, said = headrace(*job, "--engine", f"{MINE}:Crashing", "--engine-process", folder=folder)
+    status, said = headrace(*job, "--task", "embed", "--engine", f"{MINE}:Crashing", "--engine-process", folder=folder)
     assert status == 3, said
     assert ended(folder)[1] == DEADLY
     assert not (folder / "out.jsonl.parts" / "in-flight").exists()
-    _, said = headrace(*job, "--engine", f"{MINE}:Crashing", folder=folder)
+    _, said = headrace(*job, "--task", "embed", "--engine", f"{MINE}:Crashing", folder=folder)
     assert "crashed" not in said
 
 

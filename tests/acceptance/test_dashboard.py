@@ -17,7 +17,16 @@ FRAMES = "Number(document.body?.dataset.frames || 0)"
 
 def test_a_browser_shows_the_server_once_it_has_the_key(tmp_path: Path) -> None:
     (tmp_path / "keys").write_text("boss secret-2 admin\n")
-    arguments = ("--engine", "headrace.testing:FakeEngine", "--api-key-file", "keys", "--served-model-name", HOSTILE)
+    arguments = (
+        "--task",
+        "embed",
+        "--engine",
+        "headrace.testing:FakeEngine",
+        "--api-key-file",
+        "keys",
+        "--served-model-name",
+        HOSTILE,
+    )
     with server(*arguments, folder=tmp_path) as (_, url), Browser(tmp_path / "profile") as browser:
         key = {"Authorization": "Bearer secret-2"}
         httpx.post(f"{url}/v1/embeddings", json={"input": []}, headers=key, timeout=60)
@@ -47,7 +56,7 @@ def test_a_browser_shows_the_server_once_it_has_the_key(tmp_path: Path) -> None:
 def test_the_page_says_so_when_the_server_has_gone(tmp_path: Path) -> None:
     with (
         Browser(tmp_path / "profile", dark=True) as browser,
-        server("--engine", "headrace.testing:FakeEngine", folder=tmp_path) as (process, url),
+        server("--task", "embed", "--engine", "headrace.testing:FakeEngine", folder=tmp_path) as (process, url),
     ):
         browser.open(f"{url}/dashboard")
         browser.until(FRAMES)

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 from tests.acceptance.command import FAKE, PROGRAM, ROOT, end, headrace, start
 
-SLOW = ("--engine", "tests.acceptance.engines:slow")
-LOADING = ("--engine", "tests.acceptance.engines:loading")
-BROKEN = ("--engine", "tests.acceptance.engines:broken")
-STUCK = ("--engine", "tests.acceptance.engines:stuck")
+SLOW = ("--engine", "tests.acceptance.engines:slow", "--task", "embed")
+LOADING = ("--engine", "tests.acceptance.engines:loading", "--task", "embed")
+BROKEN = ("--engine", "tests.acceptance.engines:broken", "--task", "embed")
+STUCK = ("--engine", "tests.acceptance.engines:stuck", "--task", "embed")
 
 
 @pytest.fixture

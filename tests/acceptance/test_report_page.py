@@ -41,7 +41,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("page")
     rows = ({"id": n, "text": f"text {n} " + "word " * (n % 50)} for n in range(2_000))
     (folder / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    engine = ("--engine", "tests.acceptance.jobs.engines:slow", "--limit", "400")
+    engine = ("--task", "embed", "--engine", "tests.acceptance.jobs.engines:slow", "--limit", "400")
     for name in ("a.jsonl", "b.jsonl"):
         status, said = headrace("run", "-i", "in.jsonl", "-o", name, *engine, "--model", HOSTILE, folder=folder)
         assert status == 0, said

@@ -132,7 +132,7 @@ def test_a_finished_job_is_told_without_torch(folder: Path) -> None:
 
 
 def test_a_finished_job_needs_no_room(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    given = {"engine": "headrace.testing:FakeEngine", "progress": False, "sink": folder / "out.jsonl"}
+    given = {"task": "embed", "engine": "headrace.testing:FakeEngine", "progress": False, "sink": folder / "out.jsonl"}
     assert package.run(folder / "in.jsonl", **given).ok == 20
     monkeypatch.setattr(forecast, "free_bytes", lambda place: 10)
     assert package.run(folder / "in.jsonl", **given).skipped == 20
@@ -148,7 +148,7 @@ def test_other_flags_on_a_resume_are_named(folder: Path) -> None:
 
 def test_a_first_line_comes_before_the_engine(folder: Path) -> None:
     (folder / "slow.py").write_text("import time\ntime.sleep(50)\n")
-    process = start(*RUN, "--engine", "slow:Engine", folder=folder)
+    process = start(*RUN, "--task", "embed", "--engine", "slow:Engine", folder=folder)
     assert process.stderr is not None
     assert process.stderr.readline() == "headrace: loading slow:Engine for embed ...\n"
     process.send_signal(signal.SIGINT)
@@ -156,7 +156,7 @@ def test_a_first_line_comes_before_the_engine(folder: Path) -> None:
 
 
 def test_a_server_says_where_it_is(folder: Path) -> None:
-    process = start("serve", "--port", "0", "--engine", "headrace.testing:FakeEngine", folder=folder)
+    process = start("serve", "--port", "0", "--task", "embed", "--engine", "headrace.testing:FakeEngine", folder=folder)
     assert process.stderr is not None
     lines = [process.stderr.readline()]
     while lines[-1] and "ready at" not in lines[-1]:

@@ -34,7 +34,7 @@ RUN = ("run", "-i", "in.jsonl", "-o", "out.jsonl")
 
 @pytest.mark.parametrize("wait", [0.15, 0.3, 0.45, 0.6, 0.8, 1.0, 1.3])
 def test_ctrl_c_at_any_early_moment_is_one_line(folder: Path, wait: float) -> None:
-    process = start(*RUN, "--engine", "slow:FakeEngine", folder=folder, imported="nothing")
+    process = start(*RUN, "--task", "embed", "--engine", "slow:FakeEngine", folder=folder, imported="nothing")
     time.sleep(wait)  # Python's own start, before a line of ours, takes some hundredths of a second
     process.send_signal(signal.SIGINT)
     status, output = end(process)
@@ -46,7 +46,7 @@ def test_ctrl_c_at_any_early_moment_is_one_line(folder: Path, wait: float) -> No
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_while_an_engine_is_imported_ends_at_once(folder: Path, number: signal.Signals, status: int) -> None:
-    process = start(*RUN, "--engine", "slow:FakeEngine", folder=folder)
+    process = start(*RUN, "--task", "embed", "--engine", "slow:FakeEngine", folder=folder)
     assert process.stdout is not None
     assert process.stdout.readline() == "LOADING\n"
     process.send_signal(number)

@@ -527,7 +527,7 @@ NO_RESULTS: dict[str, tuple[Callable[[int], Any], str]] = {
 
 @pytest.mark.parametrize("door", BATCHES, ids=lambda door: door.__name__)
 def test_what_is_no_list_of_results_fails_all_records_at_once_with_its_type(door: Door) -> None:
-    kinds = iter(NO_RESULTS)
+    kinds = itertools.cycle(NO_RESULTS)  # a slow machine may form smaller batches, and more of them
     met: dict[int, tuple[str, int]] = {}
 
     def function(batch: list[int]) -> Any:
@@ -584,26 +584,32 @@ def test_a_wrong_number_is_not_searched_for_a_part_that_fits(door: Door, kind: s
 
 @pytest.mark.parametrize("door", [job_of_a_function, job_of_an_engine], ids=lambda door: door.__name__)
 def test_a_wrong_number_is_a_dead_letter_for_each_record_of_a_job(door: Door) -> None:
-    found = door(lambda batch: torch.zeros(4, BATCH + 1), 3 * BATCH)
+    found = door(lambda batch: torch.zeros(BATCH + 1, 4), 3 * BATCH)
     assert [type(result) for result in found] == [BadResultError] * 3 * BATCH
-    assert all(f"returned 4 results for batch of {BATCH} records" in str(result) for result in found)
+    assert all(f"returned {BATCH + 1} results for batch of " in str(result) for result in found)
 
 
 def test_the_shape_is_told_with_a_wrong_number() -> None:
-    [result, *_] = mapped(lambda batch: torch.zeros(4, 41), BATCH)
-    assert "(Tensor of shape (4, 41))" in str(result)
+    [result, *_] = batcher(lambda batch: torch.zeros(40, 41), BATCH)
+    assert "(Tensor of shape (40, 41))" in str(result)
 
 
 @pytest.mark.parametrize("door", BATCHES, ids=lambda door: door.__name__)
 def test_a_function_that_drops_a_record_from_its_list_moves_no_other(door: Door) -> None:
+    company: set[int] = set()
+
     def drops(batch: list[int]) -> list[int]:
         if 2 in batch:
+            company.update(batch)
             batch.remove(2)
         return [10 * number for number in batch]
 
-    found = door(drops, 2 * BATCH)
-    assert [type(result) for result in found[:BATCH]] == [BadResultError] * BATCH
-    assert found[BATCH:] == [10 * number for number in range(BATCH, 2 * BATCH)]
+    for number, result in enumerate(door(drops, 2 * BATCH)):
+        if number in company:
+            assert isinstance(result, BadResultError)
+        else:
+            assert result == 10 * number
+    assert 2 in company
 
 
 @pytest.mark.parametrize("door", BATCHES, ids=lambda door: door.__name__)

@@ -109,10 +109,9 @@ def run(  # noqa: PLR0913 - keyword-only settings of the front door, public API
             returns one, a `datasets.Dataset`, a table of pandas, polars, Arrow or DuckDB (docs/formats.md).
         model: a folder, an included model, or `org/name[@revision]` on the Hub (docs/engines.md); None for the default.
         sink: a .parquet or .jsonl file, or a folder of parts; records that fail go beside it, to `....errors.jsonl`.
-            Or a database (docs/tables.md), "pandas", "polars", "arrow" or "list", or a function called with lists of
-            rows.
+            Or a database (docs/tables.md), "pandas", "polars", "arrow", "list", or a function that takes lists of rows.
         engine: a name such as "vllm", or one of your own: a function that takes a list of values and returns a list of
-            outputs, or `module:name` of one (docs/engines.md); with a function the task is "custom" if none is named.
+            outputs, or `module:name` of one (docs/engines.md), whose task is "custom" if none is named.
         steps: instead of one model, mappings with the settings of several: each sees earlier outputs (docs/jobs.md).
         model_column: with `steps`: the column in which each record names the model that computes it.
         engine_options: the engine's options as a mapping, for an engine whose options no type checker knows.
@@ -141,6 +140,11 @@ def run(  # noqa: PLR0913 - keyword-only settings of the front door, public API
 def _run(
     settings: JobSettings, steps: Sequence[Mapping[str, object]] | None, model_column: str | None, *, progress: bool
 ) -> Report:
+    if not isinstance(progress, bool):
+        raise ConfigError(
+            f"progress is {progress!r:.60}; it must be True or False; for a function that is called with what happens, "
+            "pass listeners=[function] (docs/live.md)"
+        )
     refuse_unknown_kind(settings)
     run_one = functools.partial(_execute, stop=StopRequest(), progress=progress)
     if steps is None:

@@ -34,8 +34,8 @@ class EngineFlags(FlagGroup):
     task: Annotated[
         str | None,
         typer.Option(
-            help=f"Task of the model: {', '.join(known_tasks())}. Default: embed; in a job, that of an OpenAI batch "
-            "file."
+            help=f"Task of the model: {', '.join(known_tasks())}. Default: embed, or custom with an engine "
+            "of your own; in a job, that of an OpenAI batch file."
         ),
     ] = None
     model: Annotated[

@@ -63,7 +63,18 @@ def test_a_folder_without_permission_is_told_before_a_model_is_loaded(folder: Pa
     (folder / "fixed").mkdir(mode=0o555)
     for place in ("fixed/out.jsonl", "fixed/"):
         for more in ((), ("--dry-run",)):
-            command = ("run", "-i", "in.jsonl", "-o", place, "--engine", "tests.acceptance.engines:broken", *more)
+            command = (
+                "run",
+                "-i",
+                "in.jsonl",
+                "-o",
+                place,
+                "--task",
+                "embed",
+                "--engine",
+                "tests.acceptance.engines:broken",
+                *more,
+            )
             ended = subprocess.run(
                 [*drop, *PROGRAM, *command],
                 cwd=folder,

@@ -10,7 +10,7 @@ import pytest
 from tests.acceptance.command import FAKE, end, headrace, start
 
 pytest.importorskip("vl_convert", reason="needs headrace[report]")
-SLOW = ("--engine", "tests.acceptance.jobs.engines:slow")
+SLOW = ("--engine", "tests.acceptance.jobs.engines:slow", "--task", "embed")
 
 
 @pytest.fixture
@@ -114,7 +114,7 @@ def test_a_page_that_cannot_be_written_is_said_before_the_job(folder: Path) -> N
 
 
 def test_a_failed_run_has_a_report_too(folder: Path) -> None:
-    broken = ("--engine", "tests.acceptance.jobs.engines:dying", "--report", "page.html")
+    broken = ("--task", "embed", "--engine", "tests.acceptance.jobs.engines:dying", "--report", "page.html")
     status, said = headrace("run", "-i", "in.jsonl", "-o", "out.jsonl", *broken, folder=folder)
     assert status == 75
     assert "wrote page.html" in said or "no report: there is no report of out.jsonl" in said

@@ -17,7 +17,7 @@ from tests.acceptance.serving.process import server
 
 from headrace.observe.live.frame import parse_frame
 
-SLOW = ("--engine", "tests.acceptance.jobs.engines:slow")
+SLOW = ("--engine", "tests.acceptance.jobs.engines:slow", "--task", "embed")
 
 
 @pytest.fixture

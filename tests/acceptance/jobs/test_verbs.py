@@ -10,9 +10,9 @@ import pytest
 from tests.acceptance.command import FAKE, headrace, start
 from tests.acceptance.test_interruptions import STUCK, wait_for
 
-FLAKY = ("--engine", "tests.acceptance.jobs.engines:flaky")
-DOWN = ("--engine", "tests.acceptance.jobs.engines:down")
-DYING = ("--engine", "tests.acceptance.jobs.engines:dying")
+FLAKY = ("--engine", "tests.acceptance.jobs.engines:flaky", "--task", "embed")
+DOWN = ("--engine", "tests.acceptance.jobs.engines:down", "--task", "embed")
+DYING = ("--engine", "tests.acceptance.jobs.engines:dying", "--task", "embed")
 
 
 @pytest.fixture

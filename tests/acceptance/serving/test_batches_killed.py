@@ -11,7 +11,16 @@ from openai import OpenAI
 from tests.acceptance.serving.process import server
 
 COUNT = 2_000
-SERVE = ("--engine", "tests.acceptance.engines:slow", "--batch-tokens", "256", "--state-dir", "state")
+SERVE = (
+    "--engine",
+    "tests.acceptance.engines:slow",
+    "--task",
+    "embed",
+    "--batch-tokens",
+    "256",
+    "--state-dir",
+    "state",
+)
 
 
 def completed(client: OpenAI, identity: str) -> int:

@@ -176,11 +176,17 @@ def test_curl(embedder: str) -> None:
 
 
 def test_sigterm_ends_with_status_0_and_a_dead_engine_with_1(tmp_path: Path) -> None:
-    with server("--engine", "tests.integration.serving.engines:Mortal", folder=tmp_path) as (process, url):
+    with server("--task", "embed", "--engine", "tests.integration.serving.engines:Mortal", folder=tmp_path) as (
+        process,
+        url,
+    ):
         with pytest.raises(openai.InternalServerError):
             client(url).embeddings.create(model="all-MiniLM-L6-v2", input="die")
         assert process.wait(60) == 1
-    with server("--engine", "tests.integration.serving.engines:Mortal", folder=tmp_path) as (process, url):
+    with server("--task", "embed", "--engine", "tests.integration.serving.engines:Mortal", folder=tmp_path) as (
+        process,
+        url,
+    ):
         with pytest.raises(openai.NotFoundError):
             client(url).embeddings.create(model="nope", input="die")
         process.send_signal(signal.SIGTERM)

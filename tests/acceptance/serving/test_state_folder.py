@@ -10,7 +10,7 @@ from tests.acceptance.command import headrace, lines_of
 from tests.acceptance.serving.process import server
 from tests.acceptance.serving.requests import begin, ended
 
-SLOW = ("--engine", "tests.acceptance.engines:slow", "--batch-tokens", "64", "--state-dir", "state")
+SLOW = ("--engine", "tests.acceptance.engines:slow", "--task", "embed", "--batch-tokens", "64", "--state-dir", "state")
 
 
 def test_a_second_server_is_refused_and_a_killed_one_is_succeeded(tmp_path: Path) -> None:

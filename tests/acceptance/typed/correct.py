@@ -56,8 +56,8 @@ def jobs() -> None:
     headrace.run("in.jsonl", sink="out.jsonl", task="embed", batch_size=32, truncate_dim=64, device="cpu")
     headrace.run(["a"], sink=print, task="generate", engine="vllm", tensor_parallel_size=2, temperature=0.5)
     headrace.run(["a"], sink=print, engine=own, engine_options={"its_flag": 3})
-    rows: list[dict[str, Any]] = headrace.run(["a"], sink="list", engine=own, progress=False)
-    assert rows[0]["output"]
+    found: list[dict[str, Any]] = headrace.run(["a"], sink="list", engine=own, progress=False)
+    found[0].clear()
     headrace.build_app("zero-shot", "my-model", labels=["sports", "politics"], batch_tokens=4_096)
     headrace.build_app(engine="own:make", engine_options={"its_flag": 3}, engine_timeout_s=5)
     EngineConfig(task="embed", engine_options={"max_model_len": 128})

@@ -75,7 +75,7 @@ def test_more_workers_than_the_cluster_has_room_for_are_refused(rows: Rows, tmp_
 def test_workers_of_another_version_are_refused(rows: Rows, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headrace.cluster.remote_job.headrace.__version__", "0.0.7")
     with pytest.raises(ConfigError, match=r"has Headrace [\d.]+, this job 0.0.7; install the same version"):
-        on_ray(rows(10), tmp_path / "out.jsonl", engine=f"{ENGINES}:lengths", replicas=1)
+        on_ray(rows(10), tmp_path / "out.jsonl", task="embed", engine=f"{ENGINES}:lengths", replicas=1)
 
 
 def test_the_clocks_are_compared_when_work_begins_not_when_the_model_was_loaded() -> None:
@@ -104,7 +104,12 @@ def test_the_command_line_runs_on_a_cluster_by_its_address(cluster: str, rows: R
 
 def test_what_failed_here_is_retried_on_a_cluster(cluster: str, rows: Rows, tmp_path: Path) -> None:
     source, sink = rows(300, row7="bad", row8="bad too"), tmp_path / "out.jsonl"
-    options: dict[str, Any] = {"engine": f"{ENGINES}:moody", "model": str(tmp_path), "limits": Limits(max_error_rate=1)}
+    options: dict[str, Any] = {
+        "task": "embed",
+        "engine": f"{ENGINES}:moody",
+        "model": str(tmp_path),
+        "limits": Limits(max_error_rate=1),
+    }
     assert here(source, sink, **options)[0] == JobEnd("finished", 300, 2)
     (tmp_path / "fine").touch()
     where = ("--on", f"ray:{cluster}", "--cpus-per-replica", "0.5")
@@ -133,5 +138,7 @@ def test_a_job_that_is_killed_leaves_no_worker_and_goes_on(cluster: str, rows: R
     while any(Path(f"/proc/{worker}").exists() for worker in workers):
         time.sleep(0.05)  # the test's time limit ends this if they stay
     wait_until_no_actor_is_left()
-    assert on_ray(source, sink, engine=f"{ENGINES}:journal", model=str(journals))[0] == JobEnd("finished", 6_000, 0)
+    assert on_ray(source, sink, task="embed", engine=f"{ENGINES}:journal", model=str(journals))[0] == JobEnd(
+        "finished", 6_000, 0
+    )
     assert [line["id"] for line in lines(sink)] == [f"r{n}" for n in range(6_000)]

@@ -121,7 +121,12 @@ def test_a_job_goes_on_elsewhere_and_computes_nothing_twice(
 ) -> None:
     source, sink, journals = rows(4000), tmp_path / "out.jsonl", tmp_path / "journals"
     journals.mkdir()
-    options = {"engine": f"{ENGINES}:journal", "model": str(journals), "limits": Limits(part_records=256)}
+    options = {
+        "task": "embed",
+        "engine": f"{ENGINES}:journal",
+        "model": str(journals),
+        "limits": Limits(part_records=256),
+    }
     stop = StopRequest()
     begin, go_on = (here, workers.run) if first == "here" else (workers.run, here)
     threading.Thread(target=_stop_at_first_part, args=(stop, sink), daemon=True).start()
@@ -136,7 +141,9 @@ def test_a_job_goes_on_elsewhere_and_computes_nothing_twice(
 def test_workers_share_the_work_and_each_has_a_lane_in_the_report(workers: Workers, rows: Rows, tmp_path: Path) -> None:
     source, journals = rows(12_000), tmp_path / "journals"
     journals.mkdir()
-    _, report = workers.run(source, tmp_path / "out.jsonl", engine=f"{ENGINES}:journal", model=str(journals))
+    _, report = workers.run(
+        source, tmp_path / "out.jsonl", task="embed", engine=f"{ENGINES}:journal", model=str(journals)
+    )
     done = {file.stem: len(file.read_text().splitlines()) for file in journals.glob("*.txt")}
     assert sorted(done.values()) == sorted(lane.records for lane in report.lanes)
     assert [lane.worker for lane in report.lanes] == ["1", "2"]
@@ -156,7 +163,7 @@ def _journal(folder: Path) -> Counter[str]:
 
 def test_a_killed_worker_costs_nothing(workers: Workers, rows: Rows, tmp_path: Path) -> None:
     source, sink = rows(4000), tmp_path / "out.jsonl"
-    end, report = workers.run(source, sink, engine=f"{ENGINES}:dies_once", model=str(tmp_path))
+    end, report = workers.run(source, sink, task="embed", engine=f"{ENGINES}:dies_once", model=str(tmp_path))
     assert (tmp_path / "died").exists()
     assert end == JobEnd("finished", 4000, 0)
     assert [line["id"] for line in lines(sink)] == [f"r{n}" for n in range(4000)]
@@ -166,7 +173,7 @@ def test_a_killed_worker_costs_nothing(workers: Workers, rows: Rows, tmp_path: P
 @pytest.mark.usefixtures("impatient")
 def test_a_worker_that_does_not_answer_is_done_without_and_ended(workers: Workers, rows: Rows, tmp_path: Path) -> None:
     source, sink = rows(2000), tmp_path / "out.jsonl"
-    end, report = workers.run(source, sink, engine=f"{ENGINES}:freezes_once", model=str(tmp_path))
+    end, report = workers.run(source, sink, task="embed", engine=f"{ENGINES}:freezes_once", model=str(tmp_path))
     assert (tmp_path / "froze").exists()
     assert end == JobEnd("finished", 2000, 0)
     assert [line["id"] for line in lines(sink)] == [f"r{n}" for n in range(2000)]
@@ -180,13 +187,13 @@ def test_workers_that_stand_still_while_they_load_end_the_job(
 ) -> None:
     monkeypatch.setattr("headrace.cluster.heartbeat.MISSED_LOADING", 4)  # none of them is to answer
     with pytest.raises(EngineError, match="no worker answers any more"):
-        workers.run(rows(10), tmp_path / "out.jsonl", engine=f"{ENGINES}:frozen", model="x", replicas=1)
+        workers.run(rows(10), tmp_path / "out.jsonl", task="embed", engine=f"{ENGINES}:frozen", model="x", replicas=1)
     workers.wait_until_none_is_left()
 
 
 @pytest.mark.usefixtures("impatient")
 def test_a_worker_whose_batches_take_long_is_not_taken_for_dead(workers: Workers, rows: Rows, tmp_path: Path) -> None:
-    end, report = workers.run(rows(20), tmp_path / "out.jsonl", engine=f"{ENGINES}:dawdles", replicas=1)
+    end, report = workers.run(rows(20), tmp_path / "out.jsonl", task="embed", engine=f"{ENGINES}:dawdles", replicas=1)
     assert end == JobEnd("finished", 20, 0)
     assert report.lanes[0].lost == 0
 
@@ -195,7 +202,7 @@ def test_a_record_that_kills_workers_becomes_a_dead_letter_and_few_of_them_die(
     workers: Workers, rows: Rows, tmp_path: Path
 ) -> None:
     source, sink = rows(1000, row300="poison"), tmp_path / "out.jsonl"
-    end, report = workers.run(source, sink, engine=f"{ENGINES}:deadly")
+    end, report = workers.run(source, sink, task="embed", engine=f"{ENGINES}:deadly")
     assert end == JobEnd("finished", 1000, 1)
     [letter] = lines(tmp_path / "out.errors.jsonl")
     assert (letter["position"], letter["reason"]) == (300, "WorkerDiedError")
@@ -205,7 +212,7 @@ def test_a_record_that_kills_workers_becomes_a_dead_letter_and_few_of_them_die(
 
 def test_what_cannot_travel_fails_alone_and_keeps_its_name(workers: Workers, rows: Rows, tmp_path: Path) -> None:
     source, sink = rows(200, row10="exception", row20="result"), tmp_path / "out.jsonl"
-    end, _ = workers.run(source, sink, engine=f"{ENGINES}:odd", replicas=1)
+    end, _ = workers.run(source, sink, task="embed", engine=f"{ENGINES}:odd", replicas=1)
     assert end == JobEnd("finished", 200, 2)
     letters = lines(tmp_path / "out.errors.jsonl")
     assert [(letter["position"], letter["reason"]) for letter in letters] == [(10, "OddError"), (20, "BadResultError")]
@@ -215,7 +222,7 @@ def test_what_cannot_travel_fails_alone_and_keeps_its_name(workers: Workers, row
 def test_a_record_that_cannot_be_sent_fails_alone(workers: Workers, tmp_path: Path) -> None:
     sink = tmp_path / "out.jsonl"
     rows_here = [{"text": "fine"}, {"text": threading.Lock()}, {"text": "fine too"}]
-    end, _ = workers.run(rows_here, sink, engine=f"{ENGINES}:lengths", limits=Limits(max_error_rate=1))  # type: ignore[arg-type]
+    end, _ = workers.run(rows_here, sink, task="embed", engine=f"{ENGINES}:lengths", limits=Limits(max_error_rate=1))  # type: ignore[arg-type]
     assert end == JobEnd("finished", 3, 1)
     [letter] = lines(tmp_path / "out.errors.jsonl")
     assert "cannot be sent to a worker" in letter["message"]
@@ -226,7 +233,11 @@ def test_options_that_cannot_be_sent_are_refused_before_anything_is_written(
 ) -> None:
     with pytest.raises(ConfigError, match=r"options cannot be sent to a worker: .*lock"):
         workers.run(
-            rows(10), tmp_path / "out.jsonl", engine=f"{ENGINES}:lengths", engine_options={"key": threading.Lock()}
+            rows(10),
+            tmp_path / "out.jsonl",
+            task="embed",
+            engine=f"{ENGINES}:lengths",
+            engine_options={"key": threading.Lock()},
         )
     assert not (tmp_path / "out.jsonl.parts").exists()
 
@@ -237,7 +248,9 @@ def test_a_model_that_cannot_be_loaded_is_told_of_before_anything_is_written(
     with pytest.raises(EngineError, match="OSError: no weights in /nowhere"):
         workers.run(rows(10), tmp_path / "out.jsonl", engine=f"{ENGINES}:broken", model="/nowhere")
     with pytest.raises(UnknownOptionError, match="wings"):
-        workers.run(rows(10), tmp_path / "out.jsonl", engine=f"{ENGINES}:lengths", engine_options={"wings": 2})
+        workers.run(
+            rows(10), tmp_path / "out.jsonl", task="embed", engine=f"{ENGINES}:lengths", engine_options={"wings": 2}
+        )
     assert not (tmp_path / "out.jsonl.parts").exists()
     workers.wait_until_none_is_left()
 

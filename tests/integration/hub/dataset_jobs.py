@@ -17,7 +17,7 @@ import pytest
 from tests.integration.hub.standin import Hub, running_hub
 
 ROWS = 1500
-FAKE: dict[str, Any] = {"engine": "headrace.testing:FakeEngine", "progress": False}
+FAKE: dict[str, Any] = {"task": "embed", "engine": "headrace.testing:FakeEngine", "progress": False}
 CARD = b"""---
 configs:
 - config_name: en

@@ -50,7 +50,9 @@ def main() -> None:
     arm(moment, int(part))
     sql = "SELECT id, text FROM docs ORDER BY id" if "://" in source else None
     limits = Limits(part_records=PART_ROWS)
-    headrace.run(source, sink=sink, sql=sql, engine="headrace.testing:FakeEngine", limits=limits, progress=False)
+    headrace.run(
+        source, sink=sink, sql=sql, task="embed", engine="headrace.testing:FakeEngine", limits=limits, progress=False
+    )
 
 
 if __name__ == "__main__":

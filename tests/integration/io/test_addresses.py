@@ -22,7 +22,7 @@ from headrace.io.storage import locations
 from headrace.jobs.pipeline.job import Limits
 
 ROWS = [{"id": n, "text": f"text {n}"} for n in range(1000)]
-FAKE = {"engine": "headrace.testing:FakeEngine", "progress": False, "limits": Limits(part_records=100)}
+FAKE = {"task": "embed", "engine": "headrace.testing:FakeEngine", "progress": False, "limits": Limits(part_records=100)}
 
 
 class Quiet(SimpleHTTPRequestHandler):

@@ -25,7 +25,7 @@ from headrace.io.storage.compression import compress
 from headrace.jobs.pipeline.job import Limits
 from headrace.records import Failed
 
-FAKE = {"engine": "headrace.testing:FakeEngine", "progress": False}
+FAKE = {"task": "embed", "engine": "headrace.testing:FakeEngine", "progress": False}
 
 
 def outcomes(path: Path, done: frozenset[int] = frozenset()) -> list[Any]:

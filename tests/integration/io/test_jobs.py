@@ -29,7 +29,7 @@ from headrace.jobs.pipeline.read import id_digest
 from headrace.testing import FakeEngine
 
 ROWS = [{"id": f"r{n}", "question": f"what is {n}?", "n": n, "tags": ["a", n], "text": f"text {n}"} for n in range(400)]
-FAKE = {"engine": "headrace.testing:FakeEngine", "progress": False, "limits": Limits(part_records=50)}
+FAKE = {"task": "embed", "engine": "headrace.testing:FakeEngine", "progress": False, "limits": Limits(part_records=50)}
 
 
 def write(folder: Path, rows: list[Any], name: str = "in.jsonl") -> Path:

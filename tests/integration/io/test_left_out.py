@@ -20,7 +20,7 @@ from headrace.io.sources import folders
 from headrace.io.sources.opening import open_source
 from headrace.jobs.pipeline.job import Limits
 
-FAKE = {"engine": "headrace.testing:FakeEngine", "progress": False}
+FAKE = {"task": "embed", "engine": "headrace.testing:FakeEngine", "progress": False}
 ROW = '{"text": "x"}\n'
 
 

@@ -32,7 +32,7 @@ from headrace.observe.reporting.report import Report
 from headrace.testing import FakeEngine
 
 ROWS = [{"id": f"r{n}", "text": f"text {n} " + "word " * (n % 17)} for n in range(1000)]
-FAKE = {"engine": "headrace.testing:FakeEngine", "progress": False, "limits": Limits(part_records=100)}
+FAKE = {"task": "embed", "engine": "headrace.testing:FakeEngine", "progress": False, "limits": Limits(part_records=100)}
 
 
 def put_parquet(s3: Any, address: str, rows: list[dict[str, Any]]) -> None:
@@ -366,7 +366,7 @@ def killed(*_: Any) -> None:
 
 
 def test_steps_read_what_earlier_ones_wrote(s3: Any, folder: str) -> None:
-    steps = [{"name": name, "engine": "headrace.testing:FakeEngine"} for name in ("first", "second")]
+    steps = [{"name": name, "task": "embed", "engine": "headrace.testing:FakeEngine"} for name in ("first", "second")]
     for sink in ("s3://rows/out.jsonl", "s3://rows/out.parquet"):
         assert headrace.run(folder, sink=sink, steps=steps, progress=False).ok == 1000
     rows = [json.loads(line) for line in s3.cat("rows/out.jsonl").splitlines()]

@@ -20,7 +20,7 @@ from headrace.io.sources.opening import open_source
 from headrace.jobs.pipeline.job import Limits
 
 ROWS = [{"id": f"r{n}", "text": f"text {n}"} for n in range(300)]
-FAKE = {"engine": "headrace.testing:FakeEngine", "progress": False, "limits": Limits(part_records=50)}
+FAKE = {"task": "embed", "engine": "headrace.testing:FakeEngine", "progress": False, "limits": Limits(part_records=50)}
 
 
 def generate() -> Iterator[dict[str, Any]]:

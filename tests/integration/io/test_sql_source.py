@@ -20,6 +20,7 @@ duckdb: Any = pytest.importorskip("duckdb")
 KINDS = ("sqlite", "postgresql", "duckdb")
 QUERY = "SELECT * FROM docs ORDER BY id"
 OPTIONS: dict[str, Any] = {
+    "task": "embed",
     "engine": "headrace.testing:FakeEngine",
     "progress": False,
     "limits": Limits(part_records=300),

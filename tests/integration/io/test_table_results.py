@@ -54,7 +54,7 @@ def test_values_of_no_column_type_are_texts_or_failures() -> None:
 
 
 def test_vectors_are_arrays() -> None:
-    found = headrace.run(["a", "b"], sink="pandas", engine="headrace.testing:FakeEngine", progress=False)
+    found = headrace.run(["a", "b"], sink="pandas", task="embed", engine="headrace.testing:FakeEngine", progress=False)
     assert found["embedding"][0].shape == found["embedding"][1].shape
 
 

@@ -32,7 +32,7 @@ ROWS = [{"id": f"r{n}", "text": f"text {n}", "n": n} for n in range(400)]
 
 
 def run(sink: str, rows: Any = ROWS, **options: Any) -> Any:
-    options = {"engine": "headrace.testing:FakeEngine", "limits": Limits(part_records=50)} | options
+    options = {"task": "embed", "engine": "headrace.testing:FakeEngine", "limits": Limits(part_records=50)} | options
     return headrace.run(rows, sink=sink, progress=False, **options)
 
 

@@ -30,7 +30,12 @@ pq: Any = pytest.importorskip("pyarrow.parquet")
 ds: Any = pytest.importorskip("pyarrow.dataset")
 
 COLUMNS = {"id": [f"r{n}" for n in range(3000)], "text": [f"text {n}" for n in range(3000)], "n": list(range(3000))}
-FAKE: dict[str, Any] = {"engine": "headrace.testing:FakeEngine", "progress": False, "limits": Limits(part_records=500)}
+FAKE: dict[str, Any] = {
+    "task": "embed",
+    "engine": "headrace.testing:FakeEngine",
+    "progress": False,
+    "limits": Limits(part_records=500),
+}
 
 
 class Exporter:

@@ -64,7 +64,7 @@ def test_all_rows_of_one_version(make: Any, tmp_path: Path, monkeypatch: pytest.
         assert opened.total_records == ROWS
         assert sorted(ids(source)) == list(range(ROWS))
         assert ids(source, done=8000) == ids(source)[8000:]
-    run = {"sink": tmp_path / "out.jsonl", "engine": "headrace.testing:FakeEngine", "progress": False}
+    run = {"sink": tmp_path / "out.jsonl", "task": "embed", "engine": "headrace.testing:FakeEngine", "progress": False}
     assert headrace.run(name, **run).ok == ROWS
     append()
     with pytest.raises(ResumeMismatchError, match=r"source\.version"):

@@ -82,6 +82,7 @@ def test_the_front_door_takes_rows_and_functions(tmp_path: Path) -> None:
     report = headrace.run(
         [{"text": f"text {n}"} for n in range(50)],
         sink=tmp_path / "out.jsonl",
+        task="embed",
         engine="headrace.testing:FakeEngine",
         prepare=prepare,
         finish=lambda row, output: [row["text"], output[0]],

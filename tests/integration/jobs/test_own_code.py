@@ -6,10 +6,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from tests.integration.jobs import own
 from tests.integration.jobs.harness import Runner, read_errors, write_rows
+from typer.testing import CliRunner
 
+import headrace
+from headrace.cli.app import app
 from headrace.errors import ConfigError, ResumeMismatchError
 from headrace.jobs.pipeline.job import JobEnd
 from headrace.testing import FakeEngine
@@ -53,3 +57,36 @@ def test_a_function_that_is_not_there_is_one_clear_error(runner: Runner) -> None
     with pytest.raises(ConfigError, match="no attribute 'nothing'"):
         runner.run(prepare="tests.integration.jobs.own:nothing")
     assert not Path(f"{runner.sink}.parts").exists()
+
+
+def pairs(texts: list[str]) -> list[str]:
+    return [text[:2] for text in texts]
+
+
+@pytest.mark.parametrize("door", ["function", "name", "command"])
+def test_an_engine_of_ones_own_is_of_the_same_task_at_every_door(door: str, tmp_path: Path) -> None:
+    source, sink = write_rows(tmp_path / "in.jsonl", [{"id": 1, "text": "abc"}]), tmp_path / "out.jsonl"
+    name = "tests.integration.jobs.test_own_code:pairs"
+    if door == "command":
+        done = CliRunner().invoke(app, ["run", "-i", str(source), "-o", str(sink), "--engine", name])
+        assert done.exit_code == 0, done.output
+    else:
+        headrace.run(source, sink=sink, engine=pairs if door == "function" else name, progress=False)
+    assert json.loads(sink.read_text()) == {"id": 1, "output": "ab"}
+
+
+KEPT = np.zeros((8, 2))
+
+
+def refilled(texts: list[str]) -> Any:
+    for place, text in enumerate(texts):
+        KEPT[place] = int(text)
+    return KEPT[: len(texts)]
+
+
+@pytest.mark.parametrize("engine_process", [False, True])
+def test_an_array_that_is_filled_again_is_nobody_elses_row_in_any_process(engine_process: bool) -> None:
+    rows = [{"text": str(number)} for number in range(100)]
+    name = "tests.integration.jobs.test_own_code:refilled"
+    found = headrace.run(rows, sink="list", engine=name, batch_size=8, engine_process=engine_process, progress=False)
+    assert [list(row["output"]) for row in found] == [[number, number] for number in range(100)]

@@ -121,7 +121,9 @@ def test_a_few_errors_are_judged_at_the_end(runner: Runner) -> None:
 
 def test_the_front_door_runs_a_job_and_reports(runner: Runner, capsys: pytest.CaptureFixture[str]) -> None:
     def call() -> headrace.app.jobs.job.Report:  # type: ignore[name-defined]
-        return headrace.run(runner.source, sink=runner.sink, engine="headrace.testing:FakeEngine", progress=False)
+        return headrace.run(
+            runner.source, sink=runner.sink, task="embed", engine="headrace.testing:FakeEngine", progress=False
+        )
 
     report = call()
     assert (report.state, report.ok, report.failed, report.skipped) == ("finished", 700, 0, 0)
@@ -163,7 +165,12 @@ def test_what_cannot_be_used_is_named_and_nothing_is_written(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     write_rows(tmp_path / "in.jsonl", texts(700))
-    settings = {"source": "in.jsonl", "sink": "out.jsonl", "engine": "headrace.testing:FakeEngine"} | change
+    settings = {
+        "source": "in.jsonl",
+        "sink": "out.jsonl",
+        "task": "embed",
+        "engine": "headrace.testing:FakeEngine",
+    } | change
     with pytest.raises(ConfigError, match=message):
         headrace.run(progress=False, **settings)
     assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"]

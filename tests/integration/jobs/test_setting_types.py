@@ -69,3 +69,10 @@ def make(kind: type[Any], sink: Path, given: dict[str, Any]) -> None:
     own: dict[str, Any] = {"config": EngineConfig(**given)} if kind is EngineConfig else given
     own = {"limits": Limits(**given)} if kind is Limits else own
     check(JobSettings(**({"source": ["a"], "sink": sink} | own)))
+
+
+@pytest.mark.parametrize("value", [print, 1, None, "no"])
+def test_a_progress_that_would_never_be_called_is_refused(value: Any, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"progress is .*; it must be True or False; .* listeners=\[function\]"):
+        headrace.run(["a"], sink=tmp_path / "out.jsonl", engine="headrace.testing:FakeEngine", progress=value)
+    assert list(tmp_path.iterdir()) == []

@@ -17,7 +17,7 @@ ROWS = [{"id": n, "text": f"text {n}"} for n in range(300)]
 
 
 def run(sink: Any) -> Any:
-    return headrace.run(ROWS, sink=sink, engine="headrace.testing:FakeEngine", progress=False)
+    return headrace.run(ROWS, sink=sink, task="embed", engine="headrace.testing:FakeEngine", progress=False)
 
 
 class Collected:
@@ -157,7 +157,7 @@ def test_a_list_keeps_the_objects_of_the_engine() -> None:
 @pytest.mark.parametrize("setting", [{"retry": True}, {"output_format": "jsonl"}])
 def test_a_list_keeps_no_files(setting: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="sink='list' returns its rows and keeps no files: leave out"):
-        headrace.run(ROWS, sink="list", engine="headrace.testing:FakeEngine", progress=False, **setting)
+        headrace.run(ROWS, sink="list", task="embed", engine="headrace.testing:FakeEngine", progress=False, **setting)
 
 
 def test_a_job_that_ends_early_says_that_a_list_keeps_nothing() -> None:
@@ -170,4 +170,4 @@ def test_a_job_that_ends_early_says_that_a_list_keeps_nothing() -> None:
 
 def test_the_name_of_a_list_is_found_by_a_near_one() -> None:
     with pytest.raises(ConfigError, match="one of pandas, polars, arrow, list"):
-        headrace.run(ROWS, sink="lists", engine="headrace.testing:FakeEngine", progress=False)
+        headrace.run(ROWS, sink="lists", task="embed", engine="headrace.testing:FakeEngine", progress=False)

@@ -69,7 +69,7 @@ def serve(tmp_path: Path) -> Callable[..., Any]:
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     settings = ServerSettings(
-        EngineConfig(engine="headrace.testing:FakeEngine"), state=tmp_path_factory.mktemp("state")
+        EngineConfig(task="embed", engine="headrace.testing:FakeEngine"), state=tmp_path_factory.mktemp("state")
     )
     with running(settings) as server:
         yield server

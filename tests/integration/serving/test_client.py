@@ -28,7 +28,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::headrace.BlockedLoopWarning")
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Running]:
-    with running(ServerSettings(EngineConfig(engine="headrace.testing:FakeEngine"))) as server:
+    with running(ServerSettings(EngineConfig(task="embed", engine="headrace.testing:FakeEngine"))) as server:
         yield server
 
 
@@ -76,7 +76,9 @@ class Naps:
 
 def test_a_full_server_is_asked_again_when_it_says() -> None:
     naps = Naps()
-    settings = ServerSettings(EngineConfig(engine=f"{ENGINES}:Gradual"), limits=ServeLimits(max_requests=2))
+    settings = ServerSettings(
+        EngineConfig(task="embed", engine=f"{ENGINES}:Gradual"), limits=ServeLimits(max_requests=2)
+    )
 
     async def main(url: str) -> list[Any]:
         client = AsyncClient(url, settings=ClientSettings(concurrency=16, attempts=1), sleep=naps, chance=lambda: 0.0)
@@ -103,7 +105,9 @@ def test_a_server_that_stays_full_is_given_up_after_a_while() -> None:
         server.engine.go.set()
         assert (await first).status_code == 200
 
-    with running(ServerSettings(EngineConfig(engine=f"{ENGINES}:Held"), limits=ServeLimits(max_requests=1))) as server:
+    with running(
+        ServerSettings(EngineConfig(task="embed", engine=f"{ENGINES}:Held"), limits=ServeLimits(max_requests=1))
+    ) as server:
         asyncio.run(main(server))
     assert naps.seconds == [2, 2, 2, 2]  # three while it has patience, then the first of two tries
 
@@ -122,7 +126,7 @@ def test_a_server_that_is_gone_is_tried_so_often_and_no_more() -> None:
 
 
 def test_several_endpoints_share_the_work(server: Running) -> None:
-    with running(ServerSettings(EngineConfig(engine="headrace.testing:FakeEngine"))) as other:
+    with running(ServerSettings(EngineConfig(task="embed", engine="headrace.testing:FakeEngine"))) as other:
         before = sum(server.engine.batch_sizes)
         with Client([server.url, other.url]) as client:
             assert len(list(client.map(PATH, texts(120)))) == 120
@@ -133,7 +137,7 @@ def test_several_endpoints_share_the_work(server: Running) -> None:
 
 def test_a_key_is_sent_and_its_refusal_is_final(tmp_path: Path) -> None:
     with running(
-        ServerSettings(EngineConfig(engine="headrace.testing:FakeEngine"), keys=read_keys(None, "k1"))
+        ServerSettings(EngineConfig(task="embed", engine="headrace.testing:FakeEngine"), keys=read_keys(None, "k1"))
     ) as server:
         with Client(server.url, api_key="k1") as client:
             assert vector(client.post(PATH, {"input": "x"}))

@@ -36,7 +36,9 @@ def state(tmp_path: Path) -> Path:
 
 
 def serve(state: Path) -> Any:
-    return running(server_settings(engine="headrace.testing:FakeEngine", state=state, limits=ServeLimits(drain_s=2)))
+    return running(
+        server_settings(task="embed", engine="headrace.testing:FakeEngine", state=state, limits=ServeLimits(drain_s=2))
+    )
 
 
 def outputs(server: Running, batch: dict[str, Any]) -> list[str]:

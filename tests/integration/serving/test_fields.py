@@ -52,7 +52,7 @@ class Short(FakeEngine):
 
 @pytest.fixture(scope="module")
 def short() -> Iterator[Running]:
-    with running(ServerSettings(EngineConfig(engine=f"{__name__}:Short"), name="short")) as server:
+    with running(ServerSettings(EngineConfig(task="embed", engine=f"{__name__}:Short"), name="short")) as server:
         yield server
 
 
@@ -258,7 +258,7 @@ def test_other_dimensions_are_refused(short: Running, wanted: Any) -> None:
 
 
 def test_dimensions_of_an_engine_that_does_not_tell_its_own() -> None:
-    with running(ServerSettings(EngineConfig(engine="headrace.testing:FakeEngine"))) as server:
+    with running(ServerSettings(EngineConfig(task="embed", engine="headrace.testing:FakeEngine"))) as server:
         assert server.post("/v1/embeddings", {"input": "a", "dimensions": 8}).status_code == 200
         refused(server, "/v1/embeddings", {"input": "a", "dimensions": 4}, "dimensions")
 
@@ -288,7 +288,7 @@ def test_who_does_not_want_to_be_cut_is_told_instead(short: Running, labels: Run
     for bad in ({"truncate_prompt_tokens": 2}, {"truncate": False, "truncate_prompt_tokens": -1}):
         refused(short, "/v1/embeddings", {"input": long, **bad}, "truncate_prompt_tokens")
     with running(
-        ServerSettings(EngineConfig(engine=f"{__name__}:Short"))
+        ServerSettings(EngineConfig(task="embed", engine=f"{__name__}:Short"))
     ) as server:  # nothing of a refusal stays behind
         refused(server, "/v1/embeddings", {"input": long, "truncate": False}, "input")
         assert server.host.service.admission.requests == server.host.service.batcher.stats.waiting == 0

@@ -73,7 +73,9 @@ def test_a_prompt_of_a_million_characters_keeps_nobody_waiting(task: str, thread
 def test_a_heavy_body_is_refused_before_it_costs_anything(body: bytes, threads: list[int]) -> None:
     """Only the long text is parsed: it has few values."""
     with running(
-        ServerSettings(EngineConfig(engine="headrace.testing:FakeEngine"), limits=ServeLimits(max_prompt_chars=1_000))
+        ServerSettings(
+            EngineConfig(task="embed", engine="headrace.testing:FakeEngine"), limits=ServeLimits(max_prompt_chars=1_000)
+        )
     ) as server:
         assert server.client.post("/v1/embeddings", content=body, headers=JSON).status_code == 400
         assert len(threads) == (1 if b"\\u" in body else 0)
@@ -82,7 +84,7 @@ def test_a_heavy_body_is_refused_before_it_costs_anything(body: bytes, threads: 
 
 @pytest.mark.parametrize("body", [b"[" * 100_000, b'{"input":' * 50_000, b"[" * 10_000 + b"]" * 10_000 + b" " * 40_000])
 def test_a_deep_body_is_refused(body: bytes) -> None:
-    with running(ServerSettings(EngineConfig(engine="headrace.testing:FakeEngine"))) as server:
+    with running(ServerSettings(EngineConfig(task="embed", engine="headrace.testing:FakeEngine"))) as server:
         answer = server.client.post("/v1/embeddings", content=body, headers=JSON)
         assert answer.status_code == 400
         assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
@@ -124,7 +126,7 @@ def test_limits_hold_for_lines_of_batches(tmp_path: Path) -> None:
     ]
     rows = [batch_line(number, "/v1/embeddings", body) for number, body in enumerate(bodies)]
     with running(
-        ServerSettings(EngineConfig(engine="headrace.testing:FakeEngine"), limits=LIMITS, state=tmp_path)
+        ServerSettings(EngineConfig(task="embed", engine="headrace.testing:FakeEngine"), limits=LIMITS, state=tmp_path)
     ) as server:
         done = ended(server, begin(server, rows))
         assert [row["custom_id"] for row in rows_of(server, done["output_file_id"])] == ["r0", "r3", "r5"]

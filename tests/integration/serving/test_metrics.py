@@ -73,7 +73,7 @@ def test_a_stream_tells_its_first_token_and_the_time_between_tokens(talker: Runn
 
 def test_batches_are_counted(tmp_path: Path) -> None:
     with running(
-        ServerSettings(EngineConfig(engine="headrace.testing:FakeEngine"), state=tmp_path / "state")
+        ServerSettings(EngineConfig(task="embed", engine="headrace.testing:FakeEngine"), state=tmp_path / "state")
     ) as server:
         ended(server, begin(server, [line(number) for number in range(50)]))
         ended(server, begin(server, ["nonsense"]))
@@ -90,7 +90,7 @@ def test_keys_are_told_by_name_and_to_the_admin_alone(tmp_path: Path) -> None:
     path = tmp_path / "keys"
     path.write_text("alice secret-a per_minute=2\nalice secret-b\nroot secret-r admin\n")
     with running(
-        ServerSettings(EngineConfig(engine="headrace.testing:FakeEngine"), keys=read_keys(path, None))
+        ServerSettings(EngineConfig(task="embed", engine="headrace.testing:FakeEngine"), keys=read_keys(path, None))
     ) as server:
 
         def ask(key: str) -> int:
@@ -121,7 +121,7 @@ def test_names_follow_the_conventions_and_the_documents(talker: Running, adder: 
     path = tmp_path / "keys"
     path.write_text("root k admin\n")
     with running(
-        ServerSettings(EngineConfig(engine="headrace.testing:FakeEngine"), keys=read_keys(path, None))
+        ServerSettings(EngineConfig(task="embed", engine="headrace.testing:FakeEngine"), keys=read_keys(path, None))
     ) as server:
         found = families(talker) | families(adder) | families(server, "k")
     ours = {name: family for name, family in found.items() if name.startswith("headrace_")}

@@ -22,7 +22,7 @@ ENGINES = "tests.integration.serving.engines"
 
 
 def held(**limits: Any) -> ServerSettings:
-    return ServerSettings(EngineConfig(engine=f"{ENGINES}:Held"), limits=ServeLimits(**limits))
+    return ServerSettings(EngineConfig(task="embed", engine=f"{ENGINES}:Held"), limits=ServeLimits(**limits))
 
 
 def embed(server: Running, text: str, **options: Any) -> httpx.Response:
@@ -202,7 +202,9 @@ def test_what_does_not_finish_within_the_drain_is_told_so() -> None:
 
 
 def test_a_dead_engine_turns_readiness_off() -> None:
-    with running(ServerSettings(EngineConfig(engine=f"{ENGINES}:Mortal"), limits=ServeLimits(drain_s=5))) as server:
+    with running(
+        ServerSettings(EngineConfig(task="embed", engine=f"{ENGINES}:Mortal"), limits=ServeLimits(drain_s=5))
+    ) as server:
         assert embed(server, "live").status_code == 200
         assert embed(server, "die").status_code == 503
         assert server.host.dead
@@ -214,7 +216,7 @@ def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     path: Path = tmp_path_factory.mktemp("keys") / "keys"
     path.write_text("alice k1\nbob k2 per_minute=1")
     keys = read_keys(path, "k3")
-    with running(ServerSettings(EngineConfig(engine="headrace.testing:FakeEngine"), keys=keys)) as server:
+    with running(ServerSettings(EngineConfig(task="embed", engine="headrace.testing:FakeEngine"), keys=keys)) as server:
         yield server
 
 

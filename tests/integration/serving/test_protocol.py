@@ -36,7 +36,9 @@ class Failing(FakeEngine):
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     limits = ServeLimits(body_timeout_s=2.0, max_header_bytes=16_384, max_body_bytes=10_000)
     with running(
-        ServerSettings(EngineConfig(engine=f"{__name__}:Failing"), limits=limits, state=tmp_path_factory.mktemp("s"))
+        ServerSettings(
+            EngineConfig(task="embed", engine=f"{__name__}:Failing"), limits=limits, state=tmp_path_factory.mktemp("s")
+        )
     ) as server:
         yield server
 

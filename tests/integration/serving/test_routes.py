@@ -29,7 +29,7 @@ LIMITS = ServeLimits(max_body_bytes=20_000, max_prompts=4, max_prompt_chars=1_00
 @pytest.fixture(scope="module")
 def embedder() -> Iterator[Running]:
     with running(
-        ServerSettings(EngineConfig(engine="headrace.testing:FakeEngine"), name="fake", limits=LIMITS)
+        ServerSettings(EngineConfig(task="embed", engine="headrace.testing:FakeEngine"), name="fake", limits=LIMITS)
     ) as server:
         yield server
 
@@ -170,7 +170,7 @@ def test_a_body_that_comes_in_pieces_is_put_together(embedder: Running) -> None:
 
 
 def test_an_app_can_be_mounted_and_wrapped() -> None:
-    inner = build_app(engine="headrace.testing:FakeEngine", name="fake")
+    inner = build_app(task="embed", engine="headrace.testing:FakeEngine", name="fake")
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:

@@ -85,7 +85,7 @@ def test_bad_ids_are_refused_by_name(embedder: Running, body: dict[str, Any], pa
 
 
 def test_an_engine_that_does_not_tokenize_refuses_ids() -> None:
-    with running(ServerSettings(EngineConfig(engine="headrace.testing:FakeEngine"))) as server:
+    with running(ServerSettings(EngineConfig(task="embed", engine="headrace.testing:FakeEngine"))) as server:
         response = server.post("/v1/embeddings", {"input": [5], "add_special_tokens": False})
         assert (response.status_code, response.json()["error"]["code"]) == (400, "token_ids")
         assert server.post("/tokenize", {"prompt": "x"}).status_code == 404

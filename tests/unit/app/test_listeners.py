@@ -26,6 +26,7 @@ def test_each_batch_is_heard_and_a_listener_that_raises_is_left_out(
     report = headrace.run(
         [{"text": f"text {n}"} for n in range(10)],
         sink=tmp_path / "out.jsonl",
+        task="embed",
         engine="headrace.testing:FakeEngine",
         listeners=[bad, good],
         progress=False,

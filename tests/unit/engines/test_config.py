@@ -131,6 +131,10 @@ def test_an_option_names_its_engine_and_an_engine_its_task() -> None:
     assert EngineConfig().resolved().task == "embed"
     assert EngineConfig().resolved("generate").task == "generate"
     assert EngineConfig(engine=len).resolved().task == "custom"
+    assert EngineConfig(engine="my_module:function").resolved().task == "custom"
+    assert EngineConfig("embed", engine="my_module:function").resolved().task == "embed"
+    assert EngineConfig(engine="my_module:function").resolved("generate").task == "generate"
+    assert EngineConfig(engine="onnx").resolved().task == "embed"
     handler = EngineConfig(engine_options={"handler": "h.py"}).resolved()
     assert (handler.engine, handler.task) == ("torchserve", "custom")
     assert EngineConfig("embed", engine_options={"endpoints": ["http://a"]}).resolved().engine == "endpoint"

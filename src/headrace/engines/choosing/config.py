@@ -22,7 +22,7 @@ class EngineConfig:
     """Which engine to load, its options and its batch limits."""
 
     task: str | None = None
-    """None to use the input's task, else the engine's, else "embed"."""
+    """None to use the input's task, else the engine's ("custom" for a custom engine), else "embed"."""
     model: str | None = None
     """As the user wrote it: a folder, an included model, `org/name[@revision]` or `hf://...` on the hub, or a folder in
     an object store; None for the task's default."""
@@ -73,7 +73,7 @@ class EngineConfig:
                 config = replace(config, engine=engine)
         if config.task is not None:
             return config
-        own = callable(config.engine) or config.engine == "torchserve"
+        own = registry.is_custom(config.engine) or config.engine == "torchserve"
         return replace(config, task=asked or ("custom" if own else "embed"))
 
     def anchored(self) -> EngineConfig:

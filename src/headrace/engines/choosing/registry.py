@@ -122,6 +122,11 @@ def options_by_task() -> dict[str, dict[str, tuple[str, ...]]]:
     }
 
 
+def is_custom(engine: object) -> bool:
+    """Whether it is a custom engine: `module:name`, a function or another object."""
+    return engine is not None and (not isinstance(engine, str) or ":" in engine)
+
+
 def check_options(task: str, engine: object, options: Mapping[str, object], settings: Iterable[str] = ()) -> None:
     """Check that the task, the engine and its options exist, without importing the engine's dependencies.
 
@@ -233,11 +238,11 @@ def _entry(task: str, engine: object) -> _Entry | None:
     engines = _ENGINES.get(task)
     if engines is None:
         raise unknown_task(task, _ENGINES)
-    if engine is not None and (not isinstance(engine, str) or ":" in engine):
+    if is_custom(engine):
         return None
     if engine is None and task == "custom":
         raise ConfigError("task custom needs an engine: set engine (module:name) or handler")
-    entry = engines.get(engine or next(iter(engines)))
+    entry = engines.get(str(engine) if engine else next(iter(engines)))
     if entry is None:
         raise ConfigError(
             f"task {task!r} has no engine {engine!r}; known: {', '.join(engines)}, or module:name for a custom engine"
