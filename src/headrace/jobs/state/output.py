@@ -182,7 +182,8 @@ class JobOutput:
             if not remote:
                 self.parts.sweep()
                 for path in self._files:  # where links to other disks lead
-                    remove(temporary_of(target_of(path)))
+                    with contextlib.suppress(OSError):
+                        remove(temporary_of(target_of(path)))
             self._is_locked = True
             try:
                 yield
