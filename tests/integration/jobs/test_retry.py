@@ -164,7 +164,7 @@ def test_an_input_that_was_mended_is_retried_with_a_flag_that_retry_has(tmp_path
     runner = Runner(source, tmp_path / "out.jsonl", refusing({3}), Limits(max_error_rate=1.0))
     runner.run()
     runner.engine = FakeEngine()
-    write_rows(source, [row | {"text": row["text"].replace("text 3", "mended 3")} for row in texts(9)])
+    write_rows(source, [row | {"text": row["text"].replace("text 3", "best 3")} for row in texts(9)])
     with pytest.raises(ConfigError) as refused:
         runner.run(retry=True)
     assert "the content of the input has changed. Restore that, or pass --ignore-changes to retry" in str(refused.value)
