@@ -227,7 +227,7 @@ def kills(case: Case, folder: Path, first: int = 1, step: int = 1) -> Iterator[i
     """
     number = first
     while True:
-        job = Job(case, folder, f"job-{os.getpid()}")
+        job = Job(case, folder, f"job-{abs(hash(case))}")
         status, said = job.strike(number)
         if status in ENDED:
             job.check()
