@@ -8,7 +8,9 @@ import pytest
 from tests.acceptance.operations import CASES, ENDED, Job, kills, make_input
 
 
-@pytest.mark.parametrize(("name", "every"), [("retry", 11), ("folder", 23), ("steps", 61), ("link", 17)])
+@pytest.mark.parametrize(
+    ("name", "every"), [("retry", 11), ("folder", 23), ("steps", 61), ("link", 17), ("overwrite-folder", 16)]
+)
 def test_a_kill_before_a_file_operation_costs_no_record(tmp_path: Path, name: str, every: int) -> None:
     """And `inspect` says what is true, also in the middle of the end of a retry."""
     make_input(tmp_path)
