@@ -149,9 +149,10 @@ class Job:
             self._mended.touch()
         self._computed.write_text("")
 
-    def strike(self, number: int, refusal: str = "") -> tuple[int, str]:
-        """Begin the job, and strike before its n-th operation."""
-        hook = f"from tests.acceptance.striking import install; install({number}, {str(self.folder)!r}, {refusal!r}); "
+    def strike(self, number: int, refusal: str = "", named: str = "") -> tuple[int, str]:
+        """Begin the job, and strike before its n-th operation: see `striking.install`."""
+        given = f"{number}, {str(self.folder)!r}, {refusal!r}, {named!r}"
+        hook = f"from tests.acceptance.striking import install; install({given}); "
         return headrace(*self._case.struck, folder=self.folder, before=hook, **self._environment)
 
     def inspected(self) -> tuple[int, int, str] | None:
@@ -226,7 +227,7 @@ def kills(case: Case, folder: Path, first: int = 1, step: int = 1) -> Iterator[i
     """
     number = first
     while True:
-        job = Job(case, folder, f"job-{os.getpid()}")
+        job = Job(case, folder, f"job-{abs(hash(case))}")
         status, said = job.strike(number)
         if status in ENDED:
             job.check()

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from tests.integration.jobs.test_resume import Killed
 from tests.settings import job_settings
 
@@ -23,7 +23,7 @@ from headrace.app.jobs.step_settings import Step
 from headrace.app.jobs.steps import prepare_steps, run_steps, steps_here
 from headrace.cli import inspect as inspect_command
 from headrace.cli.report import reported_jobs
-from headrace.errors import HeadraceError, RecordError
+from headrace.errors import ConfigError, HeadraceError, RecordError, ResumeMismatchError
 from headrace.events import BatchDone, Event
 from headrace.io.storage import parts
 from headrace.jobs.pipeline.job import Limits, StopRequest
@@ -31,6 +31,8 @@ from headrace.observe.page.render import _job
 from headrace.observe.reporting.figures import in_json
 
 ROWS = 96
+FAILING = st.sets(st.integers(0, ROWS - 1), max_size=40)
+SELDOM = st.sampled_from([0, 0, 0, 0, 1, 3])
 LIMITS = Limits(part_records=8, max_error_rate=1.0)
 bad: set[int] = set()
 """The texts that the engine refuses now."""
@@ -61,32 +63,33 @@ class Histories(RuleBasedStateMachine):
     def teardown(self) -> None:
         shutil.rmtree(self.folder)
 
-    @rule(failing=st.sets(st.integers(0, ROWS - 1), max_size=40))
-    def faults_change(self, failing: set[int]) -> None:
-        bad.clear()
-        bad.update(failing)
+    @initialize(failing=FAILING)
+    def first(self, failing: set[int]) -> None:
+        self._execute(failing)
 
-    @rule(
-        overwrite=st.booleans(), stop_after=st.sampled_from([0, 0, 1, 2]), kill_after=st.sampled_from([0, 0, 0, 1, 4])
-    )
-    def run(self, overwrite: bool, stop_after: int, kill_after: int) -> None:
+    @rule(failing=FAILING, overwrite=st.booleans(), stop_after=SELDOM, kill_after=SELDOM)
+    def run(self, failing: set[int], overwrite: bool, stop_after: int, kill_after: int) -> None:
         self.has_steps &= not overwrite
-        self._execute(stop_after, kill_after, overwrite=overwrite)
+        self._execute(failing, stop_after, kill_after, overwrite=overwrite)
 
     @precondition(lambda self: not self.has_steps)
-    @rule(kill_after=st.sampled_from([0, 0, 1, 2]))
-    def retry(self, kill_after: int) -> None:
-        self._execute(0, kill_after, retry=True)
+    @rule(failing=FAILING, kill_after=SELDOM)
+    def retry(self, failing: set[int], kill_after: int) -> None:
+        self._execute(failing, 0, kill_after, retry=True)
 
-    @rule(overwrite=st.booleans())
-    def run_steps(self, overwrite: bool) -> None:
+    @rule(failing=FAILING, overwrite=st.booleans())
+    def run_steps(self, failing: set[int], overwrite: bool) -> None:
+        bad.clear()
+        bad.update(failing)
         job = job_settings(f"{self.folder}/in.jsonl", self.sink, limits=LIMITS, overwrite=overwrite)
         steps = [Step(name="one", engine=NAME), Step(name="two", engine=NAME)]
-        with contextlib.suppress(HeadraceError):  # it was begun by one model
+        with contextlib.suppress(ResumeMismatchError, ConfigError):  # it was begun by one model
             run_steps(prepare_steps(job, steps), lambda one: execute(one, StopRequest(), progress=False))
             self.has_steps = True
 
-    def _execute(self, stop_after: int, kill_after: int, **flags: Any) -> None:
+    def _execute(self, failing: set[int], stop_after: int = 0, kill_after: int = 0, **flags: Any) -> None:
+        bad.clear()
+        bad.update(failing)
         stop, seen, written = StopRequest(), [0, 0], parts.PartFolder.commit
 
         def listen(event: Event) -> None:
@@ -103,7 +106,7 @@ class Histories(RuleBasedStateMachine):
         chosen = job_settings(
             f"{self.folder}/in.jsonl", self.sink, engine=NAME, limits=LIMITS, listeners=[listen], batch_size=16, **flags
         )
-        with pytest.MonkeyPatch.context() as patch, contextlib.suppress(HeadraceError, Killed):
+        with pytest.MonkeyPatch.context() as patch, contextlib.suppress(ResumeMismatchError, ConfigError, Killed):
             patch.setattr(parts.PartFolder, "commit", commit)
             execute(chosen, stop, progress=False)
 

@@ -14,7 +14,7 @@ import pytest
 from tests.integration.jobs.harness import Runner, read_errors, texts, write_rows
 from tests.integration.jobs.test_resume import Killed, Reaper
 
-from headrace.errors import ConfigError, RecordError
+from headrace.errors import ConfigError, RecordError, ResumeMismatchError
 from headrace.events import JobStarted, StageDone
 from headrace.jobs.pipeline.job import JobEnd, Limits
 from headrace.jobs.state.retrying import DeadLetters
@@ -164,8 +164,8 @@ def test_an_input_that_was_mended_is_retried_with_a_flag_that_retry_has(tmp_path
     runner = Runner(source, tmp_path / "out.jsonl", refusing({3}), Limits(max_error_rate=1.0))
     runner.run()
     runner.engine = FakeEngine()
-    write_rows(source, [row | {"text": row["text"].replace("text 3", "mended 3")} for row in texts(9)])
-    with pytest.raises(ConfigError) as refused:
+    write_rows(source, [row | {"text": row["text"].replace("text 3", "best 3")} for row in texts(9)])
+    with pytest.raises(ResumeMismatchError) as refused:
         runner.run(retry=True)
     assert "the content of the input has changed. Restore that, or pass --ignore-changes to retry" in str(refused.value)
     assert "--overwrite" not in str(refused.value)

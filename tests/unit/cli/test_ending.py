@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 
 from headrace.cli.app import app
 from headrace.cli.outcome import guarded
+from headrace.io.storage.locations import as_named
 
 
 def test_a_bug_is_one_line_with_its_place(capsys: pytest.CaptureFixture[str]) -> None:
@@ -17,7 +18,7 @@ def test_a_bug_is_one_line_with_its_place(capsys: pytest.CaptureFixture[str]) ->
 
     assert guarded(broken) == 1
     [line] = capsys.readouterr().err.splitlines()
-    assert f"unexpected KeyError at {__file__}:16: 'weights'; committed records are kept" in line
+    assert f"unexpected KeyError at {as_named(__file__)}:17: 'weights'; committed records are kept" in line
 
 
 def test_a_busy_port_is_refused_before_the_model_is_loaded() -> None:

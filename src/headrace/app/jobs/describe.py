@@ -15,6 +15,7 @@ from headrace.engines.base import AnyEngine
 from headrace.engines.choosing.config import EngineConfig
 from headrace.engines.profile import EngineProfile
 from headrace.io.formats.jsonl import JsonlWriter
+from headrace.io.storage.locations import as_named
 from headrace.observe.live.recorder import Description
 from headrace.observe.live.server import ServerFacts
 from headrace.observe.reporting.advice import Host
@@ -51,7 +52,7 @@ def describe(plan: Plan, engine: AnyEngine, profile: EngineProfile) -> Descripti
         "retry of failed records": "yes" if settings.retry else None,
     }
     shown = {name: _shown(name, value) for name, value in named.items() if value is not None}
-    return Description(remove_logins(plan.output.target), shown, versions())
+    return Description(remove_logins(as_named(plan.output.target)), shown, versions())
 
 
 def server_facts(config: EngineConfig, engine: AnyEngine, profile: EngineProfile, most_records: int) -> ServerFacts:

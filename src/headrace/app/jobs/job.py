@@ -33,6 +33,7 @@ from headrace.io.sinks.callback_sink import CallbackWriter
 from headrace.io.sinks.table_writer import TableWriter
 from headrace.io.sources.joined import JoinedSource
 from headrace.io.sources.unique_ids import numpy_or_refuse
+from headrace.io.storage.locations import as_named
 from headrace.jobs import run as main_path
 from headrace.jobs.pipeline.infer import WorkSteps, infer, infer_one
 from headrace.jobs.pipeline.job import BatcherPort, Job, JobEnd, StopRequest
@@ -148,7 +149,7 @@ def carry_out(  # noqa: PLR0913 - keyword-only, and each caller leaves most of t
 def _tracing(plan: Plan, began: float) -> contextlib.AbstractContextManager[TraceWriter | None]:
     if plan.settings.trace is None:
         return contextlib.nullcontext()
-    return TraceWriter(Path(plan.settings.trace), began, str(plan.output.target))
+    return TraceWriter(Path(plan.settings.trace), began, as_named(plan.output.target))
 
 
 def _close(engine: AnyEngine) -> None:

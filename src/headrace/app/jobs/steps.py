@@ -22,7 +22,7 @@ from headrace.app.jobs.step_settings import FOLDER, Step, settings_of
 from headrace.app.jobs.tuning import load
 from headrace.errors import ConfigError, JobError
 from headrace.io.sinks.targets import Target, find_target
-from headrace.io.storage.atomic import atomic_file
+from headrace.io.storage.atomic import atomic_file, sweep
 from headrace.io.storage.locations import as_os_errors, exists, is_remote, remove
 from headrace.jobs.pipeline.job import JobEnd
 from headrace.jobs.planning.columns import column_of
@@ -82,6 +82,8 @@ def run_steps(
     target = find_target(str(settings[-1].sink), settings[-1].output_format)
     plans = _checked(settings)
     with _locked(target):
+        for one in settings[:-1]:
+            sweep(find_target(str(one.sink)).work)  # a step that is finished sweeps its folder no more
         done = [_verify(plan) for plan in plans[:-1]]
         if (ended := _finished(plans[-1])) is not None:
             _clear(settings, ended.end)

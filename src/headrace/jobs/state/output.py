@@ -182,7 +182,8 @@ class JobOutput:
             if not remote:
                 self.parts.sweep()
                 for path in self._files:  # where links to other disks lead
-                    remove(temporary_of(target_of(path)))
+                    with contextlib.suppress(OSError):
+                        remove(temporary_of(target_of(path)))
             self._is_locked = True
             try:
                 yield
@@ -220,8 +221,9 @@ class JobOutput:
             self._before = state.get("before")
         else:
             self._before = {path.name: _stamp(path) for path in self._files}
+            remove(self._state)  # no kill may leave it with some of its parts, or old parts with the new state
             self._retrying.clear()
-            self.parts.clear()  # first, so that no kill leaves old parts under the new fingerprint
+            self.parts.clear()
             self._clear_scratch()
             StallDetector(self.work).forget()
             remove(self.work / REPORT)
