@@ -1,6 +1,6 @@
-"""The server under load: the cost of a request, other servers, overload, and bulk work beside requests.
+"""The server under load: the cost of a request, other servers, overload, callers, and bulk work beside requests.
 
-    python -m benchmarks.serving [--quick] [overhead | routes | embedding | choice | overload | backfill]
+    python -m benchmarks.serving [--quick] [overhead | routes | embedding | choice | overload | callers | backfill]
 
 Each server and the load generator run in separate processes, on loopback. Other batching servers take part after
 `scripts/install-peers`.
@@ -298,6 +298,70 @@ def overload() -> None:
     report("serving_overload", f"{seconds:.0f} s at 3 x capacity", columns, rows, [note])
 
 
+def called(port: int, *arguments: str) -> dict[str, Any]:
+    """What `serving_callers` says."""
+    command = [sys.executable, "-m", "benchmarks.serving_callers", str(port), *arguments]
+    return dict(json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout))
+
+
+GROUPS = ("8x100x300", "4x1000x30", "40x500x30")
+
+
+def callers() -> None:
+    """Ordinary batches of OpenAI's client, single texts beside them, and more than the server allows."""
+    groups = [group.replace("00x", "x") for group in GROUPS] if quick() else GROUPS
+    rows: list[list[Any]] = []
+    with serving("embed") as (port, pid):
+        alone = called(port, "singles")["singles"]["latencies_s"]
+        alone_ms = 1000 * alone[int(len(alone) * 0.99)]
+        for state in ("fresh", "warm"):
+            for group in groups:
+                # Each on a fresh server of its own, and then all on one.
+                with serving("embed") if state == "fresh" else contextlib.nullcontext((port, pid)) as (own, _):
+                    began = time.monotonic()
+                    found = called(own, group, "singles")
+                    spent = time.monotonic() - began
+                singles = found["singles"]["latencies_s"]
+                late_ms = 1000 * singles[int(len(singles) * 0.99)] if singles else float("nan")
+                lost = sum(sum(one["lost"].values()) for one in found.values())
+                rows.append([f"{group}, {state}", found[group]["answered"], lost, spent, late_ms, late_ms / alone_ms])
+        beyond = called(port, "obey", "6" if quick() else "150")
+    columns = ("callers x texts x words", "answered", "lost", "s", "p99 of single texts, ms", "x alone")
+    note = (
+        f"Beside them 200 single texts, 50 a second: alone, their p99 is {alone_ms:.0f} ms. Of 40 requests with 150 s "
+        f"of work together, {beyond['refused']} were refused, of which {beyond['second']} were answered at their "
+        "second attempt, when Retry-After had told them to come back."
+    )
+    report("serving_callers", "OpenAI's client at its defaults", columns, rows, [note])
+    _bounded()
+
+
+def _bounded() -> None:
+    """Bodies of the largest size at once, and idle connections."""
+    rows: list[list[Any]] = []
+    count, size = (20, 1_000_000) if quick() else (200, 33_000_000)
+    with serving("embed") as (port, pid):
+        before = memory_mb(pid)
+        sent = subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.serving_callers", str(port), "bodies", str(count), str(size)],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        most = before
+        while sent.poll() is None:
+            most = max(most, memory_mb(pid))
+            time.sleep(0.05)
+        assert sent.stdout is not None
+        statuses = json.loads(sent.stdout.read())["statuses"]
+        rows.append(
+            [f"{count} bodies of {size:,} bytes", statuses.get("200", 0), statuses.get("429", 0), most - before]
+        )
+        lost = sum(sum(called(port, "idle", "50" if quick() else "500", "5.05")["lost"].values()) for _ in range(3))
+    columns = ("at once", "answered", "refused with 429", "memory grown at most, MB")
+    note = f"500 connections of httpx, idle for 4.8 to 5.05 s, three times: {lost} requests lost."
+    report("serving_bodies", "The largest bodies, and idle connections", columns, rows, [note])
+
+
 def _upload(port: int, records: int) -> None:
     lines = (
         json.dumps({"custom_id": str(n), "method": "POST", "url": PATH, "body": {"input": f"text {n}"}})
@@ -359,6 +423,7 @@ def main() -> None:
         "embedding": embedding,
         "choice": choice,
         "overload": overload,
+        "callers": callers,
         "backfill": backfill,
     }
     for name in [name for name in sys.argv[1:] if name in known] or known:

@@ -29,3 +29,11 @@ def loading(model: str | None = None) -> FakeEngine:
 def broken(model: str | None = None) -> FakeEngine:
     """A factory with a bug."""
     raise KeyError("weights")
+
+
+class Steady(FakeEngine):
+    """40,000 words a second, however fast the machine is."""
+
+    def forward(self, batch: list[str]) -> list[list[float]]:
+        time.sleep(sum(len(text.split()) for text in batch) / 40_000)
+        return super().forward(batch)

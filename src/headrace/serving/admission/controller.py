@@ -135,13 +135,14 @@ class AdmissionController:
             ApiError: 429 with Retry-After over the limits, 408 if the request would time out.
         """
         now = self._clock()
-        if self._returning.requests:
-            self._returning.forget_late(now)
-        is_back = self._returning.requests > 0 and self._returning.is_back(who, requests, cost, now)
-        if self.requests:
-            self._check(Expected(now, who, requests, cost), timeout_s, is_back=is_back)
-        else:
+        returning, is_back = self._returning, False
+        if returning.requests:
+            returning.forget_late(now)
+            is_back = returning.is_back(who, requests, cost, now)
+        if not self.requests:
             self._since = now
+        elif returning.requests or not self._has_room(requests, cost, timeout_s):
+            self._check(Expected(now, who, requests, cost), timeout_s, is_back=is_back)
         self._answers.busy(now)
         self._callers += 1
         self.requests += requests
@@ -169,6 +170,15 @@ class AdmissionController:
         self._answers.ended(requests, cost, self._clock(), done=done, full=full)
         if not self.requests:
             self._answers.idle()
+
+    def _has_room(self, requests: int, cost: float, timeout_s: float) -> bool:
+        """Whether a request is far from every limit, as nearly all are: `_check` would accept it."""
+        limits, per_s = self.limits, self.per_s
+        if limits.requests is not None and self.requests + requests > limits.requests.value:
+            return False
+        if limits.cost is not None and self.cost + cost > limits.cost.value:
+            return False
+        return not per_s or self.ahead + cost <= per_s * min(timeout_s, limits.max_wait_s, limits.most_s)
 
     def _check(self, asked: Expected, timeout_s: float, *, is_back: bool) -> None:
         """Raise ApiError for a request over a limit."""
