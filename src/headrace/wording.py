@@ -81,7 +81,7 @@ COMMAND_ONLY = frozenset(
 
 _VALUES = (
     r"\"[^\"]*\"|'[^']*'|\d[\d.]*|[A-Z]{3,}|[\w./-]+@REVISION|module:\w+|"
-    r"split|first|null|parquet|arrow|onnx|torch|custom|classify|generate|image-(?:embed|classify)|int8|float32|b?float16|cuda(?::\d+)?"
+    r"split|first|null|error|jsonl|csv|tsv|parquet|arrow|onnx|torch|custom|classify|generate|image-(?:embed|classify)|int8|float32|b?float16|cuda(?::\d+)?"
 )
 _FLAG = re.compile(rf"(?<![\w\-/.'\"=])--([a-z][a-z0-9-]*)(?:[ ]({_VALUES})(?![\w-]))?( (?=--))?|(?<!\S)-i (-)(?!\S)")
 

@@ -135,7 +135,7 @@ def test_a_type_in_text(tmp_path: Path, column: Any, as_json: Any, kind: Any) ->
         for ending in ("jsonl", "csv"):
             with pytest.raises(ConfigError, match="a text file cannot hold its values, of type") as refusal:
                 run(table, tmp_path / f"out.{ending}")
-            assert as_json in str(refusal.value) and "(--map)" in str(refusal.value)
+            assert as_json in str(refusal.value) and "(prepare)" in str(refusal.value)
         return
     assert run(table, tmp_path / "out.jsonl").ok == 2
     assert json.loads((tmp_path / "out.jsonl").read_text().splitlines()[0])["kept"] == as_json

@@ -75,7 +75,7 @@ def test_a_query_is_an_input_and_resumes(database: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("query", "words"),
     [
-        (None, "is a database: give a query, such as --sql"),
+        (None, "is a database: give a query, such as sql"),
         ("SELECT * FROM docs", "no ORDER BY at its end"),
         ("SELECT *, row_number() OVER (ORDER BY id) AS n FROM docs -- ORDER BY id", "no ORDER BY at its end"),
         ("SELECT 'order by' AS \"order by\" FROM docs", "no ORDER BY at its end"),

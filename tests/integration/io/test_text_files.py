@@ -61,9 +61,9 @@ def test_a_short_text_and_one_with_zeros_are_utf_8(tmp_path: Path) -> None:
     [
         ("in.csv", b"id;text\n1;a\n", "the file looks separated by ';': write it with commas"),
         ("in.csv", b"id|text\n1|a\n", "the file looks separated by '|'"),
-        ("in.csv", b"id\ttext\n1\ta\n", r"the file looks separated by '\t': take --input-format tsv"),
-        ("in.tsv", b"id,text\n1,a\n", "the file looks separated by ',': take --input-format csv"),
-        ("in.csv", b"title\na\n", "name yours with --text-column"),
+        ("in.csv", b"id\ttext\n1\ta\n", "the file looks separated by '\\t': take input_format=\"tsv\""),
+        ("in.tsv", b"id,text\n1,a\n", "the file looks separated by ',': take input_format=\"csv\""),
+        ("in.csv", b"title\na\n", "name yours with text_column"),
     ],
 )
 def test_another_separator_is_named(tmp_path: Path, name: str, content: bytes, hint: str) -> None:
@@ -154,7 +154,7 @@ def test_an_empty_cell_is_told_and_can_be_refused(tmp_path: Path) -> None:
     report = run(source, tmp_path / "refused.jsonl", on_empty="error")
     assert (report.ok, report.failed, report.empty) == (1, 2, 0)
     letters = map(json.loads, (tmp_path / "refused.errors.jsonl").read_text().splitlines())
-    assert {letter["message"] for letter in letters} == {"the text of 'text' is empty (--on-empty error)"}
+    assert {letter["message"] for letter in letters} == {"the text of 'text' is empty (on_empty=\"error\")"}
 
 
 def test_an_empty_text_of_a_pair_or_a_template(tmp_path: Path) -> None:

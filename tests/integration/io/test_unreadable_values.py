@@ -90,7 +90,7 @@ def test_ids_templates_and_functions_use_the_value_too(tmp_path: Path) -> None:
     assert list(run(file, tmp_path / "template.jsonl", prompt_template="{other} {text}")[1]) == [0, 1]
     ok, letters = run(file, tmp_path / "map.jsonl", prepare=lambda row: row)
     assert ok == 0
-    assert all(message.endswith("a function (--map, --finish) gets whole rows") for message in letters.values())
+    assert all(message.endswith("a function (prepare, finish) gets whole rows") for message in letters.values())
 
 
 def test_a_kept_value_is_copied_where_the_format_holds_it(tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ def test_the_output_goes_where_its_link_leads(
     link.symlink_to(real)
     if before:
         real.write_bytes(before)
-        with pytest.raises(ConfigError, match="was not written by a job here; pass --overwrite"):
+        with pytest.raises(ConfigError, match="was not written by a job here; pass overwrite=True"):
             Runner(source, link).run()
     runner = Runner(source, link, refusing(3, 4), Limits(part_records=13, max_error_rate=1.0))
     assert runner.run(overwrite=bool(before)) == JobEnd("finished", ROWS, 2)

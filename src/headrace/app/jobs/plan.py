@@ -203,7 +203,7 @@ def _check_output(settings: JobSettings, output: JobOutput) -> None:
     """
     try:
         if settings.overwrite or not output.is_finished:
-            for place in (output.work, target_of(output.target)):  # which may be on another disk
+            for place in (target_of(output.target), output.work):  # which may be on two disks
                 check_room(place)
     except OSError as error:
         raise ConfigError(f"cannot write {output.name}: {error.strerror or error}") from error

@@ -221,7 +221,8 @@ class JobOutput:
             self._before = state.get("before")
         else:
             self._before = {path.name: _stamp(path) for path in self._files}
-            remove(self._state)  # no kill may leave it with some of its parts, or old parts with the new state
+            if exists(self._state):  # no kill may leave it with some of its parts, or old parts with the new state
+                self._write_state(start, None, clearing=True)
             self._retrying.clear()
             self.parts.clear()
             self._clear_scratch()
@@ -428,7 +429,9 @@ class JobOutput:
         begun = state and state.get("model")
         return begun if isinstance(begun, dict) and {"name", "commit"} <= begun.keys() else None
 
-    def _write_state(self, start: StartMode, finished: Finished | None, *, swap: bool = False) -> None:
+    def _write_state(
+        self, start: StartMode, finished: Finished | None, *, swap: bool = False, clearing: bool = False
+    ) -> None:
         state = {
             "fingerprint": start.fingerprint,
             "settings": start.settings,
@@ -437,6 +440,7 @@ class JobOutput:
             "before": self._before,
             "finished": asdict(finished) if finished else None,
             "swap": swap,
+            "clearing": clearing,
         }
         with atomic_file(self._state) as file:
             file.write(json.dumps(state, indent=1).encode())

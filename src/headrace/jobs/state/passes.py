@@ -62,6 +62,8 @@ class JobState(TypedDict):
     """None while records are left to do."""
     swap: NotRequired[bool]
     """Whether the new files of a retry are being moved into place."""
+    clearing: NotRequired[bool]
+    """Whether the files of an earlier job are being removed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from headrace.jobs.state.passes import Finished, JobState
 
 
 def read_state(path: Path) -> JobState | None:
-    """The state that a job has stored; None if there is none.
+    """The state that a job has stored; None if there is none, or if the job was killed before it had begun.
 
     Raises:
         JobError: it cannot be read.
@@ -27,7 +27,7 @@ def read_state(path: Path) -> JobState | None:
         return None
     except (ValueError, RecursionError) as error:
         raise JobError(f"{path} is damaged ({error}); start again with --overwrite") from error
-    return state
+    return None if state.get("clearing") else state
 
 
 def _is_state(state: object) -> TypeGuard[JobState]:
