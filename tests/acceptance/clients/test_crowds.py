@@ -18,7 +18,16 @@ import pytest
 from tests.acceptance.clients.test_clients import CLIENTS, PROGRAMS, node
 from tests.acceptance.serving.process import server
 
-STEADY = ("--engine", "tests.acceptance.engines:Steady", "--batch-tokens", "1024", "--served-model-name", "m")
+STEADY = (
+    "--task",
+    "embed",
+    "--engine",
+    "tests.acceptance.engines:Steady",
+    "--batch-tokens",
+    "1024",
+    "--served-model-name",
+    "m",
+)
 
 pytestmark = pytest.mark.skipif(
     not (CLIENTS / "bin" / "python").exists(), reason="the clients are not installed: run scripts/install-clients"

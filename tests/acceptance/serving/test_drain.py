@@ -208,7 +208,16 @@ def test_under_load_every_request_is_answered_and_no_batch_loses_a_line(tmp_path
         + "\n"
         for n in range(count)
     )
-    serve = ("--engine", "tests.acceptance.engines:slow", "--batch-tokens", "256", "--state-dir", "state")
+    serve = (
+        "--task",
+        "embed",
+        "--engine",
+        "tests.acceptance.engines:slow",
+        "--batch-tokens",
+        "256",
+        "--state-dir",
+        "state",
+    )
     stopping = threading.Event()
 
     def call(url: str) -> list[tuple[int, bool]]:

@@ -13,7 +13,7 @@ from tests.acceptance.serving.process import server
 
 COUNT = 1_500
 # Fewer records at a time than the job has under way: the others are refused, and told when to come back.
-SERVE = ("--engine", "tests.acceptance.engines:slow", "--max-requests", "48")
+SERVE = ("--task", "embed", "--engine", "tests.acceptance.engines:slow", "--max-requests", "48")
 OVER = ("--task", "embed", "--concurrency", "64", "--attempts", "50")
 
 

@@ -171,7 +171,7 @@ def test_a_part_without_rows_fits_its_neighbours(tmp_path: Path) -> None:
     source = write(tmp_path, [*ROWS[:50], *[{"id": f"b{n}", "text": None} for n in range(50)], *ROWS[50:100]])
     headrace.run(source, sink=f"{tmp_path / 'out.parquet'}/", **FAKE)
     types = {str(pq.read_schema(part).field("embedding").type) for part in (tmp_path / "out.parquet").glob("*.parquet")}
-    assert types <= {"fixed_size_list<element: float>[8]", "list<element: float>"}
+    assert types <= {"fixed_size_list<element: double>[8]", "list<element: double>"}
     assert pq.read_table(tmp_path / "out.parquet").num_rows == 100
 
 

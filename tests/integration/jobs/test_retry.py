@@ -167,6 +167,8 @@ def test_an_input_that_was_mended_is_retried_with_a_flag_that_retry_has(tmp_path
     write_rows(source, [row | {"text": row["text"].replace("text 3", "best 3")} for row in texts(9)])
     with pytest.raises(ResumeMismatchError) as refused:
         runner.run(retry=True)
-    assert "the content of the input has changed. Restore that, or pass --ignore-changes to retry" in str(refused.value)
+    assert "the content of the input has changed. Restore that, or pass ignore_changes=True to retry" in str(
+        refused.value
+    )
     assert "--overwrite" not in str(refused.value)
     assert runner.run(retry=True, ignore_changes=True) == JobEnd("finished", 9, 0)

@@ -142,7 +142,7 @@ def test_the_front_door_runs_a_job_and_reports(runner: Runner, capsys: pytest.Ca
     ("change", "message"),
     [
         ({"source": "none.jsonl"}, "cannot read input file"),
-        ({"sink": "none/out.jsonl"}, "there is no folder none; create it"),
+        ({"sink": "none/out.jsonl"}, r"cannot write none/out.jsonl: there is no folder .*none; create it"),
         ({"sink": "in.jsonl/out.jsonl"}, "in.jsonl is not a folder"),
         ({"sink": "."}, "was not written by a job here"),
         ({"sink": "out.txt"}, "must end in one of .jsonl, .csv, .tsv, .parquet"),

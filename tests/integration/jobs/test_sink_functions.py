@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import headrace
+from headrace import BlockedLoopWarning
 from headrace.errors import ConfigError, JobError
 from headrace.io.sinks.callback_sink import CallbackWriter
 from headrace.jobs.pipeline.job import Limits
@@ -55,7 +56,8 @@ def test_it_is_awaited_within_a_running_loop_too() -> None:
     found = Collected()
 
     async def main() -> None:
-        run(found)
+        with pytest.warns(BlockedLoopWarning):
+            run(found)
 
     asyncio.run(main())
     assert len(found.ids) == 300
