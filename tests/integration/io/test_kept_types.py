@@ -135,7 +135,7 @@ def test_a_type_in_text(tmp_path: Path, column: Any, as_json: Any, kind: Any) ->
         for ending in ("jsonl", "csv"):
             with pytest.raises(ConfigError, match="a text file cannot hold its values, of type") as refusal:
                 run(table, tmp_path / f"out.{ending}")
-            assert as_json in str(refusal.value) and "(--map)" in str(refusal.value)
+            assert as_json in str(refusal.value) and "(prepare)" in str(refusal.value)
         return
     assert run(table, tmp_path / "out.jsonl").ok == 2
     assert json.loads((tmp_path / "out.jsonl").read_text().splitlines()[0])["kept"] == as_json
@@ -282,3 +282,12 @@ def test_a_callback_gets_python_objects() -> None:
     found: list[Any] = []
     run(pa.table({"text": ["a"], "kept": pa.array([datetime.date(2026, 1, 2)], pa.date64())}), found.extend)
     assert found == [{"id": 0, "kept": datetime.date(2026, 1, 2), "output": 1}]
+
+
+def test_a_nan_that_a_function_leaves_keeps_its_type(tmp_path: Path) -> None:
+    rows = pa.table({"text": ["a", "b"], "kept": pa.array([0.1, float("nan")], pa.float32())})
+    headrace.run(
+        rows, sink=tmp_path / "out.parquet", engine=lambda texts: texts, prepare=lambda row: row,
+        keep_columns=["kept"], progress=False,
+    )  # fmt: skip
+    assert pq.read_schema(tmp_path / "out.parquet").field("kept").type == pa.float32()

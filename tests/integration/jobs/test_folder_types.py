@@ -87,7 +87,7 @@ def test_a_value_of_another_type_is_a_dead_letter_and_the_folder_is_one_table(
         if letter["position"] != 2:
             assert "in the parts committed before" in letter["message"]
             assert letter["message"].endswith(
-                "give the column one type with a function (--map), or write one .parquet file, whose columns widen"
+                "give the column one type with a function (prepare), or write one .parquet file, whose columns widen"
             )
 
 
