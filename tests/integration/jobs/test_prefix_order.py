@@ -351,7 +351,7 @@ def test_an_input_that_is_read_once_is_enough(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "why"),
     [
-        ({"prepare": lambda row: row}, "the prompts are made by --map"),
+        ({"prepare": lambda row: row}, "the prompts are made by prepare"),
         ({"sink": lambda rows: None}, "the output goes to a function"),
         ({"engine": FakeEngine}, "this engine computes every prompt in full"),
     ],
