@@ -497,6 +497,14 @@ def generator(count: int) -> Iterator[int]:
     yield from range(count)
 
 
+class Shapeless:
+    """As a nested tensor: it has a shape, which raises."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        raise RuntimeError("no shape")
+
+
 NO_RESULTS: dict[str, tuple[Callable[[int], Any], str]] = {
     "DataFrame": (frame, r"DataFrame of shape \(5, 2\)"),
     "DataFrame of one column": (lambda count: frame(count)[["a"]], r"DataFrame of shape \(5, 1\)"),
@@ -522,6 +530,7 @@ NO_RESULTS: dict[str, tuple[Callable[[int], Any], str]] = {
     "array of no dimension": (np.array, r"ndarray of shape \(\)"),
     "tensor of no dimension": (torch.tensor, r"Tensor of shape \(\)"),
     "class": (lambda count: list, "type"),
+    "object whose shape cannot be read": (lambda count: Shapeless(), "Shapeless"),
 }
 
 

@@ -110,8 +110,11 @@ def _refused(results: object, size: int, name: str, why: str = "") -> BadResultE
 
 def _named(results: object) -> str:
     """The type, and the shape if it has one."""
-    shape = getattr(results, "shape", None)
     kind = type(results).__name__
+    try:
+        shape = getattr(results, "shape", None)
+    except Exception:  # noqa: BLE001 - such as of a nested tensor, which has none
+        return kind
     return f"{kind} of shape {tuple(shape)}" if isinstance(shape, tuple) else kind
 
 

@@ -282,3 +282,12 @@ def test_a_callback_gets_python_objects() -> None:
     found: list[Any] = []
     run(pa.table({"text": ["a"], "kept": pa.array([datetime.date(2026, 1, 2)], pa.date64())}), found.extend)
     assert found == [{"id": 0, "kept": datetime.date(2026, 1, 2), "output": 1}]
+
+
+def test_a_nan_that_a_function_leaves_keeps_its_type(tmp_path: Path) -> None:
+    rows = pa.table({"text": ["a", "b"], "kept": pa.array([0.1, float("nan")], pa.float32())})
+    headrace.run(
+        rows, sink=tmp_path / "out.parquet", engine=lambda texts: texts, prepare=lambda row: row,
+        keep_columns=["kept"], progress=False,
+    )  # fmt: skip
+    assert pq.read_schema(tmp_path / "out.parquet").field("kept").type == pa.float32()

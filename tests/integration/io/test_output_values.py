@@ -284,3 +284,15 @@ def test_a_table_of_a_database_gets_the_same_values(tmp_path: Path, monkeypatch:
         (0, {"score": 0.5, "v": [[1, 2]]}),
         (2, {"score": 1, "v": None}),
     ]
+
+
+@pytest.mark.parametrize("empty", [np.zeros(0, "f4"), np.zeros((2, 0), "f4")], ids=["vector", "matrix"])
+def test_an_empty_array_needs_no_other_beside_it(tmp_path: Path, empty: Any) -> None:
+    """Not even if another record of its part fails, so that each is written alone."""
+    rows = [{"text": number} for number in range(3)]
+    report = headrace.run(
+        rows, sink=tmp_path / "out.parquet", engine=lambda batch: [[empty, len, empty][number] for number in batch],
+        limits=Limits(max_error_rate=1), progress=False,
+    )  # fmt: skip
+    assert (report.ok, report.failed) == (2, 1)
+    assert pq.read_table(tmp_path / "out.parquet")["output"].to_pylist() == [empty.tolist()] * 2

@@ -186,3 +186,10 @@ def test_the_names_of_a_wide_table_are_not_all_compared_with_each_other(tmp_path
     pq.write_table(wide, tmp_path / "in.parquet")
     assert run(tmp_path / "in.parquet", tmp_path / "out.parquet", keep_columns=["c7"]) == (2, {})
     assert pq.read_table(tmp_path / "out.parquet")["c7"].to_pylist() == [7, 7]
+
+
+def test_a_dead_letter_of_a_column_to_copy_has_the_id_of_its_record(tmp_path: Path) -> None:
+    rows = ROWS.append_column("id", pa.array([10, 20, 30, 40]))
+    run(rows, tmp_path / "out.jsonl", keep_columns=["other"], engine=lambda inputs: [0] * len(inputs))
+    [bad, other] = map(json.loads, (tmp_path / "out.errors.jsonl").read_text().splitlines())
+    assert [(one["position"], one["id"]) for one in (bad, other)] == [(0, 10), (1, 20)]

@@ -190,7 +190,7 @@ def _vector_array(vectors: Sequence[Any]) -> pa.Array:
         vectors = [as_python(vector) for vector in vectors]
     flat = [pa.array(vector, kind) for vector in vectors]
     values, lengths = pa.concat_arrays(flat), [len(vector) for vector in flat]
-    if len(set(lengths)) == 1:
+    if len(set(lengths)) == 1 and lengths[0]:  # Arrow has no fixed size of 0
         return pa.FixedSizeListArray.from_arrays(values, lengths[0])
     return pa.ListArray.from_arrays(list(itertools.accumulate(lengths, initial=0)), values)
 
@@ -210,5 +210,9 @@ def _matrix_array(matrices: Sequence[Any]) -> pa.Array:
     if len(kinds) != 1:
         raise ValueError(f"arrays of {' and '.join(sorted(kinds))} in one column; return one type")
     values = pa.concat_arrays([pa.array(matrix.ravel()) for matrix in matrices])
-    vectors = pa.FixedSizeListArray.from_arrays(values, widths.pop())
-    return pa.ListArray.from_arrays(list(itertools.accumulate(map(len, matrices), initial=0)), vectors)
+    offsets, width = list(itertools.accumulate(map(len, matrices), initial=0)), widths.pop()
+    if width:
+        vectors = pa.FixedSizeListArray.from_arrays(values, width)
+    else:  # Arrow has no fixed size of 0
+        vectors = pa.ListArray.from_arrays([0] * (offsets[-1] + 1), values)
+    return pa.ListArray.from_arrays(offsets, vectors)

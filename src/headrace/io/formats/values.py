@@ -155,13 +155,6 @@ def _plain(value: Any, *, top: bool = False) -> object:
     kind = type(value)
     if kind in _PLAIN:
         return value
-    if kind is dict or isinstance(value, Mapping):
-        row: dict[str, object] = {}
-        for key, inner in value.items():
-            row[key if type(key) is str else _key(key)] = inner if type(inner) in _PLAIN else _plain(inner)
-        if len(row) < len(value):
-            raise HeadraceError("a dict with keys that are the same as text; return other keys")
-        return row
     if kind is list or isinstance(value, (list, tuple)):
         if _PLAIN.issuperset(map(type, value)):
             return value if kind is list else list(value)
@@ -169,6 +162,13 @@ def _plain(value: Any, *, top: bool = False) -> object:
         for inner in value:
             items.append(inner if type(inner) in _PLAIN else _plain(inner))  # noqa: PERF401 - see above
         return items
+    if kind is dict or isinstance(value, Mapping):
+        row: dict[str, object] = {}
+        for key, inner in value.items():
+            row[key if type(key) is str else _key(key)] = inner if type(inner) in _PLAIN else _plain(inner)
+        if len(row) < len(value):
+            raise HeadraceError("a dict with keys that are the same as text; return other keys")
+        return row
     return _other(value, top=top)
 
 

@@ -100,12 +100,20 @@ class Columns:
         Raises:
             RecordError: the id is missing, or neither text nor an integer.
         """
+        return Record(record.position, self.id_of(record), self.kept(record))
+
+    def id_of(self, record: Record) -> object:
+        """The id of a record.
+
+        Raises:
+            RecordError: it is missing, or neither text nor an integer.
+        """
         if self.id is None:
-            return Record(record.position, record.id, self.kept(record))
+            return record.id
         value = _value(record, self.id)
         if id_text(value) is None:
             raise _id_refusal(value, self.id)
-        return Record(record.position, value, self.kept(record))
+        return value
 
     def input_of(self, record: Record) -> object:
         """The input for the engine.
@@ -396,15 +404,15 @@ class Preparation:
             except BaseException as error:  # noqa: BLE001 - a row may be a mapping of the user's own, with any content
                 words = f"the row raised {type(error).__name__} when it was read"
                 own = error if isinstance(error, Exception) else RecordError(words)
-                done.refuse(row, kept.id, own, attempts.get(row.position, 1))
+                done.refuse(row, self._id_of(mapped), own, attempts.get(row.position, 1))
             else:
                 selected.append((row, mapped, kept))
                 inputs.append(value)
         return selected, inputs
 
     def _id_of(self, row: Record) -> object:
-        """The id of a row that user code could not prepare, if the row has the column."""
+        """The id of a row that cannot be prepared, if the row has the column."""
         try:
-            return self.columns.identify(row).id
+            return self.columns.id_of(row)
         except BaseException:  # noqa: BLE001 - as above
             return row.id

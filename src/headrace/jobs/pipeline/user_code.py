@@ -201,7 +201,7 @@ def _mapped(record: Record, row: Any) -> Record | Exception:
 def _is_same(value: object, read: object) -> bool:
     """Whether a function left a value of a table as it was, which then keeps its type there."""
     try:
-        return type(value) is type(read) and bool(value == read)
+        return value is read or (type(value) is type(read) and bool(value == read))  # NaN is not equal to itself
     except Exception:  # noqa: BLE001 - objects of the user's own; they are compared only to keep a type
         return False
 
