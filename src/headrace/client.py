@@ -19,7 +19,8 @@ from headrace.tracebacks import Tidied, public
 
 BUSY = 429
 """Status of an answer that limits the rate."""
-_FORBIDDEN = frozenset({401, 403, 407})
+_NO_KEY = 401
+_FORBIDDEN = frozenset({_NO_KEY, 403, 407})
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,6 +286,8 @@ def _failure(endpoint: str, answer: httpx.Response) -> Exception:
         said = None
     detail = answer.text[:200] if said is None else said
     line = f"{endpoint} says {answer.status_code}: {' '.join(detail.split())}"
+    if answer.status_code == _NO_KEY:
+        line += "; give the server's key: OPENAI_API_KEY for a job, api_key in Python"
     if answer.status_code in _FORBIDDEN or answer.status_code in (502, 503):
         return EngineDeadError(line)
     if answer.status_code in TRANSIENT_STATUSES:

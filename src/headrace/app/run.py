@@ -23,7 +23,7 @@ from headrace.errors import ConfigError, UnknownOptionError
 from headrace.io.sinks.callback_sink import Receiver
 from headrace.io.sources.selection import Selection
 from headrace.jobs.pipeline.job import JobEnd, Limits, StopRequest
-from headrace.jobs.settings import JobOptions, JobSettings, split_options
+from headrace.jobs.settings import SETTING_NAMES, JobOptions, JobSettings, split_options
 from headrace.observe.reporting.report import Report
 from headrace.tracebacks import public
 
@@ -156,12 +156,14 @@ def _run(
 
 
 def _execute(settings: JobSettings, stop: StopRequest, *, progress: bool) -> tuple[JobEnd, Report]:
-    """Run a job; a limit that was given as an option of the engine is explained."""
+    """Run a job; a limit or a misspelt setting that was taken for an option of the engine is explained."""
     try:
         return execute(settings, stop, progress=progress)
     except UnknownOptionError as error:
         if error.option not in {one.name for one in fields(Limits)}:
-            raise
+            raise UnknownOptionError(
+                error.option, error.task, error.engine, error.known, error.owners, error.settings or SETTING_NAMES
+            ) from None
         raise ConfigError(
             f"{error.option} is one of the job's limits: pass limits=Limits({error.option}=...), with "
             "`from headrace.jobs.pipeline.job import Limits`"

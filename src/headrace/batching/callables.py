@@ -20,20 +20,20 @@ def is_async(fn: Callable[..., object]) -> bool:
 def plain_function(name: str, fn: object, way_out: str = "") -> None:
     """Check that the parameter `name` is a plain function, which does its work when called.
 
-    `way_out` is the end of the message.
+    `way_out` is the end of the message about an `async def`.
 
     Raises:
         ConfigError: it is an `async def` or a generator function, which would never be awaited or iterated.
     """
     if fn is None:
         return
-    for is_one, kind in (
-        (inspect.iscoroutinefunction, "an async function"),
-        (inspect.isasyncgenfunction, "an async generator function"),
-        (inspect.isgeneratorfunction, "a generator function"),
+    for is_one, kind, end in (
+        (inspect.iscoroutinefunction, "an async function", way_out),
+        (inspect.isasyncgenfunction, "an async generator function", ""),
+        (inspect.isgeneratorfunction, "a generator function", "; return a list instead of yielding"),
     ):
         if _any_is(is_one, fn):
-            raise ConfigError(f"{name} is {kind}: it must be a plain function that returns its result{way_out}")
+            raise ConfigError(f"{name} is {kind}: it must be a plain function that returns its result{end}")
 
 
 def unfinished(name: str, result: object) -> BadResultError | None:

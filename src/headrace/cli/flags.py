@@ -19,8 +19,10 @@ from headrace.errors import ConfigError
 
 ENGINE_PANEL = "Engine"
 ACCESS_PANEL = "Access"
-_ONCE = frozenset({ENGINE_PANEL, ACCESS_PANEL})
-"""Panels of flags that are refused if given twice: one would silently not count, such as a file of keys."""
+FILES_PANEL = "Input and output"
+RECORDS_PANEL = "Records"
+_ONCE = frozenset({ENGINE_PANEL, ACCESS_PANEL, FILES_PANEL, RECORDS_PANEL})
+"""Panels of flags that are refused if given twice: one would silently not count, such as an input or a file of keys."""
 
 
 class FlagGroup:
@@ -96,7 +98,7 @@ def positive_numbers(flag: str, text: str | None) -> tuple[int, ...]:
 
 
 class Command(TyperCommand):
-    """A command that refuses a flag of the engine or of access given twice; for other flags the last value counts.
+    """A command that refuses a flag of one of these panels given twice; for other flags the last value counts.
 
     Messages about values are without Pydantic's own words, which newer versions of typer pass on.
     """
@@ -106,7 +108,7 @@ class Command(TyperCommand):
 
         Raises:
             BadParameter: a value is not valid.
-            Exit: a flag of the engine or of access is given twice.
+            Exit: a flag that counts once is given twice.
         """
         try:
             left = super().parse_args(ctx, list(args))  # reports other errors first

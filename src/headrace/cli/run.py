@@ -17,7 +17,7 @@ from headrace.argument_types import parse_size
 from headrace.cli import steps
 from headrace.cli.cluster_flags import ClusterFlags
 from headrace.cli.engine_flags import EngineCommand, EngineFlags
-from headrace.cli.flags import FlagGroup, comma_separated, with_groups
+from headrace.cli.flags import FILES_PANEL, RECORDS_PANEL, FlagGroup, comma_separated, with_groups
 from headrace.cli.forecasts import as_figures, print_forecast, print_survey
 from headrace.cli.logs import LogFlags
 from headrace.cli.outcome import conclude, guarded, own_streams, say
@@ -51,7 +51,7 @@ headrace run --config steps.yaml -i texts.jsonl -o answers.parquet
 class FileFlags(FlagGroup):
     """Input and output of a job."""
 
-    panel: ClassVar[str] = "Input and output"
+    panel: ClassVar[str] = FILES_PANEL
 
     source: Annotated[
         str,
@@ -109,7 +109,7 @@ class FileFlags(FlagGroup):
 class RecordFlags(FlagGroup):
     """Which records are processed, and how."""
 
-    panel: ClassVar[str] = "Records"
+    panel: ClassVar[str] = RECORDS_PANEL
 
     text_column: Annotated[
         str | None,

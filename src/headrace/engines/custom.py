@@ -183,7 +183,7 @@ def _one_function(made: Any, reference: str) -> Callable[[list[Any]], Sequence[o
         methods = [name for name, _ in inspect.getmembers(made, inspect.ismethod) if not name.startswith("_")]
         if len(methods) != 1:
             raise ConfigError(
-                f"{reference!r} gives a {type(made).__name__} with {len(methods)} public methods "
+                f"{reference!r} gives an object of {type(made).__name__} with {len(methods)} public methods "
                 f"({', '.join(methods) or 'none'}); it must have one, be callable, or be a complete engine"
             )
         function = getattr(made, methods[0])

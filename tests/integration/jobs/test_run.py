@@ -112,6 +112,25 @@ def test_a_job_of_errors_stops_and_shows_them(runner: Runner) -> None:
     assert read_errors(runner.sink)[: len(errors)] == errors
 
 
+def test_a_job_that_stopped_because_of_errors_says_how_it_is_finished(runner: Runner) -> None:
+    bad: list[Any] = [b"{", b'["a"]', {"id": "c", "text": None}, {"id": "d", "text": "poison"}]
+    write_rows(runner.source, [*bad, *({"id": f"g{n}", "text": "good"} for n in range(3))])
+    runner.engine = FakeEngine(refuses=lambda text: ValueError("no") if text == "poison" else None)
+    with pytest.raises(TooManyErrorsError) as stopped:
+        runner.run()
+    said = str(stopped.value)
+    assert "4 of 7 records failed" in said
+    assert ", 1 other; the last, " in said  # of four kinds, three are named
+    assert "run again with limits=Limits(max_error_rate=1), then `headrace retry`" in said
+
+    runner.engine = FakeEngine()  # the cause is fixed: failed records still count
+    with pytest.raises(TooManyErrorsError):
+        runner.run()
+    runner.limits = Limits(max_error_rate=1)
+    assert runner.run() == JobEnd("finished", 7, 4)
+    assert runner.run(retry=True) == JobEnd("finished", 7, 3)
+
+
 def test_a_few_errors_are_judged_at_the_end(runner: Runner) -> None:
     write_rows(runner.source, [{"text": None}, {"text": None}, {"text": "good"}])
     with pytest.raises(TooManyErrorsError, match="2 of 3"):

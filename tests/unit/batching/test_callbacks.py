@@ -43,6 +43,13 @@ def test_each_kind_is_refused_by_name(function: Any) -> None:
     assert is_async(function) is (function not in (many, few) and getattr(function, "func", None) is not many)
 
 
+def test_the_way_out_of_async_functions_is_not_that_of_generators() -> None:
+    with pytest.raises(ConfigError, match=r"its result; await it$"):
+        plain_function("hook", later, "; await it")
+    with pytest.raises(ConfigError, match=r"its result; return a list instead of yielding$"):
+        plain_function("hook", few, "; await it")
+
+
 @pytest.mark.parametrize("function", [None, len, lambda value: value, functools.partial(max, 1), dict, "x".join])
 def test_plain_ones_are_not(function: Any) -> None:
     plain_function("hook", function)

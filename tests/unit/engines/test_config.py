@@ -40,6 +40,19 @@ def by_ray_data(task: str, options: dict[str, Any]) -> None:
 DOORS = (by_run, by_server, by_ray_data)
 
 
+def test_a_misspelt_setting_beside_an_engine_of_your_own_is_named() -> None:
+    with pytest.raises(
+        UnknownOptionError, match="no option 'keep_column'; known: batch_size; did you mean keep_columns"
+    ):
+        headrace.run([{"text": "a"}], sink="list", engine=list, keep_column=["text"], progress=False)
+
+
+@pytest.mark.parametrize("flag", ["-i", "-o", "--keep-columns", "--limit"])
+def test_a_flag_of_the_input_or_output_given_twice_is_refused(flag: str, tmp_path: Path) -> None:
+    status, output = flags("run", flag, "1", flag, "2", folder=tmp_path)
+    assert (status, f"{flag} is given twice; give it once" in output) == (2, True), output
+
+
 def flags(command: str, *more: str, folder: Path) -> tuple[int, str]:
     source = folder / "in.jsonl"
     source.write_text('{"text": "a"}\n')

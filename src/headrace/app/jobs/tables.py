@@ -93,7 +93,8 @@ def _execute(settings: JobSettings, kind: str, execute: Callable[[JobSettings], 
     try:
         execute(settings)
     except JobError as error:
-        error.args = (str(error).replace(_KEPT, f"sink={kind!r} keeps nothing; a file would keep finished records"),)
+        said, kept, _ = str(error).partition(_KEPT)  # what follows says how to continue
+        error.args = (said + (kept and f"sink={kind!r} keeps nothing; a file would keep finished records"),)
         raise
 
 

@@ -232,9 +232,13 @@ class Tally:
         if self.failed > limit * self._known:
             raise TooManyErrorsError(
                 f"{self.failed} of {self._known} records failed, more than --max-error-rate {limit:g} allows"
-                f"{self._kinds()}; finished records are kept: fix the cause, or run again with a higher rate"
+                f"{self._kinds()}; finished records are kept. Once the cause is fixed, run again with "
+                "--max-error-rate 1, then `headrace retry`: it runs the failed records again"
             )
 
     def _kinds(self) -> str:
-        kinds = ", ".join(f"{count} {reason}" for reason, count in self._reasons.most_common(3))
+        most = self._reasons.most_common(3)
+        kinds = ", ".join(f"{count} {reason}" for reason, count in most)
+        if others := self._reasons.total() - sum(count for _, count in most):
+            kinds += f", {others} other"
         return f" (in this run: {kinds}; the last, {self._example})" if kinds else ""
