@@ -14,7 +14,7 @@ import pytest
 from tests.integration.jobs.harness import Runner, read_errors, texts, write_rows
 from tests.integration.jobs.test_resume import Killed, Reaper
 
-from headrace.errors import ConfigError, RecordError, ResumeMismatchError
+from headrace.errors import ConfigError, JobError, RecordError, ResumeMismatchError
 from headrace.events import JobStarted, StageDone
 from headrace.jobs.pipeline.job import JobEnd, Limits
 from headrace.jobs.state.retrying import DeadLetters
@@ -171,4 +171,19 @@ def test_an_input_that_was_mended_is_retried_with_a_flag_that_retry_has(tmp_path
         refused.value
     )
     assert "--overwrite" not in str(refused.value)
+    assert runner.run(retry=True, ignore_changes=True) == JobEnd("finished", 9, 0)
+
+
+def test_a_row_that_has_moved_to_the_place_of_a_failed_one_is_not_taken_for_it(tmp_path: Path) -> None:
+    source = write_rows(tmp_path / "in.jsonl", texts(9))
+    runner = Runner(source, tmp_path / "out.jsonl", refusing({3}), Limits(max_error_rate=1.0))
+    runner.run()
+    before = runner.sink.read_bytes()
+    runner.engine = FakeEngine()
+    rows = texts(9)
+    write_rows(source, [*rows[:3], *rows[4:]])
+    with pytest.raises(JobError, match=r"record 3 has the id .*, and is not the one that failed there: put all rows"):
+        runner.run(retry=True, ignore_changes=True)
+    assert runner.sink.read_bytes() == before
+    write_rows(source, rows)
     assert runner.run(retry=True, ignore_changes=True) == JobEnd("finished", 9, 0)

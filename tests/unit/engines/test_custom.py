@@ -70,7 +70,7 @@ def outputs(engine: BatchEngine[Any, Any, Any], values: Sequence[Any]) -> list[A
 def test_a_plain_function_is_an_engine() -> None:
     engine = create("custom", engine="own:upper")
     assert outputs(engine, ["a", "b"]) == ["A", "B"]
-    assert engine.describe() == {"task": "embed", "engine": "own:upper", "model": None}
+    assert engine.describe() == {"engine": "own:upper", "model": None}
     assert engine.profile == EngineProfile(batching="batches", cost_unit="records", batch_cost=32, batch_size=32)
 
 

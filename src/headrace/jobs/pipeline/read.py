@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Literal, Self, TypeVar
 
 from headrace.engines.profile import profile_of
-from headrace.errors import BrokenOffError
+from headrace.errors import BrokenOffError, JobError
 from headrace.events import InputLeftOut, PipelineWaited, StageDone
 from headrace.io.base import Chunk
 from headrace.io.sources.unique_ids import Found, SeenIds
@@ -29,6 +29,7 @@ from headrace.jobs.pipeline.settle import LOOK_S, Settling
 from headrace.jobs.pipeline.work import PreparedChunk
 from headrace.jobs.state.passes import Pass
 from headrace.records import Record, keep_exact
+from headrace.wording import shown
 
 T = TypeVar("T")
 
@@ -43,6 +44,7 @@ class Reader:
         self._ordering = ordering
         self._place = todo.place
         self._next_todo = todo.next_todo
+        self._may_be = todo.may_be
         self._listener = job.listener
         self._source = job.source
         self._user = job.user
@@ -88,8 +90,15 @@ class Reader:
         """Check the ids that user code made for the next chunk and drop finished records; pass None at the end.
 
         Raises:
-            JobError: an id occurs twice.
+            JobError: an id occurs twice, or in a retry another record is at the place of the one that failed.
         """
+        if chunk is not None and self._may_be is not None:
+            for item in (*chunk.work, *(work for work, _ in chunk.answered)):
+                if not self._may_be(item.record.position, item.record.id):
+                    raise JobError(
+                        f"record {item.record.position} has the id {shown(item.record.id)}, and is not the one that "
+                        "failed there: put all rows back to their places, or run the whole job again with --overwrite"
+                    )
         if self._seen is None or not self._user.prepares:
             return
         before = [] if chunk is None else chunk.work

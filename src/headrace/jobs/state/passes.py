@@ -86,6 +86,8 @@ class Pass:
     """Numbers the positions without gaps; None if they have none."""
     damaged: Sequence[Damage] = ()
     """Damaged parts of earlier runs. They were removed, and their records are unfinished."""
+    may_be: Callable[[int, object], bool] | None = None
+    """Whether a record of this id belongs at this position, in a retry."""
     windows: Windows | None = None
     """Takes outcomes in another order, which become parts in input order later; None if this pass has no such."""
 

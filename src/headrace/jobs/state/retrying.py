@@ -42,12 +42,12 @@ class DeadLetters:
         Raises:
             ConfigError: they are not the ones that the job wrote.
         """
-        found: list[tuple[int, int]] = []
+        found: list[tuple[int, int, int]] = []
         try:
             with errors.open("rb") as lines:
                 for line in lines:
                     letter = json.loads(line)
-                    found.append((letter["position"], letter["attempts"]))
+                    found.append((letter["position"], letter["attempts"], hash(str(letter["id"]))))
         except FileNotFoundError:
             pass
         except (ValueError, KeyError, TypeError) as error:
@@ -57,11 +57,17 @@ class DeadLetters:
                 f"{errors} has {len(found)} dead letters, but the job wrote {expected}; restore it to retry"
             )
         found.sort()
-        self.positions = array("q", (position for position, _ in found))
-        self.attempts = array("q", (attempts for _, attempts in found))
+        self.positions = array("q", (position for position, _, _ in found))
+        self.attempts = array("q", (attempts for _, attempts, _ in found))
+        self._ids = array("q", (identity for _, _, identity in found))
 
     def __len__(self) -> int:
         return len(self.positions)
+
+    def may_be(self, position: int, identity: object) -> bool:
+        """Whether the record of this id is the one that failed there; a position is the id of a row without one."""
+        known = self._ids[self.place(position)]
+        return known in (hash(str(identity)), hash(str(position))) or identity == position
 
     def place(self, position: int) -> int:
         """The number of the first dead letter at or after `position`."""
@@ -120,7 +126,10 @@ class Retrying:
             return ended
 
         failed = self._parts.count_errors()
-        return Pass(next_todo, self._parts, finish, ledger.done, failed, len(dead_letters), dead_letters.place, damaged)
+        return Pass(
+            next_todo, self._parts, finish, ledger.done, failed, len(dead_letters), dead_letters.place, damaged,
+            may_be=dead_letters.may_be,
+        )  # fmt: skip
 
     def _check_parts(self, dead_letters: DeadLetters) -> None:
         """Check the parts of a folder: damaged ones must not be copied into new parts, which would pass for intact."""
