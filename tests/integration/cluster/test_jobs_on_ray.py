@@ -117,7 +117,7 @@ def test_what_failed_here_is_retried_on_a_cluster(cluster: str, rows: Rows, tmp_
     assert status == 0, said
     assert re.search(r"worker 1 +2 records", said)
     assert [line["id"] for line in lines(sink)] == [f"r{n}" for n in range(300)]
-    assert lines(sink)[7]["output"] == 3
+    assert lines(sink)[7]["embedding"] == 3
     assert not (tmp_path / "out.errors.jsonl").exists()
 
 
@@ -138,7 +138,7 @@ def test_a_job_that_is_killed_leaves_no_worker_and_goes_on(cluster: str, rows: R
     while any(Path(f"/proc/{worker}").exists() for worker in workers):
         time.sleep(0.05)  # the test's time limit ends this if they stay
     wait_until_no_actor_is_left()
-    assert on_ray(source, sink, task="embed", engine=f"{ENGINES}:journal", model=str(journals))[0] == JobEnd(
+    assert on_ray(source, sink, task="custom", engine=f"{ENGINES}:journal", model=str(journals))[0] == JobEnd(
         "finished", 6_000, 0
     )
     assert [line["id"] for line in lines(sink)] == [f"r{n}" for n in range(6_000)]

@@ -222,7 +222,7 @@ def test_what_cannot_travel_fails_alone_and_keeps_its_name(workers: Workers, row
 def test_a_record_that_cannot_be_sent_fails_alone(workers: Workers, tmp_path: Path) -> None:
     sink = tmp_path / "out.jsonl"
     rows_here = [{"text": "fine"}, {"text": threading.Lock()}, {"text": "fine too"}]
-    end, _ = workers.run(rows_here, sink, task="embed", engine=f"{ENGINES}:lengths", limits=Limits(max_error_rate=1))  # type: ignore[arg-type]
+    end, _ = workers.run(rows_here, sink, task="custom", engine=f"{ENGINES}:lengths", limits=Limits(max_error_rate=1))  # type: ignore[arg-type]
     assert end == JobEnd("finished", 3, 1)
     [letter] = lines(tmp_path / "out.errors.jsonl")
     assert "cannot be sent to a worker" in letter["message"]

@@ -155,7 +155,7 @@ def test_modes_that_no_file_has_do_not_pass_for_others(mode: str) -> None:
     """They come from programs alone, and an image of a program is not an input."""
     [refused] = ImageInputs(PROCESSORS["CLIP"]).prepare([in_mode(mode)])
     assert isinstance(refused, RecordError)
-    assert str(refused) == "expected an image (a path, bytes or a data URL), got Image"
+    assert str(refused).startswith("expected an image (a path, bytes or a data URL), got Image")
 
 
 def png(depth: int, colours: int, row: bytes, transparent: bytes) -> bytes:
