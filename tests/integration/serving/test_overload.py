@@ -82,14 +82,14 @@ def test_the_bytes_of_bodies_are_bounded_together_before_they_are_read() -> None
 
 def test_one_body_larger_than_the_bytes_of_all_is_accepted_alone() -> None:
     with running(
-        ServerSettings(EngineConfig(engine="headrace.testing:FakeEngine"), limits=ServeLimits(max_waiting_bytes=1000))
+        ServerSettings(EngineConfig("embed", engine="headrace.testing:FakeEngine"), limits=ServeLimits(max_waiting_bytes=1000))
     ) as server:
         assert embed(server, "a" * 100_000).status_code == 200
 
 
 def test_callers_of_one_key_do_not_wait_behind_each_others_many_texts() -> None:
     settings = replace(
-        ServerSettings(EngineConfig(engine=f"{ENGINES}:Gradual", batch_size=32)), keys=read_keys(None, "k1")
+        ServerSettings(EngineConfig("embed", engine=f"{ENGINES}:Gradual", batch_size=32)), keys=read_keys(None, "k1")
     )
     with running(settings) as server, ThreadPoolExecutor() as pool:
         headers = {"Authorization": "Bearer k1"}

@@ -27,7 +27,7 @@ def serve(tmp_path: Path) -> Callable[..., Any]:
         path.write_text(keys or "")
         return running(
             ServerSettings(
-                EngineConfig(engine=engine, batch_tokens=8),
+                EngineConfig("embed", engine=engine, batch_tokens=8),
                 state=tmp_path / "state",
                 keys=read_keys(path, None) if keys else (),
                 limits=ServeLimits(drain_s=2),
@@ -63,7 +63,7 @@ class Caller:
 
 
 def test_a_key_neither_sees_nor_uses_what_is_anothers(serve: Callable[..., Any]) -> None:
-    with serve(task="embed", engine=f"{ENGINES}:Gradual") as server:
+    with serve(engine=f"{ENGINES}:Gradual") as server:
         alice, bob, nameless, root = (Caller(server, f"k-{name}") for name in ("alice", "bob", "nameless", "root"))
         file = alice.upload(400)
         identity = alice.begin(file).json()["id"]
