@@ -26,7 +26,7 @@ from headrace.testing import FakeEngine
 def serve(tmp_path: Path) -> Callable[..., Any]:
     def make(engine: str = "headrace.testing:FakeEngine", **settings: Any) -> Any:
         settings.setdefault("limits", ServeLimits(drain_s=2))
-        return running(server_settings(engine=engine, state=tmp_path / "state", **settings))
+        return running(server_settings(task="embed", engine=engine, state=tmp_path / "state", **settings))
 
     return make
 

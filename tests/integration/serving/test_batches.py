@@ -61,7 +61,7 @@ def rows_of(server: Running, file: str | None) -> list[dict[str, Any]]:
 def serve(tmp_path: Path) -> Callable[..., Any]:
     def make(engine: str = "headrace.testing:FakeEngine", **settings: Any) -> Any:
         settings.setdefault("limits", ServeLimits(drain_s=2))
-        return running(server_settings(engine=engine, state=tmp_path / "state", **settings))
+        return running(server_settings(**{"task": "embed", **settings}, engine=engine, state=tmp_path / "state"))
 
     return make
 

@@ -75,7 +75,7 @@ def test_the_folder_of_a_newer_version_is_named_and_left_alone(state: Path) -> N
 
 
 def api_of(state: Path) -> None:
-    app, _ = build(server_settings(engine="headrace.testing:FakeEngine", state=state))
+    app, _ = build(server_settings(task="embed", engine="headrace.testing:FakeEngine", state=state))
 
     async def enter() -> None:
         async with app.router.lifespan_context(app):
