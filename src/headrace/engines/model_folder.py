@@ -153,9 +153,11 @@ def pickled_weights(folder: Path) -> list[Path]:
 
 def _hub_way_out(model: str | Path) -> str:
     """What to write for the model of the hub whose name a folder has taken."""
-    return (
-        "" if Path(model).is_absolute() or str(model).count("/") != 1 else f"; for the model of the hub, hf://{model}"
-    )
+    try:
+        name = Path(model).absolute().relative_to(Path.cwd()).as_posix()
+    except (ValueError, FileNotFoundError):  # it is elsewhere, or the current folder is gone
+        return ""
+    return f"; for the model of the hub, hf://{name}" if name.count("/") == 1 else ""
 
 
 def _weights_way_out(folder: Path, wanted: frozenset[str]) -> str:
