@@ -9,6 +9,7 @@ import dataclasses
 import functools
 import itertools
 import pickle
+import sys
 from collections import ChainMap, UserDict, UserList, deque
 from collections.abc import Callable, Mapping, Set
 from types import MappingProxyType
@@ -133,7 +134,7 @@ def _find_copier(kind: type) -> Callable[[Any], Any]:
         if issubclass(kind, base):
             return copier if kind is base else _SUBCLASSES.get(base, copier)
     if _SHALLOW & {base.__module__.partition(".")[0] for base in kind.__mro__}:
-        return _own_column if _is_array(kind) or hasattr(kind, "as_py") else _as_is
+        return _own_scalar if hasattr(kind, "as_py") else _own_column if _is_array(kind) else _as_is
     if _is_array(kind):
         method = getattr(kind, "clone", None) or getattr(kind, "copy", None)
         return functools.partial(_own_array, method=method) if callable(method) else _as_is
@@ -169,6 +170,11 @@ def _own_column(values: Any) -> Any:
         with contextlib.suppress(NotImplementedError):  # a type without this function, such as a string view
             values = values.take(list(range(len(values))))  # a part of a column, without the rest of it
     return pickle.loads(pickle.dumps(values, pickle.HIGHEST_PROTOCOL))
+
+
+def _own_scalar(value: Any) -> Any:
+    """A scalar of Arrow, such as a list, which is a part of an array. Pickle would cut its times to microseconds."""
+    return sys.modules["pyarrow"].array([value], value.type)[0]
 
 
 def _own_list(values: list[Any]) -> list[Any]:

@@ -43,6 +43,7 @@ def vector(kind: Any, size: int = 2) -> Any:
     return pa.list_(kind, size)
 
 
+BIG = 2**53 + 1
 NANOSECOND = 1234567890123456789
 UUID = uuid.UUID(int=7)
 DAY = datetime.date(2026, 1, 2)
@@ -82,6 +83,27 @@ KEPT: list[tuple[str, Any, Any, Any]] = [
     ("texts", np.array(["a", "b"]), ["a", "b"], pa.list_(pa.string())),
     ("a Series", pd.Series([0.1, 2]), [0.1, 2.0], vector(pa.float64())),
     ("a Series of polars", polars.Series([1, 2]), [1, 2], vector(pa.int64())),
+    ("whole numbers and null in pandas", pd.Series([BIG, None], dtype="Int64"), [BIG, None], pa.list_(pa.int64())),
+    ("an array of pandas", pd.array([BIG, None], dtype="Int64"), [BIG, None], pa.list_(pa.int64())),
+    ("Arrow in pandas", pd.Series([BIG, None], dtype="int64[pyarrow]"), [BIG, None], pa.list_(pa.int64())),
+    ("whole numbers and null in polars", polars.Series([BIG, None]), [BIG, None], pa.list_(pa.int64())),
+    ("lists with null in polars", polars.Series([[BIG, None]]), [[BIG, None]], pa.list_(pa.list_(pa.int64()))),
+    ("floats and null in polars", polars.Series([0.1, None]), [0.1, None], pa.list_(pa.float64())),
+    ("floats and NA in pandas", pd.Series([0.1, None], dtype="Float64"), [0.1, None], pa.list_(pa.float64())),
+    ("float32 in polars", polars.Series([0.5], dtype=polars.Float32), [0.5], vector(pa.float32(), 1)),
+    ("float32 of Arrow in pandas", pd.Series([0.5], dtype="float32[pyarrow]"), [0.5], vector(pa.float32(), 1)),
+    ("structs in polars", polars.Series([{"a": 1}]), [{"a": 1}], pa.list_(pa.struct([("a", pa.int64())]))),
+    ("texts and null in pandas", pd.Series(["a", None]), ["a", None], pa.list_(pa.string())),
+    ("texts and null in polars", polars.Series(["a", None]), ["a", None], pa.list_(pa.string())),
+    ("categories", pd.Series(["a", None], dtype="category"), ["a", None], pa.list_(pa.string())),
+    (
+        "moments with a zone in polars",
+        polars.Series([NOON.replace(tzinfo=datetime.UTC)]),
+        ["2026-01-02T12:00:00+00:00"],
+        pa.list_(pa.timestamp("us", "UTC")),
+    ),
+    ("Arrow", pa.array([BIG, None]), [BIG, None], pa.list_(pa.int64())),
+    ("a scalar of Arrow", pa.scalar(5_000, pa.time64("ns")), "00:00:00.000005", pa.time64("us")),
     (
         "a dict",
         {"score": torch.tensor(0.55), "v": torch.tensor([1, 2]), "deep": [{"x": np.float32(0.5)}]},
@@ -120,6 +142,10 @@ NOWHERE: list[tuple[str, Any, str]] = [
     ("an object", object(), "object"),
     ("a DataFrame", pd.DataFrame({"a": [1]}), "DataFrame"),
     ("longdouble", np.longdouble(1), "longdouble"),
+    ("a time of day in nanoseconds", pa.scalar(1, pa.time64("ns")), "would lose data"),
+    ("times of day in nanoseconds", pa.array([1], pa.time64("ns")), "would lose data"),
+    ("times of pandas in nanoseconds", pd.Series([1], dtype="time64[ns][pyarrow]"), "would lose data"),
+    ("times of polars in nanoseconds", polars.Series([1], dtype=polars.Time), "would lose data"),
     ("records", np.zeros(1, dtype=[("a", "i4")]), "array"),
     ("keys that meet", {1: "a", "1": "b"}, "keys"),
     ("within", {"a": [1, {"b": 1j}]}, "complex"),
