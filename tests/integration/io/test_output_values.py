@@ -48,6 +48,7 @@ NANOSECOND = 1234567890123456789
 UUID = uuid.UUID(int=7)
 DAY = datetime.date(2026, 1, 2)
 NOON = datetime.datetime(2026, 1, 2, 12)  # noqa: DTZ001 - a type of its own in Parquet
+HOUR = datetime.time(1, tzinfo=datetime.UTC)
 # (the value, its JSON, its type in Parquet, its Python value from Parquet)
 KEPT: list[tuple[str, Any, Any, Any]] = [
     ("NaT", pd.NaT, None, pa.null()),
@@ -250,8 +251,18 @@ def test_each_type_of_number_keeps_its_own_place_in_a_dict(tmp_path: Path) -> No
         ([{"v": np.array([0.1])}, {"v": np.array([0.5], "f4")}], pa.struct([("v", pa.list_(pa.float64()))]), None),
         ([np.array([0.5], "f4"), np.array([0.1])], vector(pa.float64(), 1), [[0.5], [0.1]]),
         ([np.array([1]), [0.5]], vector(pa.float64(), 1), [[1.0], [0.5]]),
+        ([np.array([2**64 - 1], "u8"), np.array([-1])], pa.string(), ["[18446744073709551615]", "[-1]"]),
+        ([[BIG], [0.5]], pa.string(), [f"[{BIG}]", "[0.5]"]),
+        ([np.array([BIG]), np.array([0.5], "f4")], pa.string(), [f"[{BIG}]", "[0.5]"]),
+        ([[BIG, 0.5]], pa.string(), [f"[{BIG}, 0.5]"]),
+        ([np.ones((1, 2), "f4"), np.ones((1, 2))], pa.list_(vector(pa.float64())), [[[1.0, 1.0]]] * 2),
+        ([np.ones((1, 2)), np.ones((1, 1))], pa.list_(vector(pa.float64())), [[[1.0, 1.0]], [[1.0]]]),
+        ([HOUR], pa.string(), ["01:00:00+00:00"]),
+        ([HOUR, datetime.time(2)], pa.string(), ["01:00:00+00:00", "02:00:00"]),
+        ([[HOUR]], pa.string(), ['["01:00:00+00:00"]']),
+        ([{"a": HOUR}], pa.string(), ['{"a": "01:00:00+00:00"}']),
     ],
-    ids=range(10),
+    ids=range(20),
 )  # fmt: skip
 def test_values_of_two_types_change_in_no_way_wherever_parts_end(
     tmp_path: Path, values: list[Any], kind: Any, written: Any, part: int
@@ -269,7 +280,8 @@ def test_values_of_two_types_change_in_no_way_wherever_parts_end(
 
 def common(kind: Any) -> Any:
     """A list of any length: a part of one vector has a fixed size, and one of several parts may not."""
-    return pa.list_(kind.value_type) if pa.types.is_fixed_size_list(kind) else kind
+    is_list = pa.types.is_fixed_size_list(kind) or pa.types.is_list(kind)
+    return pa.list_(common(kind.value_type)) if is_list else kind
 
 
 def test_the_first_part_of_a_folder_decides_for_all_later_runs(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ _PLAIN = frozenset(
         decimal.Decimal,
     )
 )  # fmt: skip
+_ZONED = frozenset((datetime.datetime, datetime.time))
 _WAY_OUT = "return numbers, texts, or lists and dicts of them"
 _WAYS_OUT = {
     "pandas.DataFrame": "return its rows: .to_dict('records')",
@@ -102,17 +103,19 @@ class _Shape:
             self.items = self.items or _Shape()
             if kind is not list:
                 self.items.types.add(str(value.dtype))
-            elif (types := set(map(type, value))) <= _PLAIN and datetime.datetime not in types:
+            elif (types := set(map(type, value))) <= _PLAIN and not types & _ZONED:
                 self.items.types |= types
             else:
                 for inner in value:
                     self.items.look(inner)
         else:
-            self.types.add((kind, value.tzinfo is None) if kind is datetime.datetime else kind)
+            self.types.add((kind, value.tzinfo is None) if kind in _ZONED else kind)
 
     def holds(self) -> bool:
         """Whether one column holds all values as they are: whole numbers may become floats, which pyarrow checks."""
         types = self.types - {type(None)}
+        if (datetime.time, False) in types:  # Arrow has no time of day with a zone
+            return False
         numbers = {one for one in types if one in (int, float) or (isinstance(one, str) and one != "bool")}
         if len(types) > 1 and types not in (numbers, {int, decimal.Decimal}, {bool, "bool"}):
             return False
