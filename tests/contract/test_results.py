@@ -589,6 +589,30 @@ def test_a_lazy_sequence_is_read_before_the_next_call(door: Door) -> None:
     assert door(Lazy(), 3 * BATCH) == [2 * number for number in range(3 * BATCH)]
 
 
+class Counting(np.ndarray):
+    """An array that counts how often arrays of its class are copied."""
+
+    copies = 0
+
+    def copy(self, *given: Any, **named: Any) -> Any:
+        type(self).copies += 1
+        return super().copy(*given, **named)
+
+
+@pytest.mark.parametrize("door", BATCHES, ids=lambda door: door.__name__)
+def test_an_array_is_copied_once_and_not_row_by_row(door: Door) -> None:
+    calls: list[int] = []
+
+    def function(batch: list[int]) -> Any:
+        calls.append(len(batch))
+        return np.array(batch)[:, None].view(Counting)
+
+    Counting.copies = 0
+    found = door(function, 3 * BATCH)
+    assert [int(row[0]) for row in found] == list(range(3 * BATCH))
+    assert Counting.copies == len(calls)
+
+
 # -- a wrong type, a wrong number ---------------------------------------------------------------------------------
 
 

@@ -31,12 +31,21 @@ def received(results: Any, size: int, name: str = "process_fn") -> list[Any]:
 
     A result that cannot be copied becomes the BadResultError of its record.
     """
+    if _is_array_of_numbers(results):  # one copy for all rows
+        copied = own_result(results, name)
+        if isinstance(copied, BadResultError):
+            raise copied
+        return checked_results(copied, size, name)
     values = checked_results(results, size, name)
     if _PLAIN.issuperset(map(type, values)):
         return list(values) if values is results else values
-    if is_array_of_numbers(results):
-        return list(own_result(results, name))  # one copy for all rows
     return [value if type(value) in _PLAIN else own_result(value, name) for value in values]
+
+
+def checked(results: Any, size: int, name: str) -> Any:
+    """`checked_results`, but an array of numbers stays one, so that `received` copies it at once."""
+    whole = _is_array_of_numbers(results) and _count(results, size, name) == size
+    return results if whole else checked_results(results, size, name)
 
 
 def checked_results(results: Any, size: int, name: str = "process_fn") -> list[Any]:
@@ -147,10 +156,10 @@ def _as_is(value: Any) -> Any:
     return value
 
 
-def is_array_of_numbers(values: Any) -> bool:
-    """Whether a single copy of an array or tensor copies all of its rows."""
-    copier = _copier(type(values))
-    return getattr(copier, "func", None) is _own_array and not getattr(values.dtype, "hasobject", False)
+def _is_array_of_numbers(values: Any) -> bool:
+    """Whether one copy of an array or tensor copies all of its rows."""
+    is_array = getattr(_copier(type(values)), "func", None) is _own_array and getattr(values, "ndim", 0) > 0
+    return is_array and not getattr(values.dtype, "hasobject", False)
 
 
 def _own_array(values: Any, method: Callable[[Any], Any]) -> Any:

@@ -131,7 +131,7 @@ class ParquetWriter(ParquetParts):
         objects = [texts_of([value.exact()])[0] if type(value) is Cell else value for value in values]
         return self._array(name, [plain(value, f"column {name!r}") for value in objects])
 
-    def _array(self, name: str, values: list[object]) -> pa.Array:
+    def _array(self, name: str, values: list[Any]) -> pa.Array:
         """A column of the plain values' common type, or text if they have none or Parquet does not support it.
 
         Raises:

@@ -170,6 +170,9 @@ def _plain(value: Any, *, top: bool = False) -> object:
         for inner in value:
             items.append(inner if type(inner) in _PLAIN else _plain(inner))  # noqa: PERF401 - see above
         return items
+    numpy = None if kind is dict else sys.modules.get("numpy")
+    if numpy is not None and kind is numpy.ndarray:  # the usual one, for which the next line is slow
+        return _array(value, top=top)
     if kind is dict or isinstance(value, Mapping):
         row: dict[str, object] = {}
         for key, inner in value.items():
