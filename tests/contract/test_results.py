@@ -7,9 +7,10 @@ import asyncio
 import itertools
 import math
 import re
-from collections import Counter, OrderedDict, UserDict, UserList, defaultdict, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections import ChainMap, Counter, OrderedDict, UserDict, UserList, defaultdict, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -293,6 +294,70 @@ def series() -> Leaf:
     return pd.Series(kept, copy=False), fill, lambda found: int(found.iloc[0])
 
 
+def column(make: Callable[[Any], Any]) -> Callable[[], Leaf]:
+    """A column over the memory of an array."""
+
+    def made() -> Leaf:
+        kept = np.zeros((4, 2))
+
+        def fill(number: int) -> None:
+            kept[:] = number
+
+        return make(kept[1]), fill, lambda found: int(np.ravel(found.as_py() if hasattr(found, "as_py") else found)[0])
+
+    return made
+
+
+def arrow_backed(kept: Any) -> Any:
+    return pd.Series(pd.arrays.ArrowExtensionArray(pa.chunked_array([pa.array(kept)])))
+
+
+def list_scalar(kept: Any) -> Any:
+    return pa.ListArray.from_arrays(pa.array([0, 2]), pa.array(kept))[0]
+
+
+def of_lists(make: Callable[[list[Any]], Any]) -> Callable[[], Leaf]:
+    """A column of objects, which are lists."""
+
+    def made() -> Leaf:
+        inner = [0]
+
+        def fill(number: int) -> None:
+            inner[0] = number
+
+        return make([inner]), fill, lambda found: int(found[0][0])
+
+    return made
+
+
+def mapping(make: Callable[[dict[str, int]], Any]) -> Callable[[], Leaf]:
+    def made() -> Leaf:
+        kept = {"b": 0}
+
+        def fill(number: int) -> None:
+            kept["b"] = number
+
+        return make(kept), fill, lambda found: int(found["b"])
+
+    return made
+
+
+class Readable(Mapping[str, Any]):
+    """A user's own mapping, which cannot be changed."""
+
+    def __init__(self, kept: dict[str, Any]) -> None:
+        self.kept = kept
+
+    def __getitem__(self, name: str) -> Any:
+        return self.kept[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.kept)
+
+    def __len__(self) -> int:
+        return len(self.kept)
+
+
 def objects() -> Leaf:
     inner = [0]
     made = np.empty(2, object)
@@ -333,6 +398,20 @@ LEAVES: dict[str, Callable[[], Leaf]] = {
     "set": set_of_number,
     "image": image_of_number,
     "Series": series,
+    "Series of Arrow": column(arrow_backed),
+    "Series of objects": of_lists(lambda inner: pd.Series(inner, dtype=object)),
+    "Series of polars": column(pl.Series),
+    "Series of polars over Arrow": column(lambda kept: pl.Series(pa.array(kept))),
+    "objects of polars": of_lists(lambda inner: pl.Series(values=inner, dtype=pl.Object)),
+    "Arrow": column(pa.array),
+    "part of Arrow": column(lambda kept: pa.array(kept.base.ravel())[2:4]),
+    "chunks of Arrow": column(lambda kept: pa.chunked_array([pa.array(kept)])),
+    "list of Arrow": column(list_scalar),
+    "table of Arrow": column(lambda kept: pa.table({"a": pa.array(kept)})),
+    "view of a dict": mapping(MappingProxyType),
+    "ChainMap": mapping(ChainMap),
+    "ChainMap of two": mapping(lambda kept: ChainMap({}, kept)),
+    "own mapping": mapping(Readable),
 }
 
 NODES: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
@@ -346,6 +425,13 @@ NODES: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     "in a deque": (lambda inner: deque([inner]), lambda found: found[0]),
     "in a dataclass": (lambda inner: Open(1, inner), lambda found: found.second),
     "in a frozen dataclass": (Shut, lambda found: found.first),
+    "in a view of a dict": (lambda inner: MappingProxyType({"b": inner}), lambda found: found["b"]),
+    "in a ChainMap": (lambda inner: ChainMap({}, {"b": inner}), lambda found: found["b"]),
+    "in objects of pandas": (lambda inner: pd.Series([inner], dtype=object), lambda found: found[0]),
+    "in objects of polars": (
+        lambda inner: pl.Series(values=[inner], dtype=pl.Object),
+        lambda found: found[0],
+    ),
     "in a model's output": (lambda inner: SequenceClassifierOutput(logits=inner), lambda found: found.logits),
 }
 
@@ -453,6 +539,23 @@ BUFFERS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
 
 
 @pytest.mark.parametrize("door", BATCHES, ids=lambda door: door.__name__)
+@pytest.mark.parametrize(
+    "column",
+    [lambda lists: pl.Series(values=lists, dtype=pl.Object), lambda lists: pd.Series(lists, dtype=object)],
+    ids=["polars", "pandas"],
+)
+def test_lists_in_a_column_that_are_filled_again_are_copied(door: Door, column: Any) -> None:
+    kept = [[0] for _ in range(BATCH)]
+
+    def function(batch: list[int]) -> Any:
+        for inner, number in zip(kept, batch, strict=False):
+            inner[0] = number
+        return column(kept[: len(batch)])
+
+    assert [result[0] for result in door(function, 3 * BATCH)] == list(range(3 * BATCH))
+
+
+@pytest.mark.parametrize("door", BATCHES, ids=lambda door: door.__name__)
 def test_a_batch_that_is_filled_again_is_copied(door: Door) -> None:
     functions = itertools.cycle([Buffer(make(), view) for make, view in BUFFERS.values()])
     count = 3 * BATCH * len(BUFFERS)
@@ -484,6 +587,30 @@ class Lazy(Sequence[Any]):
 @pytest.mark.parametrize("door", BATCHES, ids=lambda door: door.__name__)
 def test_a_lazy_sequence_is_read_before_the_next_call(door: Door) -> None:
     assert door(Lazy(), 3 * BATCH) == [2 * number for number in range(3 * BATCH)]
+
+
+class Counting(np.ndarray):
+    """An array that counts how often arrays of its class are copied."""
+
+    copies = 0
+
+    def copy(self, *given: Any, **named: Any) -> Any:
+        type(self).copies += 1
+        return super().copy(*given, **named)
+
+
+@pytest.mark.parametrize("door", BATCHES, ids=lambda door: door.__name__)
+def test_an_array_is_copied_once_and_not_row_by_row(door: Door) -> None:
+    calls: list[int] = []
+
+    def function(batch: list[int]) -> Any:
+        calls.append(len(batch))
+        return np.array(batch)[:, None].view(Counting)
+
+    Counting.copies = 0
+    found = door(function, 3 * BATCH)
+    assert [int(row[0]) for row in found] == list(range(3 * BATCH))
+    assert Counting.copies == len(calls)
 
 
 # -- a wrong type, a wrong number ---------------------------------------------------------------------------------

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import array
+import contextlib
 import copy
 import dataclasses
 import functools
 import itertools
-from collections import UserDict, UserList, deque
+import pickle
+import sys
+from collections import ChainMap, UserDict, UserList, deque
 from collections.abc import Callable, Mapping, Set
+from types import MappingProxyType
 from typing import Any
 
 from headrace.batching.callables import unfinished
@@ -18,6 +22,8 @@ from headrace.errors import BadResultError, text_of
 _PLAIN = frozenset((str, int, float, bool, bytes, complex, type(None)))
 """Types whose objects never change."""
 _TYPES_KNOWN = 512
+_SHALLOW = frozenset(("pandas", "polars", "pyarrow"))
+"""Libraries whose own copies share memory that is not theirs, or the objects in it."""
 
 
 def received(results: Any, size: int, name: str = "process_fn") -> list[Any]:
@@ -25,12 +31,21 @@ def received(results: Any, size: int, name: str = "process_fn") -> list[Any]:
 
     A result that cannot be copied becomes the BadResultError of its record.
     """
+    if _is_array_of_numbers(results):  # one copy for all rows
+        copied = own_result(results, name)
+        if isinstance(copied, BadResultError):
+            raise copied
+        return checked_results(copied, size, name)
     values = checked_results(results, size, name)
     if _PLAIN.issuperset(map(type, values)):
         return list(values) if values is results else values
-    if _is_array(type(results)) and not _holds_objects(results):
-        return list(own_result(results, name))  # one copy for all rows
     return [value if type(value) in _PLAIN else own_result(value, name) for value in values]
+
+
+def checked(results: Any, size: int, name: str) -> Any:
+    """`checked_results`, but an array of numbers stays one, so that `received` copies it at once."""
+    whole = _is_array_of_numbers(results) and _count(results, size, name) == size
+    return results if whole else checked_results(results, size, name)
 
 
 def checked_results(results: Any, size: int, name: str = "process_fn") -> list[Any]:
@@ -65,8 +80,8 @@ def checked_results(results: Any, size: int, name: str = "process_fn") -> list[A
 def own(value: Any) -> Any:
     """The value as nobody else can change it.
 
-    Arrays, tensors, tables and images are copied, and so are bytearrays, memoryviews, lists, dicts, sets, tuples and
-    dataclasses with what is in them. Objects of other classes are passed on as they are.
+    Arrays, tensors, tables and images are copied, and so are bytearrays, memoryviews, lists, dicts and other mappings,
+    sets, tuples and dataclasses with what is in them. Objects of other classes are passed on as they are.
 
     Raises:
         Exception: it cannot be copied.
@@ -127,9 +142,13 @@ def _find_copier(kind: type) -> Callable[[Any], Any]:
     for base, copier in _COPIERS.items():
         if issubclass(kind, base):
             return copier if kind is base else _SUBCLASSES.get(base, copier)
+    if _SHALLOW & {base.__module__.partition(".")[0] for base in kind.__mro__}:
+        return _own_scalar if hasattr(kind, "as_py") else _own_column if _is_array(kind) else _as_is
     if _is_array(kind):
         method = getattr(kind, "clone", None) or getattr(kind, "copy", None)
         return functools.partial(_own_array, method=method) if callable(method) else _as_is
+    if issubclass(kind, Mapping):
+        return copy.deepcopy
     return _own_dataclass if dataclasses.is_dataclass(kind) else _as_is
 
 
@@ -137,15 +156,34 @@ def _as_is(value: Any) -> Any:
     return value
 
 
-def _holds_objects(values: Any) -> bool:
-    """Whether the array's elements are Python objects, which its own copy would share; True if it does not say."""
-    return not hasattr(values, "clone") and getattr(getattr(values, "dtype", None), "hasobject", True) is not False
+def _is_array_of_numbers(values: Any) -> bool:
+    """Whether one copy of an array or tensor copies all of its rows."""
+    is_array = getattr(_copier(type(values)), "func", None) is _own_array and getattr(values, "ndim", 0) > 0
+    return is_array and not getattr(values.dtype, "hasobject", False)
 
 
 def _own_array(values: Any, method: Callable[[Any], Any]) -> Any:
     if getattr(getattr(values, "dtype", None), "hasobject", False):
         return copy.deepcopy(values)
     return method(values)
+
+
+def _own_column(values: Any) -> Any:
+    """A column or value of a library that copies nothing but its own memory."""
+    dtype = str(getattr(values, "dtype", ""))
+    if dtype == "Object":  # of polars
+        return type(values)(values.name, list(map(own, values)), values.dtype)
+    if dtype == "object" and hasattr(values, "index"):  # of pandas
+        return type(values)(list(map(own, values)), values.index, values.dtype, values.name)
+    if hasattr(values, "get_total_buffer_size") and values.get_total_buffer_size() > values.nbytes:
+        with contextlib.suppress(NotImplementedError):  # a type without this function, such as a string view
+            values = values.take(list(range(len(values))))  # a part of a column, without the rest of it
+    return pickle.loads(pickle.dumps(values, pickle.HIGHEST_PROTOCOL))
+
+
+def _own_scalar(value: Any) -> Any:
+    """A scalar of Arrow, such as a list, which is a part of an array. Pickle would cut its times to microseconds."""
+    return sys.modules["pyarrow"].array([value], value.type)[0]
 
 
 def _own_list(values: list[Any]) -> list[Any]:
@@ -165,6 +203,10 @@ def _own_other_tuple(values: tuple[Any, ...]) -> Any:
 
 def _own_dict(values: dict[Any, Any]) -> dict[Any, Any]:
     return {key: value if type(value) in _PLAIN else own(value) for key, value in values.items()}
+
+
+def _own_view_of_dict(values: Any) -> Any:
+    return type(values)(_own_dict(values))
 
 
 def _own_mapping(values: Any) -> Any:
@@ -206,6 +248,8 @@ _COPIERS: dict[type, Callable[[Any], Any]] = {
     memoryview: _own_view,
     deque: _own_sequence,
     UserDict: _own_mapping,
+    ChainMap: _own_view_of_dict,
+    MappingProxyType: _own_view_of_dict,
     UserList: _own_sequence,
 }
 _SUBCLASSES: dict[type, Callable[[Any], Any]] = {

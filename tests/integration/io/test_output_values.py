@@ -43,10 +43,12 @@ def vector(kind: Any, size: int = 2) -> Any:
     return pa.list_(kind, size)
 
 
+BIG = 2**53 + 1
 NANOSECOND = 1234567890123456789
 UUID = uuid.UUID(int=7)
 DAY = datetime.date(2026, 1, 2)
 NOON = datetime.datetime(2026, 1, 2, 12)  # noqa: DTZ001 - a type of its own in Parquet
+HOUR = datetime.time(1, tzinfo=datetime.UTC)
 # (the value, its JSON, its type in Parquet, its Python value from Parquet)
 KEPT: list[tuple[str, Any, Any, Any]] = [
     ("NaT", pd.NaT, None, pa.null()),
@@ -82,6 +84,27 @@ KEPT: list[tuple[str, Any, Any, Any]] = [
     ("texts", np.array(["a", "b"]), ["a", "b"], pa.list_(pa.string())),
     ("a Series", pd.Series([0.1, 2]), [0.1, 2.0], vector(pa.float64())),
     ("a Series of polars", polars.Series([1, 2]), [1, 2], vector(pa.int64())),
+    ("whole numbers and null in pandas", pd.Series([BIG, None], dtype="Int64"), [BIG, None], pa.list_(pa.int64())),
+    ("an array of pandas", pd.array([BIG, None], dtype="Int64"), [BIG, None], pa.list_(pa.int64())),
+    ("Arrow in pandas", pd.Series([BIG, None], dtype="int64[pyarrow]"), [BIG, None], pa.list_(pa.int64())),
+    ("whole numbers and null in polars", polars.Series([BIG, None]), [BIG, None], pa.list_(pa.int64())),
+    ("lists with null in polars", polars.Series([[BIG, None]]), [[BIG, None]], pa.list_(pa.list_(pa.int64()))),
+    ("floats and null in polars", polars.Series([0.1, None]), [0.1, None], pa.list_(pa.float64())),
+    ("floats and NA in pandas", pd.Series([0.1, None], dtype="Float64"), [0.1, None], pa.list_(pa.float64())),
+    ("float32 in polars", polars.Series([0.5], dtype=polars.Float32), [0.5], vector(pa.float32(), 1)),
+    ("float32 of Arrow in pandas", pd.Series([0.5], dtype="float32[pyarrow]"), [0.5], vector(pa.float32(), 1)),
+    ("structs in polars", polars.Series([{"a": 1}]), [{"a": 1}], pa.list_(pa.struct([("a", pa.int64())]))),
+    ("texts and null in pandas", pd.Series(["a", None]), ["a", None], pa.list_(pa.string())),
+    ("texts and null in polars", polars.Series(["a", None]), ["a", None], pa.list_(pa.string())),
+    ("categories", pd.Series(["a", None], dtype="category"), ["a", None], pa.list_(pa.string())),
+    (
+        "moments with a zone in polars",
+        polars.Series([NOON.replace(tzinfo=datetime.UTC)]),
+        ["2026-01-02T12:00:00+00:00"],
+        pa.list_(pa.timestamp("us", "UTC")),
+    ),
+    ("Arrow", pa.array([BIG, None]), [BIG, None], pa.list_(pa.int64())),
+    ("a scalar of Arrow", pa.scalar(5_000, pa.time64("ns")), "00:00:00.000005", pa.time64("us")),
     (
         "a dict",
         {"score": torch.tensor(0.55), "v": torch.tensor([1, 2]), "deep": [{"x": np.float32(0.5)}]},
@@ -120,6 +143,10 @@ NOWHERE: list[tuple[str, Any, str]] = [
     ("an object", object(), "object"),
     ("a DataFrame", pd.DataFrame({"a": [1]}), "DataFrame"),
     ("longdouble", np.longdouble(1), "longdouble"),
+    ("a time of day in nanoseconds", pa.scalar(1, pa.time64("ns")), "would lose data"),
+    ("times of day in nanoseconds", pa.array([1], pa.time64("ns")), "would lose data"),
+    ("times of pandas in nanoseconds", pd.Series([1], dtype="time64[ns][pyarrow]"), "would lose data"),
+    ("times of polars in nanoseconds", polars.Series([1], dtype=polars.Time), "would lose data"),
     ("records", np.zeros(1, dtype=[("a", "i4")]), "array"),
     ("keys that meet", {1: "a", "1": "b"}, "keys"),
     ("within", {"a": [1, {"b": 1j}]}, "complex"),
@@ -224,8 +251,18 @@ def test_each_type_of_number_keeps_its_own_place_in_a_dict(tmp_path: Path) -> No
         ([{"v": np.array([0.1])}, {"v": np.array([0.5], "f4")}], pa.struct([("v", pa.list_(pa.float64()))]), None),
         ([np.array([0.5], "f4"), np.array([0.1])], vector(pa.float64(), 1), [[0.5], [0.1]]),
         ([np.array([1]), [0.5]], vector(pa.float64(), 1), [[1.0], [0.5]]),
+        ([np.array([2**64 - 1], "u8"), np.array([-1])], pa.string(), ["[18446744073709551615]", "[-1]"]),
+        ([[BIG], [0.5]], pa.string(), [f"[{BIG}]", "[0.5]"]),
+        ([np.array([BIG]), np.array([0.5], "f4")], pa.string(), [f"[{BIG}]", "[0.5]"]),
+        ([[BIG, 0.5]], pa.string(), [f"[{BIG}, 0.5]"]),
+        ([np.ones((1, 2), "f4"), np.ones((1, 2))], pa.list_(vector(pa.float64())), [[[1.0, 1.0]]] * 2),
+        ([np.ones((1, 2)), np.ones((1, 1))], pa.list_(vector(pa.float64())), [[[1.0, 1.0]], [[1.0]]]),
+        ([HOUR], pa.string(), ["01:00:00+00:00"]),
+        ([HOUR, datetime.time(2)], pa.string(), ["01:00:00+00:00", "02:00:00"]),
+        ([[HOUR]], pa.string(), ['["01:00:00+00:00"]']),
+        ([{"a": HOUR}], pa.string(), ['{"a": "01:00:00+00:00"}']),
     ],
-    ids=range(10),
+    ids=range(20),
 )  # fmt: skip
 def test_values_of_two_types_change_in_no_way_wherever_parts_end(
     tmp_path: Path, values: list[Any], kind: Any, written: Any, part: int
@@ -243,7 +280,8 @@ def test_values_of_two_types_change_in_no_way_wherever_parts_end(
 
 def common(kind: Any) -> Any:
     """A list of any length: a part of one vector has a fixed size, and one of several parts may not."""
-    return pa.list_(kind.value_type) if pa.types.is_fixed_size_list(kind) else kind
+    is_list = pa.types.is_fixed_size_list(kind) or pa.types.is_list(kind)
+    return pa.list_(common(kind.value_type)) if is_list else kind
 
 
 def test_the_first_part_of_a_folder_decides_for_all_later_runs(tmp_path: Path) -> None:

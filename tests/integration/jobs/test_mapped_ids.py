@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -99,3 +100,15 @@ def test_without_numpy_the_job_is_refused_before_it_begins(
     with pytest.raises(MissingExtraError, match="duplicate ids needs numpy"):
         runner.run(prepare=prepare, id_column="key" if prepare else "id")
     assert not runner.sink.with_name(f"{runner.sink.name}.parts").exists()
+
+
+def test_records_that_the_map_refuses_keep_the_ids_of_the_input_even_if_it_refuses_all(runner: Runner) -> None:
+    write_rows(runner.source, [{"id": 7, "text": "a"}, {"id": 8, "text": "b"}])
+
+    def refusing_all(row: dict[str, Any]) -> dict[str, Any]:
+        raise ValueError("not this one")
+
+    runner.limits = replace(runner.limits, max_error_rate=1.0)
+    end = runner.run(prepare=refusing_all)
+    assert (end.state, end.failed) == ("finished", 2)
+    assert sorted(letter["id"] for letter in read_errors(runner.sink)) == [7, 8]

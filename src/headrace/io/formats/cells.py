@@ -169,6 +169,18 @@ def _taken(column: pa.Array, places: Sequence[int]) -> pa.Array:
         return pa.concat_arrays([column.slice(place, 1) for place in places])
 
 
+def objects_exactly(values: Any) -> Any:
+    """The Python objects of an Arrow array or scalar.
+
+    Raises:
+        Exception: Python cannot hold one of them as it is.
+    """
+    narrow = _in_microseconds(values.type)
+    if narrow is not None:
+        values.cast(narrow)  # raises where `as_py` would cut
+    return values.as_py() if hasattr(values, "as_py") else values.to_pylist()
+
+
 def objects_of(column: pa.Array, table: str, rows: Sequence[int]) -> list[object]:
     """The values of a column as Python objects, with `Unreadable` for those that Python cannot hold.
 
@@ -177,23 +189,17 @@ def objects_of(column: pa.Array, table: str, rows: Sequence[int]) -> list[object
         table: what they are from, for messages.
         rows: the number of each value's row there.
     """
-    kind = column.type
-    narrow = _in_microseconds(kind)
     try:
-        if narrow is not None:
-            column.cast(narrow)  # raises where `as_py` would cut
-        found: list[object] = column.to_pylist()
+        found: list[object] = objects_exactly(column)
     except Exception:  # noqa: BLE001 - pyarrow raises what Python's own types raise; below, only the value fails
         return [_object(column, place, table, row) for place, row in enumerate(rows)]
     return found
 
 
 def _object(column: pa.Array, place: int, table: str, row: int) -> object:
-    narrow = _in_microseconds(column.type)
     try:
-        if narrow is not None:
-            column.slice(place, 1).cast(narrow)
-        return column[place].as_py()
+        [found] = objects_exactly(column.slice(place, 1))
+        return found
     except Exception as error:  # noqa: BLE001 - likewise
         reason = f"{line_of(error)} ({table}, row {row:,} counted from 0, type {column.type})"
         return Unreadable(reason, is_exact=not _holds_text(column.type))

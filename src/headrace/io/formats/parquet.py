@@ -105,7 +105,16 @@ class ParquetWriter(ParquetParts):
             return self._array(self._column, outputs)
         if others := [one for one in outputs if not isinstance(one, list) and not hasattr(one, "tolist")]:
             raise TypeError(f"the output is of type {type(others[0]).__name__}, and that of others is a vector")
-        return _vector_array(outputs)
+        return self._vector_column(self._column, outputs)
+
+    def _vector_column(self, name: str, vectors: list[Any]) -> pa.Array:
+        """Vectors, as text if no type of numbers holds all of them exactly."""
+        try:
+            return _vector_array(vectors)
+        except (self._pa.ArrowException, OverflowError):
+            if not all(_is_vector(vector) or set(map(type, vector)) == {int} for vector in vectors):
+                raise
+            return self._texts(name, vectors)
 
     def _cells(self, name: str, values: list[object]) -> pa.Array:
         """A column of a table, in its type there; in a common one if the rows are of several tables."""
@@ -122,7 +131,7 @@ class ParquetWriter(ParquetParts):
         objects = [texts_of([value.exact()])[0] if type(value) is Cell else value for value in values]
         return self._array(name, [plain(value, f"column {name!r}") for value in objects])
 
-    def _array(self, name: str, values: list[object]) -> pa.Array:
+    def _array(self, name: str, values: list[Any]) -> pa.Array:
         """A column of the plain values' common type, or text if they have none or Parquet does not support it.
 
         Raises:
@@ -131,8 +140,11 @@ class ParquetWriter(ParquetParts):
         pa = self._pa
         if values and all(hasattr(value, "ndim") for value in values):
             if all(map(_is_vector, values)):
-                return _vector_array(values)
-            if all(getattr(value, "ndim", 0) == 2 for value in values):
+                return self._vector_column(name, values)
+            if (
+                all(value.ndim == 2 for value in values)
+                and len({(value.dtype, value.shape[1]) for value in values}) == 1
+            ):
                 return _matrix_array(values)
         if all(type(value) is int for value in values):
             fits = all(value in _INT64 for value in values)
@@ -196,21 +208,11 @@ def _vector_array(vectors: Sequence[Any]) -> pa.Array:
 
 
 def _matrix_array(matrices: Sequence[Any]) -> pa.Array:
-    """A column of lists of vectors, all of one length.
-
-    Raises:
-        ValueError: they have several lengths or types of numbers.
-    """
+    """A column of lists of vectors, all of one length and one type of numbers."""
     import pyarrow as pa
 
-    widths = {matrix.shape[1] for matrix in matrices}
-    if len(widths) != 1:
-        raise ValueError(f"vectors of {' and '.join(map(str, sorted(widths)))} components in one column")
-    kinds = {str(matrix.dtype) for matrix in matrices}
-    if len(kinds) != 1:
-        raise ValueError(f"arrays of {' and '.join(sorted(kinds))} in one column; return one type")
     values = pa.concat_arrays([pa.array(matrix.ravel()) for matrix in matrices])
-    offsets, width = list(itertools.accumulate(map(len, matrices), initial=0)), widths.pop()
+    offsets, width = list(itertools.accumulate(map(len, matrices), initial=0)), matrices[0].shape[1]
     if width:
         vectors = pa.FixedSizeListArray.from_arrays(values, width)
     else:  # Arrow has no fixed size of 0

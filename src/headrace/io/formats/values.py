@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import decimal
+import re
 import sys
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from headrace.errors import HeadraceError, RecordError, line_of
 from headrace.io.base import class_names
-from headrace.io.formats.cells import Cell
+from headrace.io.formats.cells import Cell, objects_exactly
 
 _PLAIN = frozenset(
     (
@@ -19,6 +21,7 @@ _PLAIN = frozenset(
         decimal.Decimal,
     )
 )  # fmt: skip
+_ZONED = frozenset((datetime.datetime, datetime.time))
 _WAY_OUT = "return numbers, texts, or lists and dicts of them"
 _WAYS_OUT = {
     "pandas.DataFrame": "return its rows: .to_dict('records')",
@@ -31,6 +34,9 @@ _WAYS_OUT = {
     "pydantic.BaseModel": "return a dict: .model_dump()",
     "enum.Enum": "return its .value",
 }
+_NUMBERS = re.compile(r"(u?int(8|16|32|64)|float|double)\b.*|float\d+.*")
+_MOMENTS = re.compile(r"datetime\(.*time_zone=none\)|timestamp\[\w+\].*|duration.*")
+"""Types of columns of pandas and polars, in lower case, that NumPy has too; it has no null among numbers."""
 
 
 def plain(value: object, name: str = "the output") -> object:
@@ -97,17 +103,19 @@ class _Shape:
             self.items = self.items or _Shape()
             if kind is not list:
                 self.items.types.add(str(value.dtype))
-            elif (types := set(map(type, value))) <= _PLAIN and datetime.datetime not in types:
+            elif (types := set(map(type, value))) <= _PLAIN and not types & _ZONED:
                 self.items.types |= types
             else:
                 for inner in value:
                     self.items.look(inner)
         else:
-            self.types.add((kind, value.tzinfo is None) if kind is datetime.datetime else kind)
+            self.types.add((kind, value.tzinfo is None) if kind in _ZONED else kind)
 
     def holds(self) -> bool:
         """Whether one column holds all values as they are: whole numbers may become floats, which pyarrow checks."""
         types = self.types - {type(None)}
+        if (datetime.time, False) in types:  # Arrow has no time of day with a zone
+            return False
         numbers = {one for one in types if one in (int, float) or (isinstance(one, str) and one != "bool")}
         if len(types) > 1 and types not in (numbers, {int, decimal.Decimal}, {bool, "bool"}):
             return False
@@ -162,6 +170,9 @@ def _plain(value: Any, *, top: bool = False) -> object:
         for inner in value:
             items.append(inner if type(inner) in _PLAIN else _plain(inner))  # noqa: PERF401 - see above
         return items
+    numpy = None if kind is dict else sys.modules.get("numpy")
+    if numpy is not None and kind is numpy.ndarray:  # the usual one, for which the next line is slow
+        return _array(value, top=top)
     if kind is dict or isinstance(value, Mapping):
         row: dict[str, object] = {}
         for key, inner in value.items():
@@ -234,24 +245,60 @@ def _of_library(value: Any, *, top: bool) -> object:
         return str(value)
     refusal = next((_WAYS_OUT[name] for name in names if name in _WAYS_OUT), None)
     if refusal is None and not isinstance(value, type):
-        if hasattr(value, "__array__") and hasattr(value, "dtype"):
-            import numpy
-
-            if (found := _called(lambda: numpy.asarray(value))).dtype.kind != "V":
-                return _array(found, top=top)
-        for method in ("as_py", "tolist", "to_list", "to_pylist"):
-            if hasattr(value, method):
-                return _plain(_called(getattr(value, method)), top=top)
+        read = _reader(value, names)
+        if read is not None:
+            return _plain(_called(read), top=top)
     if refusal is None and hasattr(value, "__dataclass_fields__"):
         refusal = "return a dict: dataclasses.asdict"
     raise _refusal(value, refusal or _WAY_OUT)
+
+
+def _reader(value: Any, names: Sequence[str]) -> Callable[[], object] | None:
+    """What reads an array or column as an array of NumPy or a list; None if it is neither."""
+    if any(name.startswith("pyarrow.") for name in names) and hasattr(value, "type"):
+        return lambda: objects_exactly(value)
+    if hasattr(value, "__array__") and hasattr(value, "dtype"):
+        import numpy
+
+        if _is_of_objects(value):
+            return lambda: _objects(value)
+        if (found := _called(lambda: numpy.asarray(value))).dtype.kind != "V":
+            return lambda: found
+    return getattr(value, "tolist", None) or getattr(value, "to_list", None)
+
+
+def _is_of_objects(column: Any) -> bool:
+    """Whether NumPy cannot hold a column of pandas or polars: it lacks its type, or null."""
+    import numpy
+
+    kind = column.dtype
+    nulls = getattr(column, "null_count", None) or getattr(column, "isna", None)
+    if isinstance(kind, numpy.dtype) or nulls is None or _MOMENTS.fullmatch(str(kind).lower()):
+        return False
+    return not _NUMBERS.fullmatch(str(kind).lower()) or bool(numpy.any(nulls()))
+
+
+def _objects(column: Any) -> object:
+    """The values of a column of pandas or polars as Python objects, by way of Arrow if it has its type."""
+    kind = str(column.dtype)
+    if kind.endswith("[pyarrow]"):
+        import pyarrow as pa
+
+        return objects_exactly(pa.array(column))
+    if hasattr(column, "to_arrow") and kind not in ("Object", "Int128", "UInt128"):
+        with contextlib.suppress(ImportError):  # polars needs no pyarrow
+            return objects_exactly(column.to_arrow())
+    missing = getattr(column.dtype, "na_value", None)
+    values = column.tolist() if hasattr(column, "tolist") else column.to_list()
+    return [None if value is missing else value for value in values]
 
 
 def _called(method: Any) -> Any:
     try:
         return method()
     except Exception as error:  # another library's own code
-        raise HeadraceError(f"a value that cannot be read: {type(error).__name__}: {line_of(error)}") from error
+        words = f"{type(error).__name__}: {line_of(error)}"
+        raise HeadraceError(f"a value that cannot be read: {words}; {_WAY_OUT}") from error
 
 
 def _refusal(value: object, way_out: str) -> HeadraceError:

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import AsyncIterator, Callable, Hashable, Iterator, Sequence
 
 from headrace.batching.callables import PROMISES, unfinished
-from headrace.batching.results import checked_results
+from headrace.batching.results import checked
 from headrace.batching.step_model import SharingStepModel, group_of
 from headrace.engines.base import AnyBatchEngine, AnyStepEngine, AnyStreamEngine
 from headrace.errors import EngineDeadError, ProcessError, ProcessTimeoutError, StoppedError, text_of
@@ -69,7 +69,7 @@ def infer(
     stop: StopRequest,
     max_attempts: int,
     in_flight: InFlight | None = None,
-) -> list[object]:
+) -> Sequence[object]:
     """One batch through the engine. After the grace period of a stop, records are returned unprocessed.
 
     Raises:
@@ -80,7 +80,7 @@ def infer(
     try:
         results = _forward(work, engine, in_flight)
         if type(results) is not list or len(results) != len(work):
-            results = checked_results(results, len(work), "the engine")
+            results = checked(results, len(work), "the engine")
     except StoppedError as error:
         raise sound_error(error) from error
     except ProcessTimeoutError:
@@ -90,7 +90,7 @@ def infer(
         if any(item.attempt >= max_attempts for item in work):
             raise
         return [error] * len(work)
-    return list(map(sound, results))
+    return list(map(sound, results)) if type(results) is list else results  # numbers are sound
 
 
 def _forward(work: list[Work], engine: AnyBatchEngine, in_flight: InFlight | None) -> object:

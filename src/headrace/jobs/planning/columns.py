@@ -45,7 +45,8 @@ def resolve(source: Source, wanted: Columns, user: UserCode | None = None) -> Co
             raise _missing(column, len(head), known, _way_out(column, wanted, known) + _header_hint(source))
     if head and not set(wanted.keep) <= set(known):
         _look_further(source, wanted.keep, user)
-    identity = "id" if wanted.id is None and "id" in known else wanted.id or None
+    read = known if head or user is None else _names(next(_prepared(source, None), []))  # if the function refused all
+    identity = "id" if wanted.id is None and "id" in read else wanted.id or None
     if "id" in wanted.keep and identity != "id":
         raise ConfigError('cannot keep column "id": the output\'s own id is named so; name it with --id-column')
     return replace(wanted, id=identity, keep=tuple(name for name in wanted.keep if name != "id"))
