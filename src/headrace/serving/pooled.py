@@ -24,7 +24,7 @@ from headrace.serving.errors import ApiError, ClientGoneError, one_line
 from headrace.serving.http.direct import read_body
 from headrace.serving.http.docs_page import documents_page
 from headrace.serving.http.middleware import RequestMiddleware
-from headrace.serving.protocol.requests import check_doubled
+from headrace.serving.protocol.requests import HEAVY_BYTES, MOST_TIMEOUT_S, check_doubled, check_values
 from headrace.serving.protocol.responses import JsonReply
 from headrace.serving.routes import dashboard as dashboard_routes
 from headrace.serving.routes.status import METRICS_TYPE, described, probed
@@ -107,20 +107,22 @@ class ModelRouter:
         if scope["method"] != "POST":
             raise ApiError(405, wrong_method(path, ["POST"], scope["method"]), code="method_not_allowed")
         body = await read_body(receive)
-        model = self._chosen(_fields(body).get("model"), offering, path)
+        fields = _fields(body) if len(body) <= HEAVY_BYTES else await asyncio.to_thread(_fields, body)
+        model = self._chosen(fields.get("model"), offering, path)
         caller = scope.get("headrace_caller")
         if model.keys is not None and caller not in model.keys:
             raise ApiError(
                 403, f"this API key may not use model {model.names[0]!r}", code="model_not_allowed", param="model"
             )
+        timeout_s = self._state.time_limit(scope["headers"], _timeout(fields))
         replay = _Replay(body, receive)
-        del body  # it may be long, and the answer may take long
-        await self._use(model, scope, receive, replay, send)
+        del body, fields  # they may be long, and the answer may take long
+        await self._use(model, scope, replay, send, timeout_s)
 
-    async def _use(self, model: ModelApp, scope: Scope, receive: Receive, replay: _Replay, send: Send) -> None:
+    async def _use(self, model: ModelApp, scope: Scope, replay: _Replay, send: Send, timeout_s: float) -> None:
         name = model.names[0]
         using = self._pool.use(name)
-        await self._entered(using, name, receive)
+        await self._entered(using, name, replay.rest, timeout_s)
         try:
             await model.app({**scope, "root_path": "", "app_root_path": ""}, replay, send)
         finally:
@@ -130,10 +132,9 @@ class ModelRouter:
                 self._pool.unload(name)
 
     async def _entered(
-        self, using: contextlib.AbstractAsyncContextManager[object], name: str, receive: Receive
+        self, using: contextlib.AbstractAsyncContextManager[object], name: str, receive: Receive, timeout_s: float
     ) -> None:
         """Wait until the model is loaded, unless the client leaves or the request times out before."""
-        timeout_s = self._state.limits.timeout_s
         entering = asyncio.ensure_future(using.__aenter__())
         leaving = asyncio.ensure_future(disconnected(receive))
         try:
@@ -181,7 +182,8 @@ class ModelRouter:
         """
         model = self._by_name.get(name) if isinstance(name, str) else None
         if model is None:
-            raise ApiError(404, no_such_model(name, tuple(self._by_name)), code="model_not_found", param="model")
+            message = no_such_model(name, tuple(self._by_name), "the file of --config adds names")
+            raise ApiError(404, message, code="model_not_found", param="model")
         return model
 
 
@@ -190,23 +192,35 @@ class _Replay:
 
     def __init__(self, body: bytes, receive: Receive) -> None:
         self._body: bytes | None = body
-        self._receive = receive
+        self.rest = receive
 
     async def __call__(self) -> Message:
         """The next message."""
         if self._body is not None:
             body, self._body = self._body, None
             return {"type": "http.request", "body": body, "more_body": False}
-        return await self._receive()
+        return await self.rest()
 
 
 def _fields(body: bytes) -> JsonObject:
-    """The fields of a JSON object; none of another value. The model's app reports malformed bodies."""
+    """The fields of a JSON object; none of another value. The model's app reports malformed bodies.
+
+    Raises:
+        ApiError: 400 for a body that is not JSON, or holds too many values.
+    """
+    if len(body) > HEAVY_BYTES:
+        check_values(body)
     try:
         content = orjson.loads(body)
     except orjson.JSONDecodeError as error:
         raise ApiError(400, f"the body is not JSON: {error}", code="json_invalid") from error
     return content if isinstance(content, dict) else {}
+
+
+def _timeout(fields: JsonObject) -> float | None:
+    """The time limit that a body sets; None for none, and for one that the model's app refuses."""
+    given = fields.get("timeout")
+    return float(given) if isinstance(given, (int, float)) and 0 < given <= MOST_TIMEOUT_S else None
 
 
 def create_pooled_app(

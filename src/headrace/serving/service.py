@@ -19,7 +19,7 @@ from headrace.concurrency.daemon_thread import on_daemon_thread
 from headrace.engines.base import AnyEngine, Chunks, Placed, Prepared, caches_prefixes, can_be_followed
 from headrace.engines.profile import profile_of, sleeper_of
 from headrace.errors import EngineDeadError
-from headrace.events import BatchDone, Event, Listener, StageDone
+from headrace.events import BatchDone, BatchFormed, Event, Listener, StageDone
 from headrace.serving.admission.chunks import run_chunks
 from headrace.serving.admission.controller import AdmissionController, AdmissionLimits, Limit
 from headrace.serving.admission.waiting import CancelScope
@@ -200,6 +200,8 @@ class Service:
         self.limits = limits
         self.profile = profile = profile_of(engine)
         self._batches = profile.batching == "batches"
+        self._full: set[int] = set()
+        """The batches under way that are full, or as full as they get."""
         self.admission = AdmissionController(
             AdmissionLimits(
                 Limit(limits.max_requests, "records", "--max-requests"),
@@ -253,9 +255,16 @@ class Service:
 
     def heard(self, event: Event) -> None:
         """Learn from an event of the batcher."""
-        if isinstance(event, BatchDone) and self._batches:
-            waiting = self.batcher.waiting_cost > 0
-            self.admission.batches.batch(event.cost, event.duration_s, event.at, waiting=waiting)
+        if not self._batches:
+            return
+        waiting, profile = self.batcher.waiting_cost, self.profile
+        if isinstance(event, BatchFormed):
+            if event.padded_cost + waiting >= profile.full_cost or event.size >= profile.batch_size:
+                self._full.add(event.batch)
+        elif isinstance(event, BatchDone):
+            full = event.batch in self._full
+            self._full.discard(event.batch)
+            self.admission.batches.batch(event.cost, event.duration_s, event.at, full=full, waiting=waiting > 0)
 
     async def infer(self, values: Sequence[object], size: int, call: Call) -> Answers:
         """The outputs of `values`; `size` is their estimated total cost.

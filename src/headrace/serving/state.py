@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from fastapi import Request
@@ -118,16 +118,24 @@ class ServerState:
     def call(self, request: Request, timeout_s: float | None, param: str, *, may_cut: bool = True) -> Call:
         """The context of a request."""
         scope = request.scope
-        if timeout_s is None:
-            for name, value in scope["headers"]:
-                if name == b"x-request-timeout":
-                    timeout_s = _seconds(value.decode("latin-1"))
         key, connection = scope.get("headrace_caller"), scope.get("client")
         caller, host = (connection, connection and connection[0]) if key is None else (Share(key, connection), key)
-        timeout_s = timeout_s or self.limits.timeout_s
+        timeout_s = self.time_limit(scope["headers"], timeout_s)
         request_id = scope["headrace_request_id"]
         span = scope.get("headrace_span")
         return Call(request.receive, timeout_s, caller, host, param, may_cut, request_id, self.listener, span)
+
+    def time_limit(self, headers: Iterable[tuple[bytes, bytes]], given_s: float | None) -> float:
+        """The seconds that a request is allowed: `given_s` of its body, those of its header, or the server's.
+
+        Raises:
+            ApiError: 400 for a header that is not a number of seconds.
+        """
+        if given_s is None:
+            for name, value in headers:
+                if name == b"x-request-timeout":
+                    given_s = _seconds(value.decode("latin-1"))
+        return given_s or self.limits.timeout_s
 
     def check_texts(self, texts: Sequence[str | TokenIds | PromptedText], param: str) -> int:
         """Check the number and length of texts; returns their estimated cost.
@@ -214,10 +222,9 @@ class ServerState:
             raise ApiError(400, message, code="too_long", param=param)
 
 
-def no_such_model(name: object, names: Sequence[str]) -> str:
+def no_such_model(name: object, names: Sequence[str], way_out: str = "--served-model-name adds names") -> str:
     """The message about a model that is not served."""
-    served = " and ".join(map(repr, names))
-    return f"there is no model {shown(name, 200)}; this server serves {served} (--served-model-name adds names)"
+    return f"there is no model {shown(name, 200)}; this server serves {' and '.join(map(repr, names))} ({way_out})"
 
 
 def guess(chars: int) -> int:

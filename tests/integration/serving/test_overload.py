@@ -82,14 +82,29 @@ def test_the_bytes_of_bodies_are_bounded_together_before_they_are_read() -> None
 
 def test_one_body_larger_than_the_bytes_of_all_is_accepted_alone() -> None:
     with running(
-        ServerSettings(EngineConfig("embed", engine="headrace.testing:FakeEngine"), limits=ServeLimits(max_waiting_bytes=1000))
+        ServerSettings(
+            EngineConfig(task="embed", engine="headrace.testing:FakeEngine"), limits=ServeLimits(max_waiting_bytes=1000)
+        )
     ) as server:
         assert embed(server, "a" * 100_000).status_code == 200
 
 
+def test_single_texts_say_nothing_of_the_time_that_many_take() -> None:
+    settings = ServerSettings(EngineConfig(task="embed", engine=f"{ENGINES}:Gradual", batch_size=32))
+    with running(settings) as server, ThreadPoolExecutor() as pool:
+        assert server.host.loaded is not None
+        gate = server.host.loaded.admission
+        assert [embed(server, text).status_code for text in "abc"] == [200] * 3
+        assert gate.per_s == 0.0, "no batch was full"
+        many = [pool.submit(server.post, "/v1/embeddings", {"input": ["word " * 30] * 500}) for _ in range(4)]
+        assert [future.result().status_code for future in many] == [200] * 4
+        assert gate.per_s > 0.0
+
+
 def test_callers_of_one_key_do_not_wait_behind_each_others_many_texts() -> None:
     settings = replace(
-        ServerSettings(EngineConfig("embed", engine=f"{ENGINES}:Gradual", batch_size=32)), keys=read_keys(None, "k1")
+        ServerSettings(EngineConfig(task="embed", engine=f"{ENGINES}:Gradual", batch_size=32)),
+        keys=read_keys(None, "k1"),
     )
     with running(settings) as server, ThreadPoolExecutor() as pool:
         headers = {"Authorization": "Bearer k1"}

@@ -117,6 +117,8 @@ def test_requests_that_no_model_can_answer_are_refused_before_a_model_is_loaded(
         assert "'talker' (generate) has no route /v1/embeddings" in message
         assert refusal(client.post("/v1/embeddings", content=b"{"))[:2] == (400, "json_invalid")
         assert refusal(embed(client, 7))[:2] == (404, "model_not_found")  # type: ignore[arg-type]
+        many = {"model": "small", "input": [[]] * 70_000}
+        assert refusal(client.post("/v1/embeddings", json=many))[:2] == (400, "too_many")
         assert refusal(client.post("/nowhere", json={}))[:2] == (404, "not_found")
         assert refusal(client.get("/v1/embeddings"))[:2] == (405, "method_not_allowed")
         assert set(phases(client).values()) == {"unloaded"}
@@ -236,6 +238,9 @@ def test_a_request_that_waits_too_long_for_its_model_is_told(tmp_path: Path) -> 
         status, code, message = refusal(embed(client, "org/large"))
         assert (status, code) == (503, "not_ready")
         assert "'org/large' was not loaded within 0.5 s" in message
+        assert "within 0.25 s" in refusal(embed(client, "org/large", headers={"X-Request-Timeout": "0.25"}))[2]
+        own = client.post("/v1/embeddings", json={"model": "org/large", "input": "a", "timeout": 0.125})
+        assert "within 0.125 s" in refusal(own)[2]
         assert embed(client, "small").status_code == 200
 
 

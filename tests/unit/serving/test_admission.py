@@ -270,7 +270,8 @@ class Batches:
                 self.controller.release(job.records, job.cost, done=True)
         if room < self._batch:
             self.served += self._batch - room
-            self.controller.batches.batch(self._batch - room, self._batch_s, self.clock.now, waiting=bool(self.left))
+            cost, waiting = self._batch - room, bool(self.left)
+            self.controller.batches.batch(cost, self._batch_s, self.clock.now, full=room < 1e-6, waiting=waiting)
 
     def run(self, jobs: list[Job], until_s: float, *, obeys: bool = True) -> None:
         """Let jobs come when they are due; those that are refused come back when they were told to."""
@@ -381,8 +382,16 @@ def test_small_batches_say_nothing_of_the_throughput_of_full_ones() -> None:
     rate = BatchRate()
     rate.expect(50_000)
     for second in range(1000):
-        rate.batch(40, 0.005, float(second), waiting=False)
+        rate.batch(40, 0.005, float(second), full=False, waiting=second % 2 == 0)
     assert rate.per_s == pytest.approx(50_000)
     for second in range(1000, 1060):
-        rate.batch(10_000, 0.4, float(second), waiting=True)
+        rate.batch(10_000, 0.4, float(second), full=True, waiting=True)
     assert rate.per_s == pytest.approx(10_000, rel=0.05), "gaps between batches count"
+
+
+def test_without_a_full_batch_the_throughput_stays_unknown() -> None:
+    rate = BatchRate()
+    rate.batch(1, 0.1, 1.0, full=False, waiting=True)
+    assert rate.per_s == 0.0
+    rate.batch(5_000, 0.1, 2.0, full=True, waiting=False)
+    assert rate.per_s == pytest.approx(5_000)

@@ -11,7 +11,6 @@ import pytest
 
 from headrace import ModelPool
 from headrace.serving.app import create_app
-from headrace.serving.limits import ServeLimits
 from headrace.serving.pooled import ModelRouter
 
 
@@ -31,8 +30,8 @@ def test_a_request_that_is_cancelled_when_it_gets_its_model_gives_it_back() -> N
         pool = ModelPool(max_models=1)
         pool.add("it", load)
         async with pool:
-            router = ModelRouter(pool, [], SimpleNamespace(limits=ServeLimits()))  # type: ignore[arg-type]
-            requests.append(asyncio.create_task(router._entered(pool.use("it"), "it", connected)))
+            router = ModelRouter(pool, [], SimpleNamespace())  # type: ignore[arg-type]
+            requests.append(asyncio.create_task(router._entered(pool.use("it"), "it", connected, 300.0)))
             [ended] = await asyncio.gather(*requests, return_exceptions=True)
             assert isinstance(ended, asyncio.CancelledError)
             assert (pool.stats()["it"].requests, pool.stats()["it"].in_use) == (1, 0)

@@ -17,8 +17,8 @@ _SMOOTHING = 0.3
 class BatchRate:
     """The throughput of an engine from its batches, in cost per second, gaps between them included.
 
-    Batches count in full while records wait: then they are as full as they get. Others give a lower bound, because a
-    batch of one short record says nothing of full ones.
+    Only full batches measure it. Others give a lower bound of one that is known, because a batch of one short record
+    says nothing of full ones, even if others came while it ran.
     """
 
     def __init__(self) -> None:
@@ -35,16 +35,24 @@ class BatchRate:
         """Begin with a throughput that was measured otherwise."""
         self._cost, self._seconds = per_s * _PRIOR_S, _PRIOR_S
 
-    def batch(self, cost: float, duration_s: float, at: float, *, waiting: bool) -> None:
-        """A batch ended at this time. `waiting`: records wait for the next one."""
+    def batch(self, cost: float, duration_s: float, at: float, *, full: bool, waiting: bool) -> None:
+        """A batch ended at this time.
+
+        Args:
+            cost: its cost.
+            duration_s: its seconds.
+            at: when it ended.
+            full: whether enough records waited for a full one when it was formed.
+            waiting: whether records wait for the next one.
+        """
         took = duration_s if self._last is None else max(at - self._last, 0.0)
         self._last = at if waiting else None
         if took <= 0:
             return
-        if waiting:
+        if full:
             kept = math.exp(-took / _MEMORY_S)
             self._cost, self._seconds = self._cost * kept + cost, self._seconds * kept + took
-        elif cost > self.per_s * took:
+        elif 0 < self.per_s * took < cost:
             self.expect(cost / took)
 
 

@@ -19,7 +19,8 @@ from headrace.records import JsonObject
 from headrace.serving.errors import ApiError
 from headrace.wording import shown
 
-Seconds = Annotated[float, Field(gt=0, le=86_400, description="Timeout of the request in seconds.")]
+MOST_TIMEOUT_S = 86_400
+Seconds = Annotated[float, Field(gt=0, le=MOST_TIMEOUT_S, description="Timeout of the request in seconds.")]
 
 MOST_VALUES = 65_536
 """JSON values per body. Parsing more would block the server for too long."""
