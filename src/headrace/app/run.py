@@ -151,9 +151,9 @@ def _run(
     if steps is None:
         if model_column is not None:
             raise ConfigError("model_column needs steps: one for each model that records may name")
-        return run_one(settings)[1]
+        return run_one(settings)[1].spoken()
     refuse_beside_steps(settings)
-    return run_steps(prepare_steps(settings, parse_steps(steps), model_column), run_one).report
+    return run_steps(prepare_steps(settings, parse_steps(steps), model_column), run_one).report.spoken()
 
 
 def _execute(settings: JobSettings, stop: StopRequest, *, progress: bool) -> tuple[JobEnd, Report]:
