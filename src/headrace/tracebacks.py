@@ -31,6 +31,24 @@ def public(function: Callable[P, T]) -> Callable[P, T]:
     return door
 
 
+def naming(function: Callable[P, T]) -> Callable[P, T]:
+    """A function whose arguments name files: an OSError about one of them is a ConfigError, unless user code raised it.
+
+    Only calls of the system outside of a job pass here, such as a look at a name that is too long or may not be seen.
+    """
+
+    @functools.wraps(function)
+    def door(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return function(*args, **kwargs)
+        except OSError as error:
+            if error.filename is None or _of_user(error.__traceback__) is not None:
+                raise
+            raise ConfigError(f"cannot use {error.filename!r}: {error.strerror}; name another") from error
+
+    return door
+
+
 class Tidied:
     """A context manager in which a HeadraceError is made as short as by `public`; for the body of a generator."""
 

@@ -80,8 +80,8 @@ COMMAND_ONLY = frozenset(
 """Flags that no function has; a message that names one speaks of the command."""
 
 _VALUES = (
-    r"\"[^\"]*\"|'[^']*'|\d[\d.]*|[A-Z]{3,}|[\w./-]+@REVISION|module:\w+|"
-    r"split|first|null|error|jsonl|csv|tsv|parquet|arrow|onnx|torch|custom|classify|generate|image-(?:embed|classify)|int8|float32|b?float16|cuda(?::\d+)?"
+    r"\"[^\"]*\"|'[^']*'|\d+/\d+|\d[\d.]*|[A-Z]{3,}|[\w./-]+@REVISION|module:\w+|"
+    r"auto|process|split|first|null|error|jsonl|csv|tsv|parquet|arrow|onnx|torch|custom|classify|generate|image-(?:embed|classify)|int8|float32|b?float16|cuda(?::\d+)?"
 )
 _FLAG = re.compile(rf"(?<![\w\-/.'\"=])--([a-z][a-z0-9-]*)(?:[ ]({_VALUES})(?![\w-]))?( (?=--))?|(?<!\S)-i (-)(?!\S)")
 
@@ -130,6 +130,8 @@ def _named(found: re.Match[str], door: Door) -> str:
     name = KEYWORDS.get(flag, flag.replace("-", "_"))
     if value is None and flag in SWITCHES:
         value = "True" if door == "python" else "true"
+    elif flag == "shard" and value is not None and door == "python":
+        value = f"({value.replace('/', ', ')})"
     elif value is not None and door == "python" and not (value[0] in "\"'" or value[0].isdigit() or value.isupper()):
         value = f'"{value}"'  # a word, but not a placeholder such as FOLDER
     if value is None:

@@ -58,6 +58,8 @@ def _door() -> Iterator[None]:
             'dtype="float32", ignore_changes=True to',
             "dtype: float32, --ignore-changes to",
         ),
+        ("--shard 0/2 and --order auto", 'shard=(0, 2) and order="auto"', None),
+        ("--worker-kind process would", 'worker_kind="process" would', None),
         ("--device cuda:1 is", 'device="cuda:1" is', "device: cuda:1 is"),
         ("headrace serve --state-dir DIR", "headrace serve --state-dir DIR", None),
         ("the text is '--overwrite'", "the text is '--overwrite'", None),

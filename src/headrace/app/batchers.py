@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar, cast
@@ -12,6 +13,7 @@ from headrace.batching.dynamic import DynamicBatcher
 from headrace.batching.passthrough import PassthroughBatcher
 from headrace.batching.policy.cost import CostEstimatorFn
 from headrace.batching.step_model import StepModel
+from headrace.batching.tasks import called
 from headrace.engines.base import AnyEngine, batches_itself, runs_batches, works_in_steps
 from headrace.engines.profile import EngineProfile
 from headrace.events import Listener
@@ -78,7 +80,7 @@ def make_batcher(profile: EngineProfile, process: Process[T], settings: BatcherS
         )
     delay_s = profile.batch_delay_s if settings.batch_delay_s is None else settings.batch_delay_s
     return DynamicBatcher(
-        cast("_RunBatch[T]", process),
+        functools.partial(called, "the engine", cast("_RunBatch[T]", process)),
         cost_estimator=settings.cost_estimator,
         target_batch_cost=profile.batch_cost,
         max_batch_size=profile.batch_size,

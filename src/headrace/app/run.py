@@ -25,7 +25,7 @@ from headrace.io.sources.selection import Selection
 from headrace.jobs.pipeline.job import JobEnd, Limits, StopRequest
 from headrace.jobs.settings import SETTING_NAMES, JobOptions, JobSettings, split_options
 from headrace.observe.reporting.report import Report
-from headrace.tracebacks import public
+from headrace.tracebacks import naming, public
 
 T = TypeVar("T")
 
@@ -75,6 +75,7 @@ def run(
 
 
 @public
+@naming
 def run(  # noqa: PLR0913 - keyword-only settings of the front door, public API
     source: object,
     model: str | Path | None = None,
@@ -150,9 +151,9 @@ def _run(
     if steps is None:
         if model_column is not None:
             raise ConfigError("model_column needs steps: one for each model that records may name")
-        return run_one(settings)[1]
+        return run_one(settings)[1].spoken()
     refuse_beside_steps(settings)
-    return run_steps(prepare_steps(settings, parse_steps(steps), model_column), run_one).report
+    return run_steps(prepare_steps(settings, parse_steps(steps), model_column), run_one).report.spoken()
 
 
 def _execute(settings: JobSettings, stop: StopRequest, *, progress: bool) -> tuple[JobEnd, Report]:
@@ -191,7 +192,7 @@ def _off_loop(call: Callable[[], T]) -> T:
             "headrace.run blocks the event loop that calls it until the job has ended: "
             "await asyncio.to_thread(headrace.run, ...) instead",
             BlockedLoopWarning,
-            stacklevel=4,
+            stacklevel=5,
         )
     with ThreadPoolExecutor(1, "headrace-run") as pool:
         return pool.submit(call).result()

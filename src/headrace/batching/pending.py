@@ -169,7 +169,7 @@ def own_copy(cause: BaseException) -> Exception:
         except BaseException:  # noqa: BLE001  # a user's __init__ may raise anything; the caller must still receive an error
             own = None
     if not isinstance(own, Exception) or type(own) is not type(cause) or own is cause:
-        own = ProcessError(f"process_fn raised {type(cause).__name__}: {text_of(cause)}")
+        own = ProcessError(f"{type(cause).__name__}: {text_of(cause)}")
     own.__cause__ = cause.__cause__ if isinstance(cause, ProcessError) and cause.__cause__ else cause
     return own
 

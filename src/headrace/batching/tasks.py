@@ -6,8 +6,12 @@ import asyncio
 import logging
 import sys
 from collections.abc import Callable, Coroutine
+from typing import TypeVar
 
-from headrace.errors import StoppedError
+from headrace.errors import ProcessError, StoppedError, text_of
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 logger = logging.getLogger("headrace")
 
@@ -36,6 +40,23 @@ def must_propagate(exc: BaseException) -> bool:
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
     return trace is not None and trace.tb_frame.f_code is asyncio.Runner._on_sigint.__code__  # type: ignore[attr-defined]
+
+
+def called(name: str, fn: Callable[[T], R], value: T) -> R:
+    """Call the function with the value.
+
+    Raises:
+        ProcessError: it raised what is no failure to Python, such as SystemExit; the message says `name`.
+    """
+    try:
+        return fn(value)
+    except BaseException as error:
+        is_failure = isinstance(error, Exception) and not isinstance(
+            error, StopIteration
+        )  # a coroutine cannot raise it
+        if is_failure or must_propagate(error):
+            raise
+        raise ProcessError(f"{name} raised {type(error).__name__}: {text_of(error)}") from error
 
 
 async def run_to_the_end(

@@ -3,18 +3,39 @@
 from __future__ import annotations
 
 import functools
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 import headrace
 from headrace.cli import bench, inspect, merge, outcome, report, retry, run, serve, top, tune
 from headrace.cli.engine_flags import PASS_ON, EngineCommand
 from headrace.cli.flags import Command
-from headrace.wording import speak, spoken
+from headrace.wording import shortened, speak, spoken
+
+_UsageError: Any = typer.BadParameter.__base__  # click's, which newer versions of typer hold a copy of
+
+
+class _Commands(TyperGroup):
+    """The commands; what typer refuses is told with long values shortened."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command that the arguments name.
+
+        Raises:
+            UsageError: an argument, or a value of one, is refused.
+        """
+        try:
+            return super().invoke(ctx)
+        except _UsageError as error:
+            error.message = shortened(error.message)
+            raise
+
 
 app = typer.Typer(
     name="headrace",
+    cls=_Commands,
     help="Run models over datasets and behind HTTP APIs, and keep the GPU busy.",
     no_args_is_help=True,
     add_completion=False,

@@ -31,6 +31,7 @@ from headrace.io.storage.locations import as_named
 from headrace.jobs.pipeline.job import JobEnd
 from headrace.observe.reporting.report import Report
 from headrace.observe.reporting.table import print_report
+from headrace.wording import shortened
 
 STATUSES = """Exit status:
 
@@ -123,9 +124,9 @@ def aligned(table: Sequence[Sequence[str]], left: int) -> list[str]:
 
 
 def say(line: str, level: Literal["info", "warning", "error"] = "info") -> None:
-    """Print one line to stderr; --quiet leaves out what is only information."""
+    """Print one line to stderr, long values shortened; --quiet leaves out what is only information."""
     stream: object = sys.stderr
-    line = as_named(line)
+    line = shortened(as_named(line))
     if not isinstance(stream, LogStream):
         print(f"headrace: {line}", file=sys.stderr)
     elif level != "info" or not stream.quiet:

@@ -12,6 +12,7 @@ from typing import Any
 from headrace.batching.callables import plain_function
 from headrace.batching.options import whole
 from headrace.batching.results import checked
+from headrace.batching.tasks import called
 from headrace.engines.base import AnyBatchEngine, Prepared
 from headrace.engines.profile import EngineProfile, check_methods, profile_of
 from headrace.errors import ConfigError, EngineDeadError, StoppedEarly, UnknownOptionError, text_of
@@ -70,7 +71,7 @@ class FunctionEngine:
         if not batch:
             return []
         size = len(batch)  # the function may change the list
-        found: Sequence[object] = checked(function(batch), size, self._name)
+        found: Sequence[object] = checked(called(self._name, function, batch), size, self._name)
         return found
 
     def close(self) -> None:

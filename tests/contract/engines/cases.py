@@ -156,7 +156,9 @@ def endpoint(place: Place) -> Any:
 
     from headrace.app.servers.server import ServerSettings
 
-    server = place.stack.enter_context(running(ServerSettings(EngineConfig("embed", engine="headrace.testing:FakeEngine"))))
+    server = place.stack.enter_context(
+        running(ServerSettings(EngineConfig("embed", engine="headrace.testing:FakeEngine")))
+    )
     return create("embed", engine="endpoint", endpoints=[server.url])
 
 

@@ -77,3 +77,28 @@ def test_a_hub_out_of_reach_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:1")
     with pytest.raises(ConfigError, match=r"cannot read input file hf://.*: ConnectError: "):
         headrace.run("hf://datasets/some/rows/in.parquet", sink=tmp_path / "out.jsonl", **FAKE)
+
+
+@pytest.mark.parametrize("setting", ["source", "sink", "model"])
+def test_a_name_that_no_file_can_have_is_refused_shortened(setting: str, tmp_path: Path) -> None:
+    given = {"source": [{"text": "a"}], "sink": tmp_path / "out.jsonl", "progress": False}
+    for name in ("x" * 100_000, "a\0b"):
+        with pytest.raises(ConfigError) as refused:
+            headrace.run(**{**given, setting: name if setting != "sink" else f"{name}.jsonl"})
+        assert len(str(refused.value)) < 400
+    with pytest.raises(ConfigError, match="File name too long"):
+        headrace.build_app(model="x" * 100_000)
+
+
+def test_an_error_of_user_code_about_a_file_stays_its_own(tmp_path: Path) -> None:
+    def engine(model: str, **_: object) -> object:
+        return open(tmp_path / "missing")  # noqa: PTH123 - what users write
+
+    with pytest.raises(FileNotFoundError):
+        headrace.run(["a"], "m", engine=engine, sink=tmp_path / "out.jsonl", progress=False)
+
+
+@pytest.mark.parametrize("address", ["hf://datasets/", "hf://", "hf://datasets", "hf://spaces/", "hf://a", "s3://"])
+def test_an_address_without_a_place_is_refused_with_the_way_out(address: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"names no .*; write"):
+        headrace.run(address, sink=tmp_path / "out.jsonl", **FAKE)

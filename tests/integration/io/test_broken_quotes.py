@@ -222,3 +222,13 @@ def is_broken(content: str, delimiter: str) -> bool:
     except csv.Error:
         return True
     return len(row) != 3
+
+
+def test_a_carriage_return_that_ends_a_line_alone_is_told_with_the_way_out(tmp_path: Path) -> None:
+    (tmp_path / "old.csv").write_bytes(b"id,text\r1,a\r2,b\r")
+    with pytest.raises(ConfigError, match=r"carriage return alone; convert the file first: tr '\\r' '\\n'"):
+        headrace.run(tmp_path / "old.csv", sink=tmp_path / "out.jsonl", **FAKE)
+    (tmp_path / "mixed.csv").write_bytes(b"id,text\n1,a\r2,b\n3,c\n4,d\n")
+    report = headrace.run(tmp_path / "mixed.csv", sink=tmp_path / "mixed.jsonl", **FAKE)
+    assert report.failed == 1
+    assert "carriage return alone" in report.failed_records[0].message

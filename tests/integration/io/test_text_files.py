@@ -137,6 +137,13 @@ def test_a_column_is_of_integers_only_if_all_are() -> None:
     }
 
 
+@pytest.mark.parametrize("given", ["year=2024", "year=2024/*/*.parquet", "year=2024/city=K%C3%B6ln/*.parquet"])
+def test_the_folders_that_are_named_give_their_columns_too(tmp_path: Path, given: str) -> None:
+    run(hive(tmp_path / "in") / given, tmp_path / "out.jsonl", keep_columns=["year", "city"])
+    rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert [{name: row[name] for name in ("year", "city")} for row in rows] == COLUMNS[:2]
+
+
 def test_a_job_of_such_a_folder_is_resumed(tmp_path: Path) -> None:
     source = hive(tmp_path / "in")
     run(source, tmp_path / "out.jsonl", keep_columns=["year"])

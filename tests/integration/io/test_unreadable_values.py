@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import sqlite3
 from collections.abc import Mapping
@@ -193,3 +194,32 @@ def test_a_dead_letter_of_a_column_to_copy_has_the_id_of_its_record(tmp_path: Pa
     run(rows, tmp_path / "out.jsonl", keep_columns=["other"], engine=lambda inputs: [0] * len(inputs))
     [bad, other] = map(json.loads, (tmp_path / "out.errors.jsonl").read_text().splitlines())
     assert [(one["position"], one["id"]) for one in (bad, other)] == [(0, 10), (1, 20)]
+
+
+@pytest.mark.parametrize("plain_footer", [False, True])
+def test_an_encrypted_file_is_named_as_such(tmp_path: Path, plain_footer: bool) -> None:
+    encryption = pytest.importorskip("pyarrow.parquet.encryption")
+
+    class Keys(encryption.KmsClient):  # type: ignore[misc, name-defined]
+        def wrap_key(self, key: bytes, name: str) -> bytes:
+            return base64.b64encode(key)
+
+        def unwrap_key(self, wrapped: bytes, name: str) -> bytes:
+            return base64.b64decode(wrapped)
+
+    how = encryption.EncryptionConfiguration("footer", column_keys={"k": ["text"]}, plaintext_footer=plain_footer)
+    made = encryption.CryptoFactory(lambda _: Keys()).file_encryption_properties(encryption.KmsConnectionConfig(), how)
+    table = pa.table({"id": [1, 2], "text": ["a", "b"]})
+    with pq.ParquetWriter(tmp_path / "in.parquet", table.schema, encryption_properties=made) as file:
+        file.write_table(table)
+    named = r"column 'text' of .*in\.parquet" if plain_footer else r"in\.parquet"
+    with pytest.raises(HeadraceError, match=f"{named} is encrypted, and Headrace has no keys: decrypt the file first"):
+        run(tmp_path / "in.parquet", tmp_path / "out.jsonl")
+
+
+def test_an_unknown_time_zone_has_its_way_out(tmp_path: Path) -> None:
+    pq.write_table(ROWS.select(["zone"]), tmp_path / "in.parquet")
+    _, letters = run(tmp_path / "in.parquet", tmp_path / "out.jsonl", text_column="zone")
+    assert "its time zone is not known here; install tzdata if it exists, or write the column in UTC" in letters[0]
+    with pytest.raises(ConfigError, match=r"values, of type timestamp\[us, tz=No/Where\] \(.* zone is not known here"):
+        run(tmp_path / "in.parquet", tmp_path / "kept.jsonl", text_column="zone", keep_columns=["zone"])

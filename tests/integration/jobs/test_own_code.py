@@ -14,8 +14,9 @@ from typer.testing import CliRunner
 
 import headrace
 from headrace.cli.app import app
-from headrace.errors import ConfigError, ResumeMismatchError
-from headrace.jobs.pipeline.job import JobEnd
+from headrace.engines.custom import FunctionEngine
+from headrace.errors import ConfigError, HeadraceError, ResumeMismatchError
+from headrace.jobs.pipeline.job import JobEnd, Limits
 from headrace.testing import FakeEngine
 
 ROWS = [{"id": f"q{n}", "question": "how many", "n": n} for n in range(40)]
@@ -90,3 +91,58 @@ def test_an_array_that_is_filled_again_is_nobody_elses_row_in_any_process(engine
     name = "tests.integration.jobs.test_own_code:refilled"
     found = headrace.run(rows, sink="list", engine=name, batch_size=8, engine_process=engine_process, progress=False)
     assert [list(row["output"]) for row in found] == [[number, number] for number in range(100)]
+
+
+def leaving(texts: list[str]) -> list[str]:
+    raise SystemExit(3)
+
+
+class Leaving:
+    """A whole engine whose batches end the process."""
+
+    def __init__(self) -> None:
+        self.prepare = FunctionEngine(leaving, "leaving").prepare
+        self.profile = FunctionEngine(leaving, "leaving").profile
+
+    def describe(self) -> dict[str, object]:
+        return {}
+
+    def forward(self, batch: list[object]) -> list[object]:
+        raise SystemExit(3)
+
+    def close(self) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("engine", "named"), [(leaving, "tests.integration.jobs.test_own_code:leaving"), (Leaving, "the engine")]
+)
+def test_what_asks_the_process_to_exit_is_named(engine: Any, named: str, tmp_path: Path) -> None:
+    report = headrace.run(
+        [{"text": "a"}], sink=tmp_path / "out.jsonl", engine=engine, progress=False, limits=Limits(max_error_rate=1)
+    )
+    assert report.failed_records[0].message == f"{named} raised SystemExit: 3"
+
+
+def nothing(row: dict[str, object]) -> None: ...
+
+
+def test_a_function_that_returns_no_row_is_named_as_it_was_given(tmp_path: Path) -> None:
+    source = write_rows(tmp_path / "in.jsonl", [{"text": "a"}])
+    own = [
+        "--engine",
+        "tests.integration.jobs.test_own_code:pairs",
+        "--map",
+        "tests.integration.jobs.test_own_code:nothing",
+    ]
+    done = CliRunner().invoke(app, ["run", "-i", str(source), "-o", str(tmp_path / "out.jsonl"), *own])
+    assert "--map returned NoneType, not a mapping of columns" in done.output
+    with pytest.raises(HeadraceError, match="prepare returned NoneType, not a mapping of columns"):
+        headrace.run(source, sink=tmp_path / "other.jsonl", engine=pairs, prepare=nothing, progress=False)
+
+
+@pytest.mark.parametrize(("flag", "value"), [("--shard", "4/4"), ("--shard", "a"), ("--sample", "2")])
+def test_a_selection_is_refused_by_its_flag(flag: str, value: str, tmp_path: Path) -> None:
+    source = write_rows(tmp_path / "in.jsonl", [{"text": "a"}])
+    own = ["--engine", "tests.integration.jobs.test_own_code:pairs", flag, value]
+    done = CliRunner().invoke(app, ["run", "-i", str(source), "-o", str(tmp_path / "out.jsonl"), *own])
+    assert (done.exit_code, f"{flag} is" in done.output) == (2, True)

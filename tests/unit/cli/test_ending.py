@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import socket
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -18,7 +20,7 @@ def test_a_bug_is_one_line_with_its_place(capsys: pytest.CaptureFixture[str]) ->
 
     assert guarded(broken) == 1
     [line] = capsys.readouterr().err.splitlines()
-    assert f"unexpected KeyError at {as_named(__file__)}:17: 'weights'; committed records are kept" in line
+    assert f"unexpected KeyError at {as_named(__file__)}:19: 'weights'; committed records are kept" in line
 
 
 def test_a_busy_port_is_refused_before_the_model_is_loaded() -> None:
@@ -27,3 +29,27 @@ def test_a_busy_port_is_refused_before_the_model_is_loaded() -> None:
         ended = CliRunner().invoke(app, ["serve", "--port", str(port)])
     assert (ended.exit_code, ended.output.count("\n")) == (2, 1)
     assert f"cannot listen on 127.0.0.1 port {port}: Address already in use" in ended.output
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["inspect", "{long}"],
+        ["{long}"],
+        ["run", "--limit", "{long}", "-i", "in.jsonl", "-o", "out.jsonl"],
+        ["run", "--engine", "{long}:f", "-i", "in.jsonl", "-o", "out.jsonl"],
+        ["run", "--engine", "math:sqrt", "--{long}", "4", "-i", "in.jsonl", "-o", "out.jsonl"],
+        ["run", "-i", "{long}.jsonl", "-o", "out.jsonl"],
+        ["run", "-i", "in.jsonl", "-o", "{long}.jsonl"],
+        ["run", "--model", "{long}", "-i", "in.jsonl", "-o", "out.jsonl"],
+    ],
+)
+def test_a_long_value_is_shortened_wherever_it_was_given(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("in.jsonl").write_text('{"text": "a"}\n')
+    ended = CliRunner().invoke(app, [one.format(long="x" * 100_000) for one in arguments])
+    assert ended.exit_code == 2
+    assert len(ended.output) < 2000
+    assert re.search(r"\(100,0\d\d\s", ended.output), "its length is told"

@@ -30,8 +30,10 @@ from headrace.events import (
 )
 from headrace.observe.accounting.batches import BusyTime
 from headrace.observe.accounting.worker_rows import WorkerRow
+from headrace.observe.reporting.advice import Advice
 from headrace.observe.reporting.report import Report, ReportBuilder
-from headrace.observe.reporting.table import as_text, print_report
+from headrace.observe.reporting.table import as_text, print_report, rows
+from headrace.wording import Door, speak
 
 
 def formed(batch: int, *, size: int = 4, cost: float = 30, padded: float = 40, starved: float = 0.5) -> BatchFormed:
@@ -258,11 +260,11 @@ def test_the_numbers_and_the_budget_are_told_with_their_reasons() -> None:
     assert "bfloat16: 2.1 times as fast as float32, cosine >= 0.9999 on 400 records" in text
     assert "4,096 tokens, found while the job ran" in text
     held = report_of(*JOB, MemoryUsed(930_000_000, 1_000_000_000, "the machine", at=1.0))
-    assert "0.9 GB at most, 93% of the machine; set a smaller --batch-tokens" in as_text(held)
+    assert "0.9 GB at most, 93% of the machine; set a smaller batch_tokens" in as_text(held)
     little = MemoryUsed(100, 1_000, "the machine", at=1.0, larger_pay=False)
     assert "10% of the machine; larger batches were no faster" in as_text(report_of(*JOB, little))
     grown = (BudgetChanged(4096, at=1.5), replace(little, larger_pay=True))
-    assert "a --batch-tokens above 4,096 may be faster" in as_text(report_of(*JOB, *grown))
+    assert "a batch_tokens above 4,096 may be faster" in as_text(report_of(*JOB, *grown))
     assert "batch budget" not in as_text(report_of(*JOB))
 
 
@@ -271,3 +273,23 @@ def test_the_prompt_tokens_that_came_from_the_cache_are_told() -> None:
     assert "2,064   592 computed, 1,472 from the prefix cache (71.3%)" in text
     assert "prompt tokens" not in as_text(report_of(*JOB, PrefixCacheUsed(0, 0, 0, at=105.0)))
     assert "prompt tokens" not in as_text(report_of(*JOB))
+
+
+@pytest.mark.parametrize(
+    ("door", "batches", "empty"),
+    [("python", "batch_tokens", 'on_empty="error"'), ("flags", "--batch-tokens", "--on-empty error")],
+)
+def test_advice_and_table_name_settings_as_the_user_gives_them(door: Door, batches: str, empty: str) -> None:
+    advice = Advice("--batch-tokens", "9", "--batch-tokens 9 helps.", 1.0)
+    memory = MemoryUsed(99, 100, "memory", at=1.0)
+    found = replace(report_of(*JOB), advice=advice.text, advices=(advice,), empty=2, memory=memory)
+    speak(door)
+    try:
+        spoken, table = found.spoken(), dict(rows(found))
+    finally:
+        speak("python")
+    assert batches in spoken.advice
+    assert spoken.advices[0].text == spoken.advice
+    assert batches in table["memory"]
+    assert empty in table["empty"]
+    assert found.advice == advice.text, "what is stored names flags"

@@ -41,7 +41,7 @@ from headrace.serving.limits import ServeLimits
 from headrace.serving.metrics import families
 from headrace.serving.service import ServedModel, Service
 from headrace.serving.state import ServerState
-from headrace.tracebacks import public
+from headrace.tracebacks import naming, public
 
 if TYPE_CHECKING:
     from headrace.observe.exporters.otel import ServerSpans
@@ -99,6 +99,7 @@ class ServerOptions(LocalOptions, total=False):
 
 
 @public
+@naming
 def build_app(  # noqa: PLR0913 - keyword-only settings of the front door, public API
     task: str | None = None,
     model: str | Path | None = None,

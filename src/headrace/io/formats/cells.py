@@ -44,7 +44,7 @@ class Cell:
             return _python(self.exact())
         except Exception as error:  # pyarrow raises what Python's own types raise
             raise HeadraceError(
-                f"a value of type {self.column.type} that cannot be written as text: {self.reason or line_of(error)}"
+                f"a value of type {self.column.type} that cannot be written as text: {self.reason or _words(error)}"
             ) from error
 
     def __reduce__(self) -> tuple[type[Cell], tuple[pa.Array, int, str]]:
@@ -201,8 +201,16 @@ def _object(column: pa.Array, place: int, table: str, row: int) -> object:
         [found] = objects_exactly(column.slice(place, 1))
         return found
     except Exception as error:  # noqa: BLE001 - likewise
-        reason = f"{line_of(error)} ({table}, row {row:,} counted from 0, type {column.type})"
+        reason = f"{_words(error)} ({table}, row {row:,} counted from 0, type {column.type})"
         return Unreadable(reason, is_exact=not _holds_text(column.type))
+
+
+def _words(error: Exception) -> str:
+    """Why Python cannot hold a value."""
+    words = line_of(error)
+    if "zoneinfo" in words:  # pyarrow's words, whatever is wrong with the zone
+        return "its time zone is not known here; install tzdata if it exists, or write the column in UTC"
+    return words
 
 
 @functools.lru_cache(maxsize=256)

@@ -26,6 +26,7 @@ _LINE_BYTES = 64
 _SPARE_QUOTES = 64
 """Extra runs of quotes allowed in a row of several lines, beyond two per field."""
 _NEVER_CLOSED = "a quoted field is never closed"
+_LONE_CR = r"a line ends with a carriage return alone; convert the file first: tr '\r' '\n' < FILE > NEW"
 _ODD_QUOTES = re.compile(r'(?<!")"(?:"")*(?!")')
 
 
@@ -241,7 +242,7 @@ class _Rows:
         try:
             return next(self._reader, None)
         except csv.Error as error:
-            return error
+            return csv.Error(_LONE_CR) if str(error).startswith("new-line character") else error
 
     def _is_whole(self, row: list[str] | csv.Error, width: int) -> bool:
         """Whether the lines just read form a well-formed row: quotes only around quoted fields."""

@@ -57,8 +57,9 @@ def check_text_column(name: str, values: Sequence[object]) -> None:
         except Exception as error:  # noqa: BLE001 - objects of the user's own may raise anything
             if type(value) is not Cell and not isinstance(found, _NOT_IN_JSON):
                 return  # an object of some row: only its record fails
-            table = f" ({value.column.type})" if type(value) is Cell else ""
-            refused.append((f"{type(found).__name__}{table}", error))
+            python = "" if type(found) is Cell else type(found).__name__
+            table = str(value.column.type) if type(value) is Cell else ""
+            refused.append((f"{python} ({table})" if python and table else python or table, error))
     if not refused:
         return
     kind, reason = refused[0]

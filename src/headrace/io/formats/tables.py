@@ -37,11 +37,30 @@ def _damage(file: InputFile, kind: type[HeadraceError]) -> Iterator[list[str]]:
         yield part
     except (_pyarrow().ArrowException, OSError) as error:
         reason = line_of(error).rstrip(".")
+        if "Cannot decrypt" in reason or "encrypted metadata" in reason:  # pyarrow has no class of its own for it
+            raise kind(
+                f"{_encrypted(file)}, and Headrace has no keys: decrypt the file first, with what wrote it"
+            ) from error
         within = f" in {part[-1]}" if part else ""
         raise kind(
             f"{file.path} is damaged or truncated{within}, or of another format: {reason}; replace it with a whole "
             "file, or say what it is with --input-format"
         ) from error
+
+
+def _encrypted(file: InputFile) -> str:
+    """What is encrypted in a file of which pyarrow says so: it, or the first column that cannot be read."""
+    pyarrow = _pyarrow()
+    try:
+        with file.open() as stream, pyarrow.parquet.ParquetFile(stream) as table:
+            for name in table.schema_arrow.names:
+                try:
+                    table.read_row_group(0, columns=[name])
+                except (pyarrow.ArrowException, OSError):
+                    return f"column {name!r} of {file.path} is encrypted"
+    except (pyarrow.ArrowException, OSError):
+        pass
+    return f"{file.path} is encrypted"
 
 
 class ParquetFormat:

@@ -13,10 +13,12 @@ _WHOLE = re.compile(r"0|-?[1-9]\d{0,17}")
 
 
 def partitions(files: Sequence[Path], root: Path) -> Mapping[Path, Mapping[str, object]]:
-    """The columns of each file, from the folders between `root` and it.
+    """The columns of each file, from the folders between `root` and it, and `root` and those above it that name one.
 
     A column is of integers if the values in all folders are, else of text.
     """
+    while _pair(root.name):
+        root = root.parent
     found = {file: dict(pair for part in file.relative_to(root).parts[:-1] if (pair := _pair(part))) for file in files}
     names = {name for columns in found.values() for name in columns}
     whole = {name for name in names if all(_is_whole(columns.get(name)) for columns in found.values())}

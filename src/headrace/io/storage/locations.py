@@ -23,6 +23,9 @@ _SCHEME = re.compile(r"([a-z][a-z0-9+.-]+)://")
 KNOWN_SCHEMES = ("s3", "gs", "hf", "http", "https")
 RETRIES = RetryPolicy(max_attempts=8, backoff_s=0.1, max_backoff_s=10.0)
 """Retries of calls to an object store."""
+_REPOSITORY = re.compile(
+    r"hf://(?:(?:datasets|models|spaces|buckets|kernels)/)?(?!datasets/|models/|spaces/)[^/]+/[^/]+.*"
+)
 _NOT_FOUND = 404
 _GLOB = frozenset("*?[")
 
@@ -46,7 +49,7 @@ def locate(name: str | Path) -> Path:
     Credentials and endpoints come from the store's own settings (such as `AWS_PROFILE` and `AWS_ENDPOINT_URL`).
 
     Raises:
-        ConfigError: the scheme is unknown.
+        ConfigError: the scheme is unknown, or the address names no place in it.
         MissingExtraError: the store's client is not installed.
     """
     found = _SCHEME.match(str(name)) if isinstance(name, str) else None
@@ -57,6 +60,10 @@ def locate(name: str | Path) -> Path:
         return Path(str(name).removeprefix("file://"))
     if scheme not in KNOWN_SCHEMES:
         raise ConfigError(f"cannot reach {name}: unknown scheme {scheme!r}; known: {', '.join(KNOWN_SCHEMES)}")
+    if scheme == "hf" and _REPOSITORY.fullmatch(str(name)) is None:
+        raise ConfigError(f"{name} names no repository; write hf://datasets/org/name, with the path of a file in it")
+    if not str(name)[found.end() :].strip("/"):
+        raise ConfigError(f"{name} names no bucket or host; write the whole address, such as s3://bucket/folder/")
     try:
         from upath import UPath
 
@@ -77,9 +84,11 @@ def anchored(name: str | Path) -> str | Path:
     Absolute paths and addresses stay as they are, and so does "-".
 
     Raises:
-        ConfigError: the current folder has been deleted.
+        ConfigError: it has a null character, or the current folder has been deleted.
     """
     text = str(name)
+    if "\0" in text:
+        raise ConfigError(f"cannot use {text!r}: no file has a name with a null character; leave it out")
     if text in ("", "-") or "://" in text or text.startswith("/"):
         return name
     try:

@@ -195,7 +195,7 @@ def _mapped(record: Record, row: Any) -> Record | Exception:
         return Record(record.position, record.id, TableRow(row, exact))
     if isinstance(row, Mapping):
         return Record(record.position, record.id, row)
-    return RecordError(f"prepare returned {type(row).__name__}, not a mapping of columns")
+    return RecordError(f"--map returned {type(row).__name__}, not a mapping of columns; return a dict for each row")
 
 
 def _is_same(value: object, read: object) -> bool:

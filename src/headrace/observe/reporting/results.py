@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from headrace.errors import ConfigError
@@ -23,6 +23,7 @@ from headrace.observe.accounting.worker_rows import WorkerRow
 from headrace.observe.reporting import notebook
 from headrace.observe.reporting.advice import Advice
 from headrace.records import LeftOut
+from headrace.wording import spelled
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -139,6 +140,11 @@ class Report:
     """Where the time went, in detail."""
     failed_records: tuple[RecordFailed, ...] = field(default=(), repr=False)
     """The first 1,000 failed records; the errors file has all of them."""
+
+    def spoken(self) -> Report:
+        """The report with its advice in the terms of the user's door; what is stored names flags, as its page does."""
+        advices = tuple(replace(one, text=spelled(one.text)) for one in self.advices)
+        return replace(self, advice=spelled(self.advice), advices=advices)
 
     def _repr_html_(self) -> str:
         """How a notebook shows it."""

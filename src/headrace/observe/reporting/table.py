@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from headrace.events import OrderChosen, PrefixCacheUsed
 from headrace.observe.accounting.device_limit import DeviceFigures
+from headrace.wording import spelled
 
 if TYPE_CHECKING:
     from headrace.observe.reporting.report import Report, WorkerRow
@@ -80,7 +81,7 @@ def rows(report: Report) -> list[tuple[str, str]]:
         seconds: float = getattr(report.times, stage)
         share = f"{seconds / report.wall_s:7.1%} of wall" if report.wall_s > 0 else ""
         lines.append((f"time: {stage}", f"{_seconds(seconds)} {share}".rstrip()))
-    return lines
+    return [(label, spelled(value)) for label, value in lines]
 
 
 def _of(records: int) -> str:
