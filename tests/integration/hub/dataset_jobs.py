@@ -121,7 +121,7 @@ def an_output_is_pushed_once(hub: Hub) -> None:
     assert pushed(hub) == list(range(51)) and len(repository.history) == 2
     Path("elsewhere").mkdir()
     os.chdir("elsewhere")
-    assert "no job here has pushed; pass --overwrite" in refusal("../in.jsonl", address)
+    assert "no job here has pushed; pass overwrite=True" in refusal("../in.jsonl", address)
     assert "a commit cannot be changed" in refusal("../in.jsonl", f"hf://datasets/me/vectors@{'0' * 40}")
 
 
