@@ -289,6 +289,9 @@ def fuzz(requests: int, seed: int, different: int, at_once: int, **options: Any)
                     return fuzz
 
             done = asyncio.run(main())
+            waited = time.monotonic()  # a request leaves a moment after its answer
+            while server.engine._scheduler.pages.available != free and time.monotonic() - waited < LONGEST_S:
+                time.sleep(0.05)
             if server.engine._scheduler.pages.available != free:
                 done.wrong.append(f"{server.engine._scheduler.pages.available} pages are free, of {free}")
     return done

@@ -108,7 +108,8 @@ def test_an_empty_file_is_a_finished_job(tmp_path: Path) -> None:
 def test_what_cannot_be_used_is_one_clear_line(tmp_path: Path, change: list[str], message: str) -> None:
     write(tmp_path, *GOOD)
     engine = () if change[0] in ("--engine", "--task") else FAKE
-    status, said = headrace("run", "-i", "in.jsonl", "-o", "out.jsonl", *engine, *change, folder=tmp_path)
+    files = [word for pair in (("-i", "in.jsonl"), ("-o", "out.jsonl")) if pair[0] not in change for word in pair]
+    status, said = headrace("run", *files, *engine, *change, folder=tmp_path)
     assert status == 2
     assert message in said
     assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"]
@@ -148,8 +149,8 @@ def test_a_job_does_not_end_for_want_of_somebody_to_tell(tmp_path: Path, stderr:
 def test_a_name_that_no_file_can_have_is_one_clear_line(tmp_path: Path) -> None:
     write(tmp_path, *GOOD)
     for option in ("-i", "-o"):
-        named = (option, f"{'n' * 300}.jsonl")
-        status, said = headrace("run", "-i", "in.jsonl", "-o", "out.jsonl", *FAKE, *named, folder=tmp_path)
+        names = {"-i": "in.jsonl", "-o": "out.jsonl", option: f"{'n' * 300}.jsonl"}
+        status, said = headrace("run", *(word for pair in names.items() for word in pair), *FAKE, folder=tmp_path)
         assert (status, "File name too long" in said, len(said.splitlines())) == (2, True, 1)
 
 

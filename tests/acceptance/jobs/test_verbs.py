@@ -117,7 +117,8 @@ def test_a_damaged_state_is_named_and_can_be_overwritten(folder: Path, content: 
 
 @pytest.mark.parametrize("change", [("-i", ""), ("-o", "")])
 def test_an_empty_name_is_no_name(folder: Path, change: tuple[str, str]) -> None:
-    status, said = headrace("run", "-i", "in.jsonl", "-o", "out.jsonl", *FAKE, *change, folder=folder)
+    names = {"-i": "in.jsonl", "-o": "out.jsonl", change[0]: change[1]}
+    status, said = headrace("run", *(word for pair in names.items() for word in pair), *FAKE, folder=folder)
     assert (status, "has an empty name" in said) == (2, True)
 
 

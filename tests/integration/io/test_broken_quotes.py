@@ -122,11 +122,6 @@ def test_a_header_whose_quote_is_not_closed_is_refused(tmp_path: Path) -> None:
     assert outcomes(write(tmp_path / "in.csv", content)) == []
 
 
-def test_a_file_with_the_line_ends_of_old_macs_is_refused_with_a_way_out(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"in\.csv: its lines end in CR alone, .*: tr '\\r' '\\n' < FILE > NEW"):
-        outcomes(write(tmp_path / "in.csv", "id,text\r1,2\r"))
-
-
 def test_a_job_over_broken_quotes_resumes_to_the_same_output(tmp_path: Path) -> None:
     rows = [f"{n},text {n}\n" if n % 50 else f'{n},"open {n}\n' for n in range(1000)]
     source = write(tmp_path / "in.csv", "id,text\n" + "".join(rows))

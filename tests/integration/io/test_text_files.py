@@ -157,7 +157,7 @@ def test_an_empty_cell_is_told_and_can_be_refused(tmp_path: Path) -> None:
     source = written(tmp_path, "in.csv", b'id,text\n1,\n2,a\n3,""\n')
     report = run(source, tmp_path / "kept.jsonl")
     assert (report.ok, report.failed, report.empty) == (3, 0, 2)
-    assert ("empty", "2 records with an empty text; --on-empty error fails them") in rows_of(report)
+    assert ("empty", '2 records with an empty text; on_empty="error" fails them') in rows_of(report)
     report = run(source, tmp_path / "refused.jsonl", on_empty="error")
     assert (report.ok, report.failed, report.empty) == (1, 2, 0)
     letters = map(json.loads, (tmp_path / "refused.errors.jsonl").read_text().splitlines())

@@ -276,15 +276,11 @@ def _size(line: str) -> int:
     return len(line.encode(errors="surrogateescape"))
 
 
-_OLD_LINES = "its lines end in CR alone, as in old Mac files; convert them: tr '\\r' '\\n' < FILE > NEW"
-
-
 def _header(rows: _Rows, file: InputFile) -> list[str]:
     try:
         header = rows.header()
     except csv.Error as error:
-        said = _OLD_LINES if "new-line character" in str(error) else str(error)
-        raise ConfigError(f"cannot read the header line of {file.path}: {said}") from error
+        raise ConfigError(f"cannot read the header line of {file.path}: {error}") from error
     try:
         "".join(header).encode()
     except UnicodeEncodeError:
