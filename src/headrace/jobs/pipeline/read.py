@@ -181,9 +181,7 @@ class Prefetcher:
         self._settling = settling
         self._tally = tally
         self._memory = memory
-        counts = (
-            job.dedupe is None and profile_of(job.engine).batching == "batches"
-        )  # others generate, perhaps by chance
+        counts = job.dedupe is None and profile_of(job.engine).runs_batches  # others generate, perhaps by chance
         self._preparation = Preparation(
             job.columns, job.engine, job.user, job.dedupe, InTime(job.engine_timeout_s),
             RepeatCounter() if counts else None,
