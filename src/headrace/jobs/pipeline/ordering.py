@@ -18,11 +18,12 @@ from typing import Literal
 from headrace.errors import BrokenOffError, ConfigError, JobError
 from headrace.events import OrderChosen
 from headrace.io.base import Chunk
-from headrace.jobs.pipeline.job import Job, Length, Order, StopRequest
+from headrace.jobs.pipeline.job import Job, Length, StopRequest
 from headrace.jobs.pipeline.memory_budget import rows_bytes
 from headrace.jobs.pipeline.prefixes import Sharing, prefix_order, prompt_text, sharing
 from headrace.jobs.pipeline.prepare import Columns
 from headrace.jobs.pipeline.spill import Row, Spill
+from headrace.jobs.settings import Order
 from headrace.jobs.state.passes import Pass
 from headrace.jobs.state.window import Window
 from headrace.jobs.state.windows import STRIDE, Windows

@@ -10,20 +10,15 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Literal, TypeAlias, cast
+from typing import Any, cast
 
 from headrace.batching.callables import plain_function, unfinished
 from headrace.batching.results import own
 from headrace.errors import BrokenOffError, ConfigError, EngineDeadError, RecordError, StoppedEarly, text_of
+from headrace.jobs.settings import FinishFn, PrepareFn, WorkerKind
 from headrace.processes.child import ChildProcess
 from headrace.processes.crash_isolation import CrashIsolation
 from headrace.records import Record, TableRow, Unreadable
-
-WorkerKind: TypeAlias = Literal["auto", "thread", "process"]
-PrepareFn: TypeAlias = Callable[[Any], object]
-"""`(row) -> row`; a user annotates the row with a type of choice."""
-FinishFn: TypeAlias = Callable[[Any, Any], object]
-"""`(row, output) -> output`."""
 
 PROCESS_PAYS_S = 0.000_2
 """CPU seconds per record above which a function runs in other processes: on a thread it would hold the interpreter that
