@@ -15,8 +15,8 @@ from headrace.events import Listener
 from headrace.io.base import Source
 from headrace.jobs.pipeline.prepare import Columns
 from headrace.jobs.pipeline.user_code import UserCode
+from headrace.jobs.settings import JobSettings, Order
 from headrace.jobs.settings import Limits as Limits
-from headrace.jobs.settings import Order
 from headrace.jobs.state.in_flight import InFlight
 from headrace.jobs.state.output import JobOutput, StartMode
 from headrace.records import Failed
@@ -93,6 +93,7 @@ class BatcherPort(Protocol):
 class Job:
     """Everything a run needs."""
 
+    settings: JobSettings
     source: Source
     columns: Columns
     engine: AnyEngine
@@ -100,19 +101,12 @@ class Job:
     output: JobOutput
     start: StartMode
     listener: Listener
-    limits: Limits
     stop: StopRequest
     user: UserCode
     unique_ids: bool = False
     """Whether to check that no id occurs twice."""
-    engine_timeout_s: float | None = None
-    """Maximum seconds of a batch, step or request; None for no limit."""
-    dedupe: bool | None = False
-    """Compute equal inputs only once; None for those whose answer can only be the same."""
     order: OrderPlan | None = None
     """The order of work; None if the engine reads every prompt anew."""
-    retry: bool = False
-    """Process only the failed records of the finished job."""
     in_flight: InFlight | None = None
     """Records the batch in the engine; None if a crash of the engine does not end this process."""
 

@@ -56,7 +56,7 @@ def in_windows(job: Job, todo: Pass) -> tuple[Pass, Ordering | None]:
             "again with --overwrite"
         )
     order: Order = "input" if plan is None else plan.order
-    room = 0 if order == "input" else job.limits.buffer_memory // 4
+    room = 0 if order == "input" else job.settings.limits.buffer_memory // 4
     length = Length(job.source.total_records, job.source.total_bytes)
     ordering = Ordering(windows, job.columns, order, room, job.stop, length)
     return replace(todo, place=windows.place), ordering
