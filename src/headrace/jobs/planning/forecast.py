@@ -112,7 +112,7 @@ def forecast(job: Job, survey: Survey, profile: EngineProfile, *, is_folder: boo
     engine_s = seconds / len(work) * good
     rows, _ = writable(_finished(job, done), job.output.writer.encode)
     row_bytes = len(job.output.writer.encode(rows)) / max(1, len(rows))
-    host_s = survey.prepare_s * survey.records / (job.limits.workers or 2)
+    host_s = survey.prepare_s * survey.records / (job.settings.limits.workers or 2)
     return Forecast(
         seconds=max(engine_s, host_s),
         engine_s=engine_s,
