@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from headrace.app.jobs.budgets import budget_in, find_key
 from headrace.app.jobs.tuning import batches_of, exact, in_dtype, is_auto, is_int8, none_faster, try_faster
-from headrace.batching.policy.cost import batch_cost
+from headrace.batching.policy.cost import BatchCost, BatchLimits, batch_cost
 from headrace.device.budget import Measured, knee
 from headrace.device.cache import TuningCache
 from headrace.device.memory import MemoryWatch
@@ -196,9 +198,5 @@ def _full_batch(work: Sequence[Work], budget: float) -> list[Work]:
     """Records of similar length, repeated until the budget is full."""
     ordered = sorted(work, key=lambda item: item.cost)
     middle = ordered[len(ordered) // 3 : 2 * len(ordered) // 3]
-    batch: list[Work] = []
-    while True:
-        for item in middle:
-            if batch and batch_cost([*(one.cost for one in batch), item.cost], padded=True) > budget:
-                return batch
-            batch.append(item)
+    size = BatchCost(BatchLimits(budget, sys.maxsize, padded=True)).fill(itertools.cycle(item.cost for item in middle))
+    return list(itertools.islice(itertools.cycle(middle), size))
