@@ -31,6 +31,7 @@ from headrace.engines.profile import EngineProfile, profile_of
 from headrace.errors import ConfigError, EngineError, EngineOutOfMemoryError
 from headrace.jobs.pipeline.chunks import parts_of
 from headrace.jobs.pipeline.work import Work
+from headrace.jobs.planning.measuring import fastest, timed
 from headrace.records import Record
 
 logger = logging.getLogger("headrace")
@@ -42,7 +43,7 @@ _TEXTS = 96
 _PRECISION_S = 2.0
 _BUDGETS_S = 4.0
 _RUNS = 3
-"""Of a budget's batch, of which the fastest counts: other work on the machine makes a run longer, never shorter."""
+"""Runs of a budget's batch, of which the fastest counts."""
 _FACTORS = (0.5, 1, 2, 4, 8)
 """Of the engine's own budget."""
 
@@ -155,8 +156,8 @@ def _best_budget(engine: AnyBatchEngine, work: Sequence[Work], own: float, targe
             break
         batch = _full_batch(work, own * factor)
         try:
-            engine.forward([item.payload for item in batch])  # the first one of a shape is slower
-            seconds = _fastest(engine, batch, ends)
+            timed(engine, batch)  # the first one of a shape is slower
+            seconds = fastest(engine, batch, runs=_RUNS, ends=ends)
         except EngineOutOfMemoryError:
             break
         costs: list[float] = [item.cost for item in batch]
@@ -175,23 +176,11 @@ def _throughput(engine: AnyEngine, profile: EngineProfile) -> float | None:
         return None
     batch = _full_batch(work, profile.batch_cost)[: profile.batch_size]
     try:
-        engine.forward([item.payload for item in batch])  # the first one of a shape is slower
-        seconds = _fastest(engine, batch, time.perf_counter())
+        timed(engine, batch)  # the first one of a shape is slower
+        _, seconds = timed(engine, batch)
     except EngineOutOfMemoryError:  # the batcher will split such batches
         return None
     return sum(item.cost for item in batch) / seconds
-
-
-def _fastest(engine: AnyBatchEngine, batch: Sequence[Work], ends: float) -> float:
-    """Seconds of the fastest of some runs, at least one."""
-    best = float("inf")
-    for _ in range(_RUNS):
-        started = time.perf_counter()
-        engine.forward([item.payload for item in batch])
-        best = min(best, time.perf_counter() - started)
-        if time.perf_counter() > ends:
-            break
-    return best
 
 
 def _full_batch(work: Sequence[Work], budget: float) -> list[Work]:

@@ -27,6 +27,7 @@ from headrace.jobs.pipeline.chunks import answers, expected_cost, parts_of
 from headrace.jobs.pipeline.infer import stream_longest_first
 from headrace.jobs.pipeline.job import Job
 from headrace.jobs.pipeline.work import Work
+from headrace.jobs.planning.measuring import timed
 from headrace.jobs.planning.survey import Survey
 from headrace.records import Ok
 
@@ -115,7 +116,7 @@ def forecast(job: Job, survey: Survey, profile: EngineProfile, *, is_folder: boo
     engine_s = seconds / len(work) * good
     rows, _ = writable(_finished(job, done), job.output.writer.encode)
     row_bytes = len(job.output.writer.encode(rows)) / max(1, len(rows))
-    host_s = survey.prepare_s * survey.records / (job.limits.workers or 2)
+    host_s = survey.prepare_s * survey.records / (job.settings.limits.workers or 2)
     return Forecast(
         seconds=max(engine_s, host_s),
         engine_s=engine_s,
@@ -155,20 +156,17 @@ def _measure(
 ) -> tuple[float, list[tuple[Work, object]]]:
     """The estimated seconds of all these batches, and the outputs of those that were run."""
     chosen = sorted({round(n * (len(batches) - 1) / max(_MEASURED - 1, 1)) for n in range(_MEASURED)})
-    engine.forward([item.payload for item in batches[chosen[len(chosen) // 2]]])
+    timed(engine, batches[chosen[len(chosen) // 2]])
     line = CostLine()
     done: list[tuple[Work, object]] = []
     for number in chosen:
         batch = batches[number]
-        started = time.perf_counter()
-        outputs = engine.forward([item.payload for item in batch])
-        between = time.perf_counter()
-        engine.forward([item.payload for item in batch])
-        ended = time.perf_counter()
+        outputs, first = timed(engine, batch)
+        _, second = timed(engine, batch)
         if watch is not None:
             watch.ran(len(batch), _cost(batch, profile))
         # The faster of two runs: the first of a shape may compile kernels, and other work may disturb either.
-        line.add(_cost(batch, profile), min(between - started, ended - between))
+        line.add(_cost(batch, profile), min(first, second))
         done += [(w, o) for w, o in zip(batch, outputs, strict=True) if not isinstance(o, Exception)]
     return sum(line.seconds(_cost(batch, profile)) for batch in batches), done
 
