@@ -205,8 +205,8 @@ class Service:
         """The batches under way that are full, or as full as they get."""
         self.admission = AdmissionController(
             AdmissionLimits(
-                Limit(limits.max_requests, "records", "--max-requests"),
-                None if limits.max_cost is None else Limit(limits.max_cost, profile.cost_unit, "--max-cost"),
+                Limit(limits.max_requests, "records", "max_requests"),
+                None if limits.max_cost is None else Limit(limits.max_cost, profile.cost_unit, "max_cost"),
                 limits.max_wait_s,
                 limits.timeout_s,
             ),
