@@ -35,9 +35,9 @@ from headrace.engines.choosing.config import EngineConfig
 from headrace.engines.generation.causal_lm import ARITHMETIC
 from headrace.engines.generation.continuous import GenerationEngine
 from headrace.jobs import run as main_path
-from headrace.jobs.pipeline.job import Order, StopRequest
+from headrace.jobs.pipeline.job import StopRequest
 from headrace.jobs.planning.survey import survey_prompts
-from headrace.jobs.settings import JobSettings
+from headrace.jobs.settings import JobSettings, Order
 
 LETTERS = "abcdefghij +=0123456789"  # each is a token of the model
 DOCUMENT, ANSWER = 512, 16

@@ -27,6 +27,7 @@ from headrace.errors import ConfigError, EngineOutOfMemoryError
 from headrace.jobs.pipeline.job import StopRequest
 from headrace.jobs.pipeline.work import Work
 from headrace.jobs.planning.forecast import pack
+from headrace.jobs.planning.measuring import timed
 from headrace.jobs.planning.survey import survey
 from headrace.jobs.settings import JobSettings
 
@@ -230,7 +231,7 @@ def _compared(engine: AnyBatchEngine, work: Sequence[Work], reference: list[obje
 def _outputs(engine: AnyBatchEngine, batch: Sequence[Work]) -> list[object]:
     """Of a batch, or of its halves if it does not fit."""
     try:
-        return list(engine.forward([item.payload for item in batch]))
+        return list(timed(engine, batch)[0])
     except EngineOutOfMemoryError:
         if len(batch) == 1:
             raise
@@ -306,17 +307,12 @@ class _Point:
         with _threads(self.way.setting.threads):
             try:
                 if len(batches) == 1:
-                    return [self._seconds(batches[0])]
+                    return [timed(self.way.engine, batches[0])[1]]
                 with ThreadPoolExecutor(_IN_FLIGHT) as pool:
-                    return list(pool.map(self._seconds, batches))
+                    return list(pool.map(lambda batch: timed(self.way.engine, batch)[1], batches))
             except EngineOutOfMemoryError:
                 self._fits = False
                 return []
-
-    def _seconds(self, batch: Sequence[Work]) -> float:
-        started = time.perf_counter()
-        self.way.engine.forward([item.payload for item in batch])
-        return time.perf_counter() - started
 
     def row(self) -> GridRow | None:
         """The measurement; None if the budget did not fit."""

@@ -16,11 +16,11 @@ from headrace.app.batchers import BatcherSettings, Process, make_batcher
 from headrace.app.jobs.budgets import follow, starting_budget
 from headrace.app.jobs.describe import WorkerRoom, describe, host_of
 from headrace.app.jobs.device_use import watch_device
-from headrace.app.jobs.downloads import downloaded_model, model_state
+from headrace.app.jobs.downloads import downloaded_model
 from headrace.app.jobs.order import compared_prompts, order_plan
 from headrace.app.jobs.plan import Plan as Plan
-from headrace.app.jobs.plan import changes, engine_identity, fingerprint, finished_before
 from headrace.app.jobs.plan import check as check
+from headrace.app.jobs.plan import finished_before, start_mode
 from headrace.app.jobs.prefix_caching import prefix_cache_listener
 from headrace.app.jobs.tracing import job_spans
 from headrace.app.jobs.tuning import load, tune, wants_sample
@@ -41,9 +41,8 @@ from headrace.jobs.pipeline.work import Work
 from headrace.jobs.planning.forecast import Forecast, forecast
 from headrace.jobs.planning.survey import Survey, survey, survey_prompts
 from headrace.jobs.settings import JobSettings as JobSettings
-from headrace.jobs.settings import as_json
 from headrace.jobs.state.in_flight import InFlight, warn_of_crash
-from headrace.jobs.state.output import LIVE, REPORT, StartMode
+from headrace.jobs.state.output import LIVE, REPORT
 from headrace.observe.exporters.trace import TraceWriter
 from headrace.observe.live.progress import Progress
 from headrace.observe.live.recorder import Recorder
@@ -233,27 +232,18 @@ def build(
         numpy_or_refuse()
     in_flight = None if settings.config.engine_process or batcher is not None else InFlight(plan.output.work)
     return Job(
+        settings=settings,
         source=plan.source,
         columns=plan.columns,
         engine=engine,
         batcher=batcher or build_batcher(settings, engine, stop, listener, in_flight),
         output=plan.output,
-        start=StartMode(
-            fingerprint(plan, describe_engine(engine)),
-            as_json(settings),
-            changes(settings),
-            engine_identity(settings),
-            model_state(settings),
-        ),
+        start=start_mode(plan, describe_engine(engine)),
         listener=listener,
-        limits=settings.limits,
         stop=stop,
         user=plan.user,
         unique_ids=bool(identity),
-        engine_timeout_s=None if settings.config.engine_process else settings.config.engine_timeout_s,
-        dedupe=settings.dedupe,
         order=order_plan(plan, profile_of(engine)),
-        retry=settings.retry,
         in_flight=in_flight,
     )
 
@@ -281,9 +271,9 @@ def build_batcher(
     in_flight: InFlight | None = None,
 ) -> Batcher[Work, object]:
     """Make the batcher of a job."""
-    # An engine process enforces the timeout itself.
-    timeout_s = None if settings.config.engine_process else settings.config.engine_timeout_s
-    batching = BatcherSettings(listener, cost_estimator=operator.attrgetter("cost"), process_timeout_s=timeout_s)
+    batching = BatcherSettings(
+        listener, cost_estimator=operator.attrgetter("cost"), process_timeout_s=settings.config.call_timeout_s
+    )
     process = _process(engine, stop, settings.limits.max_attempts, in_flight)
     return make_batcher(tuned_profile(settings, engine), process, batching)
 

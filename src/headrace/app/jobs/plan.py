@@ -8,7 +8,7 @@ import json
 import logging
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import TracebackType
@@ -17,7 +17,6 @@ from typing import Literal, Self
 from headrace.app.jobs.downloads import model_state, resolved_for
 from headrace.engines.choosing.config import EngineConfig
 from headrace.engines.choosing.identity import identity
-from headrace.engines.custom import load_factory
 from headrace.engines.requests.generation import SAMPLING
 from headrace.engines.requests.long_prompts import splits
 from headrace.errors import ConfigError
@@ -154,13 +153,7 @@ def _checked(
     if settings.step is not None:
         column, makes_folder = settings.step.column, not settings.step.is_last
     output = JobOutput(target, _writer(settings, target, column, url), makes_folder=makes_folder)
-    user = UserCode(
-        _function(settings.prepare),
-        _function(settings.finish),
-        settings.worker_kind,
-        settings.limits.workers,
-        settings.config.engine_timeout_s,
-    )
+    user = UserCode.of(settings)
     undo.callback(user.close)
     if settings.step is None or not settings.step.earlier:
         warn_if_empty(opened, settings.source)
@@ -379,12 +372,24 @@ def finished_before(plan: Plan) -> Finished | None:
     facts = state["fingerprint"].get("engine")
     if made_of is None or made_of != state.get("made_of") or not isinstance(facts, dict):
         return None
-    start = StartMode(fingerprint(plan, facts), as_json(settings), made_of=made_of, model=model_state(settings))
+    start = start_mode(plan, facts)
     if settings.retry and state["finished"]["failed"]:
         return None
     with output.locked():
         ended = output.begin_retry(start) if settings.retry else output.begin(start)
     return ended if isinstance(ended, Finished) else None
+
+
+def start_mode(plan: Plan, engine: Mapping[str, object]) -> StartMode:
+    """How the job starts on its output, with an engine of this description."""
+    settings = plan.settings
+    return StartMode(
+        fingerprint(plan, engine),
+        as_json(settings),
+        changes(settings),
+        engine_identity(settings),
+        model_state(settings),
+    )
 
 
 def engine_identity(settings: JobSettings) -> str | None:
@@ -424,7 +429,3 @@ def _step_facts(step: StepSettings | None) -> dict[str, object]:
 def changes(settings: JobSettings) -> Literal["refuse", "ignore", "overwrite"]:
     """What to do if the output was started with other settings."""
     return "overwrite" if settings.overwrite else "ignore" if settings.ignore_changes else "refuse"
-
-
-def _function(given: Callable[..., object] | str | None) -> Callable[..., object] | None:
-    return load_factory(given) if isinstance(given, str) else given

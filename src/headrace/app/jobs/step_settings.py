@@ -13,8 +13,7 @@ from headrace.engines.choosing.config import EngineConfig
 from headrace.engines.choosing.registry import unknown_key
 from headrace.errors import ConfigError, nearest
 from headrace.io.sinks.targets import Target, find_target
-from headrace.jobs.pipeline.prepare import ModelChoice
-from headrace.jobs.settings import TASKS, EarlierStep, JobSettings, StepSettings
+from headrace.jobs.settings import TASKS, EarlierStep, JobSettings, ModelChoice, StepSettings
 from headrace.wording import shown
 
 FOLDER = "steps"

@@ -22,6 +22,7 @@ from headrace.errors import EngineDeadError, EngineError, JobError, ResumeMismat
 from headrace.events import PrecisionChosen
 from headrace.jobs.pipeline.work import Work
 from headrace.jobs.planning.forecast import pack
+from headrace.jobs.planning.measuring import timed
 from headrace.jobs.planning.survey import Survey
 from headrace.jobs.settings import JobSettings
 from headrace.wording import spelled
@@ -305,9 +306,9 @@ def _forward(engine: AnyBatchEngine, batch: Sequence[Work]) -> tuple[Sequence[An
     """Outputs and seconds; if the batch fails, its error for each record."""
     started = time.perf_counter()
     try:
-        outputs: Sequence[Any] = engine.forward([item.payload for item in batch])
+        outputs, seconds = timed(engine, batch)
     except EngineDeadError:
         raise
     except Exception as error:  # noqa: BLE001 - a model's code may raise anything; the job will name the record
-        outputs = [error] * len(batch)
-    return outputs, max(time.perf_counter() - started, 1e-9)
+        outputs, seconds = [error] * len(batch), time.perf_counter() - started
+    return outputs, max(seconds, 1e-9)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from headrace.app.jobs.budgets import budget_in, find_key
 from headrace.app.jobs.tuning import batches_of, exact, in_dtype, is_auto, is_int8, none_faster, try_faster
-from headrace.batching.policy.cost import batch_cost
+from headrace.batching.policy.cost import BatchCost, BatchLimits, batch_cost
 from headrace.device.budget import Measured, knee
 from headrace.device.cache import TuningCache
 from headrace.device.memory import MemoryWatch
@@ -29,6 +31,7 @@ from headrace.engines.profile import EngineProfile, profile_of
 from headrace.errors import ConfigError, EngineError, EngineOutOfMemoryError
 from headrace.jobs.pipeline.chunks import parts_of
 from headrace.jobs.pipeline.work import Work
+from headrace.jobs.planning.measuring import fastest, timed
 from headrace.records import Record
 
 logger = logging.getLogger("headrace")
@@ -40,7 +43,7 @@ _TEXTS = 96
 _PRECISION_S = 2.0
 _BUDGETS_S = 4.0
 _RUNS = 3
-"""Of a budget's batch, of which the fastest counts: other work on the machine makes a run longer, never shorter."""
+"""Runs of a budget's batch, of which the fastest counts."""
 _FACTORS = (0.5, 1, 2, 4, 8)
 """Of the engine's own budget."""
 
@@ -153,8 +156,8 @@ def _best_budget(engine: AnyBatchEngine, work: Sequence[Work], own: float, targe
             break
         batch = _full_batch(work, own * factor)
         try:
-            engine.forward([item.payload for item in batch])  # the first one of a shape is slower
-            seconds = _fastest(engine, batch, ends)
+            timed(engine, batch)  # the first one of a shape is slower
+            seconds = fastest(engine, batch, runs=_RUNS, ends=ends)
         except EngineOutOfMemoryError:
             break
         costs: list[float] = [item.cost for item in batch]
@@ -173,32 +176,16 @@ def _throughput(engine: AnyEngine, profile: EngineProfile) -> float | None:
         return None
     batch = _full_batch(work, profile.batch_cost)[: profile.batch_size]
     try:
-        engine.forward([item.payload for item in batch])  # the first one of a shape is slower
-        seconds = _fastest(engine, batch, time.perf_counter())
+        timed(engine, batch)  # the first one of a shape is slower
+        _, seconds = timed(engine, batch)
     except EngineOutOfMemoryError:  # the batcher will split such batches
         return None
     return sum(item.cost for item in batch) / seconds
-
-
-def _fastest(engine: AnyBatchEngine, batch: Sequence[Work], ends: float) -> float:
-    """Seconds of the fastest of some runs, at least one."""
-    best = float("inf")
-    for _ in range(_RUNS):
-        started = time.perf_counter()
-        engine.forward([item.payload for item in batch])
-        best = min(best, time.perf_counter() - started)
-        if time.perf_counter() > ends:
-            break
-    return best
 
 
 def _full_batch(work: Sequence[Work], budget: float) -> list[Work]:
     """Records of similar length, repeated until the budget is full."""
     ordered = sorted(work, key=lambda item: item.cost)
     middle = ordered[len(ordered) // 3 : 2 * len(ordered) // 3]
-    batch: list[Work] = []
-    while True:
-        for item in middle:
-            if batch and batch_cost([*(one.cost for one in batch), item.cost], padded=True) > budget:
-                return batch
-            batch.append(item)
+    size = BatchCost(BatchLimits(budget, sys.maxsize, padded=True)).fill(itertools.cycle(item.cost for item in middle))
+    return list(itertools.islice(itertools.cycle(middle), size))

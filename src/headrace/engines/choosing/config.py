@@ -57,6 +57,11 @@ class EngineConfig:
         return max(math.prod(size for size in sizes if isinstance(size, int)), 1)
 
     @property
+    def call_timeout_s(self) -> float | None:
+        """The limit that a batcher keeps for a batch, step or request; None where an engine process keeps it itself."""
+        return None if self.engine_process else self.engine_timeout_s
+
+    @property
     def label(self) -> str | None:
         """The model with its version, for people; None for the task's default model."""
         return self.model if self.commit is None else f"{self.model} at commit {self.commit}"

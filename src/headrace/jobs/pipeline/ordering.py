@@ -18,11 +18,12 @@ from typing import Literal
 from headrace.errors import BrokenOffError, ConfigError, JobError
 from headrace.events import OrderChosen
 from headrace.io.base import Chunk
-from headrace.jobs.pipeline.job import Job, Length, Order, StopRequest
+from headrace.jobs.pipeline.job import Job, Length, StopRequest
 from headrace.jobs.pipeline.memory_budget import rows_bytes
 from headrace.jobs.pipeline.prefixes import Sharing, prefix_order, prompt_text, sharing
 from headrace.jobs.pipeline.prepare import Columns
 from headrace.jobs.pipeline.spill import Row, Spill
+from headrace.jobs.settings import Order
 from headrace.jobs.state.passes import Pass
 from headrace.jobs.state.window import Window
 from headrace.jobs.state.windows import STRIDE, Windows
@@ -55,7 +56,7 @@ def in_windows(job: Job, todo: Pass) -> tuple[Pass, Ordering | None]:
             "again with --overwrite"
         )
     order: Order = "input" if plan is None else plan.order
-    room = 0 if order == "input" else job.limits.buffer_memory // 4
+    room = 0 if order == "input" else job.settings.limits.buffer_memory // 4
     length = Length(job.source.total_records, job.source.total_bytes)
     ordering = Ordering(windows, job.columns, order, room, job.stop, length)
     return replace(todo, place=windows.place), ordering

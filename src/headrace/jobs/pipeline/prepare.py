@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias, TypeGuard
+from typing import TypeGuard
 
 from headrace.batching.callables import unfinished
 from headrace.batching.pending import own_copy
@@ -32,37 +32,12 @@ from headrace.jobs.pipeline.retries import Retry
 from headrace.jobs.pipeline.suspects import MOST_IN_A_ROW
 from headrace.jobs.pipeline.user_code import UserCode
 from headrace.jobs.pipeline.work import Carried, PreparedChunk, Work, unreadable
+from headrace.jobs.settings import ModelChoice, OnEmpty
 from headrace.records import Failed, Record, Unreadable, kept_value, kind_of, text_refusal
 from headrace.wording import shown
 
-OnEmpty: TypeAlias = Literal["keep", "error"]
-"""What to do with an input that is an empty text: process it, or fail its record."""
 _ROWS = 64
 """Records prepared per time limit if the engine has no batch size."""
-
-
-@dataclass(frozen=True, slots=True)
-class ModelChoice:
-    """Which records a step computes, where each names its model in a column."""
-
-    column: str
-    model: str
-    """The name of the step's own model."""
-    models: tuple[str, ...]
-    """The names of all models of the job."""
-
-    def takes(self, record: Record) -> bool:
-        """Whether the step computes the record.
-
-        Raises:
-            RecordError: the record names no model of the job.
-        """
-        value = _value(record, self.column)
-        if value not in self.models:
-            raise RecordError(
-                f"column {self.column!r} is {shown(value)}, which is no model of this job: {', '.join(self.models)}"
-            )
-        return value == self.model
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +141,20 @@ class Columns:
 def is_empty(value: object) -> bool:
     """Whether an input is an empty text, or a pair with one."""
     return "" in value if type(value) is tuple else type(value) is str and not value
+
+
+def _takes(choice: ModelChoice, record: Record) -> bool:
+    """Whether the step computes the record.
+
+    Raises:
+        RecordError: the record names no model of the job.
+    """
+    value = _value(record, choice.column)
+    if value not in choice.models:
+        raise RecordError(
+            f"column {choice.column!r} is {shown(value)}, which is no model of this job: {', '.join(choice.models)}"
+        )
+    return value == choice.model
 
 
 def _value(record: Record, column: str) -> object:
@@ -395,7 +384,7 @@ class Preparation:
             kept = row
             try:
                 kept = identify(mapped)
-                if choice is not None and not choice.takes(row):
+                if choice is not None and not _takes(choice, row):
                     done.answered.append((Work(kept, row.data), Carried(getattr(row.data, "answer", None))))
                     continue
                 value = input_of(mapped)

@@ -10,20 +10,16 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Literal, TypeAlias, cast
+from typing import Any, Self, cast
 
 from headrace.batching.callables import plain_function, unfinished
 from headrace.batching.results import own
+from headrace.engines.custom import load_factory
 from headrace.errors import BrokenOffError, ConfigError, EngineDeadError, RecordError, StoppedEarly, text_of
+from headrace.jobs.settings import FinishFn, JobSettings, PrepareFn, WorkerKind
 from headrace.processes.child import ChildProcess
 from headrace.processes.crash_isolation import CrashIsolation
 from headrace.records import Record, TableRow, Unreadable
-
-WorkerKind: TypeAlias = Literal["auto", "thread", "process"]
-PrepareFn: TypeAlias = Callable[[Any], object]
-"""`(row) -> row`; a user annotates the row with a type of choice."""
-FinishFn: TypeAlias = Callable[[Any, Any], object]
-"""`(row, output) -> output`."""
 
 PROCESS_PAYS_S = 0.000_2
 """CPU seconds per record above which a function runs in other processes: on a thread it would hold the interpreter that
@@ -67,6 +63,17 @@ class UserCode:
                         f"{_name(function)} cannot run in another process: define it at the top of a module, or choose "
                         "threads"
                     )
+
+    @classmethod
+    def of(cls, settings: JobSettings) -> Self:
+        """The functions that a job's settings name."""
+        return cls(
+            _loaded(settings.prepare),
+            _loaded(settings.finish),
+            settings.worker_kind,
+            settings.limits.workers,
+            settings.config.engine_timeout_s,
+        )
 
     @property
     def prepares(self) -> bool:
@@ -160,6 +167,10 @@ class UserCode:
             return survivors.results(calls)
         finally:
             self._children.put((child, survivors))
+
+
+def _loaded(given: Callable[..., object] | str | None) -> Callable[..., object] | None:
+    return load_factory(given) if isinstance(given, str) else given
 
 
 def _own_copy(record: Record) -> Record:
