@@ -231,7 +231,7 @@ def test_an_endless_stream_of_newcomers_does_not_starve_a_caller_with_many_recor
 
 @pytest.mark.parametrize("window", [0, 100])
 def test_a_turn_of_larger_batches_lets_newcomers_in_after_a_smaller_one(window: int) -> None:
-    queue = WaitingQueue(Limits(target_batch_cost=80, max_batch_size=80, window=window))
+    queue = WaitingQueue(BatchLimits(target_batch_cost=80, max_batch_size=80, window=window))
     for number in range(1000):
         queue.add(Waiting(number), caller="bulk")
     queue.take("idle")

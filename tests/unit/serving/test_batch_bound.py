@@ -41,11 +41,9 @@ class Timed:
             prefetch_batches=0,
             padded=True,
             length_bucketing=2048,
-            listener=lambda event: self.service.heard(event),
+            listener=lambda event: self.service.heard(event),  # noqa: PLW0108 - the service is made after it
         )
-        self.service = Service(
-            ServedModel(("fake",)), "embed", FakeEngine(), self.batcher, ServeLimits(), lambda: None
-        )
+        self.service = Service(ServedModel(("fake",)), "embed", FakeEngine(), self.batcher, ServeLimits(), lambda: None)
 
     async def _run(self, texts: list[str]) -> list[str]:
         self.durations.append(SLOPE_S * len(texts) * max(len(text.split()) for text in texts) + BASE_S)

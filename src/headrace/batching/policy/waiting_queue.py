@@ -105,7 +105,7 @@ class CallerQueue:
         self.scale = scale
         self.start, self.ends = self.tag, self.tag + cost * scale
 
-    def batchful(self, limits: Limits) -> tuple[int, float]:
+    def batchful(self, limits: BatchLimits) -> tuple[int, float]:
         """How many of the first records make a batch, and their cost."""
         count, cost = 0, 0.0
         for entry in self.entries:
