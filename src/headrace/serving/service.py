@@ -18,6 +18,7 @@ from headrace.batching.batcher import Batcher
 from headrace.concurrency.daemon_thread import on_daemon_thread
 from headrace.engines.base import AnyEngine, Chunks, Placed, Prepared, caches_prefixes, can_be_followed
 from headrace.engines.profile import profile_of, sleeper_of
+from headrace.engines.tasks import task_named
 from headrace.errors import EngineDeadError
 from headrace.events import BatchDone, BatchFormed, Event, Listener, StageDone
 from headrace.serving.admission.chunks import run_chunks
@@ -223,7 +224,7 @@ class Service:
         self._caching = engine if caches_prefixes(engine) else None
         self._on_dead = on_dead
         self._dead = False
-        self._light = not task.startswith("image-")  # decoding an image takes milliseconds, whatever its cost
+        self._light = not task_named(task).images  # decoding an image takes milliseconds, whatever its cost
         self._pool = ThreadPoolExecutor(2, "headrace-prepare")
 
     async def start(self) -> None:
