@@ -12,6 +12,7 @@ from onnxruntime.capi import onnxruntime_pybind11_state as failures
 from transformers import AutoConfig, AutoTokenizer
 
 from headrace.device.forward import ForwardMeter
+from headrace.engines.capabilities import Sleeper
 from headrace.engines.library_settings import with_own_settings
 from headrace.engines.model_config import ModelConfig
 from headrace.engines.model_folder import ONNX_WEIGHTS, check_tokenizer, digest, named_folder
@@ -27,7 +28,6 @@ from headrace.engines.onnx.options import (
     OnnxScoring,
     OnnxZeroShot,
 )
-from headrace.engines.profile import Sleeper
 from headrace.engines.text.engine import TextEngine
 from headrace.engines.text.pooling import Pooling, pooling_of
 from headrace.engines.text.splitting import LongTexts, not_split

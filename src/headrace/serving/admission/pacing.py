@@ -1,58 +1,9 @@
-"""Estimates of batch times, learned from past batches. Pure: callers pass the time."""
+"""A factor of a latency target and a recent maximum, learned from past requests. Pure: callers pass the time."""
 
 from __future__ import annotations
 
-_DECAY = 0.98
-"""Weight of a batch relative to the next: about the last 50 count."""
 _LEAST, _MOST = 0.1, 2.0
 """Bounds of a margin: bulk work never stops, and a wrong margin is corrected within an hour."""
-_SPREAD = 0.01
-"""Minimum relative deviation of costs for fitting a slope."""
-
-
-class TimeModel:
-    """`duration = a * cost + b`, fitted by least squares to the recent batches."""
-
-    def __init__(self) -> None:
-        self._weight = self._cost = self._duration = self._cost2 = self._both = 0.0
-
-    def observe(self, cost: float, duration_s: float) -> None:
-        """Add a batch."""
-        self._weight = self._weight * _DECAY + 1
-        self._cost = self._cost * _DECAY + cost
-        self._duration = self._duration * _DECAY + duration_s
-        self._cost2 = self._cost2 * _DECAY + cost * cost
-        self._both = self._both * _DECAY + cost * duration_s
-
-    @property
-    def known(self) -> bool:
-        """Whether a batch was observed."""
-        return self._cost > 0
-
-    @property
-    def line(self) -> tuple[float, float]:
-        """(a, b): seconds per unit of cost, and per batch; neither is negative."""
-        if not self.known:
-            return 0.0, 0.0
-        mean_cost, mean = self._cost / self._weight, self._duration / self._weight
-        variance = self._cost2 / self._weight - mean_cost**2
-        if variance <= (_SPREAD * mean_cost) ** 2:
-            return mean / mean_cost, 0.0  # equal costs: assume that time is proportional to cost
-        slope = (self._both / self._weight - mean_cost * mean) / variance
-        slope = min(max(slope, 0.0), mean / mean_cost)
-        return slope, max(mean - slope * mean_cost, 0.0)  # rounding can make it negative
-
-    def seconds(self, cost: float) -> float:
-        """Estimated seconds of a batch of this cost."""
-        slope, base = self.line
-        return slope * cost + base
-
-    def cost_within(self, seconds: float) -> float:
-        """Maximum cost of a batch within `seconds`; 0 if none is possible."""
-        slope, base = self.line
-        if seconds <= base:
-            return 0.0
-        return (seconds - base) / slope if slope else float("inf")
 
 
 class Margin:
