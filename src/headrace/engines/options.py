@@ -30,8 +30,8 @@ _ON_TOO_LONG = (
 )
 _CHUNK_OVERLAP = "With ``on_too_long=split``: tokens that neighbouring chunks share. Default: 0."
 _CHUNK_JOIN = (
-    "With ``on_too_long=split``: how outputs are joined. Default: mean for vectors and labels, max for scores of pairs, "
-    "map-reduce for generate."
+    "With ``on_too_long=split``: how outputs are joined. Default: mean for vectors and labels, max for scores of "
+    "pairs, map-reduce for generate."
 )
 MAX_MODEL_LEN = "Maximum tokens in a text. Default: the model's limit."
 
