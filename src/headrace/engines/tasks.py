@@ -164,10 +164,10 @@ def _use(word: str, tasks: tuple[Task, ...]) -> str:
     """What to use for a word that another library has for a task; empty for other words."""
     for task in tasks:
         if word == task.name or word in task.aliases:
-            more = ", with the second text in --text-pair-column" if task.pairs == "always" else ""
+            more = ", with the second text in ``text_pair_column``" if task.pairs == "always" else ""
             return f": use {task.name!r}{more}"
     if word in _PROMPTED:
-        return ": use 'generate' with an instruction in --prompt-template"
+        return ": use 'generate' with an instruction in ``prompt_template``"
     if word in _UNSUPPORTED:
-        return ": use a custom engine, --task custom --engine module:function (docs/engines.md)"
+        return ": use a custom engine, ``task=custom, engine=module:function`` (docs/engines.md)"
     return ""

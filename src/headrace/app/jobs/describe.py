@@ -31,7 +31,7 @@ _LONGEST = 300
 class WorkerRoom:
     """How many workers a job could have."""
 
-    flag: str
+    setting: str
     """What sets their number."""
     most: int
     """That the devices have room for, those of the job included."""
@@ -92,7 +92,7 @@ def host_of(plan: Plan, profile: EngineProfile, workers: WorkerRoom | None) -> H
         finishes=plan.user.finishes,
         text_output=isinstance(plan.output.writer, JsonlWriter),
         replicas=_replicas(plan.settings.config) if workers is None else workers.most,
-        replicas_flag=workers.flag if workers is not None else "--data-parallel-size",
+        replicas_setting=workers.setting if workers is not None else "data_parallel_size",
         keeps_order=plan.settings.order == "input",
     )
 

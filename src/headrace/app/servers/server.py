@@ -300,7 +300,7 @@ def _served_model(given: str | Sequence[str] | None, config: EngineConfig) -> Se
         return ServedModel((name,), config.commit, tuple(others))
     names = (given,) if isinstance(given, str) else tuple(given)
     if not names or not all(names):
-        raise ConfigError(f"the name of the served model is {given!r}; it must not be empty (--served-model-name)")
+        raise ConfigError(f"the name of the served model is {given!r}; it must not be empty (``name``)")
     return ServedModel(tuple(dict.fromkeys(names)), config.commit)
 
 
@@ -312,5 +312,5 @@ def _refuse_pickles(model: str | None) -> None:
     if found:
         raise ConfigError(
             f"model {model!r} keeps its weights as pickle ({found[0].name}), which can run code when it is read; "
-            "use its safetensors, or pass --allow-pickled-weights if you trust it"
+            "use its safetensors, or pass ``pickled_weights=True`` if you trust it"
         )

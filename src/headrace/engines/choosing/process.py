@@ -168,5 +168,5 @@ class _Host:
 
 def _no_batches(name: str | None) -> ConfigError:
     return ConfigError(
-        f"engine {name} takes requests one by one and cannot run in a child process; omit --engine-process"
+        f"engine {name} takes requests one by one and cannot run in a child process; omit ``engine_process=True``"
     )

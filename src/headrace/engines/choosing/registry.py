@@ -229,7 +229,7 @@ def _check_named(model: str | Path | None, kind: type[EngineOptions]) -> None:
     if model is None and kind.default_model is None and kind.weights is not None:
         own = task_named(kind.task).included if kind.weights == WEIGHTS else None
         included = "" if own is None else f", or {own}, which is included"
-        raise ConfigError(f"task {kind.task!r} has no default model; set one: --model FOLDER or org/name{included}")
+        raise ConfigError(f"task {kind.task!r} has no default model; set one: ``model=FOLDER`` or org/name{included}")
 
 
 def _check_kind(model: str | Path | None, kind: type[EngineOptions]) -> None:

@@ -158,7 +158,7 @@ class VllmEngine:
         if length >= self.max_model_len:
             raise RecordError(
                 f"the prompt has {length} tokens, and max_model_len is {self.max_model_len}: there is no room for an "
-                "answer; shorten it, raise --max-model-len, or split it (--on-too-long split)"
+                "answer; shorten it, raise ``max_model_len``, or split it (``on_too_long=split``)"
             )
         return Prepared(_Payload(prompt, params), cost=length, greedy=params.temperature == 0)
 
