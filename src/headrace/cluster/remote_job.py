@@ -118,6 +118,7 @@ def execute(
         if not (config.engine is None or isinstance(config.engine, str)):
             raise ConfigError("workers import a custom engine by name: give it as module:name")
         with plan.output.locked(), start_workers(WorkerSpec(config, headrace.__version__)) as workers:
-            pool = functools.partial(WorkerPool, workers.initial, workers.start, workers.info.profile.keeps_busy, stop)
+            profile = workers.info.profile
+            pool = functools.partial(WorkerPool, workers.initial, workers.start, profile.kind.keeps_busy(profile), stop)
             engine = RemoteEngine(workers.info)
             return jobs.carry_out(plan, engine, stop, progress=progress, batcher=pool, workers=workers.room)

@@ -16,8 +16,9 @@ from starlette.types import Receive
 
 from headrace.batching.batcher import Batcher
 from headrace.concurrency.daemon_thread import on_daemon_thread
-from headrace.engines.base import AnyEngine, Chunks, Placed, Prepared, caches_prefixes, can_be_followed
-from headrace.engines.profile import profile_of, sleeper_of
+from headrace.engines.base import Chunks, Engine, Placed, Prepared
+from headrace.engines.capabilities import FOLLOWING, PREFIX_CACHING, SLEEPING
+from headrace.engines.profile import profile_of
 from headrace.errors import EngineDeadError
 from headrace.events import BatchDone, BatchFormed, Event, Listener, StageDone
 from headrace.serving.admission.chunks import run_chunks
@@ -187,7 +188,7 @@ class Service:
         self,
         model: ServedModel,
         task: str,
-        engine: AnyEngine,
+        engine: Engine,
         batcher: Batcher[object, object],
         limits: ServeLimits,
         on_dead: Callable[[], None],
@@ -199,7 +200,7 @@ class Service:
         self.batcher = batcher
         self.limits = limits
         self.profile = profile = profile_of(engine)
-        self._batches = profile.batching == "batches"
+        self._batches = profile.runs_batches
         self._full: set[int] = set()
         """The batches under way that are full, or as full as they get."""
         self.admission = AdmissionController(
@@ -219,8 +220,8 @@ class Service:
         self.cancelled = 0
         """Records whose client disconnected before the answer."""
         self.tokens = Tokens(engine)
-        self._followable = engine if can_be_followed(engine) else None
-        self._caching = engine if caches_prefixes(engine) else None
+        self._followable = FOLLOWING.of(engine)
+        self._caching = PREFIX_CACHING.of(engine)
         self._on_dead = on_dead
         self._dead = False
         self._light = not task.startswith("image-")  # decoding an image takes milliseconds, whatever its cost
@@ -239,17 +240,17 @@ class Service:
     @property
     def can_sleep(self) -> bool:
         """Whether its engine can leave the device for host memory."""
-        return sleeper_of(self.engine) is not None
+        return SLEEPING.of(self.engine) is not None
 
     async def sleep(self) -> None:
         """Finish accepted records, then move the engine to host memory."""
         await self.batcher.stop(timeout=self.limits.drain_s)
-        if (sleeper := sleeper_of(self.engine)) is not None:
+        if (sleeper := SLEEPING.of(self.engine)) is not None:
             await on_daemon_thread(sleeper.sleep)
 
     async def wake(self) -> None:
         """Undo `sleep`."""
-        if (sleeper := sleeper_of(self.engine)) is not None:
+        if (sleeper := SLEEPING.of(self.engine)) is not None:
             await on_daemon_thread(sleeper.wake)
         await self.batcher.start()
 
@@ -334,7 +335,7 @@ class Service:
         """Queue one prepared record."""
         if isinstance(entry.payload, Chunks):
             return asyncio.ensure_future(run_chunks(entry.payload, partial(self._part, call=call)))
-        estimate = self.profile.estimate(entry.cost)
+        estimate = self.profile.kind.estimate(entry.cost)
         payload = entry.payload
         if self._caching is not None:
             payload = self._caching.count_cached(payload)
@@ -344,7 +345,7 @@ class Service:
 
     async def _part(self, payload: object, cost: int, call: Call) -> object:
         """The output of one part of a record, which waits for room in the queue."""
-        estimate = self.profile.estimate(cost)
+        estimate = self.profile.kind.estimate(cost)
         return await (await self.batcher.submit(payload, estimated_cost=estimate, priority=ONLINE, caller=call.caller))
 
     def with_progress(

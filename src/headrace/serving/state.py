@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from fastapi import Request
 
 from headrace.batching.policy.waiting_queue import Share
-from headrace.engines.base import PromptedText, TokenIds, can_tokenize
+from headrace.engines.base import PromptedText, TokenIds
+from headrace.engines.capabilities import TOKENIZING
 from headrace.events import Listener
 from headrace.records import JsonObject
 from headrace.serving.admission.controller import AdmissionController, AdmissionLimits, Limit
@@ -168,7 +169,7 @@ class ServerState:
 
     def _check_kind(self, text: str | TokenIds | PromptedText, param: str) -> None:
         """Raise 400 for a kind of text that the engine does not take."""
-        if isinstance(text, TokenIds) and not can_tokenize(self.service.engine):
+        if isinstance(text, TokenIds) and TOKENIZING.of(self.service.engine) is None:
             raise ApiError(400, f"{param} holds token ids; this engine takes texts", code="token_ids", param=param)
         known = self.service.profile.prompt_names
         if isinstance(text, PromptedText) and text.prompt_name not in known:

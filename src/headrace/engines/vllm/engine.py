@@ -21,9 +21,10 @@ from vllm.renderers.inputs.preprocess import parse_model_prompt
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from headrace.engines.base import PrefixCacheStats, Prepared
+from headrace.engines.base import Prepared
+from headrace.engines.capabilities import PrefixCacheStats, Sleeper
 from headrace.engines.model_folder import check_tokenizer, digest, find_folder
-from headrace.engines.profile import EngineProfile, Sleeper
+from headrace.engines.profile import EngineProfile
 from headrace.engines.requests.chat import TEXT_ONLY, with_known_roles
 from headrace.engines.requests.generation import Generation, Request, Sampling, default_sampling, derived_seed, parse
 from headrace.engines.requests.long_prompts import Place, PromptSplitter, prepared_by, room_of, taken_from
@@ -233,7 +234,7 @@ class VllmEngine:
 
     @property
     def sleeper(self) -> Sleeper | None:
-        """See `SleepingEngine`."""
+        """Moves the model to host memory; None if nothing is gained, as on a CPU."""
         return self._core.sleeper
 
     def close(self) -> None:

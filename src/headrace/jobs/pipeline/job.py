@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Literal, Protocol, Self
 
-from headrace.engines.base import AnyEngine
+from headrace.engines.base import Engine
 from headrace.errors import TooManyErrorsError
 from headrace.events import Listener
 from headrace.io.base import Source
@@ -96,7 +96,7 @@ class Job:
     settings: JobSettings
     source: Source
     columns: Columns
-    engine: AnyEngine
+    engine: Engine
     batcher: BatcherPort
     output: JobOutput
     start: StartMode

@@ -183,7 +183,7 @@ class Prefetcher:
         self._memory = memory
         settings = job.settings
         # Engines of other kinds generate, perhaps by chance.
-        counts = settings.dedupe is None and profile_of(job.engine).batching == "batches"
+        counts = settings.dedupe is None and profile_of(job.engine).runs_batches
         self._preparation = Preparation(
             job.columns, job.engine, job.user, settings.dedupe, InTime(settings.config.call_timeout_s),
             RepeatCounter() if counts else None,
