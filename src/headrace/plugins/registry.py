@@ -18,7 +18,7 @@ from typing import Any, Literal, TypeAlias
 
 from headrace.errors import ConfigError, StoppedEarly, nearest, text_of
 
-Group: TypeAlias = Literal["tasks", "engines", "formats", "sources", "sinks", "exporters", "protocols"]
+Group: TypeAlias = Literal["tasks", "engines", "formats", "sources", "sinks", "exporters", "protocols", "clusters"]
 OWN = "headrace"
 
 
