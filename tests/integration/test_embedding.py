@@ -253,7 +253,7 @@ def test_a_closed_engine_says_so(encoder_folder: Path) -> None:
 
 
 def test_it_is_a_batch_engine(engine: EmbeddingEngine) -> None:
-    as_seam: BatchEngine[Any, Any, Any] = engine
+    as_seam: BatchEngine = engine
     assert as_seam.profile.pads
     assert as_seam.profile.batch_cost == 1_024
     assert as_seam.profile.batch_size >= 1

@@ -12,7 +12,7 @@ from headrace.errors import ConfigError
 
 logger = logging.getLogger("headrace")
 
-_OWN_ENGINE = "no task supports it; use a custom engine (--task custom --engine module:name)"
+_OWN_ENGINE = "no task supports it; use a custom engine (``task=custom, engine=module:name``)"
 
 _KINDS: Mapping[str, tuple[str, str]] = {
     "classifier": ("a classifier of texts", "use the task classify"),

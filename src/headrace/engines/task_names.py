@@ -55,10 +55,10 @@ def _use(word: str) -> str:
     """What to use for a word that another library has for a task; empty for other words."""
     for task, names in _ALIASES.items():
         if word == task or word in names:
-            more = ", with the second text in --text-pair-column" if task == "score" else ""
+            more = ", with the second text in ``text_pair_column``" if task == "score" else ""
             return f": use {task!r}{more}"
     if word in _PROMPTED:
-        return ": use 'generate' with an instruction in --prompt-template"
+        return ": use 'generate' with an instruction in ``prompt_template``"
     if word in _UNSUPPORTED:
-        return ": use a custom engine, --task custom --engine module:function (docs/engines.md)"
+        return ": use a custom engine, ``task=custom, engine=module:function`` (docs/engines.md)"
     return ""

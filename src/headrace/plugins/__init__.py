@@ -1,4 +1,8 @@
-"""What can be plugged in: found by entry points, Headrace's own as anyone's."""
+"""What can be plugged in: found by entry points, Headrace's own as anyone's.
+
+- `registry.known`: what is registered in a group, by name
+- `registry.load`: imports one, and returns what it registers
+"""
 
 from headrace.plugins.registry import Plugin, find, known, load
 

@@ -175,7 +175,7 @@ def no_route(path: str, app: FastAPI) -> str:
     way_out = _INSTEAD.get(path, "/docs lists all routes")
     has_batches = any(getattr(route, "path", "") == "/v1/batches" for route in app.router.routes)
     if _OF_BATCHES.match(path) and not has_batches:
-        way_out = "the Batch API needs headrace serve --state-dir DIR"
+        way_out = "the Batch API needs ``headrace serve state=DIR``"
     return f"there is no route {shown(path, 200)} on this server; {way_out}"
 
 

@@ -20,8 +20,9 @@ from tests.contract.engines.cases import ASKS, CASES, Case, Exported, Place, twi
 from tests.contract.engines.fixtures import alone, assert_same, payloads, together
 
 from headrace.engines.base import Prepared
+from headrace.engines.capabilities import check_methods
 from headrace.engines.choosing.registry import _ENGINES, create
-from headrace.engines.profile import EngineProfile, check_methods
+from headrace.engines.profile import EngineProfile
 from headrace.errors import EngineDeadError, RecordError
 from headrace.io.formats.jsonl import JsonlWriter
 from headrace.records import Ok, Record

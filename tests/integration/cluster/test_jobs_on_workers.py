@@ -80,7 +80,7 @@ def worker_processes() -> list[str]:
     listed = subprocess.run(
         ["ps", "-o", "args", "--ppid", str(os.getpid())], capture_output=True, text=True, check=False
     )
-    return [line for line in listed.stdout.splitlines() if "headrace.processes.actor" in line]
+    return [line for line in listed.stdout.splitlines() if "headrace.processes.link" in line]
 
 
 @pytest.fixture(params=["ray", "processes"])

@@ -138,7 +138,7 @@ def _checked(
     if own_engine and url in openai.SERVER_ONLY:
         raise ConfigError(
             f"the batch file asks for {url}, which jobs do not answer; upload it to the Batch API of a server "
-            "(headrace serve --state-dir), or give the texts as columns"
+            "(``headrace serve state``), or give the texts as columns"
         )
     config = settings.config.resolved(_OPENAI_TASKS[url][0] if url else None)
     settings = replace(settings, config=config)
@@ -147,7 +147,7 @@ def _checked(
     task = TASKS[config.task or ""]
     if url is None and task.pairs == ("always" if settings.text_pair_column is None else "never"):
         need = "takes pairs: name the column of" if task.pairs == "always" else "takes no pairs: leave out"
-        raise ConfigError(f"task {config.task!r} {need} the second text (--text-pair-column)")
+        raise ConfigError(f"task {config.task!r} {need} the second text (``text_pair_column``)")
     source, shown = _selected(source, settings, url)
     column, makes_folder = task.output, False
     if settings.step is not None:
@@ -251,7 +251,7 @@ def _check_unsent(source: Source, config: EngineConfig, columns: Columns, url: s
     if named is not None and config.engine == "endpoint" and config.model is None and url == openai.EMBEDDINGS:
         raise ConfigError(
             f"the lines of the batch file name the model {named!r}, and the engine endpoint sends texts without: pass "
-            f"--model {named!r}"
+            f"``model={named!r}``"
         )
 
 
@@ -346,7 +346,7 @@ def _check_vectors(target: Target, config: EngineConfig) -> None:
         raise ConfigError(
             f"cannot write {target}: the outputs of task {config.task!r} are not vectors, and a collection of Qdrant "
             "takes vectors; write to postgresql://, sqlite:///, lancedb:/// or a file, or make vectors with a function "
-            "(--finish)"
+            "(``finish``)"
         )
     if numbers != "float32":
         raise ConfigError(

@@ -133,11 +133,13 @@ def settings_of(
     if not isinstance(job.sink, (str, Path)):
         raise ConfigError("a job of several steps needs a file or folder as its sink, where it keeps what is done")
     if str(job.source) == "-":
-        raise ConfigError("-i - cannot be used with several steps: each reads the input; write it to a file first")
+        raise ConfigError(
+            "``source=-`` cannot be used with several steps: each reads the input; write it to a file first"
+        )
     if job.prepare is not None:
-        raise ConfigError("--map cannot be used with several steps: prepare the input before the job")
+        raise ConfigError("``prepare`` cannot be used with several steps: prepare the input before the job")
     if job.order == "prefix":
-        raise ConfigError("order is 'prefix', which one model may gain from: with several steps, leave --order out")
+        raise ConfigError("order is 'prefix', which one model may gain from: with several steps, leave ``order`` out")
     configs = [step.config() for step in steps]
     columns = [TASKS[config.task].output if config.task in TASKS else "output" for config in configs]
     names = _names(steps, columns, model_column)

@@ -59,7 +59,7 @@ def _check_format(state: Path) -> None:
     if found > _FORMAT:
         raise ConfigError(
             f"Headrace {version} has written {state} in format {found}; this version, {headrace.__version__}, reads up "
-            f"to format {_FORMAT}: use that version, or another --state-dir"
+            f"to format {_FORMAT}: use that version, or another folder as ``state``"
         )
 
 
@@ -122,7 +122,7 @@ class BatchApi:
             ConfigError: the folder cannot be written.
             OutputLockedError: another server has it.
         """
-        lock = exclusive(self._state / "lock", self._state, "stop that server, or choose another --state-dir")
+        lock = exclusive(self._state / "lock", self._state, "stop that server, or choose another folder as ``state``")
         with ExitStack() as held:
             try:
                 held.enter_context(lock)

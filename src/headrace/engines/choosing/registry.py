@@ -254,7 +254,7 @@ def _check_named(task: str, model: str | Path | None, entry: _Entry) -> None:
     if model is None and entry.default is None and entry.weights is not None:
         own = _INCLUDED.get(task) if entry.weights == WEIGHTS else None
         included = "" if own is None else f", or {own}, which is included"
-        raise ConfigError(f"task {task!r} has no default model; set one: --model FOLDER or org/name{included}")
+        raise ConfigError(f"task {task!r} has no default model; set one: ``model=FOLDER`` or org/name{included}")
 
 
 def _check_kind(task: str, model: str | Path | None, entry: _Entry) -> None:

@@ -37,7 +37,7 @@ def resolve(config: EngineConfig) -> EngineConfig:
     if model is None:
         return config
     if "revision" in config.engine_options:
-        raise ConfigError(f"the engine's option revision is not used: write --model {config.model}@REVISION")
+        raise ConfigError(f"the engine's option revision is not used: write ``model={config.model}@REVISION``")
     found = model.look_up(config.commit)
     _check(config, model, found)
     return replace(config, commit=found.commit)
@@ -115,7 +115,7 @@ def _check_files(config: EngineConfig, found: Listing, folders: Sequence[str]) -
     if (pickled := files.pickles(weights)) and not config.pickled_weights:
         raise ConfigError(
             f"{named} keeps its weights as pickle ({pickled[0]}), which can run code when it is read; choose a model "
-            "or revision with safetensors, or pass --allow-pickled-weights if you trust it"
+            "or revision with safetensors, or pass ``pickled_weights=True`` if you trust it"
         )
 
 
@@ -161,7 +161,7 @@ def _check_architecture(config: EngineConfig, folder: Path) -> None:
     elif kind not in transformers.CONFIG_MAPPING:
         way_out = f"upgrade transformers ({transformers.__version__} is installed), or choose another model"
         if own and registry.has_option(config.task, config.engine, "trust_remote_code"):
-            way_out = "it brings Python code of its own: pass --trust-remote-code if you trust it"
+            way_out = "it brings Python code of its own: pass ``trust_remote_code=True`` if you trust it"
         elif own:
             way_out = f"it needs Python code of its own, which task {config.task!r} does not run"
         raise ConfigError(f"model {config.model!r}: transformers does not know its architecture, {kind}; {way_out}")

@@ -188,7 +188,7 @@ class CausalLM:
         if room < 1:
             raise RecordError(
                 f"the prompt has {len(ids)} tokens, which leaves no room for an answer in a context of "
-                f"{self.max_model_len}; shorten it, or split it (--on-too-long split)"
+                f"{self.max_model_len}; shorten it, or split it (``on_too_long=split``)"
             )
         sampling = request.sampling
         if sampling.max_tokens > room:
@@ -202,7 +202,7 @@ class CausalLM:
         if self._cutter.cut(text, self.max_model_len) != text:
             raise _TooLongError(
                 f"the prompt has {self.max_model_len} tokens or more, which leaves no room for an answer in a context "
-                f"of {self.max_model_len}; shorten it, or split it (--on-too-long split)"
+                f"of {self.max_model_len}; shorten it, or split it (``on_too_long=split``)"
             )
         # A chat template writes the special tokens itself.
         # As a batch of one, because `encode` holds the GIL.

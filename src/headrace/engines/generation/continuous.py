@@ -15,7 +15,8 @@ import torch
 
 from headrace.batching.options import whole
 from headrace.device.placement import running
-from headrace.engines.base import PrefixCacheStats, Prepared
+from headrace.engines.base import Prepared
+from headrace.engines.capabilities import PrefixCacheStats, Sleeper
 from headrace.engines.generation.answers import Answer, Resumed
 from headrace.engines.generation.causal_lm import CausalLM, PromptSettings, TokenizedRequest, folder_of
 from headrace.engines.generation.company import Trial
@@ -24,7 +25,7 @@ from headrace.engines.generation.paging import PAGE, Pages, open_cache, share_pa
 from headrace.engines.generation.sampling import BatchSampler, TokenSampler
 from headrace.engines.generation.static import generate
 from headrace.engines.generation.tensor_parallel import is_follower, load_options, loaded_together, start_ranks
-from headrace.engines.profile import EngineProfile, Sleeper
+from headrace.engines.profile import EngineProfile
 from headrace.engines.requests.generation import Generation
 from headrace.errors import ConfigError, EngineDeadError, EngineError, HeadraceError
 from headrace.wording import shown
@@ -331,7 +332,7 @@ class GenerationEngine:
 
     @property
     def sleeper(self) -> Sleeper | None:
-        """See `SleepingEngine`."""
+        """Moves the model to host memory; None if nothing is gained, as on a CPU."""
         return self if self._lm.can_sleep else None
 
     def sleep(self) -> None:

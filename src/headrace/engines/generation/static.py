@@ -16,11 +16,12 @@ from transformers.generation.stopping_criteria import StoppingCriteria, Stopping
 from headrace.batching.options import whole
 from headrace.device.placement import running
 from headrace.engines.base import Prepared
+from headrace.engines.capabilities import Sleeper
 from headrace.engines.generation.causal_lm import CausalLM, PromptSettings, TokenizedRequest
 from headrace.engines.generation.company import Trial, switches_at
 from headrace.engines.generation.pageable import first_line
 from headrace.engines.generation.sampling import TokenSampler
-from headrace.engines.profile import EngineProfile, Sleeper
+from headrace.engines.profile import EngineProfile
 from headrace.engines.requests.generation import Generation
 from headrace.errors import EngineDeadError, EngineError, EngineOutOfMemoryError, HeadraceError
 
@@ -162,7 +163,7 @@ class StaticGenerationEngine:
 
     @property
     def sleeper(self) -> Sleeper | None:
-        """See `SleepingEngine`."""
+        """Moves the model to host memory; None if nothing is gained, as on a CPU."""
         return self._lm if self._lm.can_sleep else None
 
     def close(self) -> None:

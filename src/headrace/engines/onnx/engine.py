@@ -12,13 +12,13 @@ from onnxruntime.capi import onnxruntime_pybind11_state as failures
 from transformers import AutoConfig, AutoTokenizer
 
 from headrace.device.forward import ForwardMeter
+from headrace.engines.capabilities import Sleeper
 from headrace.engines.library_settings import with_own_settings
 from headrace.engines.model_config import ModelConfig
 from headrace.engines.model_folder import ONNX_WEIGHTS, check_tokenizer, digest, named_folder
 from headrace.engines.networks.base import Arrays, Rows
 from headrace.engines.networks.heads import ChunkJoin, VectorHead, check_columns, label_names
 from headrace.engines.networks.quantizing import OutputDtype, check_output_dtype
-from headrace.engines.profile import Sleeper
 from headrace.engines.text.engine import TextEngine
 from headrace.engines.text.pooling import Pooling, pooling_of
 from headrace.engines.text.splitting import LongTexts, TooLong, not_split

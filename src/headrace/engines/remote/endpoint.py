@@ -117,12 +117,12 @@ class EndpointEngine:
         """Count a request that is sent again, and say why the first time. Runs on the client's loop."""
         if delay.status is None:
             self._unanswered += 1
-            words = "%s; it is tried again, %d times in all (--attempts): check the address, and that it runs"
+            words = "%s; it is tried again, %d times in all (``attempts``): check the address, and that it runs"
             number = self._settings.attempts
         elif delay.status == BUSY:
             self._limited += 1
             words = (
-                "%s: it limits the rate, and requests are sent again; fewer at once (--concurrency, now %d) may help"
+                "%s: it limits the rate, and requests are sent again; fewer at once (``concurrency``, now %d) may help"
             )
             number = self._settings.concurrency
         else:
@@ -136,7 +136,7 @@ class EndpointEngine:
             self._said = True
             logger.warning(
                 "headrace: no answer to a request for %s from %s after %g s; there are up to %d attempts of %g s "
-                + spelled("each (--engine-timeout limits a request with all its attempts)"),
+                + spelled("each (``engine_timeout_s`` limits a request with all its attempts)"),
                 path,
                 ", ".join(self._endpoints),
                 SILENCE_S,

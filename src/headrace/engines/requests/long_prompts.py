@@ -78,7 +78,8 @@ class LongPrompts:
         if self.reduce_template is None or ANSWERS not in template_fields(self.reduce_template):
             raise ConfigError(
                 "a prompt that is split needs a reduce template with {answers}, the last prompt, such as "
-                "--reduce-template 'Combine these summaries: {answers}'; or take the first answer: --chunk-join first"
+                "``reduce_template='Combine these summaries: {answers}'``; or take the first answer: "
+                "``chunk_join=first``"
             )
 
     @property
@@ -111,7 +112,7 @@ def splits(options: Mapping[str, object], prompt_template: str | None) -> bool:
     reduce = options.get("reduce_template")
     if reduce is not None and (unknown := [name for name in template_fields(str(reduce)) if name not in known]):
         raise ConfigError(
-            f"the reduce template names {unknown[0]!r}; it may have {{{ANSWERS}}} and the fields of --prompt-template"
+            f"the reduce template names {unknown[0]!r}; it may have {{{ANSWERS}}} and the fields of ``prompt_template``"
         )
     return options.get("on_too_long") == "split"
 

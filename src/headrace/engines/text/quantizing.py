@@ -29,7 +29,7 @@ def check_quantize(quantize: object, dtype: str) -> bool:
         raise ConfigError(f"quantize is {INT8}, and dtype {dtype}: leave one of them out")
     if importlib.util.find_spec("torchao") is None:
         raise MissingExtraError(
-            f'--quantize {INT8} needs torchao, which is not installed: pip install "headrace[quantize]"'
+            f'``quantize={INT8}`` needs torchao, which is not installed: pip install "headrace[quantize]"'
         )
     return True
 

@@ -21,9 +21,10 @@ from vllm.renderers.inputs.preprocess import parse_model_prompt
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from headrace.engines.base import PrefixCacheStats, Prepared
+from headrace.engines.base import Prepared
+from headrace.engines.capabilities import PrefixCacheStats, Sleeper
 from headrace.engines.model_folder import check_tokenizer, digest, find_folder
-from headrace.engines.profile import EngineProfile, Sleeper
+from headrace.engines.profile import EngineProfile
 from headrace.engines.requests.chat import TEXT_ONLY, with_known_roles
 from headrace.engines.requests.generation import Generation, Request, Sampling, default_sampling, derived_seed, parse
 from headrace.engines.requests.long_prompts import Place, PromptSplitter, prepared_by, room_of, taken_from
@@ -176,7 +177,7 @@ class VllmEngine:
         if length >= self.max_model_len:
             raise RecordError(
                 f"the prompt has {length} tokens, and max_model_len is {self.max_model_len}: there is no room for an "
-                "answer; shorten it, raise --max-model-len, or split it (--on-too-long split)"
+                "answer; shorten it, raise ``max_model_len``, or split it (``on_too_long=split``)"
             )
         return Prepared(_Payload(prompt, params), cost=length, greedy=params.temperature == 0)
 
@@ -233,7 +234,7 @@ class VllmEngine:
 
     @property
     def sleeper(self) -> Sleeper | None:
-        """See `SleepingEngine`."""
+        """Moves the model to host memory; None if nothing is gained, as on a CPU."""
         return self._core.sleeper
 
     def close(self) -> None:

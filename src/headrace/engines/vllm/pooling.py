@@ -20,13 +20,14 @@ from vllm.inputs.engine import tokens_input
 from vllm.tasks import PoolingTask
 from vllm.v1.engine.async_llm import AsyncLLM
 
+from headrace.engines.capabilities import Sleeper
 from headrace.engines.library_settings import with_own_settings
 from headrace.engines.model_config import ModelConfig
 from headrace.engines.model_folder import check_tokenizer, digest, find_folder
 from headrace.engines.networks.base import Rows
 from headrace.engines.networks.heads import Head, VectorHead, matryoshka_dimensions
 from headrace.engines.networks.quantizing import OutputDtype, check_output_dtype, length_of
-from headrace.engines.profile import EngineProfile, Sleeper
+from headrace.engines.profile import EngineProfile
 from headrace.engines.text.engine import TokenizingTexts
 from headrace.engines.text.pooling import Pooling, check_pooled_prompts, pooling_of, prompts_in
 from headrace.engines.text.splitting import TooLong, not_split
@@ -120,7 +121,7 @@ class PoolingEngine(TokenizingTexts):
 
     @property
     def sleeper(self) -> Sleeper | None:
-        """See `SleepingEngine`."""
+        """Moves the model to host memory; None if nothing is gained, as on a CPU."""
         return self._core.sleeper
 
     def close(self) -> None:

@@ -29,7 +29,7 @@ MOST_ROWS = 1 << 19
 _READ_BYTES = 4 * 1024 * 1024
 """Approximate size of the rows read together for a merge, in bytes."""
 _READ_ROWS = 4096
-_WAY_OUT = "give the column one type with a function (--map), or write one .parquet file, whose columns widen"
+_WAY_OUT = "give the column one type with a function (``prepare``), or write one .parquet file, whose columns widen"
 
 
 class ParquetParts(RowWriter):
