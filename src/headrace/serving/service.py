@@ -20,6 +20,7 @@ from headrace.concurrency.daemon_thread import on_daemon_thread
 from headrace.engines.base import Chunks, Engine, Placed, Prepared
 from headrace.engines.capabilities import FOLLOWING, PREFIX_CACHING, SLEEPING
 from headrace.engines.profile import profile_of
+from headrace.engines.tasks import task_named
 from headrace.errors import EngineDeadError
 from headrace.events import BatchDone, BatchFormed, Event, Listener, StageDone
 from headrace.serving.admission.chunks import run_chunks
@@ -232,7 +233,7 @@ class Service:
         self._caching = PREFIX_CACHING.of(engine)
         self._on_dead = on_dead
         self._dead = False
-        self._light = not task.startswith("image-")  # decoding an image takes milliseconds, whatever its cost
+        self._light = not task_named(task).images  # decoding an image takes milliseconds, whatever its cost
         self._pool = ThreadPoolExecutor(2, "headrace-prepare")
 
     async def start(self) -> None:

@@ -12,6 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from headrace.app.jobs.plan import Plan
 from headrace.device.cuda import cuda_devices
 from headrace.engines.base import Engine
+from headrace.engines.choosing import registry
 from headrace.engines.choosing.config import EngineConfig
 from headrace.engines.profile import EngineProfile
 from headrace.io.formats.jsonl import JsonlWriter
@@ -98,7 +99,7 @@ def host_of(plan: Plan, profile: EngineProfile, workers: WorkerRoom | None) -> H
 
 def _replicas(config: EngineConfig) -> int:
     """How many engines like this one the CUDA devices have room for; 1 where it cannot run on workers."""
-    if config.engine_process or config.engine == "endpoint":
+    if config.engine_process or registry.is_remote(config.engine):
         return 1
     device = str(config.engine_options.get("device") or "auto")
     if device not in ("auto", "cuda") or not isinstance(config.engine, (str, type(None))):

@@ -20,9 +20,6 @@ from headrace.models import files
 from headrace.models.base import Listing, RemoteModel
 from headrace.models.names import remote_model
 
-_PYTORCH = (None, "torch", "static", "onnx")
-"""Engines that load configurations by transformers."""
-
 
 def resolve(config: EngineConfig) -> EngineConfig:
     """The configuration with the commit of a model that must be downloaded. Blocks for small files of the model.
@@ -84,7 +81,7 @@ def remote_model_of(config: EngineConfig) -> RemoteModel | None:
     if config.model is None:
         return None
     # With a commit, it was resolved elsewhere: a folder of that name on this machine is another model.
-    if config.commit is None and not registry.is_remote(config.task or "", config.model, config.engine):
+    if config.commit is None and not registry.is_downloaded(config.task or "", config.model, config.engine):
         return None
     return remote_model(config.model)
 
@@ -151,7 +148,8 @@ def _check_architecture(config: EngineConfig, folder: Path) -> None:
         ConfigError: it does not know it.
     """
     facts = _json(folder / "config.json")
-    if config.engine not in _PYTORCH or not isinstance(facts, Mapping) or "model_type" not in facts:
+    declared = registry.engine_named(config.task or "", config.engine)
+    if declared is None or not declared.by_transformers or not isinstance(facts, Mapping) or "model_type" not in facts:
         return
     transformers = importlib.import_module("transformers")  # here, as it takes seconds
     kind, own = facts["model_type"], facts.get("auto_map")

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
-from typing import Literal, TypeAlias
 
 from transformers import PreTrainedModel
 
 from headrace.engines.networks.prepacking import unpack
 from headrace.engines.options import INT8
 from headrace.errors import ConfigError, EngineError, MissingExtraError
-
-Quantize: TypeAlias = Literal["int8"] | None
 
 
 def check_quantize(quantize: object, dtype: str) -> bool:
