@@ -23,7 +23,7 @@ headrace list engines --json
 """
 
 Which = Annotated[
-    Literal["tasks", "engines", "formats", "sources", "sinks", "exporters", "protocols"] | None,
+    Literal["tasks", "engines", "formats", "sources", "sinks", "exporters", "protocols", "clusters"] | None,
     typer.Argument(help="What to list. Default: everything."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print a JSON array with one object for each.")]
@@ -54,7 +54,7 @@ class Listed:
 
 
 def list_plugins(which: Which = None, as_json: AsJson = False) -> None:
-    """List the tasks, engines, formats, sources, sinks, exporters and protocols that are registered.
+    """List the tasks, engines, formats, sources, sinks, exporters, protocols and clusters that are registered.
 
     Each is shown with the package that registers it, and whether what it needs is installed. A plugin that cannot be
     used is shown with its reason, and the exit status is 0 all the same: it costs only itself.
