@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Annotated, Literal
 
 import typer
 
 from headrace.cli.outcome import guarded
+from headrace.engines.choosing.registry import declaration
 from headrace.engines.declaring import Task
+from headrace.engines.tasks import task_named
+from headrace.errors import ConfigError
 from headrace.extras import missing_packages
 from headrace.plugins import GROUPS, Group, Plugin, known
 
@@ -27,6 +30,10 @@ Which = Annotated[
     typer.Argument(help="What to list. Default: everything."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print a JSON array with one object for each.")]
+
+
+_OF_GROUP: Mapping[Group, Callable[[str], object]] = {"tasks": task_named, "engines": declaration}
+"""Where more than the import is checked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +90,10 @@ def _list(groups: Sequence[Group], *, as_json: bool) -> int:
 
 def _listed(plugin: Plugin) -> Listed:
     facts = plugin.group, plugin.name, plugin.package, plugin.reference
-    if (problem := plugin.problem) is not None:
-        return Listed(*facts, "", (), problem, "")
-    found = plugin.load()
+    try:
+        found = _OF_GROUP[plugin.group](plugin.name) if plugin.group in _OF_GROUP else plugin.load()
+    except ConfigError as error:
+        return Listed(*facts, "", (), str(error), "")
     extra = str(getattr(found, "extra", ""))
     return Listed(*facts, extra, missing_packages(plugin.package, extra), None, _about(found))
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import UnionType
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Any, Literal, TypeGuard, Union, get_args, get_origin
 
 from headrace.engines.custom import load
 from headrace.engines.declaring import EngineOptions
@@ -18,6 +18,7 @@ from headrace.models.names import remote_model
 from headrace.options import Declared, declared
 from headrace.plugins import OWN, known, working
 from headrace.plugins import load as load_plugin
+from headrace.wording import shown
 
 
 def engine_names(task: str) -> tuple[str, ...]:
@@ -35,8 +36,8 @@ def declared_engines(task: str | None = None) -> tuple[type[EngineOptions], ...]
 
 
 def _declarations() -> dict[str, type[EngineOptions]]:
-    found: dict[str, Any] = working("engines", type)
-    return {name: kind for name, kind in found.items() if issubclass(kind, EngineOptions)}
+    every = working("engines", type)
+    return {name: kind for name, kind in every.items() if _is_declaration(kind, name)}
 
 
 def options_by_task() -> dict[str, dict[str, tuple[str, ...]]]:
@@ -201,10 +202,25 @@ def engine_named(task: str, engine: object) -> type[EngineOptions] | None:
             f"task {task!r} has no engine {engine!r}; known: {', '.join(engine_names(task))}, or module:name for a "
             "custom engine"
         )
-    kind = load_plugin("engines", name, type)
-    if not issubclass(kind, EngineOptions) or f"{kind.task}.{kind.engine}" != name:
-        raise ConfigError(f"the engine registered as {name!r} must be a class of EngineOptions with that task and name")
-    return kind
+    return declaration(name)
+
+
+def declaration(name: str) -> type[EngineOptions]:
+    """The engine that is registered as `TASK.ENGINE`.
+
+    Raises:
+        ConfigError: there is none, or the package that registers it is broken.
+    """
+    found = load_plugin("engines", name, object)
+    if _is_declaration(found, name):
+        return found
+    raise ConfigError(
+        f"{known('engines')[name]} must be a class of EngineOptions with that task and name, not {shown(found)}"
+    )
+
+
+def _is_declaration(found: object, name: str) -> TypeGuard[type[EngineOptions]]:
+    return isinstance(found, type) and issubclass(found, EngineOptions) and f"{found.task}.{found.engine}" == name
 
 
 def _default_engine(task: str) -> str:
