@@ -342,7 +342,7 @@ def _one_and_many(engine: BatchEngine, work: Sequence[Work]) -> tuple[float, flo
 def _choose(rows: Sequence[GridRow], latency_target_s: float | None) -> GridRow:
     good = [row for row in rows if row.passes]
     if not good:
-        raise ConfigError("no batch ran to its end: try smaller --budgets")
+        raise ConfigError("no batch ran to its end: try smaller ``budgets``")
     point = knee([row.measured for row in good], latency_target_s)
     return next(row for row in good if row.measured is point)
 

@@ -99,5 +99,5 @@ def cluster_at(on: str) -> tuple[Cluster, str | None]:
     name, _, address = on.partition(":")
     if name not in (known := plugins.known("clusters")):
         raise ConfigError(f"--on is {on!r}; it must be {' or '.join(known)}, with :ADDRESS for a certain cluster")
-    cluster = cast("Cluster", plugins.load("clusters", name))
+    cluster = cast("Cluster", plugins.load("clusters", name, object))
     return cluster, (on if address.startswith("//") else address) or None

@@ -104,7 +104,7 @@ def execute(
     """
     if settings.config.engine_process:
         raise ConfigError(
-            "--engine-process cannot be used with workers: each has its own process already; leave it out"
+            "``engine_process=True`` cannot be used with workers: each has its own process already; leave it out"
         )
     with jobs.check(settings) as plan:
         if (end := jobs.already_finished(plan)) is not None:
@@ -112,7 +112,7 @@ def execute(
         config = settings_to_load(plan).config
         if config is plan.settings.config and is_int8(config):
             raise ConfigError(
-                "--quantize int8 is checked on a sample of the records, which workers do not try: begin the job "
+                "``quantize=int8`` is checked on a sample of the records, which workers do not try: begin the job "
                 "without workers, or leave it out"
             )
         if not (config.engine is None or isinstance(config.engine, str)):

@@ -57,7 +57,7 @@ class ServerState:
     """Called when the engine has died. The server then exits, so that its supervisor restarts it."""
 
     def __post_init__(self) -> None:
-        most = Limit(self.limits.max_waiting_bytes, "bytes of requests", "--max-waiting-bytes")
+        most = Limit(self.limits.max_waiting_bytes, "bytes of requests", "max_waiting_bytes")
         self.bodies = AdmissionController(AdmissionLimits(cost=most))
 
     @property
@@ -223,7 +223,7 @@ class ServerState:
             raise ApiError(400, message, code="too_long", param=param)
 
 
-def no_such_model(name: object, names: Sequence[str], way_out: str = "--served-model-name adds names") -> str:
+def no_such_model(name: object, names: Sequence[str], way_out: str = "``name`` adds names") -> str:
     """The message about a model that is not served."""
     return f"there is no model {shown(name, 200)}; this server serves {' and '.join(map(repr, names))} ({way_out})"
 

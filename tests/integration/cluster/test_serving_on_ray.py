@@ -251,7 +251,7 @@ def test_what_replicas_cannot_share_is_refused(tmp_path: Path) -> None:
     from headrace.cluster.base import ClusterResources, Replicas
     from headrace.cluster.ray.serving import application
 
-    with pytest.raises(ConfigError, match="leave out --state-dir"):
+    with pytest.raises(ConfigError, match="leave out state"):
         application(ServerSettings(state=tmp_path), Replicas(), ClusterResources())
     with pytest.raises(ConfigError, match="replicas are 3 to 2"):
         Replicas(3, 2)

@@ -12,6 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from headrace.app.jobs.plan import Plan
 from headrace.device.cuda import cuda_devices
 from headrace.engines.base import Engine
+from headrace.engines.choosing import registry
 from headrace.engines.choosing.config import EngineConfig
 from headrace.engines.profile import EngineProfile
 from headrace.io.formats.jsonl import JsonlWriter
@@ -30,7 +31,7 @@ _LONGEST = 300
 class WorkerRoom:
     """How many workers a job could have."""
 
-    flag: str
+    setting: str
     """What sets their number."""
     most: int
     """That the devices have room for, those of the job included."""
@@ -91,14 +92,14 @@ def host_of(plan: Plan, profile: EngineProfile, workers: WorkerRoom | None) -> H
         finishes=plan.user.finishes,
         text_output=isinstance(plan.output.writer, JsonlWriter),
         replicas=_replicas(plan.settings.config) if workers is None else workers.most,
-        replicas_flag=workers.flag if workers is not None else "--data-parallel-size",
+        replicas_setting=workers.setting if workers is not None else "data_parallel_size",
         keeps_order=plan.settings.order == "input",
     )
 
 
 def _replicas(config: EngineConfig) -> int:
     """How many engines like this one the CUDA devices have room for; 1 where it cannot run on workers."""
-    if config.engine_process or config.engine == "endpoint":
+    if config.engine_process or registry.is_remote(config.engine):
         return 1
     device = str(config.engine_options.get("device") or "auto")
     if device not in ("auto", "cuda") or not isinstance(config.engine, (str, type(None))):

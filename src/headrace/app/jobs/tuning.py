@@ -117,8 +117,8 @@ def _check_native(plan: Plan, dtype: str, engine: Engine) -> None:
     engine.close()
     raise ResumeMismatchError(
         f"{plan.output.target} was started in {dtype}, which this machine computes at {speed:.2g} times the speed of "
-        f"float32: continue on a machine like the first, pass --dtype {dtype} to continue here nevertheless, or "
-        "--dtype float32 --ignore-changes to compute the rest in float32"
+        f"float32: continue on a machine like the first, pass ``dtype={dtype}`` to continue here nevertheless, or "
+        "``dtype=float32, ignore_changes=True`` to compute the rest in float32"
     )
 
 
@@ -178,7 +178,7 @@ def try_faster(engine: TunableEngine, config: EngineConfig, batches: Sequence[Se
             return Tuned(other, _chosen(name, "; ".join([detail, *details]), started))
         details.append(detail)
         if name == INT8:
-            logger.warning("%s is not used: %s", spelled(f"--quantize {INT8}"), detail)
+            logger.warning("%s is not used: %s", spelled(f"``quantize={INT8}``"), detail)
     return Tuned(engine, _chosen("float32", "; ".join(details), started))
 
 

@@ -101,6 +101,12 @@ class CallerQueue:
 
     def plan(self, limits: BatchLimits, scale: int) -> None:
         """Begin a turn of a batch's worth of the records that wait."""
+        self.left, cost = self.batchful(limits)
+        self.scale = scale
+        self.start, self.ends = self.tag, self.tag + cost * scale
+
+    def batchful(self, limits: BatchLimits) -> tuple[int, float]:
+        """How many of the first records make a batch, and their cost."""
         count, cost = 0, 0.0
         for entry in self.entries:
             several = entry.count
@@ -113,8 +119,7 @@ class CallerQueue:
             cost += several * entry.cost
             if count >= limits.max_batch_size or cost >= limits.target_batch_cost:
                 break
-        self.left, self.scale = count, scale
-        self.start, self.ends = self.tag, self.tag + cost * scale
+        return count, cost
 
 
 class PriorityGroup:
@@ -223,6 +228,7 @@ class PriorityGroup:
             turns.popleft()  # it is over
         if turns and self._batches % PATIENCE == 0 and self._batches - turns[0][1] >= PATIENCE:
             turn, _, queue = turns[0]
+            queue.left = min(queue.left, queue.batchful(self.limits)[0])  # the limits may be lower than when it began
             heapq.heappush(self._heap, (-1.0, turn, queue))
 
     def next_entry(self) -> QueueEntry | None:

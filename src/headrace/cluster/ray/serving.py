@@ -99,7 +99,7 @@ def application(
         ConfigError: the settings enable the Batch API.
     """
     if settings.state is not None:
-        raise ConfigError("the Batch API needs a single server: leave out --state-dir, or --on ray")
+        raise ConfigError("the Batch API needs a single server: leave out ``state``, or ``on=ray``")
     scaling: JsonObject = {
         "min_replicas": replicas.least,
         # At least one, so that load failures are reported at the start.
@@ -164,7 +164,7 @@ def deploy(settings: ServerSettings, replicas: Replicas, resources: ClusterResou
     resources = replace(resources, gpus=check_room(resources, replicas.most))
     serve.start(http_options={"host": host, "port": port, "request_timeout_s": settings.limits.timeout_s})
     if (taken := _get_global_client().http_config.port) != port:
-        raise ConfigError(f"Ray Serve on this cluster already listens on port {taken}: use --port {taken}")
+        raise ConfigError(f"Ray Serve on this cluster already listens on port {taken}: use ``port={taken}``")
     before = overview.known(OVERVIEW)
     try:
         _run(settings, replicas, resources)

@@ -136,7 +136,7 @@ class RayWorkers:
         except (pickle.PicklingError, TypeError, AttributeError) as error:
             raise ConfigError(f"the engine's options cannot be sent to a worker: {error}") from error
         gpus = check_room(resources, resources.replicas)
-        self.room = WorkerRoom("--replicas", _most(resources.cpus, gpus, resources.replicas))
+        self.room = WorkerRoom("replicas", _most(resources.cpus, gpus, resources.replicas))
         self._actor_class = ray.remote(  # registered once: the call blocks, forever if the cluster is gone
             num_cpus=resources.cpus,
             num_gpus=gpus,

@@ -18,8 +18,6 @@ from headrace.processes.crash_isolation import CrashIsolation
 
 _AT_WORK_S = 1.0
 """How long `close` waits for a running call before it kills the process."""
-_REFUSED = frozenset({"vllm", "endpoint"})
-"""Engines that do not run batches: refused before a model is loaded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +59,8 @@ class ProcessEngine:
                 "engine_process needs an engine by name: pass module:name instead of the function or object, so that "
                 "the process can import it"
             )
-        if engine in _REFUSED:
+        declared = registry.engine_named(task, engine)
+        if declared is not None and not declared.runs_batches:  # refused before a model is loaded
             raise _no_batches(engine)
         self._child = ChildProcess(_Host, task, model, engine, dict(options or {}))
         self._closed = False
@@ -169,5 +168,5 @@ class _Host:
 
 def _no_batches(name: str | None) -> ConfigError:
     return ConfigError(
-        f"engine {name} takes requests one by one and cannot run in a child process; omit --engine-process"
+        f"engine {name} takes requests one by one and cannot run in a child process; omit ``engine_process=True``"
     )

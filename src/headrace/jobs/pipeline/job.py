@@ -170,7 +170,7 @@ class Tally:
         most = self._limits.max_errors
         if most is not None and self.failed > most:
             raise TooManyErrorsError(
-                f"{self.failed} records failed, more than --max-errors {most} allows{self._kinds()}"
+                f"{self.failed} records failed, more than ``max_errors={most}`` allows{self._kinds()}"
             )
         total = self._whole()
         if self._known >= self._judged_from() or (total and self.failed > self._limits.max_error_rate * total):
@@ -201,9 +201,9 @@ class Tally:
         limit = self._limits.max_error_rate
         if self.failed > limit * self._known:
             raise TooManyErrorsError(
-                f"{self.failed} of {self._known} records failed, more than --max-error-rate {limit:g} allows"
+                f"{self.failed} of {self._known} records failed, more than ``max_error_rate={limit:g}`` allows"
                 f"{self._kinds()}; finished records are kept. Once the cause is fixed, run again with "
-                "--max-error-rate 1, then `headrace retry`: it runs the failed records again"
+                "``max_error_rate=1``, then `headrace retry`: it runs the failed records again"
             )
 
     def _kinds(self) -> str:

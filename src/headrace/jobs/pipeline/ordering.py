@@ -52,8 +52,9 @@ def in_windows(job: Job, todo: Pass) -> tuple[Pass, Ordering | None]:
         return todo if windows is not None and windows.all else replace(todo, windows=None), None
     if job.user.prepares and windows.open:
         raise ConfigError(
-            "the finished records are in an order by prompt, which cannot go with --map: leave --map out, or start "
-            "again with --overwrite"
+            "the finished records are in an order by prompt, which cannot go with ``prepare``: leave ``prepare`` "
+            "out, or start "
+            "again with ``overwrite=True``"
         )
     order: Order = "input" if plan is None else plan.order
     room = 0 if order == "input" else job.settings.limits.buffer_memory // 4
@@ -147,7 +148,7 @@ class Ordering:
             window = next(iter(self._begun.values()))
             raise JobError(
                 f"the input has changed: it had record {_missing(window, self._rows[window.number])} when this job "
-                "began; restore it, or start again with --overwrite"
+                "began; restore it, or start again with ``overwrite=True``"
             )
 
     @property

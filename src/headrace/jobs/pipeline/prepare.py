@@ -98,7 +98,7 @@ class Columns:
         """
         value = self._input_of(record)
         if self.on_empty == "error" and is_empty(value):
-            raise RecordError(f"the text of {' and '.join(map(repr, self.inputs()))} is empty (--on-empty error)")
+            raise RecordError(f"the text of {' and '.join(map(repr, self.inputs()))} is empty (``on_empty=error``)")
         return value
 
     def _input_of(self, record: Record) -> object:
@@ -195,7 +195,7 @@ def _id_refusal(value: object, column: str) -> RecordError:
     hint = "; pandas makes floats of integers if some are missing" if isinstance(value, float) else ""
     return RecordError(
         f"column {column!r} is {given}; an id is an integer or text: convert the column, or name another with "
-        f'--id-column ("" for positions){hint}'
+        f'``id_column`` ("" for positions){hint}'
     )
 
 
@@ -239,7 +239,7 @@ class InTime:
         if half := len(inputs) // 2:
             return self._within(engine, inputs[:half], timeout_s) + self._within(engine, inputs[half:], timeout_s)
         self._in_a_row += 1
-        limit = f"{timeout_s:g} s (--engine-timeout)"
+        limit = f"{timeout_s:g} s (``engine_timeout_s``)"
         if self._in_a_row >= MOST_IN_A_ROW:
             raise BrokenOffError(
                 f"the engine's prepare had no result after {limit} for {self._in_a_row} records in a row: the engine "

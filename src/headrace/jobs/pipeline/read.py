@@ -97,7 +97,8 @@ class Reader:
                 if not self._may_be(item.record.position, item.record.id):
                     raise JobError(
                         f"record {item.record.position} has the id {shown(item.record.id)}, and is not the one that "
-                        "failed there: put all rows back to their places, or run the whole job again with --overwrite"
+                        "failed there: put all rows back to their places, or run the whole job again with "
+                        "``overwrite=True``"
                     )
         if self._seen is None or not self._user.prepares:
             return

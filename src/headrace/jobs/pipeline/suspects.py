@@ -24,7 +24,7 @@ class SuspectFailures:
         self._stuck = (
             ""
             if kind.ends_late_calls
-            else "; the engine's thread cannot be ended: it continues unheeded (--engine-process ends it)"
+            else "; the engine's thread cannot be ended: it continues unheeded (``engine_process=True`` ends it)"
         )
         self._in_a_row = 0
         self._held: list[Outcome] = []
@@ -37,7 +37,7 @@ class SuspectFailures:
         """
         if self._timeout_s is None:  # from an engine or engine process with a limit of its own
             return error
-        limit = f"{self._timeout_s:g} s (--engine-timeout)"
+        limit = f"{self._timeout_s:g} s (``engine_timeout_s``)"
         if not self._finds_record:
             raise BrokenOffError(
                 f"the engine has not finished a step after {limit}, and the record that causes it is unknown; "

@@ -185,7 +185,7 @@ def _unreadable(row: object) -> RecordError | None:
     """The error for a row with a value that cannot be read: a function may use every column."""
     if isinstance(row, dict) and Unreadable in map(type, row.values()):
         name, value = next((name, value) for name, value in row.items() if type(value) is Unreadable)
-        return RecordError(f"{value.refusal(name)}; a function (--map, --finish) gets whole rows")
+        return RecordError(f"{value.refusal(name)}; a function (``prepare``, ``finish``) gets whole rows")
     return None
 
 
@@ -206,7 +206,9 @@ def _mapped(record: Record, row: Any) -> Record | Exception:
         return Record(record.position, record.id, TableRow(row, exact))
     if isinstance(row, Mapping):
         return Record(record.position, record.id, row)
-    return RecordError(f"--map returned {type(row).__name__}, not a mapping of columns; return a dict for each row")
+    return RecordError(
+        f"``prepare`` returned {type(row).__name__}, not a mapping of columns; return a dict for each row"
+    )
 
 
 def _is_same(value: object, read: object) -> bool:
