@@ -9,8 +9,9 @@ from contextlib import aclosing
 from typing import Any
 
 from headrace.batching.continuous import ContinuousBatcher
+from headrace.batching.pending import own_copy
 from headrace.engines.base import Chunks
-from headrace.errors import StoppedEarly
+from headrace.errors import attempted
 from headrace.jobs.pipeline.infer import in_order
 from headrace.jobs.pipeline.job import BatcherPort
 from headrace.jobs.pipeline.work import Answered, Work
@@ -175,12 +176,8 @@ class _Split:
         error = next((output for output in self._outputs if isinstance(output, Exception)), None)
         if error is not None:
             return error
-        try:
-            return self._chunks.join(self._outputs, self._chunks.weights)
-        except StoppedEarly:
-            raise
-        except Exception as failure:  # noqa: BLE001 - an engine's own code may raise anything: it fails this record
-            return failure
+        found = attempted(self._chunks.join, self._outputs, self._chunks.weights)
+        return own_copy(found) if isinstance(found, BaseException) else found
 
 
 class _PartOf:
