@@ -6,7 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterator, Sequence
 from contextlib import aclosing
-from typing import Any
+from typing import cast
 
 from headrace.batching.continuous import ContinuousBatcher
 from headrace.batching.pending import own_copy
@@ -44,8 +44,9 @@ async def answers(batcher: BatcherPort, runs: AsyncIterable[Sequence[Work]]) -> 
                 yield run, outputs, some_failed
                 continue
             for item, output in zip(run, outputs, strict=True):
-                record: _Split = item.row.record
-                if not record.has_all(item.row.number, output):
+                part = cast("_PartOf", item.row)
+                record = part.record
+                if not record.has_all(part.number, output):
                     continue
                 joined = record.joined()
                 if isinstance(joined, Chunks):
@@ -147,7 +148,7 @@ class _Split:
         chunks: its parts to compute next.
     """
 
-    def __init__(self, whole: Work, chunks: Chunks[Any]) -> None:
+    def __init__(self, whole: Work, chunks: Chunks[object]) -> None:
         self.whole = whole
         self._chunks = chunks
         self.asks = chunks.later is not None

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Self, cast
+from typing import Self, cast
 
 from headrace.batching.callables import plain_function, unfinished
 from headrace.batching.results import own
@@ -199,9 +199,9 @@ def _copied(value: object) -> object:
     return [_copied(inner) for inner in value] if type(value) is list else value
 
 
-def _mapped(record: Record, row: Any) -> Record | Exception:
+def _mapped(record: Record, row: object) -> Record | Exception:
     read = record.data
-    if type(read) is TableRow and type(row) in (dict, TableRow):
+    if type(read) is TableRow and isinstance(row, dict) and type(row) in (dict, TableRow):
         exact = {name: cell for name, cell in read.exact.items() if _is_same(row.get(name), read[name])}
         return Record(record.position, record.id, TableRow(row, exact))
     if isinstance(row, Mapping):
