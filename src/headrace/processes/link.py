@@ -31,7 +31,7 @@ _GRACE_S = 3.0
 """Seconds for a process to end that was asked to, or that closed its connection."""
 
 
-class Answer(NamedTuple):
+class CallOutcome(NamedTuple):
     """The answer to a call."""
 
     number: int
@@ -73,7 +73,7 @@ class LinkedProcess:
             for message in (*first, _HEAD.pack(number, False) + packed):
                 self._connection.send_bytes(message)
 
-    def receive(self, timeout_s: float | None = None) -> Answer | None:
+    def receive(self, timeout_s: float | None = None) -> CallOutcome | None:
         """The next answer; None on timeout.
 
         Raises:
@@ -94,8 +94,8 @@ class LinkedProcess:
         outcome = attempt(pickle.loads, message[_HEAD.size :])
         if isinstance(outcome, Raised):  # a class of it may be missing here: only its call fails
             words = f"the answer of the process cannot be unpickled: {text_of(outcome.cause)}"
-            return Answer(number, None, BadResultError(words))
-        return Answer(number, None, outcome.unpacked()) if failed else Answer(number, outcome, None)
+            return CallOutcome(number, None, BadResultError(words))
+        return CallOutcome(number, None, outcome.unpacked()) if failed else CallOutcome(number, outcome, None)
 
     def close(self) -> None:
         """Ask the process to call the object's `close` and end; kill it if it takes too long. Safe to call twice."""
@@ -129,7 +129,7 @@ def serve(fd: int) -> NoReturn:
 
 
 async def _answer_at_once(target: object, connection: Connection) -> None:
-    """Answer calls as they come; each runs as a task."""
+    """CallOutcome calls as they come; each runs as a task."""
     loop = asyncio.get_running_loop()
     requests: asyncio.Queue[bytes] = asyncio.Queue()
 
