@@ -155,7 +155,7 @@ class _Measuring:
         off, passes = _compared(engine, self._work, self._reference)
         key = find_key(engine, config.task or "")
         for threads in (self._options.threads if name != "onnx" else ()) or (None,):
-            way = _Way(Setting(name, dtype, threads), engine, key, off, passes)
+            way = _LoadedSetting(Setting(name, dtype, threads), engine, key, off, passes)
             self._points += _points(way, self._work, self._options.budgets)
         return candidates(engine.dtype_speeds())
 
@@ -192,7 +192,7 @@ class _Measuring:
 
 
 @dataclass(frozen=True, slots=True)
-class _Way:
+class _LoadedSetting:
     """A loaded engine, and the quality of its outputs."""
 
     setting: Setting
@@ -241,7 +241,7 @@ def _outputs(engine: BatchEngine, batch: Sequence[Work]) -> list[object]:
         return _outputs(engine, batch[:half]) + _outputs(engine, batch[half:])
 
 
-def _points(way: _Way, work: Sequence[Work], budgets: Sequence[int]) -> Iterator[_Point]:
+def _points(way: _LoadedSetting, work: Sequence[Work], budgets: Sequence[int]) -> Iterator[_Point]:
     own = profile_of(way.engine)
     for budget in budgets or [round(own.batch_cost * factor) for factor in _FACTORS]:
         shape = replace(own, batch_cost=budget, batch_size=max(own.batch_size, budget // 8))
@@ -268,7 +268,7 @@ class _Point:
         batches: costliest first.
     """
 
-    def __init__(self, way: _Way, budget: int, batches: Sequence[Sequence[Work]]) -> None:
+    def __init__(self, way: _LoadedSetting, budget: int, batches: Sequence[Sequence[Work]]) -> None:
         self.way = way
         self._budget = budget
         self._longest = batches[0]

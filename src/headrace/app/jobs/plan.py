@@ -52,7 +52,7 @@ from headrace.jobs.settings import (
     check_values,
 )
 from headrace.jobs.state.output import JobOutput, StartMode
-from headrace.jobs.state.passes import Finished
+from headrace.jobs.state.passes import FinishedJob
 from headrace.jobs.state.state_file import read_state
 from headrace.records import LeftOut, Unreadable, kept_value
 
@@ -347,7 +347,7 @@ def _check_vectors(target: Target, config: EngineConfig) -> None:
         )
 
 
-def finished_before(plan: Plan) -> Finished | None:
+def finished_before(plan: Plan) -> FinishedJob | None:
     """How the job ended, if it is known without loading the engine; else None.
 
     The engine is identified by its name, options and files; all other settings are compared as in any resume.
@@ -369,7 +369,7 @@ def finished_before(plan: Plan) -> Finished | None:
         return None
     with output.locked():
         ended = output.begin_retry(start) if settings.retry else output.begin(start)
-    return ended if isinstance(ended, Finished) else None
+    return ended if isinstance(ended, FinishedJob) else None
 
 
 def start_mode(plan: Plan, engine: Mapping[str, object]) -> StartMode:

@@ -31,7 +31,7 @@ from headrace.jobs.planning.survey import Survey
 from headrace.jobs.settings import JobSettings, StepSettings, anchored
 from headrace.jobs.state.fingerprint import check_same
 from headrace.jobs.state.inspection import holder_of, known_target
-from headrace.jobs.state.lock import Holder, exclusive
+from headrace.jobs.state.lock import LockHolder, exclusive
 from headrace.jobs.state.state_file import read_state
 from headrace.observe.reporting.report import Report, StepFigures
 
@@ -178,7 +178,7 @@ def steps_here(name: str) -> list[StepHere]:
     ]
 
 
-def steps_holder(name: str) -> Holder | None:
+def steps_holder(name: str) -> LockHolder | None:
     """The process that runs the steps of this output; None if none does, or in a store, where each step has a lease."""
     return holder_of(known_target(name).work / FOLDER / "lock")
 

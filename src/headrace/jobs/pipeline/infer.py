@@ -14,7 +14,7 @@ from headrace.engines.base import BatchEngine, StepEngine, StreamEngine
 from headrace.errors import EngineDeadError, ProcessError, ProcessTimeoutError, StoppedError, text_of
 from headrace.jobs.pipeline.job import StopRequest
 from headrace.jobs.pipeline.work import Work
-from headrace.jobs.state.in_flight import InFlight
+from headrace.jobs.state.in_flight import InFlightFile
 from headrace.retry import TRANSIENT
 
 MAX_RUN = 512
@@ -70,7 +70,7 @@ def infer(
     engine: BatchEngine,
     stop: StopRequest,
     max_attempts: int,
-    in_flight: InFlight | None = None,
+    in_flight: InFlightFile | None = None,
 ) -> Sequence[object]:
     """One batch through the engine. After the grace period of a stop, records are returned unprocessed.
 
@@ -95,7 +95,7 @@ def infer(
     return list(map(sound, results)) if type(results) is list else results  # numbers are sound
 
 
-def _forward(work: list[Work], engine: BatchEngine, in_flight: InFlight | None) -> object:
+def _forward(work: list[Work], engine: BatchEngine, in_flight: InFlightFile | None) -> object:
     if in_flight is None:
         return engine.forward([item.payload for item in work])
     positions = [item.record.position for item in work]
@@ -126,7 +126,7 @@ class WorkCalls:
 
     stop: StopRequest
     max_attempts: int
-    in_flight: InFlight | None = None
+    in_flight: InFlightFile | None = None
 
     def batches(self, engine: BatchEngine) -> Callable[[list[Work]], Sequence[object]]:
         """`infer`."""

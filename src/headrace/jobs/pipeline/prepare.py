@@ -32,7 +32,7 @@ from headrace.jobs.pipeline.memory_budget import value_bytes
 from headrace.jobs.pipeline.retries import Retry
 from headrace.jobs.pipeline.suspects import MOST_IN_A_ROW
 from headrace.jobs.pipeline.user_code import UserCode
-from headrace.jobs.pipeline.work import Carried, PreparedChunk, Work, unreadable
+from headrace.jobs.pipeline.work import PreparedChunk, StepAnswer, Work, unreadable
 from headrace.jobs.settings import ModelChoice, OnEmpty
 from headrace.records import Failed, Record, Unreadable, kept_value, kind_of, text_refusal
 from headrace.wording import shown
@@ -379,7 +379,7 @@ class Preparation:
             try:
                 kept = identify(mapped)
                 if choice is not None and not _takes(choice, row):
-                    done.answered.append((Work(kept, row.data), Carried(getattr(row.data, "answer", None))))
+                    done.answered.append((Work(kept, row.data), StepAnswer(getattr(row.data, "answer", None))))
                     continue
                 value = input_of(mapped)
             except StoppedEarly:

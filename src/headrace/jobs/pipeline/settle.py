@@ -21,9 +21,9 @@ from headrace.jobs.pipeline.retries import Retry, RetryQueue
 from headrace.jobs.pipeline.suspects import SuspectFailures
 from headrace.jobs.pipeline.work import (
     Answered,
-    Carried,
     PreparedChunk,
     RefusedError,
+    StepAnswer,
     UnfinishedOutput,
     Work,
 )
@@ -163,7 +163,7 @@ class Settling:
             self._job.listener(DuplicatesFound(records, time.monotonic()))
 
     def _ok(self, work: Work, output: object) -> Ok:
-        if type(output) is Carried:
+        if type(output) is StepAnswer:
             return Ok(work.record, output.output, 0, work.row)
         if self._job.user.finishes:  # it may change the output, which equal records share
             output = UnfinishedOutput(work.mapped, output if self._dedupe is None else own(output))

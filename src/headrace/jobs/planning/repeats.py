@@ -61,7 +61,7 @@ def template_repeats(template: str, rows: Sequence[Mapping[str, str]]) -> Repeat
         template: with at least one field.
         rows: the text of each field.
     """
-    fields = _Fields(template)
+    fields = _TemplateFields(template)
     now = repeats([fields.filled(fields.order, row) for row in rows])
     columns = {name: _repeated([row[name] for row in rows]) for name in fields.names}
     best, better = fields.order, now.repeated
@@ -81,7 +81,7 @@ def _repeated(values: Sequence[str]) -> float:
     return 1 - sum(map(len, set(values))) / total if total else 0.0
 
 
-class _Fields:
+class _TemplateFields:
     """The fields of a template that may change places, alone or with all fields of their line.
 
     The label before a field goes with it, line breaks stay.

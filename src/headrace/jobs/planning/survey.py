@@ -81,7 +81,7 @@ def survey(job: Job, *, spread: bool) -> Survey:
     preparation = Preparation(
         job.columns, job.engine, job.user, dedupe=False, in_time=InTime(job.settings.config.call_timeout_s)
     )
-    sample = _Sample(job.source)
+    sample = _SampleReader(job.source)
     work: list[Work] = []
     left_out: list[LeftOut] = []
     examples: list[object] = []
@@ -150,7 +150,7 @@ def _inputs(job: Job, chunk: Chunk) -> Iterator[object]:
                 continue
 
 
-class _Sample:
+class _SampleReader:
     """Reads parts of a source, and estimates its length."""
 
     def __init__(self, source: Source) -> None:

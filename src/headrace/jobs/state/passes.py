@@ -13,7 +13,7 @@ from headrace.records import JsonObject
 
 
 @dataclass(frozen=True, slots=True)
-class Finished:
+class FinishedJob:
     """The result of a finished job."""
 
     records: int
@@ -28,7 +28,7 @@ class Finished:
 
 
 class FinishedState(TypedDict):
-    """A `Finished` in `job.json`."""
+    """A `FinishedJob` in `job.json`."""
 
     records: int
     failed: int
@@ -74,7 +74,7 @@ class Pass:
     """The first unfinished position >= its argument; `sys.maxsize` if a retry has none left."""
     parts: PartFolder
     """The parts in input order."""
-    finish: Callable[[], Finished]
+    finish: Callable[[], FinishedJob]
     """Called when all records are finished."""
     done: int
     """Records of this pass that earlier runs have committed."""
