@@ -252,6 +252,11 @@ def text_of(error: BaseException) -> str:
         return f"its message cannot be read: {type(other).__name__}"
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message, or its type if it has none."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
 def line_of(error: BaseException) -> str:
     """The error's message as one line of at most 300 characters, or its type if it has none."""
     return " ".join(text_of(error).split())[:300] or type(error).__name__

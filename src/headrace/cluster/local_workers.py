@@ -1,4 +1,4 @@
-"""`headrace run --data-parallel-size N`: N worker processes on this machine, each with its own device."""
+"""A job with worker processes on this machine, each with its own device."""
 
 from __future__ import annotations
 

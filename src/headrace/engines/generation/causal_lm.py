@@ -12,7 +12,7 @@ from typing import Any
 
 from jinja2.exceptions import TemplateError
 from tokenizers import Tokenizer
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
+from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedTokenizerBase
 
 from headrace.device.placement import release
 from headrace.device.sleeping import to_device, to_host
@@ -22,7 +22,8 @@ from headrace.engines.generation.model_rules import ModelRules
 from headrace.engines.generation.options import LanguageModelOptions
 from headrace.engines.generation.sampling import TokenSampler
 from headrace.engines.model_folder import check_tokenizer, digest, find_folder
-from headrace.engines.networks.pytorch import load_pretrained, loading
+from headrace.engines.networks.files import load_tokenizer
+from headrace.engines.networks.pytorch import load_pretrained
 from headrace.engines.requests.chat import checked_messages, rendered
 from headrace.engines.requests.generation import GeneratedText, Request, Sampling, derived_seed, parse
 from headrace.engines.requests.long_prompts import LongPrompts, Place, PromptSplitter, prepared_by, room_of
@@ -103,16 +104,13 @@ class CausalLM:
         self, options: LanguageModelOptions, prompting: PromptSettings, split: Mapping[str, object] | None = None
     ) -> None:
         self._folder, self._is_split = folder_of(options.model), bool(split)
-        check_tokenizer(self._folder)
+        check_tokenizer(self._folder)  # before the weights are read
         self.model, self.device, missing = load_pretrained(
             AutoModelForCausalLM, self._folder, options.device, options.dtype, split
         )
         if missing:
             raise EngineError(f"the model in {self._folder} holds no weights for {', '.join(sorted(missing)[:3])}")
-        with loading(self._folder, weights=False):
-            self._words = AutoTokenizer.from_pretrained(str(self._folder), local_files_only=True)
-        if not getattr(self._words, "is_fast", False):
-            raise EngineError(f"the model in {self._folder} has no fast tokenizer (tokenizer.json)")
+        self._words = load_tokenizer(self._folder)
         self.dtype = str(next(self.model.parameters()).dtype).removeprefix("torch.")
         positions = usable_positions(self.model.config.get_text_config().to_dict())
         self.max_model_len = choose_length((), positions, 2, options.max_model_len)

@@ -20,14 +20,15 @@ from headrace.engines.generation.answers import Answer, Resumed
 from headrace.engines.generation.causal_lm import CausalLM, PromptSettings, TokenizedRequest, folder_of
 from headrace.engines.generation.company import Trial
 from headrace.engines.generation.options import Generation
-from headrace.engines.generation.pageable import cannot_batch, check_pageable, first_line
+from headrace.engines.generation.pageable import cannot_batch, check_pageable
 from headrace.engines.generation.paging import PAGE, Pages, open_cache, share_pages
 from headrace.engines.generation.sampling import BatchSampler, TokenSampler
-from headrace.engines.generation.static import generate
+from headrace.engines.generation.static import trial_of
 from headrace.engines.generation.tensor_parallel import is_follower, load_options, loaded_together, start_ranks
+from headrace.engines.networks.base import ModelCodeError, model_code
 from headrace.engines.profile import EngineProfile
 from headrace.engines.requests.generation import GeneratedText
-from headrace.errors import ConfigError, EngineDeadError, EngineError, HeadraceError
+from headrace.errors import ConfigError, EngineDeadError, EngineError
 from headrace.wording import shown
 
 if TYPE_CHECKING:
@@ -89,12 +90,7 @@ class GenerationEngine:
     def _trial(self) -> Trial:
         """What the model answers alone, before its attention is replaced. All ranks of a split model take part."""
         check_pageable(self._lm.model, self._lm.max_model_len)
-        try:
-            return Trial(self._lm, partial(generate, self._lm))
-        except HeadraceError:
-            raise
-        except Exception as error:  # a model's code may raise anything
-            raise EngineError(f"the model fails at a short prompt: {first_line(error)}") from error
+        return trial_of(self._lm)
 
     def _try_or_close(self, trial: Trial) -> None:
         with contextlib.ExitStack() as undo:
@@ -109,11 +105,10 @@ class GenerationEngine:
             EngineError: the model cannot be batched continuously.
         """
         try:
-            agrees = trial.agrees(self._together)
-        except HeadraceError:
-            raise
-        except Exception as error:  # a model's code may raise anything
-            raise cannot_batch(f"its first step fails: {first_line(error)}") from error
+            with model_code():
+                agrees = trial.agrees(self._together)
+        except ModelCodeError as error:
+            raise cannot_batch(f"its first step fails: {error}") from error
         if not agrees:
             raise cannot_batch("its answers beside others would not be those that it gives alone")
         if self._scheduler is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -19,11 +20,11 @@ from headrace.engines.capabilities import Sleeper
 from headrace.engines.generation.causal_lm import CausalLM, PromptSettings, TokenizedRequest
 from headrace.engines.generation.company import Trial, switches_at
 from headrace.engines.generation.options import StaticGeneration
-from headrace.engines.generation.pageable import first_line
 from headrace.engines.generation.sampling import TokenSampler
+from headrace.engines.networks.base import ModelCodeError, model_code
 from headrace.engines.profile import EngineProfile
 from headrace.engines.requests.generation import GeneratedText
-from headrace.errors import EngineDeadError, EngineError, EngineOutOfMemoryError, HeadraceError
+from headrace.errors import EngineDeadError, EngineError
 
 Padding: TypeAlias = Literal["left", "equal lengths", "one at a time"]
 """Or no padding, because a batch holds prompts of one length, or one prompt."""
@@ -50,11 +51,10 @@ class StaticGenerationEngine:
     def __init__(self, options: StaticGeneration) -> None:
         self._lm = CausalLM(options, PromptSettings.of(options))
         self._switch = switches_at(self._lm.model.config)
-        try:
+        with contextlib.ExitStack() as failed:
+            failed.callback(self.close)
             self._padding = self._choose_padding()
-        except BaseException:
-            self.close()
-            raise
+            failed.pop_all()
         if self._padding in _SLOWER:
             logger.warning(_SLOWER[self._padding])
         self.profile = EngineProfile(
@@ -127,20 +127,14 @@ class StaticGenerationEngine:
         Raises:
             EngineError: the model cannot answer a prompt at all.
         """
-        try:
-            trial = Trial(self._lm, partial(generate, self._lm))
-        except HeadraceError:
-            raise
-        except Exception as error:  # a model's code may raise anything
-            raise EngineError(f"the model fails at a short prompt: {first_line(error)}") from error
+        trial = trial_of(self._lm)
         return next((padding for padding in _TRIED if self._agrees(trial, padding)), "one at a time")
 
     def _agrees(self, trial: Trial, padding: Padding) -> bool:
         try:
-            return trial.agrees(partial(self._run, padding=padding))
-        except (EngineDeadError, EngineOutOfMemoryError):
-            raise
-        except Exception:  # noqa: BLE001 - models that refuse a padded batch raise various errors
+            with model_code():
+                return trial.agrees(partial(self._run, padding=padding))
+        except ModelCodeError:  # it refuses a padded batch
             return False
 
     @property
@@ -151,6 +145,19 @@ class StaticGenerationEngine:
     def close(self) -> None:
         """Free the model's memory. Safe to call twice."""
         self._lm.close()
+
+
+def trial_of(lm: CausalLM) -> Trial:
+    """What a model answers alone.
+
+    Raises:
+        EngineError: it cannot answer a prompt at all.
+    """
+    try:
+        with model_code():
+            return Trial(lm, partial(generate, lm))
+    except ModelCodeError as error:
+        raise EngineError(f"the model fails at a short prompt: {error}") from error
 
 
 def generate(

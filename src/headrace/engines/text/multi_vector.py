@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from sentence_transformers import MultiVectorEncoder
 from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
 
+from headrace.device.pipeline import OutputRows
 from headrace.engines.base import Chunks, Part, Prepared, PromptedText
 from headrace.engines.model_folder import named_folder
-from headrace.engines.networks.base import Rows
 from headrace.engines.text.encoders import keep_padding
 from headrace.engines.text.engine import TextEngine
 from headrace.engines.text.modules import Encoder, open_encoder
@@ -98,11 +98,11 @@ class MultiVectorEngine(TextEngine):
         tokens = self._queries.expanded(query.payload, [self._expansion_id] * missing, attended)
         return Prepared(tokens, tokens.shape[1], query.truncated)
 
-    def _outputs(self, batch: list[Tokens], rows: Rows) -> list[TokenVectors | RecordError]:
+    def _outputs(self, batch: list[Tokens], rows: OutputRows) -> list[TokenVectors | RecordError]:
         ends = np.cumsum([tokens.shape[1] for tokens in batch])
         return [self._kept(tokens, part) for tokens, part in zip(batch, np.split(rows, ends[:-1]), strict=True)]
 
-    def _kept(self, tokens: Tokens, rows: Rows) -> TokenVectors | RecordError:
+    def _kept(self, tokens: Tokens, rows: OutputRows) -> TokenVectors | RecordError:
         """The vectors of the tokens that take part."""
         if self._skips_queries if self.tokens.is_expanded(tokens) else self._skips_documents:
             rows = rows[~np.isin(tokens[0], self._skipped)]
