@@ -47,7 +47,7 @@ class BenchSettings:
     """Batch sizes to try beside each contender's default."""
     rounds: int
     timeout_s: float
-    """Of one contender in one round, its loading included."""
+    """The time limit of a contender in a round, its loading included."""
     dtype: str = "float32"
     device: str = "auto"
     max_tokens: int = 32
@@ -96,7 +96,7 @@ class _ContenderFigures:
     outputs: dict[int | None, list[object]] = field(default_factory=dict)
     errors: dict[int | None, str] = field(default_factory=dict)
     error: str = ""
-    """Of the whole contender."""
+    """Why the contender could not be measured at all."""
 
     @property
     def best(self) -> int | None:

@@ -38,7 +38,7 @@ _IN_FLIGHT = 2
 _TURN = 4
 """Batches of a point that run after one another on such a device: the first and the last overlap with nothing."""
 _FACTORS = (0.5, 1, 2, 4, 8, 16)
-"""Of the engine's own budget."""
+"""The budgets to measure, as multiples of the engine's own."""
 _COMPARED = 256
 """Records whose outputs are compared with those in float32."""
 
@@ -48,11 +48,11 @@ class GridOptions:
     """The settings to measure."""
 
     budgets: tuple[int, ...] = ()
-    """Of a batch; empty for half to 16 times the engine's default."""
+    """Budgets of a batch; empty for half to 16 times the engine's default."""
     dtypes: tuple[str, ...] = ()
     """Empty for float32 and the dtypes that the device computes faster."""
     threads: tuple[int, ...] = ()
-    """Of PyTorch; empty for its default."""
+    """Thread counts of PyTorch; empty for its default."""
     engines: tuple[str, ...] = ()
     """Empty for torch, and onnx if the model's folder has an ONNX file."""
     seconds: float = 60.0
@@ -231,7 +231,7 @@ def _compared(engine: BatchEngine, work: Sequence[Work], reference: list[object]
 
 
 def _outputs(engine: BatchEngine, batch: Sequence[Work]) -> list[object]:
-    """Of a batch, or of its halves if it does not fit."""
+    """The outputs of a batch, which is halved if it does not fit into memory."""
     try:
         return list(timed(engine, batch)[0])
     except EngineOutOfMemoryError:

@@ -153,7 +153,7 @@ class WorkSteps:
         self._work: dict[int, Work] = {}
 
     def span(self, record: Work) -> tuple[float, float]:
-        """See `StepEngine.span`."""
+        """The cost of a record at first and at most."""
         return self._engine.span(record.payload)
 
     def add(self, key: int, record: Work) -> None:
@@ -167,7 +167,7 @@ class WorkSteps:
         self._work[key] = record
 
     def step(self) -> Sequence[tuple[int, object]]:
-        """See `StepEngine.step`."""
+        """Take one step; returns the records that are finished."""
         try:
             finished = self._engine.step()
         except StoppedError as error:
@@ -181,19 +181,19 @@ class WorkSteps:
         return [(key, sound(result)) for key, result in finished]
 
     def needs(self, key: int) -> float:
-        """See `StepEngine.needs`."""
+        """The cost of a record after the next step."""
         return self._engine.needs(key)
 
     def shared(self, key: int) -> float:
-        """See `SharingStepModel.shared`."""
+        """The part of that cost that other records share."""
         return 0.0 if self._sharing is None else self._sharing.shared(key)
 
     def overlap(self, record: Work) -> float:
-        """See `SharingStepModel.overlap`."""
+        """The part of a waiting record's cost that running records share."""
         return 0.0 if self._sharing is None else self._sharing.overlap(record.payload)
 
     def group(self, record: Work) -> Hashable:
-        """See `GroupingStepModel.group`."""
+        """The group of records that a waiting record belongs to."""
         return group_of(self._engine, record.payload)
 
     def remove(self, key: int) -> Work | None:

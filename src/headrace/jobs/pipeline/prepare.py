@@ -95,7 +95,8 @@ class Columns:
         """The input for the engine.
 
         Raises:
-            RecordError: see `_input_of`; or it is empty, and `on_empty` refuses that.
+            RecordError: a column is missing; with `text_only` the value is null, no text or not valid Unicode; or it is
+                empty, and `on_empty` refuses that.
         """
         value = self._input_of(record)
         if self.on_empty == "error" and is_empty(value):
@@ -103,11 +104,7 @@ class Columns:
         return value
 
     def _input_of(self, record: Record) -> object:
-        """The input for the engine.
-
-        Raises:
-            RecordError: a column is missing; or with `text_only` null, not text, or not valid Unicode.
-        """
+        """The input for the engine."""
         if self.template is not None:
             make = FilledTemplate if self.splits else filled
             return make(self.template, self.fields_of(record))
@@ -145,11 +142,7 @@ def is_empty(value: object) -> bool:
 
 
 def _takes(choice: ModelChoice, record: Record) -> bool:
-    """Whether the step computes the record.
-
-    Raises:
-        RecordError: the record names no model of the job.
-    """
+    """Whether the step computes the record."""
     value = _value(record, choice.column)
     if value not in choice.models:
         raise RecordError(

@@ -6,7 +6,6 @@ import asyncio
 import math
 import time
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Self
 
 from headrace.batching.results import own
@@ -59,9 +58,7 @@ class Settling:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         if self._dedupe is not None:
             self._dedupe.close()
 
@@ -175,11 +172,7 @@ class Settling:
 
 
 def _failed(work: Work, error: Exception) -> Outcome:
-    """The outcome of a record that failed for good.
-
-    Raises:
-        BrokenOffError: the engine died, which is not a record failure.
-    """
+    """The outcome of a record that failed for good."""
     if isinstance(error, RefusedError):
         return error.failed
     if isinstance(error, (EngineDeadError, StoppedError)):

@@ -8,7 +8,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Self
 
 from headrace.errors import BrokenOffError
@@ -158,9 +157,7 @@ class Sink:
         self._committer.add_done_callback(lambda _: self._room.set())
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         assert self._committer is not None, "entered"
         self._closing = True
         self._wake.set()

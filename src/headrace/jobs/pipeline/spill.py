@@ -10,7 +10,6 @@ import tempfile
 from collections.abc import Callable, Iterator
 from operator import itemgetter
 from pathlib import Path
-from types import TracebackType
 from typing import Self, TypeAlias
 
 from headrace.errors import attempted, text_of
@@ -47,7 +46,7 @@ class Spill:
         self._size = 0
         self.rows = 0
         self.bytes = 0
-        """Of the input."""
+        """Bytes of the input that the rows were read from."""
         self.full = ""
         """Why no more rows may be added; empty if they may."""
         self.failed = False
@@ -56,9 +55,7 @@ class Spill:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._file.close()
 
     def add(self, chunk: Chunk) -> None:

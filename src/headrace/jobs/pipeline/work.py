@@ -71,7 +71,7 @@ class PreparedChunk:
     bytes: int = 0
     """Bytes of input that the chunk was read from."""
     in_order: bool = False
-    """See `Chunk.in_order`."""
+    """Whether its records keep their order: neighbours begin alike."""
 
     def __len__(self) -> int:
         return len(self.work) + len(self.answered)

@@ -27,7 +27,7 @@ class Repeats:
     as_read: float
     """In the common beginnings of neighbours, in the order of the input."""
     columns: Mapping[str, float]
-    """Of each column of the template: the fraction of its text in values that came before."""
+    """For each column of the template, the fraction of its text in values that came before."""
     template: str | None = None
     """A template with the fields in a better order; None if the present one is as good."""
     better: float = 0.0

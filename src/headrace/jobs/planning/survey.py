@@ -37,7 +37,7 @@ class Survey:
     """What a sample shows about the input."""
 
     records: int | None
-    """Of the whole input; None if unknown."""
+    """Rows of the whole input; None if unknown."""
     counted: bool
     """Whether that is exact, not estimated from the size."""
     sampled: int

@@ -89,11 +89,7 @@ def locked_folder(folder: Path, output: str, has_begun: Callable[[], bool]) -> I
 
 
 def _locked(path: Path, output: str | Path, way_out: str) -> TextIO | None:
-    """The lock file, locked; None if its holder has removed it meanwhile.
-
-    Raises:
-        OutputLockedError: another process holds it.
-    """
+    """The lock file, locked; None if its holder has removed it meanwhile."""
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         file = path.open("a+", encoding="utf-8")

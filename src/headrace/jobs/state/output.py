@@ -345,9 +345,6 @@ class JobOutput:
         Args:
             path: of the file.
             digest: of what it is to be replaced by; a run that was killed may have written the same.
-
-        Raises:
-            JobError: it would.
         """
         if self._before is None or path.name not in self._before or _stamp(path) in (None, self._before[path.name]):
             return
@@ -377,11 +374,7 @@ class JobOutput:
         return target.digest()
 
     def _finish(self, start: StartMode) -> FinishedJob:
-        """Merge all parts into the one output file and mark the job finished.
-
-        Raises:
-            JobError: the parts have a gap, or some are damaged.
-        """
+        """Merge all parts into the one output file and mark the job finished."""
         self._wait_until_alone()
         if self.windows is not None:
             self.windows.finish()
@@ -458,11 +451,7 @@ def _stamp(path: Path) -> list[int] | None:
 
 
 def _check_links(target: Target) -> None:
-    """Check that what links lead to can be written.
-
-    Raises:
-        ConfigError: it cannot.
-    """
+    """Check that what links lead to can be written."""
     for path in (target.place, target.errors, target.work):
         if not path.is_symlink():
             continue

@@ -22,9 +22,9 @@ class FinishedJob:
     bytes: int
     """Size of the merged file; 0 for a folder of parts."""
     digest: str = ""
-    """Of the merged file (see `io/storage/checksums.py`); empty for a folder of parts, or if unknown."""
+    """The checksum of the merged file (`io/storage/checksums.py`); empty for a folder of parts, or if unknown."""
     errors_digest: str = ""
-    """Of the file of dead letters; empty if there is none, or if unknown."""
+    """The checksum of the file of dead letters; empty if there is none, or if unknown."""
 
 
 class FinishedState(TypedDict):
@@ -51,13 +51,13 @@ class JobState(TypedDict):
     fingerprint: JsonObject
     """The facts that determine the output."""
     settings: NotRequired[JsonObject | None]
-    """See `jobs.settings.as_json`."""
+    """The settings as `jobs.settings.as_json` gives them."""
     made_of: NotRequired[str | None]
-    """See `engines.choosing.identity`."""
+    """The identity of the engine, from `engines.choosing.identity`."""
     model: NotRequired[ModelState | None]
     """The model that the job was begun with, if it was downloaded."""
     before: NotRequired[dict[str, list[int] | None]]
-    """The files at the places of the output and of the dead letters that the job is to replace: see `output._stamp`."""
+    """The stamps of the files, at the places of the output and of the dead letters, that the job is to replace."""
     finished: FinishedState | None
     """None while records are left to do."""
     swap: NotRequired[bool]
