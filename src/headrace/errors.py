@@ -34,8 +34,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Collection, Iterable
+from typing import TypeVar
 
 from headrace.wording import shortened, shown, worded
+
+T = TypeVar("T")
 
 _COMPARED = 16
 """Maximum number of unknown fields that are compared with the known ones: it takes time."""
@@ -229,6 +232,16 @@ class BrokenOffError(JobError):
 
 class StoppedEarly(SystemExit):
     """A signal ends the process before a job has begun. Raised on the main thread, possibly within user code."""
+
+
+def attempted(call: Callable[..., T], *values: object) -> T | BaseException:
+    """What foreign code returns, or what it raises: any exception but a signal that ends the process."""
+    try:
+        return call(*values)
+    except StoppedEarly:
+        raise
+    except BaseException as error:  # noqa: BLE001 - the border to code of users, models and libraries
+        return error
 
 
 def text_of(error: BaseException) -> str:

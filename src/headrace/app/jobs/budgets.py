@@ -6,7 +6,6 @@ import math
 import time
 from collections.abc import Mapping
 from importlib.metadata import version
-from typing import Any
 
 from headrace.batching.dynamic import DynamicBatcher
 from headrace.device.budget import BudgetTuner
@@ -78,11 +77,10 @@ def _followed(config: EngineConfig, engine: Engine) -> TunableEngine | None:
     return TUNING.of(engine)
 
 
-def budget_in(found: Mapping[str, Any] | None) -> float | None:
+def budget_in(found: Mapping[str, object] | None) -> float | None:
     """The budget in a tuning result; None if there is none."""
     kept = (found or {}).get("budget")
-    good = isinstance(kept, (int, float)) and math.isfinite(kept) and kept >= 1
-    return float(kept) if kept is not None and good else None
+    return float(kept) if isinstance(kept, (int, float)) and math.isfinite(kept) and kept >= 1 else None
 
 
 class BudgetListener:

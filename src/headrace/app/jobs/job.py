@@ -25,7 +25,7 @@ from headrace.app.jobs.tuning import load, tune, wants_sample
 from headrace.batching.batcher import Batcher
 from headrace.engines.base import Engine
 from headrace.engines.profile import BatcherSettings, EngineProfile, profile_of
-from headrace.errors import ConfigError, StoppedEarly, text_of
+from headrace.errors import ConfigError, attempted, text_of
 from headrace.events import BatchFormed, Event, InputLeftOut, JobDone, JobStarted, Listener, RunDescribed
 from headrace.io.sinks.callback_sink import CallbackWriter
 from headrace.io.sinks.table_writer import TableWriter
@@ -151,11 +151,7 @@ def _tracing(plan: Plan, began: float) -> contextlib.AbstractContextManager[Trac
 
 def _close(engine: Engine) -> None:
     """Close the engine; log what it raises."""
-    try:
-        engine.close()
-    except StoppedEarly:
-        raise
-    except BaseException as error:  # noqa: BLE001 - an engine's own code may raise anything
+    if (error := attempted(engine.close)) is not None:
         logger.warning("headrace: closing the engine raised %s: %s", type(error).__name__, text_of(error))
 
 

@@ -75,6 +75,10 @@ class VllmArguments(GraphOptions):
         known = {name: value for name, value in given.items() if name in own}
         return cls(model=model, arguments={name: given[name] for name in given if name not in own}, **known)
 
+    def check(self) -> None:
+        """See `EngineOptions.check`; vLLM checks its own arguments."""
+        self._check_values({one.name for one in declared(VllmArguments)})
+
     def given(self) -> dict[str, object]:
         """See `EngineOptions.given`."""
         return {**super().given(), **self.arguments}

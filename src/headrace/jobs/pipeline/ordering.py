@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
-from headrace.errors import BrokenOffError, ConfigError, JobError
+from headrace.errors import BrokenOffError, ConfigError, JobError, attempted
 from headrace.events import OrderChosen
 from headrace.io.base import Chunk
 from headrace.jobs.pipeline.job import Job, Length, StopRequest
@@ -283,10 +283,8 @@ class Ordering:
             yield from self._window(held, is_sorted=True)
 
     def _prompt(self, record: Record) -> str:
-        try:
-            return prompt_text(self._columns.input_of(record))
-        except Exception:  # noqa: BLE001 - a row may be a mapping of the user's own; the next stage reports its error
-            return ""
+        found = attempted(lambda: prompt_text(self._columns.input_of(record)))
+        return found if isinstance(found, str) else ""  # the next stage reports the error
 
     def _tell(self, order: Literal["sorted", "prefix", "input"], records: int, reason: str) -> None:
         self._chosen.append(OrderChosen(order, records, reason, time.monotonic()))

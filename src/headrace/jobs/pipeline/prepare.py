@@ -23,6 +23,7 @@ from headrace.errors import (
     ProcessTimeoutError,
     RecordError,
     StoppedEarly,
+    attempted,
 )
 from headrace.events import StageDone
 from headrace.io.base import Chunk
@@ -249,10 +250,11 @@ class InTime:
 
 
 def _answer(future: Future[list[Prepared[object] | Exception]], engine: Engine, inputs: Sequence[object]) -> None:
-    try:
-        future.set_result(prepare_all(engine, inputs))
-    except BaseException as error:  # noqa: BLE001 - raised again in the waiting thread
-        future.set_exception(error)
+    found = attempted(prepare_all, engine, inputs)
+    if isinstance(found, BaseException):
+        future.set_exception(found)  # raised again in the waiting thread
+    else:
+        future.set_result(found)
 
 
 def prepare_all(engine: Engine, inputs: Sequence[object]) -> list[Prepared[object] | Exception]:
@@ -263,17 +265,15 @@ def prepare_all(engine: Engine, inputs: Sequence[object]) -> list[Prepared[objec
     Raises:
         BrokenOffError: the engine died, which is not a record failure.
     """
-    try:
-        return _prepared(engine, inputs)
-    except EngineDeadError as error:
+    found = attempted(_prepared, engine, inputs)
+    if not isinstance(found, BaseException):
+        return found
+    if isinstance(found, EngineDeadError):
         raise BrokenOffError(
-            f"the engine cannot continue: {error}; finished records are kept; run again to continue"
-        ) from error
-    except StoppedEarly:
-        raise
-    except BaseException as error:  # noqa: BLE001 - an engine may raise anything
-        if len(inputs) == 1 or isinstance(error, BadResultError):
-            return [own_copy(error) for _ in inputs]
+            f"the engine cannot continue: {found}; finished records are kept; run again to continue"
+        ) from found
+    if len(inputs) == 1 or isinstance(found, BadResultError):
+        return [own_copy(found) for _ in inputs]
     return [prepare_all(engine, [value])[0] for value in inputs]
 
 
@@ -297,11 +297,8 @@ def _checked(answer: object) -> Prepared[object] | Exception:
             f"the engine's prepare returned {type(answer).__name__} for a record; "
             "it must return Prepared or an exception"
         )
-    try:
-        checked_cost(answer.cost, type(answer.payload))
-    except Exception as error:  # noqa: BLE001 - comparing an engine's own cost type may raise anything
-        return own_copy(error)
-    return answer
+    error = attempted(checked_cost, answer.cost, type(answer.payload))  # comparing a cost of the engine's own type
+    return own_copy(error) if isinstance(error, BaseException) else answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -398,7 +395,5 @@ class Preparation:
 
     def _id_of(self, row: Record) -> object:
         """The id of a row that cannot be prepared, if the row has the column."""
-        try:
-            return self.columns.id_of(row)
-        except BaseException:  # noqa: BLE001 - as above
-            return row.id
+        found = attempted(self.columns.id_of, row)
+        return row.id if isinstance(found, BaseException) else found
