@@ -36,7 +36,8 @@ class Figure:
     """For the docs: a phrase without a full stop."""
     unit: Unit = ""
     of: Callable[[Any], object] | None = None
-    """Its formula: its value, from what its table is made from. None if a later step fills it in."""
+    """Its formula: its value, from what its table is made from. None for the attribute of that with the figure's name;
+    where there is none, a later step fills the figure in."""
     adds: Adds = "last"
     kept: bool = False
     """Whether `report.json` has it, though those of earlier versions may not."""
@@ -82,7 +83,9 @@ def declared(table: type) -> tuple[Figure, ...]:
 
 def fill(table: type[T], source: object) -> T:
     """A table whose figures have the values of their formulas."""
-    return table(**{one.name: one.of(source) for one in declared(table) if one.of is not None})  # type: ignore[arg-type]  # a class is hashable
+    figures = declared(table)  # type: ignore[arg-type]  # a class is hashable
+    given = {one.name: one.of(source) for one in figures if one.of is not None}
+    return table(**{one.name: getattr(source, one.name) for one in figures if hasattr(source, one.name)} | given)
 
 
 def lines_of(table: object, *names: str) -> Iterator[Line]:
