@@ -1,4 +1,4 @@
-"""The contract of every table that a job can write: see `headrace.io.databases.base.TableStore`."""
+"""The contract of every table that a job can write: see `headrace.io.sinks.tables.TableStore`."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ import pytest
 from tests.stores import Store, store
 
 from headrace.errors import BrokenOffError, ConfigError, HeadraceError
-from headrace.io.databases.names import parse_table
 from headrace.io.formats.strict_json import StrictJson
-from headrace.io.sinks.table_writer import TableWriter, open_table
+from headrace.io.formats.writer import Layout
+from headrace.io.sinks.tables import TableSink
+from headrace.io.sinks.targets import find_target
+from headrace.io.storage.addresses import parse_table
+from headrace.plugins import load
 from headrace.records import Ok, Record
 
 __all__ = ["store"]
@@ -22,7 +25,8 @@ COLUMNS = ("id", "kept", "embedding")
 
 
 def opened(store: Store, table: str = "rows") -> Any:
-    return open_table(parse_table(store.address(table)), StrictJson(str))
+    sink = load("sinks", store.name, TableSink)
+    return sink.open(parse_table(store.address(table), sink.word), StrictJson(str))
 
 
 def row(number: Any, vector: Any = (1.0, 0.0, 0.0), kept: Any = "a") -> dict[str, Any]:
@@ -131,7 +135,7 @@ def test_an_existing_table_without_a_column_is_refused(store: Store) -> None:
 
 
 def test_a_bad_record_alone_is_refused_by_the_writer(store: Store) -> None:
-    writer = TableWriter(parse_table(store.address("writer")), "embedding", ("kept",))
+    writer = find_target(store.address("writer")).writer(Layout("embedding", ("kept",)))
     good = Ok(Record(0, 0, {"kept": "a"}), [1.0, 2.0])
     assert writer.encode([good]) == b""
     bad = {"kept": 5} if store.name != "qdrant" else {"kept": "a"}

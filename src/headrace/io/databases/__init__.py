@@ -1,5 +1,1 @@
-"""Tables in databases and vector stores.
-
-- `names.parse_table`: the table that an address names
-- `sql.SqlTable`, `qdrant.Collection`, `lance.LanceTable`: stores that keep the contract of `base.TableStore`
-"""
+"""Tables in databases, data lakes and vector stores: plugins that nothing else in Headrace names."""

@@ -1,5 +1,1 @@
-"""Row formats, one file for each.
-
-- `jsonl.JsonlWriter`: writes JSON Lines
-- `parquet.ParquetWriter`: writes Parquet
-"""
+"""File formats: what reads each, what writes it, and its declaration as a `known.Format`."""
