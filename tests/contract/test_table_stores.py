@@ -17,6 +17,7 @@ from headrace.io.sinks.targets import find_target
 from headrace.io.storage.addresses import parse_table
 from headrace.plugins import load
 from headrace.records import Ok, Record
+from headrace.testing import check_table_store
 
 __all__ = ["store"]
 
@@ -53,6 +54,14 @@ def test_rows_are_put_once_each_and_replaced(store: Store) -> None:
     again.put([row("r2", kept="c"), row("r3", kept="c")])
     again.close()
     assert by_id(store) == {"r1": "a", "r2": "c", "r3": "c"}
+
+
+def test_the_public_contract_is_kept(store: Store) -> None:
+    if store.name == "postgresql":
+        pytest.skip("its server serves all tests, whose tables stay")
+    check_table_store(
+        lambda: opened(store, "public"), lambda: [one | {"text": one["text"]} for one in store.read("public")]
+    )
 
 
 @pytest.mark.parametrize("ids", [[0, 1, 2**40], ["0", "x" * 200, "ünï"]], ids=["numbers", "texts"])

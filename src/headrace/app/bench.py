@@ -23,6 +23,7 @@ from headrace.device.cache import cpu_facts
 from headrace.device.memory import memory_limit
 from headrace.errors import ConfigError
 from headrace.io.sources.opening import open_source
+from headrace.wording import spelled
 
 TASKS = ("embed", "classify", "generate")
 CONTENDERS = {
@@ -141,7 +142,7 @@ def read_texts(source: str, column: str, most: int) -> list[str]:
                 return texts
     if not texts:
         there = f"; its columns are {', '.join(map(str, columns))}" if columns else ""
-        raise ConfigError(f"{source} has no text in the column {column!r}{there}: name another with --text-column")
+        raise ConfigError(f"{source} has no text in the column {column!r}{there}: name another with ``text_column``")
     return texts
 
 
@@ -210,7 +211,7 @@ def _run(folder: Path, timeout_s: float) -> str:
         try:
             status = process.wait(timeout_s)
         except subprocess.TimeoutExpired:
-            return f"it took longer than {timeout_s:g} s and was stopped (--timeout)"
+            return spelled(f"it took longer than {timeout_s:g} s and was stopped (``timeout_s``)", "flags")
         finally:
             with contextlib.suppress(ProcessLookupError):  # its own children too, in any case
                 os.killpg(process.pid, signal.SIGKILL)

@@ -10,8 +10,7 @@ from typing import Any, Literal, TypeVar
 from headrace.batching.batcher import Batcher
 from headrace.batching.dispatch.step_scheduler import StepScheduler
 from headrace.batching.options import NO_BUDGET, Options, number, whole
-from headrace.batching.policy.bucketing import Limits
-from headrace.batching.policy.cost import CostRule
+from headrace.batching.policy.cost import BatchLimits, CostRule
 from headrace.batching.policy.growth import Growth
 from headrace.batching.stats import BatchStats
 from headrace.batching.step_model import StepFunction, StepModel, group_of
@@ -67,7 +66,7 @@ class ContinuousBatcher(Batcher[RecordT, ResultT]):
         budget = NO_BUDGET if max_cost is None else number("max_cost", max_cost, above=0)
         options = Options(
             name=type(self).__name__,
-            limits=Limits(target_batch_cost=budget, max_batch_size=1),  # records leave the queue one at a time
+            limits=BatchLimits(target_batch_cost=budget, max_batch_size=1),  # records leave the queue one at a time
             capacity=whole("max_queue_size", max_queue_size, 1) + 1,
             in_flight=slots,
             max_queue_cost=max_queue_cost,

@@ -10,8 +10,7 @@ from typing import Literal, TypedDict, TypeVar
 from headrace.batching.batcher import Batcher
 from headrace.batching.dispatch.dispatcher import Dispatcher
 from headrace.batching.options import BatchOptions, Options, function, number, one_of, whole
-from headrace.batching.policy.bucketing import Limits
-from headrace.batching.policy.cost import CostEstimatorFn, CostRule
+from headrace.batching.policy.cost import BatchLimits, CostEstimatorFn, CostRule
 from headrace.errors import ConfigError
 from headrace.events import Listener
 
@@ -111,7 +110,7 @@ class DynamicBatcher(Batcher[RecordT, ResultT]):
         batches = BatchOptions(process_fn, batch_timeout_s, max_concurrent_batches, offload, overlap)
         options = Options(
             name=type(self).__name__,
-            limits=Limits(
+            limits=BatchLimits(
                 target_batch_cost=number("target_batch_cost", target_batch_cost, above=0),
                 max_batch_size=size,
                 min_batch_size=smallest,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, TypeVar
 
 from headrace.batching.callables import plain_function
-from headrace.batching.policy.bucketing import Limits
+from headrace.batching.policy.cost import BatchLimits
 from headrace.errors import ConfigError
 from headrace.events import Listener
 
@@ -30,7 +30,7 @@ class Options:
 
     name: str
     """The batcher's class name, for messages, tasks and threads."""
-    limits: Limits
+    limits: BatchLimits
     """The limits of a batch."""
     capacity: int
     """Records that may wait."""

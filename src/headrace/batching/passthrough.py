@@ -9,8 +9,7 @@ from typing import TypeVar
 from headrace.batching.batcher import Batcher
 from headrace.batching.dispatch.dispatcher import Dispatcher
 from headrace.batching.options import NO_BUDGET, BatchOptions, Options, function, whole
-from headrace.batching.policy.bucketing import Limits
-from headrace.batching.policy.cost import CostEstimatorFn, CostRule
+from headrace.batching.policy.cost import BatchLimits, CostEstimatorFn, CostRule
 from headrace.events import Listener
 
 RecordT = TypeVar("RecordT")
@@ -50,7 +49,7 @@ class PassthroughBatcher(Batcher[RecordT, ResultT]):
         one_by_one = BatchOptions(infer, max_concurrent_batches=slots)
         options = Options(
             name=type(self).__name__,
-            limits=Limits(target_batch_cost=NO_BUDGET, max_batch_size=1),
+            limits=BatchLimits(target_batch_cost=NO_BUDGET, max_batch_size=1),
             capacity=whole("max_queue_size", max_queue_size, 1) + 1,
             in_flight=slots,
             max_queue_cost=None,

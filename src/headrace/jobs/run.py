@@ -38,7 +38,7 @@ async def pump(job: Job, todo: Pass, tally: Tally) -> bool:
     room = 0 if ordering is None else ordering.room
     by_cost = functools.partial(longest_first, expected=expected_cost(job.batcher))
     keeps_order = job.order is not None and job.order.order == "input"
-    memory = Memory(job.limits.buffer_memory - 2 * room)  # a window has its rows and their prompts
+    memory = Memory(job.settings.limits.buffer_memory - 2 * room)  # a window has its rows and their prompts
     async with (
         Sink(job, todo, tally, memory) as sink,
         Settling(job, memory) as settling,
@@ -84,7 +84,7 @@ def run(job: Job) -> JobEnd:
         JobError: the job cannot continue; fix the cause and run it again.
     """
     with job.output.locked():
-        todo = job.output.begin_retry(job.start) if job.retry else job.output.begin(job.start)
+        todo = job.output.begin_retry(job.start) if job.settings.retry else job.output.begin(job.start)
         job.listener(_started(job, todo))
         for damage in todo.damaged if isinstance(todo, Pass) else ():
             records = damage.interval.end - damage.interval.start
@@ -122,7 +122,9 @@ def _work(job: Job, todo: Pass) -> JobEnd:
     """Process the unfinished records; merge the output if none is left."""
     # All records of a retry have failed before, so their error rate means nothing.
     job.stop.working = True
-    limits = replace(job.limits, max_error_rate=1.0) if job.retry else job.limits
+    limits, retry = job.settings.limits, job.settings.retry
+    if retry:
+        limits = replace(limits, max_error_rate=1.0)
     tally = Tally(todo.done, todo.failed, limits, Length(job.source.total_records, job.source.total_bytes))
     try:
         with fewer_collections():
@@ -130,7 +132,7 @@ def _work(job: Job, todo: Pass) -> JobEnd:
         if complete:
             tally.check()
     except TooManyErrorsError:
-        if not job.retry:
+        if not retry:
             job.output.show_errors(job.start, todo.sink)
         raise
     if not complete:

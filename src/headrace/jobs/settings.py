@@ -1,12 +1,12 @@
-"""Settings of a job, and the default columns of each task."""
+"""Settings of a job."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Literal, TypedDict, cast
+from typing import Any, Literal, TypeAlias, TypedDict, cast
 
 from headrace.argument_types import check_types
 from headrace.engines.choosing.config import EngineConfig
@@ -17,36 +17,29 @@ from headrace.io.sinks.callback_sink import Receiver, Rows
 from headrace.io.sources.selection import Selection
 from headrace.io.storage.addresses import is_address, without_password
 from headrace.io.storage.locations import anchored as anchored_path
-from headrace.jobs.pipeline.job import Limits, Order
-from headrace.jobs.pipeline.prepare import ModelChoice, OnEmpty
-from headrace.jobs.pipeline.user_code import FinishFn, PrepareFn, WorkerKind
 from headrace.records import JsonObject
 from headrace.wording import shown
 
+WorkerKind: TypeAlias = Literal["auto", "thread", "process"]
+PrepareFn: TypeAlias = Callable[[Any], object]
+"""`(row) -> row`; a user annotates the row with a type of choice."""
+FinishFn: TypeAlias = Callable[[Any, Any], object]
+"""`(row, output) -> output`."""
+OnEmpty: TypeAlias = Literal["keep", "error"]
+"""What to do with an input that is an empty text: process it, or fail its record."""
+Order: TypeAlias = Literal["auto", "prefix", "input"]
+"""The order of work: by common beginnings of prompts, as in the input, or whichever the prompts suggest."""
+
 
 @dataclass(frozen=True, slots=True)
-class Task:
-    """Default columns of a task."""
+class ModelChoice:
+    """Which records a step computes, where each names its model in a column."""
 
-    output: str
-    input: str = "text"
-    text_only: bool = True
-    """Whether the input must be text; otherwise the engine checks it."""
-    pairs: Literal["never", "perhaps", "always"] = "never"
-
-
-TASKS = {
-    "embed": Task("embedding"),
-    "sparse-embed": Task("sparse_embedding"),
-    "multi-vector-embed": Task("multi_vector_embedding"),
-    "classify": Task("classification", pairs="perhaps"),
-    "score": Task("score", pairs="always"),
-    "zero-shot": Task("classification"),
-    "generate": Task("generation", text_only=False),  # a prompt, a chat or a whole request
-    "image-classify": Task("classification", "image", text_only=False),
-    "image-embed": Task("embedding", "image", text_only=False),
-    "custom": Task("output", text_only=False, pairs="perhaps"),
-}
+    column: str
+    model: str
+    """The name of the step's own model."""
+    models: tuple[str, ...]
+    """The names of all models of the job."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +71,28 @@ class StepSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class Limits:
+    """Limits of a job. None of them changes the output."""
+
+    max_error_rate: float = 0.5
+    """Stop when more than this fraction of records has failed; checked after a tenth of the input and at its end."""
+    max_errors: int | None = None
+    """Stop when more than this number of records has failed, in all runs; None for no limit."""
+    max_attempts: int = 4
+    """Maximum attempts for a record with a transient failure."""
+    retry_wait_s: float = 0.5
+    """Maximum seconds before the second attempt; doubles for each later one."""
+    workers: int | None = None
+    """Chunks prepared at once; None to tune it, up to the number of cores."""
+    buffer_memory: int = 512_000_000
+    """Maximum bytes of rows and outputs in memory, from reading to writing; reading waits at the limit."""
+    part_records: int = 4096
+    """Rows of a part."""
+    commit_interval_s: float = 2.0
+    """Maximum seconds before a finished row is committed: the work that a kill may lose."""
+
+
+@dataclass(frozen=True, slots=True)
 class JobSettings:
     """Settings of a job."""
 
@@ -105,7 +120,7 @@ class JobSettings:
     selection: Selection = field(default_factory=Selection)
     """Which rows of the input are processed."""
     input_format: str | None = None
-    """For names that do not show the format: see `headrace.io.sources.opening.known_formats`."""
+    """For names that do not show the format: see `headrace.io.formats.known.known_formats`."""
     output_format: str | None = None
     sql: str | None = None
     """The query whose rows are the input, if the source is a database."""

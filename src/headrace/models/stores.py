@@ -44,7 +44,7 @@ class StoredModel:
         if commit is not None and found.commit != commit:
             raise ConfigError(
                 f"model {self.typed!r} has changed, and version {commit} is not in the cache; restore it, or start "
-                "again with the present version (--overwrite)"
+                "again with the present version (``overwrite=True``)"
             )
         note = self._folder(found.commit) / _NOTE
         with self._as_own_errors():

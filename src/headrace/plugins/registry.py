@@ -21,7 +21,7 @@ from headrace.errors import ConfigError, StoppedEarly, nearest, text_of
 
 T = TypeVar("T")
 
-Group: TypeAlias = Literal["tasks", "engines", "formats", "sources", "sinks", "exporters", "protocols"]
+Group: TypeAlias = Literal["tasks", "engines", "formats", "sources", "sinks", "exporters", "protocols", "clusters"]
 GROUPS: tuple[Group, ...] = get_args(Group)
 OWN = "headrace"
 

@@ -9,7 +9,7 @@ import re
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from http import HTTPStatus
-from typing import Protocol
+from typing import Protocol, cast
 
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -17,6 +17,9 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Match
 
 from headrace.concurrency.daemon_thread import on_daemon_thread
+from headrace.engines.custom import load_factory
+from headrace.engines.declaring import Task
+from headrace.engines.tasks import task_named
 from headrace.openai_protocol import error_body
 from headrace.serving.errors import ApiError, invalid
 from headrace.serving.http.direct import DirectRoute
@@ -24,9 +27,6 @@ from headrace.serving.http.docs_page import documents_page
 from headrace.serving.http.middleware import RequestMiddleware, error_response
 from headrace.serving.protocol.responses import JsonReply
 from headrace.serving.routes import dashboard as dashboard_routes
-from headrace.serving.routes import generation as generation_routes
-from headrace.serving.routes import images as image_routes
-from headrace.serving.routes import pairs as pair_routes
 from headrace.serving.routes import status as status_routes
 from headrace.serving.routes import text as text_routes
 from headrace.serving.routes import tokens as token_routes
@@ -37,25 +37,12 @@ from headrace.wording import shown
 
 logger = logging.getLogger("headrace")
 
-# The routes of each task. Every task whose records are single texts also has /generate.
-_ROUTES: dict[str, Callable[[ServerState], APIRouter]] = {
-    "generate": generation_routes.router,
-    "embed": text_routes.embedding_router,
-    "classify": text_routes.classify_router,
-    "zero-shot": text_routes.classify_router,
-    "score": pair_routes.router,
-    "image-classify": image_routes.classify_router,
-    "image-embed": image_routes.embedding_router,
-}
-
-
 _INSTEAD = {
     "/v1/responses": "it has no Responses API: use /v1/chat/completions (in Vercel's AI SDK: provider.chat(model))",
 }
 """What to use instead of routes of OpenAI's that the server does not have."""
 
 _OF_BATCHES = re.compile(r"/v1/(files|batches)(/|$)")
-_NO_TEXTS = frozenset({"score", "image-classify", "image-embed"})
 
 
 class Background(Protocol):
@@ -109,7 +96,7 @@ def create_app(
                     await asyncio.to_thread(state.tracing.flush)
 
     app = bare_app("Dynamic batching for one model.", version, lifespan)
-    known = _routers(state, task)
+    known = _routers(state, task_named(task))
     for router in (*known, *routers):
         app.router.routes.extend(router.routes)  # include_router would add a layer to each request
     app.add_api_route("/docs", lambda: documents_page(app.openapi()), include_in_schema=False)
@@ -141,14 +128,15 @@ def add_error_handlers(app: FastAPI) -> None:
     app.add_exception_handler(Exception, _unexpected)
 
 
-def _routers(state: ServerState, task: str) -> list[APIRouter]:
+def _routers(state: ServerState, task: Task) -> list[APIRouter]:
     """The routes of a task, the busiest first: they are matched in order, for each request."""
-    known = [_ROUTES[task](state)] if task in _ROUTES else []
-    if task not in _NO_TEXTS:
+    own = load_factory(task.routes) if isinstance(task.routes, str) else task.routes
+    known: list[APIRouter] = [] if own is None else [cast("APIRouter", own(state))]
+    if task.takes_single_texts:
         known.append(text_routes.generate_router(state))
-    known.append(status_routes.router(state, task))
+    known.append(status_routes.router(state, task.name))
     known.append(dashboard_routes.server_router(state))
-    if not task.startswith("image-"):
+    if not task.images:
         known.append(token_routes.router(state))
     return known
 
@@ -175,7 +163,7 @@ def no_route(path: str, app: FastAPI) -> str:
     way_out = _INSTEAD.get(path, "/docs lists all routes")
     has_batches = any(getattr(route, "path", "") == "/v1/batches" for route in app.router.routes)
     if _OF_BATCHES.match(path) and not has_batches:
-        way_out = "the Batch API needs headrace serve --state-dir DIR"
+        way_out = "the Batch API needs ``headrace serve state=DIR``"
     return f"there is no route {shown(path, 200)} on this server; {way_out}"
 
 

@@ -182,7 +182,7 @@ class ModelRouter:
         """
         model = self._by_name.get(name) if isinstance(name, str) else None
         if model is None:
-            message = no_such_model(name, tuple(self._by_name), "the file of --config adds names")
+            message = no_such_model(name, tuple(self._by_name), "the file of ``config`` adds names")
             raise ApiError(404, message, code="model_not_found", param="model")
         return model
 

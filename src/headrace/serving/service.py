@@ -15,13 +15,17 @@ from typing import Any, Self, TypeVar
 from starlette.types import Receive
 
 from headrace.batching.batcher import Batcher
+from headrace.batching.dynamic import DynamicBatcher
 from headrace.concurrency.daemon_thread import on_daemon_thread
-from headrace.engines.base import AnyEngine, Chunks, Placed, Prepared, caches_prefixes, can_be_followed
-from headrace.engines.profile import profile_of, sleeper_of
+from headrace.engines.base import Chunks, Engine, Placed, Prepared
+from headrace.engines.capabilities import FOLLOWING, PREFIX_CACHING, SLEEPING
+from headrace.engines.profile import profile_of
+from headrace.engines.tasks import task_named
 from headrace.errors import EngineDeadError
 from headrace.events import BatchDone, BatchFormed, Event, Listener, StageDone
 from headrace.serving.admission.chunks import run_chunks
 from headrace.serving.admission.controller import AdmissionController, AdmissionLimits, Limit
+from headrace.serving.admission.pacing import BatchBound
 from headrace.serving.admission.waiting import CancelScope
 from headrace.serving.errors import ApiError, ClientGoneError, api_error
 from headrace.serving.limits import ServeLimits
@@ -88,6 +92,7 @@ class InFlight:
         if self._call.span is not None:
             self._call.span.asked(self._service.name, self._service.task, self._values)
         self._service.admission.reserve(len(self._values), self._size, self._call.timeout_s, self._call.host)
+        self._service.began(self._size)
         self.scope = CancelScope(self._call.receive, self._call.timeout_s)
         return self
 
@@ -131,6 +136,7 @@ class InFlight:
         service, count = self._service, len(self._values)
         self.scope.close()
         service.admission.release(count, self._size, done=self._done, submitted=self._submitted)
+        service.ended(self._size)
         if isinstance(error, ClientGoneError):
             service.cancelled += count
         elif isinstance(error, Exception):  # HTTP boundary: every error becomes a status
@@ -187,7 +193,7 @@ class Service:
         self,
         model: ServedModel,
         task: str,
-        engine: AnyEngine,
+        engine: Engine,
         batcher: Batcher[object, object],
         limits: ServeLimits,
         on_dead: Callable[[], None],
@@ -199,13 +205,13 @@ class Service:
         self.batcher = batcher
         self.limits = limits
         self.profile = profile = profile_of(engine)
-        self._batches = profile.batching == "batches"
+        self._batches = profile.runs_batches
         self._full: set[int] = set()
         """The batches under way that are full, or as full as they get."""
         self.admission = AdmissionController(
             AdmissionLimits(
-                Limit(limits.max_requests, "records", "--max-requests"),
-                None if limits.max_cost is None else Limit(limits.max_cost, profile.cost_unit, "--max-cost"),
+                Limit(limits.max_requests, "records", "max_requests"),
+                None if limits.max_cost is None else Limit(limits.max_cost, profile.cost_unit, "max_cost"),
                 limits.max_wait_s,
                 limits.timeout_s,
             ),
@@ -213,17 +219,21 @@ class Service:
             profile.full_cost,
             (lambda: batcher.waiting_cost) if self._batches else None,
         )
+        self._resizable = batcher if isinstance(batcher, DynamicBatcher) else None
+        self._bounded = profile.full_cost if self._resizable is None else self._resizable.target_batch_cost
+        """The most a batch may cost now."""
+        self._bound = BatchBound(self._bounded)
         # At least _INLINE_CHARS: otherwise a long text could pass for a short one.
         self.most_cost = max(int(profile.largest_record), _INLINE_CHARS)
         """Upper bound of the estimated cost of one record."""
         self.cancelled = 0
         """Records whose client disconnected before the answer."""
         self.tokens = Tokens(engine)
-        self._followable = engine if can_be_followed(engine) else None
-        self._caching = engine if caches_prefixes(engine) else None
+        self._followable = FOLLOWING.of(engine)
+        self._caching = PREFIX_CACHING.of(engine)
         self._on_dead = on_dead
         self._dead = False
-        self._light = not task.startswith("image-")  # decoding an image takes milliseconds, whatever its cost
+        self._light = not task_named(task).images  # decoding an image takes milliseconds, whatever its cost
         self._pool = ThreadPoolExecutor(2, "headrace-prepare")
 
     async def start(self) -> None:
@@ -239,17 +249,17 @@ class Service:
     @property
     def can_sleep(self) -> bool:
         """Whether its engine can leave the device for host memory."""
-        return sleeper_of(self.engine) is not None
+        return SLEEPING.of(self.engine) is not None
 
     async def sleep(self) -> None:
         """Finish accepted records, then move the engine to host memory."""
         await self.batcher.stop(timeout=self.limits.drain_s)
-        if (sleeper := sleeper_of(self.engine)) is not None:
+        if (sleeper := SLEEPING.of(self.engine)) is not None:
             await on_daemon_thread(sleeper.sleep)
 
     async def wake(self) -> None:
         """Undo `sleep`."""
-        if (sleeper := sleeper_of(self.engine)) is not None:
+        if (sleeper := SLEEPING.of(self.engine)) is not None:
             await on_daemon_thread(sleeper.wake)
         await self.batcher.start()
 
@@ -265,6 +275,25 @@ class Service:
             full = event.batch in self._full
             self._full.discard(event.batch)
             self.admission.batches.batch(event.cost, event.duration_s, event.at, full=full, waiting=waiting > 0)
+            self._bound.ran(event.padded_cost, event.duration_s)
+            self._bound_batches(event.at)
+
+    def began(self, size: int) -> None:
+        """A request of this estimated cost was accepted."""
+        now = asyncio.get_running_loop().time()
+        self._bound.began(size, now)
+        self._bound_batches(now)
+
+    def ended(self, size: int) -> None:
+        """It was answered."""
+        self._bound.ended(size)
+
+    def _bound_batches(self, now: float) -> None:
+        """Keep batches short while small requests come beside large ones."""
+        most = self._bound.most(now)
+        if self._resizable is not None and most != self._bounded:
+            self._bounded = most
+            self._resizable.set_target_batch_cost(most)
 
     async def infer(self, values: Sequence[object], size: int, call: Call) -> Answers:
         """The outputs of `values`; `size` is their estimated total cost.
@@ -334,7 +363,7 @@ class Service:
         """Queue one prepared record."""
         if isinstance(entry.payload, Chunks):
             return asyncio.ensure_future(run_chunks(entry.payload, partial(self._part, call=call)))
-        estimate = self.profile.estimate(entry.cost)
+        estimate = self.profile.kind.estimate(entry.cost)
         payload = entry.payload
         if self._caching is not None:
             payload = self._caching.count_cached(payload)
@@ -344,7 +373,7 @@ class Service:
 
     async def _part(self, payload: object, cost: int, call: Call) -> object:
         """The output of one part of a record, which waits for room in the queue."""
-        estimate = self.profile.estimate(cost)
+        estimate = self.profile.kind.estimate(cost)
         return await (await self.batcher.submit(payload, estimated_cost=estimate, priority=ONLINE, caller=call.caller))
 
     def with_progress(

@@ -38,7 +38,7 @@ def test_the_time_foreseen_is_within_an_eighth_of_the_real_one(
 ) -> None:
     monkeypatch.setattr("headrace.engines.choosing.registry.create", lambda *args, **options: Timed())
     clock = SimpleNamespace(perf_counter=lambda: Timed.clock)
-    monkeypatch.setattr("headrace.jobs.planning.forecast.time", clock)
+    monkeypatch.setattr("headrace.jobs.planning.measuring.time", clock)
     source = tmp_path / "in.jsonl"
     rows: list[dict[str, Any]] = [{"text": "word " * (1 + n * 7919 % (20 + n % 100))} for n in range(records)]
     rows[5] = {"text": None}

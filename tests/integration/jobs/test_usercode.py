@@ -12,7 +12,8 @@ from tests.shown import shown
 
 from headrace.errors import BadResultError, BrokenOffError, ConfigError, RecordError, WorkerDiedError, text_of
 from headrace.jobs.pipeline import user_code as usercode
-from headrace.jobs.pipeline.user_code import UserCode, WorkerKind
+from headrace.jobs.pipeline.user_code import UserCode
+from headrace.jobs.settings import WorkerKind
 from headrace.processes import crash_isolation
 from headrace.records import Record
 

@@ -15,7 +15,7 @@ from tests.unit.virtual_time import VirtualTime, now
 from headrace import DynamicBatcher
 from headrace.batching.dispatch.admission import Admission
 from headrace.batching.dispatch.wakeup import Wakeup
-from headrace.batching.policy.bucketing import Limits
+from headrace.batching.policy.cost import BatchLimits
 from headrace.batching.policy.waiting_queue import WaitingQueue
 from headrace.errors import DeadlineExceededError, QueueFullError, StoppedError
 
@@ -85,7 +85,7 @@ def test_a_cancelled_wait_for_room_leaves_nothing_behind(virtual: VirtualTime) -
 
 
 def room(capacity: int = 3, max_cost: float | None = None) -> tuple[WaitingQueue, Admission]:
-    queue = WaitingQueue(Limits(target_batch_cost=1000, max_batch_size=1000))
+    queue = WaitingQueue(BatchLimits(target_batch_cost=1000, max_batch_size=1000))
     return queue, Admission(queue, Wakeup(), capacity, max_cost)
 
 

@@ -9,10 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.batching.doubles import Waiting, numbers
 
-from headrace.batching.policy.bucketing import MAX_STRETCH, PATIENCE, BucketWindow, Limits
+from headrace.batching.policy.bucketing import MAX_STRETCH, PATIENCE, BucketWindow
+from headrace.batching.policy.cost import BatchLimits
 
 limits = st.builds(
-    Limits,
+    BatchLimits,
     target_batch_cost=st.integers(1, 60),
     max_batch_size=st.integers(1, 8),
     padded=st.booleans(),
@@ -23,7 +24,7 @@ arrivals = st.lists(st.tuples(st.integers(0, 20), st.integers(0, 3)), min_size=1
 
 @given(limits, arrivals, st.randoms(use_true_random=False))
 def test_the_first_turn_is_in_the_next_batch_and_every_fourth_batch_has_the_oldest(
-    limits: Limits, arrivals: list[tuple[int, int]], chance: random.Random
+    limits: BatchLimits, arrivals: list[tuple[int, int]], chance: random.Random
 ) -> None:
     window = BucketWindow(limits)
     coming = [(Waiting(number, cost), ends) for number, (cost, ends) in enumerate(arrivals)]
@@ -49,7 +50,7 @@ def test_the_first_turn_is_in_the_next_batch_and_every_fourth_batch_has_the_olde
 
 
 @given(limits, arrivals)
-def test_no_batch_leaves_room_for_the_next_longer_record(limits: Limits, arrivals: list[tuple[int, int]]) -> None:
+def test_no_batch_leaves_room_for_the_next_longer_record(limits: BatchLimits, arrivals: list[tuple[int, int]]) -> None:
     """A batch ends at a limit, whatever the division from the highest cost down leaves at its lower end."""
     window = BucketWindow(limits)
     coming = [(Waiting(number, cost), caller) for number, (cost, caller) in enumerate(arrivals)]
@@ -70,7 +71,7 @@ def test_no_batch_leaves_room_for_the_next_longer_record(limits: Limits, arrival
 @pytest.mark.parametrize("waiting", [85, 86, 255, 256, 257, 600])
 @pytest.mark.parametrize("others", [[], [1000]], ids=["alone", "beside a longer record"])
 def test_equal_records_fill_their_batches_whatever_the_window_leaves_over(waiting: int, others: list[int]) -> None:
-    window = BucketWindow(Limits(256, 256, padded=True, window=256))
+    window = BucketWindow(BatchLimits(256, 256, padded=True, window=256))
     coming = [Waiting(number, cost) for number, cost in enumerate([*others, *[3] * waiting])]
     sizes = []
     while coming or window.first() is not None:
@@ -82,7 +83,7 @@ def test_equal_records_fill_their_batches_whatever_the_window_leaves_over(waitin
 
 def test_records_of_like_length_share_a_batch() -> None:
     """A padded batch's shortest is at least half its longest, whatever the order of arrival."""
-    window = BucketWindow(Limits(target_batch_cost=400, max_batch_size=32, padded=True, window=256))
+    window = BucketWindow(BatchLimits(target_batch_cost=400, max_batch_size=32, padded=True, window=256))
     lengths = list(range(1, 257))
     random.Random(7).shuffle(lengths)
     for number, length in enumerate(lengths):
@@ -98,7 +99,7 @@ def test_records_of_like_length_share_a_batch() -> None:
 
 @pytest.mark.parametrize(("min_batch_size", "batch", "reason"), [(1, [9], "boundary"), (2, [9, 1], None)])
 def test_min_batch_size_lets_a_batch_stretch_further(min_batch_size: int, batch: list[int], reason: str | None) -> None:
-    window = BucketWindow(Limits(100, 8, min_batch_size=min_batch_size, padded=True, window=8))
+    window = BucketWindow(BatchLimits(100, 8, min_batch_size=min_batch_size, padded=True, window=8))
     for number, cost in enumerate([9, 1]):
         window.add(Waiting(number, cost))
     entries, met = window.take()
@@ -110,14 +111,14 @@ def test_min_batch_size_lets_a_batch_stretch_further(min_batch_size: int, batch:
     [(100, 2, [3, 3, 3], "full_size"), (6, 8, [3, 3, 3], "full_cost"), (100, 8, [3, 3, 3], None)],
 )
 def test_a_window_says_which_limit_ended_the_batch(target: int, size: int, costs: list[int], reason: str) -> None:
-    window = BucketWindow(Limits(target, size, window=8))
+    window = BucketWindow(BatchLimits(target, size, window=8))
     for number, cost in enumerate(costs):
         window.add(Waiting(number, cost))
     assert window.take()[1] == reason
 
 
 def test_what_left_is_neither_served_nor_counted_once_swept() -> None:
-    window = BucketWindow(Limits(100, 8, window=3))
+    window = BucketWindow(BatchLimits(100, 8, window=3))
     entries = [Waiting(number) for number in range(3)]
     for entry in entries:
         window.add(entry)
@@ -130,7 +131,7 @@ def test_what_left_is_neither_served_nor_counted_once_swept() -> None:
 
 
 def test_what_was_taken_is_not_found_again_though_it_has_another_home() -> None:
-    window = BucketWindow(Limits(100, 1, window=8))
+    window = BucketWindow(BatchLimits(100, 1, window=8))
     for number in range(6):
         window.add(Waiting(number), ends=number % 2)
     served = []
@@ -144,4 +145,4 @@ def test_what_was_taken_is_not_found_again_though_it_has_another_home() -> None:
 
 def test_an_empty_window_has_nothing_to_give() -> None:
     with pytest.raises(IndexError, match="empty"):
-        BucketWindow(Limits(100, 8, window=3)).take()
+        BucketWindow(BatchLimits(100, 8, window=3)).take()

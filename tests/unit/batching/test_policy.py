@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.batching.doubles import Waiting, numbers
 
-from headrace.batching.policy.bucketing import Limits
-from headrace.batching.policy.waiting_queue import PRIORITY_AGE_S, Batch, Share, WaitingQueue
+from headrace.batching.policy.cost import BatchLimits
+from headrace.batching.policy.waiting_queue import PRIORITY_AGE_S, FormedBatch, Share, WaitingQueue
 
 costs = st.one_of(st.integers(0, 12), st.floats(0, 12, allow_nan=False), st.just(50))
 limits = st.builds(
-    Limits,
+    BatchLimits,
     target_batch_cost=st.integers(1, 30),
     max_batch_size=st.integers(1, 8),
     padded=st.booleans(),
@@ -32,7 +32,7 @@ takes = st.tuples(st.just("take"))
 histories = st.lists(st.one_of(additions, additions, discards, takes), max_size=60)
 
 
-def check_limits(batch: Batch, limits: Limits) -> None:
+def check_limits(batch: FormedBatch, limits: BatchLimits) -> None:
     costs = [entry.cost for entry in batch.entries for _ in range(entry.count)]
     assert batch.size == len(costs) <= limits.max_batch_size
     assert batch.cost == pytest.approx(sum(costs))
@@ -42,7 +42,7 @@ def check_limits(batch: Batch, limits: Limits) -> None:
 
 @given(limits, histories)
 def test_any_history_of_arrivals_and_departures_is_served_whole_and_within_the_limits(
-    limits: Limits, history: list[tuple[Any, ...]]
+    limits: BatchLimits, history: list[tuple[Any, ...]]
 ) -> None:
     queue = WaitingQueue(limits)
     every: list[Waiting] = []
@@ -85,15 +85,15 @@ def test_any_history_of_arrivals_and_departures_is_served_whole_and_within_the_l
 
 
 @given(limits, st.lists(costs, min_size=1, max_size=30))
-def test_no_batch_stops_while_the_next_record_would_fit(limits: Limits, costs: list[float]) -> None:
+def test_no_batch_stops_while_the_next_record_would_fit(limits: BatchLimits, costs: list[float]) -> None:
     """Of one caller without bucketing: the next record in line is left behind only where a limit demands it."""
-    queue = WaitingQueue(Limits(limits.target_batch_cost, limits.max_batch_size, padded=limits.padded))
+    queue = WaitingQueue(BatchLimits(limits.target_batch_cost, limits.max_batch_size, padded=limits.padded))
     for number, cost in enumerate(costs):
         queue.add(Waiting(number, cost))
     while queue.size:
         batch = queue.take("idle")
         last = batch.entries[-1].records[-1]
-        spent = batch.padded_cost() if limits.padded else batch.cost
+        spent = batch.computed
         if batch.size == limits.max_batch_size:
             assert batch.reason == "full_size"
         elif last + 1 < len(costs):
@@ -105,8 +105,18 @@ def test_no_batch_stops_while_the_next_record_would_fit(limits: Limits, costs: l
             assert batch.reason == ("full_cost" if spent >= limits.target_batch_cost else "idle")
 
 
+def test_cancelled_records_do_not_end_a_batch() -> None:
+    queue = WaitingQueue(BatchLimits(target_batch_cost=10, max_batch_size=8))
+    waiting = [Waiting(number, cost) for number, cost in enumerate([2, 3, 3, 1, 1])]
+    for entry in waiting:
+        queue.add(entry)
+    for entry in waiting[1:4]:
+        queue.discard(entry)
+    assert numbers(queue.take("idle").entries) == [0, 4]
+
+
 def test_a_record_that_alone_costs_too_much_goes_alone() -> None:
-    queue = WaitingQueue(Limits(target_batch_cost=10, max_batch_size=8))
+    queue = WaitingQueue(BatchLimits(target_batch_cost=10, max_batch_size=8))
     for number, cost in enumerate([4, 50, 4]):
         queue.add(Waiting(number, cost))
     assert [numbers(queue.take("idle").entries) for _ in range(3)] == [[0], [1], [2]]
@@ -114,7 +124,7 @@ def test_a_record_that_alone_costs_too_much_goes_alone() -> None:
 
 @pytest.mark.parametrize(("padded", "sizes"), [(False, [4, 1]), (True, [2, 3])])
 def test_what_a_batch_costs_depends_on_whether_the_engine_pads(padded: bool, sizes: list[int]) -> None:
-    queue = WaitingQueue(Limits(target_batch_cost=10, max_batch_size=8, padded=padded))
+    queue = WaitingQueue(BatchLimits(target_batch_cost=10, max_batch_size=8, padded=padded))
     for number, cost in enumerate([4, 3, 1, 2, 1]):
         queue.add(Waiting(number, cost))
     assert [queue.take("idle").size for _ in sizes] == sizes
@@ -131,7 +141,7 @@ def batches_until(queue: WaitingQueue, number: int) -> int:
 @pytest.mark.parametrize("window", [0, 64])
 @pytest.mark.parametrize("count", [1, 2000])
 def test_one_caller_with_2000_records_does_not_hold_up_another_with_one(window: int, count: int) -> None:
-    queue = WaitingQueue(Limits(target_batch_cost=32, max_batch_size=32, window=window))
+    queue = WaitingQueue(BatchLimits(target_batch_cost=32, max_batch_size=32, window=window))
     for first in range(0, 2000, count):
         queue.add(Waiting(first, count=count), caller="bulk")
     queue.take("idle")
@@ -142,7 +152,7 @@ def test_one_caller_with_2000_records_does_not_hold_up_another_with_one(window: 
 @pytest.mark.parametrize("window", [0, 64, 1024])
 @pytest.mark.parametrize("batches", [0, 1, 17, 39, 100])
 def test_a_single_record_does_not_wait_for_a_turn_of_each_of_forty_callers(window: int, batches: int) -> None:
-    queue = WaitingQueue(Limits(target_batch_cost=32, max_batch_size=32, window=window))
+    queue = WaitingQueue(BatchLimits(target_batch_cost=32, max_batch_size=32, window=window))
     for number in range(20_000):
         queue.add(Waiting(number), caller=number // 500)
     for _ in range(batches):
@@ -153,7 +163,7 @@ def test_a_single_record_does_not_wait_for_a_turn_of_each_of_forty_callers(windo
 
 @pytest.mark.parametrize("window", [0, 64])
 def test_callers_of_one_owner_have_one_part_between_them(window: int) -> None:
-    queue = WaitingQueue(Limits(target_batch_cost=30, max_batch_size=30, window=window))
+    queue = WaitingQueue(BatchLimits(target_batch_cost=30, max_batch_size=30, window=window))
     for number in range(3000):
         queue.add(Waiting(number), caller=Share("many", number // 300))
         queue.add(Waiting(10_000 + number), caller=Share("one", 0))
@@ -166,7 +176,7 @@ def test_callers_of_one_owner_have_one_part_between_them(window: int) -> None:
 
 @pytest.mark.parametrize("window", [0, 64])
 def test_a_single_record_does_not_wait_for_2000_of_its_own_owner(window: int) -> None:
-    queue = WaitingQueue(Limits(target_batch_cost=32, max_batch_size=32, window=window))
+    queue = WaitingQueue(BatchLimits(target_batch_cost=32, max_batch_size=32, window=window))
     for number in range(8000):
         queue.add(Waiting(number), caller=Share("a key", number // 2000))
     queue.take("idle")
@@ -176,7 +186,7 @@ def test_a_single_record_does_not_wait_for_2000_of_its_own_owner(window: int) ->
 
 @pytest.mark.parametrize("window", [0, 64])
 def test_who_comes_back_after_each_batch_gets_no_more_than_its_part(window: int) -> None:
-    queue = WaitingQueue(Limits(target_batch_cost=32, max_batch_size=32, window=window))
+    queue = WaitingQueue(BatchLimits(target_batch_cost=32, max_batch_size=32, window=window))
     for number in range(3200):
         queue.add(Waiting(number), caller="many")
     served = {"many": 0, "again": 0}
@@ -195,7 +205,7 @@ def test_who_comes_back_after_each_batch_gets_no_more_than_its_part(window: int)
 
 @pytest.mark.parametrize("window", [0, 64])
 def test_callers_share_by_cost_not_by_records(window: int) -> None:
-    queue = WaitingQueue(Limits(target_batch_cost=30, max_batch_size=30, window=window))
+    queue = WaitingQueue(BatchLimits(target_batch_cost=30, max_batch_size=30, window=window))
     for number in range(300):
         queue.add(Waiting(number, cost=10), caller="long")
         queue.add(Waiting(1000 + number, cost=1), caller="short")
@@ -208,7 +218,7 @@ def test_callers_share_by_cost_not_by_records(window: int) -> None:
 
 @pytest.mark.parametrize("window", [0, 64])
 def test_an_endless_stream_of_newcomers_does_not_starve_a_caller_with_many_records(window: int) -> None:
-    queue = WaitingQueue(Limits(target_batch_cost=8, max_batch_size=8, window=window))
+    queue = WaitingQueue(BatchLimits(target_batch_cost=8, max_batch_size=8, window=window))
     for number in range(100):
         queue.add(Waiting(number), caller="bulk")
     served: list[int] = []
@@ -219,13 +229,30 @@ def test_an_endless_stream_of_newcomers_does_not_starve_a_caller_with_many_recor
     assert len(served) >= 100 / 2
 
 
+@pytest.mark.parametrize("window", [0, 100])
+def test_a_turn_of_larger_batches_lets_newcomers_in_after_a_smaller_one(window: int) -> None:
+    queue = WaitingQueue(BatchLimits(target_batch_cost=80, max_batch_size=80, window=window))
+    for number in range(1000):
+        queue.add(Waiting(number), caller="bulk")
+    queue.take("idle")
+    queue.set_budget(8)
+    waits: list[int] = []
+    came: dict[int, int] = {}
+    for at in range(1, 60):
+        came[1000 + at] = at
+        queue.add(Waiting(1000 + at, arrival=at), caller=object())
+        waits += [at - came[number] for number in numbers(queue.take("idle").entries) if number >= 1000]
+    assert len(waits) >= 57
+    assert max(waits) <= 2
+
+
 @pytest.mark.parametrize("window", [0, 64])
 @pytest.mark.parametrize("size", [1, 8])
 def test_callers_that_have_been_served_are_forgotten_while_others_still_wait(size: int, window: int) -> None:
     class Caller:
         pass
 
-    queue = WaitingQueue(Limits(target_batch_cost=100, max_batch_size=size, window=window))
+    queue = WaitingQueue(BatchLimits(target_batch_cost=100, max_batch_size=size, window=window))
     callers: list[weakref.ref[Caller]] = []
     for at in range(400):
         for number in range(size + (at < 5)):  # a few are always left waiting
@@ -240,7 +267,7 @@ def test_callers_that_have_been_served_are_forgotten_while_others_still_wait(siz
 
 
 def test_a_record_that_left_is_forgotten_while_others_still_wait() -> None:
-    queue = WaitingQueue(Limits(target_batch_cost=100, max_batch_size=4))
+    queue = WaitingQueue(BatchLimits(target_batch_cost=100, max_batch_size=4))
     left: list[weakref.ref[Waiting]] = []
     for number in range(1000):
         entry = Waiting(number)
@@ -255,7 +282,7 @@ def test_a_record_that_left_is_forgotten_while_others_still_wait() -> None:
 
 def test_a_higher_priority_goes_first_until_the_lower_has_waited_long_enough() -> None:
     def order(gap_s: float) -> list[int]:
-        queue = WaitingQueue(Limits(target_batch_cost=100, max_batch_size=1))
+        queue = WaitingQueue(BatchLimits(target_batch_cost=100, max_batch_size=1))
         queue.add(Waiting(1, arrival=0), priority=0)
         queue.add(Waiting(2, arrival=gap_s), priority=3)
         return [*numbers(queue.take("idle").entries), *numbers(queue.take("idle").entries)]
@@ -266,7 +293,7 @@ def test_a_higher_priority_goes_first_until_the_lower_has_waited_long_enough() -
 
 @pytest.mark.parametrize("window", [0, 64])
 def test_an_endless_stream_of_high_priority_does_not_starve_the_low(window: int) -> None:
-    queue = WaitingQueue(Limits(target_batch_cost=100, max_batch_size=4, window=window))
+    queue = WaitingQueue(BatchLimits(target_batch_cost=100, max_batch_size=4, window=window))
     queue.add(Waiting(0, arrival=0), priority=0)
     for second in range(40):
         for number in range(4):
@@ -278,20 +305,20 @@ def test_an_endless_stream_of_high_priority_does_not_starve_the_low(window: int)
 
 
 def test_a_batch_mixes_priorities_rather_than_go_half_empty() -> None:
-    queue = WaitingQueue(Limits(target_batch_cost=100, max_batch_size=4))
+    queue = WaitingQueue(BatchLimits(target_batch_cost=100, max_batch_size=4))
     for number in range(3):
         queue.add(Waiting(number), priority=-number)
     assert numbers(queue.take("idle").entries) == [0, 1, 2]
 
 
 def test_taking_from_nobody_is_an_error() -> None:
-    queue = WaitingQueue(Limits(target_batch_cost=100, max_batch_size=4))
+    queue = WaitingQueue(BatchLimits(target_batch_cost=100, max_batch_size=4))
     with pytest.raises(IndexError, match="no record waits"):
         queue.take("idle")
 
 
 def test_clear_gives_back_everything_that_waits_once() -> None:
-    queue = WaitingQueue(Limits(target_batch_cost=100, max_batch_size=2, window=3))
+    queue = WaitingQueue(BatchLimits(target_batch_cost=100, max_batch_size=2, window=3))
     for number in range(5):
         queue.add(Waiting(number, count=2 if number == 4 else 1), priority=number % 2, caller=number)
     taken = numbers(queue.take("idle").entries)

@@ -11,20 +11,20 @@ import pytest
 
 from headrace.errors import BrokenOffError, RecordError, StoppedError, TransientError
 from headrace.events import DuplicatesFound, Event, Listener
-from headrace.jobs.pipeline.job import Limits, StopRequest
+from headrace.jobs.pipeline.job import StopRequest
 from headrace.jobs.pipeline.memory_budget import Memory
 from headrace.jobs.pipeline.settle import Settling
 from headrace.jobs.pipeline.user_code import UserCode
 from headrace.jobs.pipeline.work import PreparedChunk, Work
+from headrace.jobs.settings import JobSettings, Limits
 from headrace.records import Failed, Ok, Record
 from headrace.testing import FakeEngine
 
 
 def settling(*, max_attempts: int = 3, listener: Listener = lambda event: None) -> Settling:
     job: Any = SimpleNamespace(
-        limits=Limits(max_attempts=max_attempts, retry_wait_s=0.0),
+        settings=JobSettings([], [].extend, limits=Limits(max_attempts=max_attempts, retry_wait_s=0.0)),
         engine=FakeEngine(),
-        engine_timeout_s=None,
         stop=StopRequest(),
         user=UserCode(),
         listener=listener,

@@ -25,7 +25,7 @@ class Clock:
 
 def limits(requests: float = 1e9, cost: float = 1e9, max_wait_s: float = 1e9, most_s: float = 1e9) -> AdmissionLimits:
     return AdmissionLimits(
-        Limit(requests, "records", "--max-requests"), Limit(cost, "tokens", "--max-cost"), max_wait_s, most_s
+        Limit(requests, "records", "max_requests"), Limit(cost, "tokens", "max_cost"), max_wait_s, most_s
     )
 
 

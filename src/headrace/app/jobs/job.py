@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import logging
 import operator
@@ -12,21 +11,20 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from headrace.app.batchers import BatcherSettings, Process, make_batcher
 from headrace.app.jobs.budgets import follow, starting_budget
 from headrace.app.jobs.describe import WorkerRoom, describe, host_of
 from headrace.app.jobs.device_use import watch_device
-from headrace.app.jobs.downloads import downloaded_model, model_state
+from headrace.app.jobs.downloads import downloaded_model
 from headrace.app.jobs.order import compared_prompts, order_plan
 from headrace.app.jobs.plan import Plan as Plan
-from headrace.app.jobs.plan import changes, engine_identity, fingerprint, finished_before
 from headrace.app.jobs.plan import check as check
+from headrace.app.jobs.plan import finished_before, start_mode
 from headrace.app.jobs.prefix_caching import prefix_cache_listener
 from headrace.app.jobs.tracing import job_spans
 from headrace.app.jobs.tuning import load, tune, wants_sample
 from headrace.batching.batcher import Batcher
-from headrace.engines.base import AnyEngine, batches_itself, runs_batches, works_in_steps
-from headrace.engines.profile import EngineProfile, profile_of
+from headrace.engines.base import Engine
+from headrace.engines.profile import BatcherSettings, EngineProfile, profile_of
 from headrace.errors import ConfigError, StoppedEarly, text_of
 from headrace.events import BatchFormed, Event, InputLeftOut, JobDone, JobStarted, Listener, RunDescribed
 from headrace.io.sinks.callback_sink import CallbackWriter
@@ -34,15 +32,14 @@ from headrace.io.sources.joined import JoinedSource
 from headrace.io.sources.unique_ids import numpy_or_refuse
 from headrace.io.storage.locations import as_named
 from headrace.jobs import run as main_path
-from headrace.jobs.pipeline.infer import WorkSteps, infer, infer_one
+from headrace.jobs.pipeline.infer import WorkCalls
 from headrace.jobs.pipeline.job import BatcherPort, Job, JobEnd, StopRequest
 from headrace.jobs.pipeline.work import Work
 from headrace.jobs.planning.forecast import Forecast, forecast
 from headrace.jobs.planning.survey import Survey, survey, survey_prompts
 from headrace.jobs.settings import JobSettings as JobSettings
-from headrace.jobs.settings import as_json
 from headrace.jobs.state.in_flight import InFlight, warn_of_crash
-from headrace.jobs.state.output import LIVE, REPORT, StartMode
+from headrace.jobs.state.output import LIVE, REPORT
 from headrace.observe.exporters.trace import TraceWriter
 from headrace.observe.live.progress import Progress
 from headrace.observe.live.recorder import Recorder
@@ -85,7 +82,7 @@ def execute(
 
 def carry_out(  # noqa: PLR0913 - keyword-only, and each caller leaves most of them out
     plan: Plan,
-    engine: AnyEngine,
+    engine: Engine,
     stop: StopRequest,
     *,
     progress: bool,
@@ -150,7 +147,7 @@ def _tracing(plan: Plan, began: float) -> contextlib.AbstractContextManager[Trac
     return TraceWriter(Path(plan.settings.trace), began, as_named(plan.output.target))
 
 
-def _close(engine: AnyEngine) -> None:
+def _close(engine: Engine) -> None:
     """Close the engine; log what it raises."""
     try:
         engine.close()
@@ -208,7 +205,7 @@ def rehearse(settings: JobSettings) -> tuple[Survey, Forecast]:
                 order=job.order,
             )
             profile = tuned_profile(plan.settings, engine)
-            if profile.batching == "batches":
+            if profile.runs_batches:
                 profile = replace(profile, batch_cost=starting_budget(plan.settings.config, engine, profile))
             return found, forecast(job, found, profile, is_folder=plan.output.is_folder)
         finally:
@@ -217,7 +214,7 @@ def rehearse(settings: JobSettings) -> tuple[Survey, Forecast]:
 
 def build(
     plan: Plan,
-    engine: AnyEngine,
+    engine: Engine,
     stop: StopRequest,
     listener: Listener,
     batcher: BatcherPort | None = None,
@@ -231,32 +228,23 @@ def build(
         numpy_or_refuse()
     in_flight = None if settings.config.engine_process or batcher is not None else InFlight(plan.output.work)
     return Job(
+        settings=settings,
         source=plan.source,
         columns=plan.columns,
         engine=engine,
         batcher=batcher or build_batcher(settings, engine, stop, listener, in_flight),
         output=plan.output,
-        start=StartMode(
-            fingerprint(plan, describe_engine(engine)),
-            as_json(settings),
-            changes(settings),
-            engine_identity(settings),
-            model_state(settings),
-        ),
+        start=start_mode(plan, describe_engine(engine)),
         listener=listener,
-        limits=settings.limits,
         stop=stop,
         user=plan.user,
         unique_ids=bool(identity),
-        engine_timeout_s=None if settings.config.engine_process else settings.config.engine_timeout_s,
-        dedupe=settings.dedupe,
         order=order_plan(plan, profile_of(engine)),
-        retry=settings.retry,
         in_flight=in_flight,
     )
 
 
-def describe_engine(engine: AnyEngine) -> Mapping[str, object]:
+def describe_engine(engine: Engine) -> Mapping[str, object]:
     """The engine's `describe()` after a round trip through JSON.
 
     Raises:
@@ -273,29 +261,20 @@ def describe_engine(engine: AnyEngine) -> Mapping[str, object]:
 
 def build_batcher(
     settings: JobSettings,
-    engine: AnyEngine,
+    engine: Engine,
     stop: StopRequest,
     listener: Listener,
     in_flight: InFlight | None = None,
 ) -> Batcher[Work, object]:
     """Make the batcher of a job."""
-    # An engine process enforces the timeout itself.
-    timeout_s = None if settings.config.engine_process else settings.config.engine_timeout_s
-    batching = BatcherSettings(listener, cost_estimator=operator.attrgetter("cost"), process_timeout_s=timeout_s)
-    process = _process(engine, stop, settings.limits.max_attempts, in_flight)
-    return make_batcher(tuned_profile(settings, engine), process, batching)
+    batching = BatcherSettings(
+        listener, cost_estimator=operator.attrgetter("cost"), process_timeout_s=settings.config.call_timeout_s
+    )
+    profile = tuned_profile(settings, engine)
+    return profile.kind.batcher(engine, profile, WorkCalls(stop, settings.limits.max_attempts, in_flight), batching)
 
 
-def _process(engine: AnyEngine, stop: StopRequest, max_attempts: int, in_flight: InFlight | None) -> Process[Work]:
-    if batches_itself(engine):
-        return functools.partial(infer_one, engine=engine, stop=stop)
-    if works_in_steps(engine):
-        return WorkSteps(engine, stop)
-    assert runs_batches(engine), "there is no fourth kind"
-    return functools.partial(infer, engine=engine, stop=stop, max_attempts=max_attempts, in_flight=in_flight)
-
-
-def tuned_profile(settings: JobSettings, engine: AnyEngine) -> EngineProfile:
+def tuned_profile(settings: JobSettings, engine: Engine) -> EngineProfile:
     """The engine's profile with the cost budget and batch size of the settings."""
     return profile_of(engine).tuned(settings.config.batch_tokens, settings.config.batch_size)
 

@@ -8,18 +8,20 @@ import json
 import logging
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
 
 from headrace.app.jobs.downloads import model_state, resolved_for
+from headrace.engines.choosing import registry
 from headrace.engines.choosing.config import EngineConfig
 from headrace.engines.choosing.identity import identity
-from headrace.engines.custom import load_factory
+from headrace.engines.declaring import Task
 from headrace.engines.requests.generation import SAMPLING
 from headrace.engines.requests.long_prompts import splits
+from headrace.engines.tasks import task_named, tasks_for
 from headrace.errors import ConfigError
 from headrace.io.base import PartWriter, Source
 from headrace.io.formats import openai_batch as openai
@@ -39,10 +41,8 @@ from headrace.jobs.planning.columns import column_of, resolve
 from headrace.jobs.planning.forecast import check_room
 from headrace.jobs.settings import (
     SETTING_NAMES,
-    TASKS,
     JobSettings,
     StepSettings,
-    Task,
     anchored,
     as_json,
     check_values,
@@ -55,15 +55,6 @@ from headrace.records import LeftOut, Unreadable, kept_value
 logger = logging.getLogger("headrace")
 
 _TRIED_ROWS = 64
-
-_OPENAI_TASKS = {
-    openai.EMBEDDINGS: ("embed",),
-    openai.COMPLETIONS: ("generate",),
-    openai.CHAT: ("generate",),
-    openai.SCORE: ("score",),
-    openai.RERANK: ("score",),
-    openai.CLASSIFY: ("classify", "zero-shot"),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +100,7 @@ def check(settings: JobSettings, *, own_engine: bool = True) -> Plan:
     settings = anchored(settings)
     target = _target(settings)
     if isinstance(settings.source, str):
-        settings = replace(settings, source=pinned(settings.source, _begun(settings, target)))
+        settings = replace(settings, source=pinned(settings.source, lambda: _begun(settings, target)))
     if isinstance(settings.source, (str, Path)):
         refuse_output_in_input(settings.source, target)
     opened = open_source(settings.source, settings.input_format, settings.sql)
@@ -135,28 +126,22 @@ def _checked(
     if own_engine and url in openai.SERVER_ONLY:
         raise ConfigError(
             f"the batch file asks for {url}, which jobs do not answer; upload it to the Batch API of a server "
-            "(headrace serve --state-dir), or give the texts as columns"
+            "(``headrace serve state``), or give the texts as columns"
         )
-    config = settings.config.resolved(_OPENAI_TASKS[url][0] if url else None)
+    config = settings.config.resolved(tasks_for(url)[0] if url else None)
     settings = replace(settings, config=config)
     if own_engine:
         config.check(SETTING_NAMES)
-    task = TASKS[config.task or ""]
+    task = task_named(config.task)
     if url is None and task.pairs == ("always" if settings.text_pair_column is None else "never"):
         need = "takes pairs: name the column of" if task.pairs == "always" else "takes no pairs: leave out"
-        raise ConfigError(f"task {config.task!r} {need} the second text (--text-pair-column)")
+        raise ConfigError(f"task {config.task!r} {need} the second text (``text_pair_column``)")
     source, shown = _selected(source, settings, url)
     column, makes_folder = task.output, False
     if settings.step is not None:
         column, makes_folder = settings.step.column, not settings.step.is_last
     output = JobOutput(target, _writer(settings, target, column, url), makes_folder=makes_folder)
-    user = UserCode(
-        _function(settings.prepare),
-        _function(settings.finish),
-        settings.worker_kind,
-        settings.limits.workers,
-        settings.config.engine_timeout_s,
-    )
+    user = UserCode.of(settings)
     undo.callback(user.close)
     if settings.step is None or not settings.step.earlier:
         warn_if_empty(opened, settings.source)
@@ -166,7 +151,7 @@ def _checked(
     found = replace(found, exact=target.check_column is not None and url is None, on_empty=settings.on_empty)
     if found.exact and settings.prepare is None:
         _check_kept(shown, found.keep, target)
-    if settings.prepare is None and (config.task == "generate" or url == openai.EMBEDDINGS):
+    if settings.prepare is None and (task.requests or url == openai.EMBEDDINGS):
         _check_unsent(shown, config, found, url)
     _check_output(settings, output)
     if own_engine:
@@ -187,7 +172,7 @@ def _columns(settings: JobSettings, task: Task, url: str | None) -> Columns:
         settings.prompt_template,
         ("model",) if url else settings.keep_columns,  # which the answer to a request repeats
         None if settings.step is None else settings.step.choice,
-        settings.config.task == "generate" and splits(settings.config.engine_options, settings.prompt_template),
+        task.requests and splits(settings.config.engine_options, settings.prompt_template),
     )
 
 
@@ -249,10 +234,10 @@ def _check_unsent(source: Source, config: EngineConfig, columns: Columns, url: s
             )  # fmt: skip
         return
     named = next((name for record in rows[:_TRIED_ROWS] if (name := record.data["model"])), None)
-    if named is not None and config.engine == "endpoint" and config.model is None and url == openai.EMBEDDINGS:
+    if named is not None and registry.is_remote(config.engine) and config.model is None and url == openai.EMBEDDINGS:
         raise ConfigError(
             f"the lines of the batch file name the model {named!r}, and the engine endpoint sends texts without: pass "
-            f"--model {named!r}"
+            f"``model={named!r}``"
         )
 
 
@@ -316,8 +301,8 @@ def _writer(settings: JobSettings, target: Target, column: str, url: str | None)
     if target.table is not None:
         raise ConfigError("the answers to an OpenAI batch file go to a .jsonl file, not to a table")
     chosen = settings.config.task
-    if chosen not in _OPENAI_TASKS[url]:
-        raise ConfigError(f"the batch file asks for {url}, which is task {_OPENAI_TASKS[url][0]!r}, not {chosen!r}")
+    if chosen not in (tasks := tasks_for(url)):
+        raise ConfigError(f"the batch file asks for {url}, which is task {tasks[0]!r}, not {chosen!r}")
     if settings.keep_columns:
         raise ConfigError("the answer to an OpenAI batch file has its own columns; leave out keep_columns")
     return openai_writer(target, url, settings.on_nan)
@@ -330,10 +315,10 @@ def _check_vectors(target: Target, config: EngineConfig) -> None:
         ConfigError: they are not.
     """
     numbers = config.engine_options.get("output_dtype") or "float32"
-    if config.task not in ("embed", "image-embed", "custom"):
+    if task_named(config.task).outputs not in ("vector", "any"):
         raise ConfigError(
             f"cannot write {target}: the outputs of task {config.task!r} are not vectors, and it takes vectors alone; "
-            "write to another kind of table or a file, or make vectors with a function (--finish)"
+            "write to another kind of table or a file, or make vectors with a function (``finish``)"
         )
     if numbers != target.vectors:
         raise ConfigError(
@@ -359,12 +344,24 @@ def finished_before(plan: Plan) -> Finished | None:
     facts = state["fingerprint"].get("engine")
     if made_of is None or made_of != state.get("made_of") or not isinstance(facts, dict):
         return None
-    start = StartMode(fingerprint(plan, facts), as_json(settings), made_of=made_of, model=model_state(settings))
+    start = start_mode(plan, facts)
     if settings.retry and state["finished"]["failed"]:
         return None
     with output.locked():
         ended = output.begin_retry(start) if settings.retry else output.begin(start)
     return ended if isinstance(ended, Finished) else None
+
+
+def start_mode(plan: Plan, engine: Mapping[str, object]) -> StartMode:
+    """How the job starts on its output, with an engine of this description."""
+    settings = plan.settings
+    return StartMode(
+        fingerprint(plan, engine),
+        as_json(settings),
+        changes(settings),
+        engine_identity(settings),
+        model_state(settings),
+    )
 
 
 def engine_identity(settings: JobSettings) -> str | None:
@@ -404,7 +401,3 @@ def _step_facts(step: StepSettings | None) -> dict[str, object]:
 def changes(settings: JobSettings) -> Literal["refuse", "ignore", "overwrite"]:
     """What to do if the output was started with other settings."""
     return "overwrite" if settings.overwrite else "ignore" if settings.ignore_changes else "refuse"
-
-
-def _function(given: Callable[..., object] | str | None) -> Callable[..., object] | None:
-    return load_factory(given) if isinstance(given, str) else given

@@ -232,7 +232,7 @@ def read_manifest(target: Target) -> dict[str, Any] | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise JobError(f"{path} is damaged ({error}); start again with --overwrite") from error
+        raise JobError(f"{path} is damaged ({error}); start again with ``overwrite=True``") from error
     return found  # type: ignore[no-any-return]
 
 

@@ -11,8 +11,8 @@ from headrace.batching.dispatch.offload import CallTimer, ProcessCaller
 from headrace.batching.dispatch.submission import DispatchContext
 from headrace.batching.options import BatchOptions
 from headrace.batching.pending import QueueEntry, fail, is_out_of_memory, records_of, resolve
-from headrace.batching.policy.cost import batch_cost
-from headrace.batching.policy.waiting_queue import Batch
+from headrace.batching.policy.cost import BatchCost
+from headrace.batching.policy.waiting_queue import FormedBatch
 from headrace.batching.tasks import must_propagate, run_to_the_end
 from headrace.errors import ProcessTimeoutError, StoppedError
 from headrace.events import BatchDone, BatchFormed, BatchSplit, CloseReason, Event
@@ -142,23 +142,18 @@ class Dispatcher:
     def _is_full(self) -> bool:
         """Whether more records would not change the next batch."""
         queue = self._queue
-        size, limits = queue.size, queue.limits
-        return (
-            size >= limits.max_batch_size
-            or queue.cost >= limits.target_batch_cost
-            or (limits.padded and size * self._longest >= limits.target_batch_cost)
-        )
+        return queue.limits.reached(queue.size, queue.cost, self._longest)
 
     async def _sleep(self, enough: int, deadline: float | None) -> None:
         """Wait for `enough` records or a full batch, until `deadline` on the loop's clock."""
         self._enough = enough
         await self._wakeup.sleep(deadline)
 
-    def _begin(self, batch: Batch, free_since: float) -> None:
+    def _begin(self, batch: FormedBatch, free_since: float) -> None:
         """Start a batch. Only its task references its entries, so nothing outlives the batch."""
         self._flush_count = max(self._flush_count - batch.size, 0)
         now, number = self._clock(), self._meter.batches
-        padded = batch.padded_cost() if self._queue.limits.padded else batch.cost
+        padded = batch.computed
         self._meter.began(now, batch.size, batch.cost, padded, batch.reason, batch.waits(now))
         if self._options.listener is not None:
             waits = now - free_since, now, self._company_s, now - min(entry.arrival for entry in batch.entries)
@@ -168,7 +163,7 @@ class Dispatcher:
         self._runs[task] = batch.entries
         task.add_done_callback(self._on_batch_done)
 
-    async def _run(self, number: int, batch: Batch, padded: float) -> None:
+    async def _run(self, number: int, batch: FormedBatch, padded: float) -> None:
         started, timer = self._clock(), CallTimer()
         completed = failed = stopped = 0
         cancelled = batch.size
@@ -282,8 +277,10 @@ class Dispatcher:
         out_of_memory = is_out_of_memory(cause)
         if out_of_memory:
             limits = self._queue.limits
-            costs = [entry.cost for entry in part for _ in range(entry.count)]
-            self._memory.failed(batch_cost(costs, padded=limits.padded))
+            failed = BatchCost(limits)
+            for entry in part:
+                failed.add(entry.cost, entry.count)
+            self._memory.failed(failed.computed)
             self._queue.set_budget(min(limits.target_batch_cost, self._memory.cost))
         size = sum(entry.count for entry in part)
         self._emit(BatchSplit, number, size, cause, out_of_memory, self._clock(), took_s)

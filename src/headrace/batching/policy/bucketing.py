@@ -6,28 +6,16 @@ import heapq
 from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import TypeAlias
 
 from headrace.batching.pending import QueueEntry
+from headrace.batching.policy.cost import BatchCost, BatchLimits
 from headrace.events import CloseReason
 
 MAX_STRETCH = 2
 """Maximum ratio of longest to shortest record in a padded batch, so that at most half of it is padding."""
 PATIENCE = 4
-"""Every so many batches, what has waited for longest goes first."""
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """The limits of a batch."""
-
-    target_batch_cost: float
-    max_batch_size: int
-    min_batch_size: int = 1
-    padded: bool = False
-    window: int = 0
-    """Records that length bucketing may reorder; 0 keeps them first in, first out."""
+"""Every `PATIENCE` batches, what has waited for longest goes first."""
 
 
 WindowItem: TypeAlias = tuple[float, int, QueueEntry]
@@ -42,7 +30,7 @@ class BucketWindow:
     without the window. Every `PATIENCE` batches, the anchor is the record that has waited for longest.
     """
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: BatchLimits) -> None:
         self.limits = limits
         self._sorted: list[WindowItem] = []
         self._order: list[tuple[float, int, float, WindowItem]] = []
@@ -124,28 +112,19 @@ class BucketWindow:
         """The start of the batch that ends below `high`, and the limit that it meets there."""
         limits, items = self.limits, self._sorted
         longest = items[high - 1][0]
-        met: CloseReason
+        batch = BatchCost(limits)
         if limits.padded:
-            fitting = int(min(limits.target_batch_cost // longest, high + 1)) if longest else high + 1
+            size = batch.room(longest, high + 1)
         else:
-            fitting = self._fitting_sum(high)
-        size, met = (fitting, "full_cost") if fitting < limits.max_batch_size else (limits.max_batch_size, "full_size")
-        low = high - max(size, 1)
+            size = batch.fill(items[index][0] for index in range(high - 1, -1, -1))
+            size += size == high  # more would fit
+        met: CloseReason = "full_cost" if size < limits.max_batch_size else "full_size"
+        low = high - min(size, limits.max_batch_size)
         if limits.padded:
             alike = bisect_left(items, (longest / MAX_STRETCH,), 0, high)
             if alike > max(low, 0) and high - alike >= limits.min_batch_size:
                 return alike, "boundary"
         return (low, met) if low >= 0 else (0, None)
-
-    def _fitting_sum(self, high: int) -> int:
-        """How many records below `high` fit the budget by their summed cost."""
-        total, low = 0.0, high
-        while low and high - low <= self.limits.max_batch_size:
-            total += self._sorted[low - 1][0]
-            if total > self.limits.target_batch_cost:
-                return high - low
-            low -= 1
-        return high - low + (low == 0)
 
     def _up_to(self, low: int, high: int, met: CloseReason | None) -> tuple[int, CloseReason | None]:
         """The end of a batch that starts at `low`, given that all below `high` fit, and the limit that it meets.
@@ -154,15 +133,15 @@ class BucketWindow:
         like it wait: the division counts from the highest cost down, so its last batch is the incomplete one.
         """
         limits, items = self.limits, self._sorted
-        total = sum(cost for cost, _, _ in items[low:high])
+        batch = BatchCost(limits)
+        for cost, _, _ in items[low:high]:
+            batch.add(cost)
         while high < len(items):
-            cost, size = items[high][0], high - low
-            total += cost
-            if size == limits.max_batch_size:
-                return high, "full_size"
-            if (cost * (size + 1) if limits.padded else total) > limits.target_batch_cost:
-                return high, "full_cost"
-            if limits.padded and cost > items[low][0] * MAX_STRETCH and size >= limits.min_batch_size:
+            cost = items[high][0]
+            if not batch.room(cost):
+                return high, "full_size" if batch.size >= limits.max_batch_size else "full_cost"
+            if limits.padded and cost > items[low][0] * MAX_STRETCH and batch.size >= limits.min_batch_size:
                 return high, "boundary"
+            batch.add(cost)
             high += 1
         return high, met

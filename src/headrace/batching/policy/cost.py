@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numbers
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from headrace.errors import CostError
@@ -101,8 +102,84 @@ class CostRule:
         return self.default
 
 
-def batch_cost(costs: list[float], *, padded: bool) -> float:
-    """Cost of a batch: the sum, or count × longest for an engine that pads."""
+@dataclass(frozen=True, slots=True)
+class BatchLimits:
+    """The limits of a batch."""
+
+    target_batch_cost: float
+    max_batch_size: int
+    min_batch_size: int = 1
+    padded: bool = False
+    """Whether the engine pads, so that a batch costs its size × its largest record."""
+    window: int = 0
+    """Records that length bucketing may reorder; 0 keeps them first in, first out."""
+
+    def computed(self, size: int, cost: float, longest: float) -> float:
+        """What so many records cost together: the sum `cost`, or size × longest for an engine that pads."""
+        return longest * size if self.padded else cost
+
+    def reached(self, size: int, cost: float, longest: float) -> bool:
+        """Whether so many records fill a batch."""
+        return size >= self.max_batch_size or self.computed(size, cost, longest) >= self.target_batch_cost
+
+
+class BatchCost:
+    """What a batch costs while records are added, and how many more fit. An empty batch takes any record."""
+
+    __slots__ = ("cost", "limits", "longest", "size")
+
+    def __init__(self, limits: BatchLimits) -> None:
+        self.limits = limits
+        self.size = 0
+        """Number of records."""
+        self.cost: float = 0
+        """Sum of their costs."""
+        self.longest: float = 0
+        """The largest of their costs."""
+
+    @property
+    def computed(self) -> float:
+        """The batch's cost for the engine, padding included."""
+        return self.limits.computed(self.size, self.cost, self.longest)
+
+    def add(self, cost: float, count: int = 1) -> None:
+        """Add records of this cost."""
+        self.size += count
+        self.cost += cost * count
+        if cost > self.longest:
+            self.longest = cost
+
+    def room(self, cost: float, most: int = 1) -> int:
+        """How many more records of this cost fit, at most `most`."""
+        limits, size = self.limits, self.size
+        target = limits.target_batch_cost
+        free = limits.max_batch_size - size
+        if free < most:
+            most = free
+        fitting: float
+        if limits.padded:
+            each = cost if cost > self.longest else self.longest  # noqa: FURB136 - max() is slower, and this runs per record
+            if each * (size + most) <= target:
+                return most
+            fitting = target // each - size
+        else:
+            if self.cost + cost * most <= target:
+                return most
+            fitting = (target - self.cost) // cost if cost else 0
+        return int(min(max(fitting, 0 if size else 1), most))
+
+    def fill(self, costs: Iterable[float]) -> int:
+        """Add records in order as far as they fit; returns how many."""
+        before = self.size
+        for cost in costs:
+            if not self.room(cost):
+                break
+            self.add(cost)
+        return self.size - before
+
+
+def batch_cost(costs: Sequence[float], *, padded: bool) -> float:
+    """The cost of a whole batch: the sum, or count × longest for an engine that pads."""
     if not costs:
         return 0
     return len(costs) * max(costs) if padded else sum(costs)

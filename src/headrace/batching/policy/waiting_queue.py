@@ -27,7 +27,8 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from headrace.batching.pending import QueueEntry
-from headrace.batching.policy.bucketing import PATIENCE, BucketWindow, Limits
+from headrace.batching.policy.bucketing import PATIENCE, BucketWindow
+from headrace.batching.policy.cost import BatchCost, BatchLimits
 from headrace.errors import ConfigError
 from headrace.events import CloseReason
 
@@ -41,39 +42,26 @@ _SAMPLED = 32
 """Maximum queue times sampled per batch; each represents an equal share of the batch."""
 
 
-class Batch:
+class FormedBatch(BatchCost):
     """Records that are processed together."""
 
-    __slots__ = ("cost", "entries", "longest", "reason", "size")
+    __slots__ = ("entries", "reason")
 
-    def __init__(self, reason: CloseReason) -> None:
+    def __init__(self, limits: BatchLimits, reason: CloseReason) -> None:
+        super().__init__(limits)
         self.entries: list[QueueEntry] = []
-        self.size = 0
-        """Number of records."""
-        self.cost: float = 0
-        """Sum of their costs."""
-        self.longest: float = 0
-        """The largest of their costs."""
         self.reason = reason
 
-    def add(self, entry: QueueEntry) -> None:
+    def take(self, entry: QueueEntry) -> None:
         """Add an entry, which no longer waits."""
         entry.holder = None
         self.entries.append(entry)
-        count, cost = entry.count, entry.cost
-        self.size += count
-        self.cost += cost * count
-        if cost > self.longest:
-            self.longest = cost
+        self.add(entry.cost, entry.count)
 
     def waits(self, now: float) -> list[tuple[float, int]]:
         """How many seconds records have waited, each with the number of records that it stands for."""
         step = len(self.entries) // _SAMPLED + 1
         return [(now - entry.arrival, step * entry.count) for entry in self.entries[::step]]
-
-    def padded_cost(self) -> float:
-        """Cost for an engine that pads every record to the longest."""
-        return self.longest * self.size
 
 
 class Share(NamedTuple):
@@ -111,8 +99,14 @@ class CallerQueue:
             self.entries.popleft()
         return bool(self.entries)
 
-    def plan(self, limits: Limits, scale: int) -> None:
+    def plan(self, limits: BatchLimits, scale: int) -> None:
         """Begin a turn of a batch's worth of the records that wait."""
+        self.left, cost = self.batchful(limits)
+        self.scale = scale
+        self.start, self.ends = self.tag, self.tag + cost * scale
+
+    def batchful(self, limits: BatchLimits) -> tuple[int, float]:
+        """How many of the first records make a batch, and their cost."""
         count, cost = 0, 0.0
         for entry in self.entries:
             several = entry.count
@@ -125,14 +119,13 @@ class CallerQueue:
             cost += several * entry.cost
             if count >= limits.max_batch_size or cost >= limits.target_batch_cost:
                 break
-        self.left, self.scale = count, scale
-        self.start, self.ends = self.tag, self.tag + cost * scale
+        return count, cost
 
 
 class PriorityGroup:
     """The waiting records of one priority, shared fairly between callers."""
 
-    def __init__(self, priority: int, limits: Limits) -> None:
+    def __init__(self, priority: int, limits: BatchLimits) -> None:
         self.priority = priority
         self.limits = limits
         self.queues: dict[Hashable, CallerQueue] = {}
@@ -235,6 +228,7 @@ class PriorityGroup:
             turns.popleft()  # it is over
         if turns and self._batches % PATIENCE == 0 and self._batches - turns[0][1] >= PATIENCE:
             turn, _, queue = turns[0]
+            queue.left = min(queue.left, queue.batchful(self.limits)[0])  # the limits may be lower than when it began
             heapq.heappush(self._heap, (-1.0, turn, queue))
 
     def next_entry(self) -> QueueEntry | None:
@@ -274,7 +268,7 @@ class WaitingQueue:
     `size` and `cost` count the waiting records; a cancelled record stops counting at once.
     """
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: BatchLimits) -> None:
         self.limits = limits
         self.size = 0
         self.cost: float = 0
@@ -326,7 +320,7 @@ class WaitingQueue:
         """The largest cost among the waiting records; 0 when none waits."""
         return max((entry.cost for entry in self), default=0)
 
-    def take(self, reason: CloseReason) -> Batch:
+    def take(self, reason: CloseReason) -> FormedBatch:
         """Remove and return the next batch of at least one record.
 
         `reason` is why a batch is closed now; a batch that meets a limit reports the limit instead.
@@ -336,7 +330,7 @@ class WaitingQueue:
         """
         if not self.size:
             raise IndexError("no record waits")
-        batch = Batch(reason)
+        batch = FormedBatch(self.limits, reason)
         if self.limits.window:
             self._take_bucketed(batch)
         else:
@@ -380,7 +374,7 @@ class WaitingQueue:
                 best, best_key = group, key
         return best
 
-    def _take_bucketed(self, batch: Batch) -> None:
+    def _take_bucketed(self, batch: FormedBatch) -> None:
         if self._gone:
             self._sweep()
         group = self._next_group()
@@ -388,11 +382,11 @@ class WaitingQueue:
         group.fill_window(group.window)
         entries, met = group.window.take()
         for entry in entries:
-            batch.add(entry)
+            batch.take(entry)
         group.served(group.window.start)
         batch.reason = met or batch.reason
 
-    def _take_in_order(self, batch: Batch) -> None:
+    def _take_in_order(self, batch: FormedBatch) -> None:
         cost: float | None = None
         starts: dict[PriorityGroup, float] = {}
         while (group := self._next_group()) is not None:
@@ -404,59 +398,39 @@ class WaitingQueue:
             queue = group.head()
             assert queue is not None  # the group has a next entry
             cost = queue.entries[0].cost
-            if not self._has_room(batch.size, batch.cost, batch.longest, cost):
+            if not batch.room(cost):
                 break
             starts.setdefault(group, queue.start)
-            batch.add(group.pop(queue))
+            batch.take(group.pop(queue))
             cost = None
         for group, start in starts.items():
             group.served(start)
-        limits = self.limits
-        computed = batch.padded_cost() if limits.padded else batch.cost
-        if batch.size >= limits.max_batch_size:
+        if batch.size >= self.limits.max_batch_size:
             batch.reason = "full_size"
-        elif cost is not None or computed >= limits.target_batch_cost:
+        elif cost is not None or batch.computed >= self.limits.target_batch_cost:
             batch.reason = "full_cost"  # the next record does not fit, or none could
 
-    def _take_alone(self, batch: Batch, entries: deque[QueueEntry]) -> None:
-        """Take from the only queue. Local variables hold the sums, because this loop runs for every record."""
-        limits = self.limits
-        target, most, padded = limits.target_batch_cost, limits.max_batch_size, limits.padded
-        size, total, longest, taken = batch.size, batch.cost, batch.longest, batch.entries
+    def _take_alone(self, batch: FormedBatch, entries: deque[QueueEntry]) -> None:
+        """Take from the only queue: records of equal cost together, because the inner loop runs for every record."""
+        taken, most = batch.entries, self.limits.max_batch_size
         while entries:
-            entry = entries[0]
-            if entry.holder is None:
+            if entries[0].holder is None:
                 entries.popleft()  # cancelled while it waited
                 continue
-            cost = entry.cost
-            top = cost if cost > longest else longest  # noqa: FURB136  # max() is slower, and this runs per record
-            if size and (size >= most or (top * (size + 1) if padded else total + cost) > target):
+            cost = entries[0].cost
+            room = left = batch.room(cost, most)
+            if not room:
                 break
-            count = entry.count
-            if count == 1:
-                entries.popleft()
-            else:
-                count = self._room(size, total, top, entry)
-                entry = entries.popleft() if count == entry.count else entry.split(count)
-            entry.holder = None
-            taken.append(entry)
-            size += count
-            total += cost * count
-            longest = top
-        batch.size, batch.cost, batch.longest = size, total, longest
-
-    def _has_room(self, size: int, total: float, longest: float, cost: float) -> bool:
-        """Whether one more record of this cost fits a batch. An empty batch takes any record."""
-        limits = self.limits
-        computed = max(longest, cost) * (size + 1) if limits.padded else total + cost
-        return not size or (size < limits.max_batch_size and computed <= limits.target_batch_cost)
-
-    def _room(self, size: int, total: float, longest: float, entry: QueueEntry) -> int:
-        """How many records of an entry fit a batch, at least 1; `longest` includes the entry's cost."""
-        limits, cost = self.limits, entry.cost
-        room: float = min(entry.count, limits.max_batch_size - size)  # a float, because costs may be as small as 5e-324
-        if limits.padded and longest:
-            room = min(room, limits.target_batch_cost // longest - size)
-        elif cost:
-            room = min(room, (limits.target_batch_cost - total) // cost)
-        return max(int(room), 1)
+            while left and entries and (entry := entries[0]).cost == cost:
+                if entry.holder is None:
+                    entries.popleft()
+                    continue
+                count = entry.count
+                if count > left:
+                    entry, count = entry.split(left), left
+                else:
+                    entries.popleft()
+                entry.holder = None
+                taken.append(entry)
+                left -= count
+            batch.add(cost, room - left)

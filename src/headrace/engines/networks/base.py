@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.device.forward import ForwardMeter
-from headrace.engines.profile import Sleeper
+from headrace.engines.capabilities import Sleeper
 
 Arrays: TypeAlias = Mapping[str, NDArray[np.generic]]
 Rows: TypeAlias = NDArray[np.float32]
@@ -83,7 +83,7 @@ class NetworkEngine:
 
     @property
     def sleeper(self) -> Sleeper | None:
-        """See `headrace.engines.base.SleepingEngine`."""
+        """Moves the model to host memory; None if nothing is gained, as on a CPU."""
         return self.network.sleeper
 
     def hardware(self) -> Mapping[str, object]:

@@ -10,14 +10,12 @@ import numpy as np
 
 from headrace.engines.model_config import ModelConfig
 from headrace.engines.networks.base import Rows
-from headrace.engines.networks.quantizing import OutputDtype, Vector, check_output_dtype, quantized
+from headrace.engines.networks.quantizing import Vector, check_output_dtype, quantized
+from headrace.engines.options import ChunkJoin, OutputDtype
 from headrace.errors import ConfigError, EngineError, RecordError
 
 Head: TypeAlias = Callable[[Rows], Sequence[object]]
 """Makes one result for each output row of a network."""
-
-ChunkJoin: TypeAlias = Literal["mean", "max"]
-"""How the outputs for the chunks of a long text become one."""
 
 
 @runtime_checkable
@@ -61,7 +59,7 @@ _UNIT = 1e-3
 """How far from 1 the length of a normalised vector may be, by rounding."""
 
 
-class Classification(TypedDict):
+class BestLabels(TypedDict):
     """The most likely label, and the next ones if requested."""
 
     label: str
@@ -92,17 +90,17 @@ class LabelHead:
         self._function = function
         self._top = top
 
-    def __call__(self, logits: Rows) -> list[Classification]:
+    def __call__(self, logits: Rows) -> list[BestLabels]:
         """One classification per row."""
         return [self._ranked(row) for row in apply(self._function, logits)]
 
-    def join(self, rows: Rows, weights: Sequence[int], how: ChunkJoin) -> Classification:
+    def join(self, rows: Rows, weights: Sequence[int], how: ChunkJoin) -> BestLabels:
         """The mean of the scores of each label, or the largest."""
         return self._ranked(_joined(apply(self._function, rows), weights, how))
 
-    def _ranked(self, scores: Rows) -> Classification:
+    def _ranked(self, scores: Rows) -> BestLabels:
         order = np.argsort(-scores, kind="stable")[: self._top or 1]
-        result = Classification(label=self._names[order[0]], score=float(scores[order[0]]))
+        result = BestLabels(label=self._names[order[0]], score=float(scores[order[0]]))
         if self._top:
             result["labels"] = [self._names[index] for index in order]
             result["scores"] = [float(scores[index]) for index in order]

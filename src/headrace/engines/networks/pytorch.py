@@ -29,10 +29,10 @@ from headrace.device.pipeline import Computed
 from headrace.device.placement import choose_device, choose_dtype, release, running
 from headrace.device.sleeping import to_device, to_host
 from headrace.device.streams import pipeline_on
+from headrace.engines.capabilities import Sleeper
 from headrace.engines.model_folder import digest, read_ahead
 from headrace.engines.networks.base import Arrays, Rows
 from headrace.engines.options import INT8
-from headrace.engines.profile import Sleeper
 from headrace.errors import ConfigError, EngineDeadError, EngineError
 from headrace.wording import shown
 

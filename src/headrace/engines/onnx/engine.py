@@ -12,19 +12,28 @@ from onnxruntime.capi import onnxruntime_pybind11_state as failures
 from transformers import AutoConfig, AutoTokenizer
 
 from headrace.device.forward import ForwardMeter
+from headrace.engines.capabilities import Sleeper
 from headrace.engines.library_settings import with_own_settings
 from headrace.engines.model_config import ModelConfig
 from headrace.engines.model_folder import ONNX_WEIGHTS, check_tokenizer, digest, named_folder
 from headrace.engines.networks.base import Arrays, Rows
-from headrace.engines.networks.heads import ChunkJoin, VectorHead, check_columns, label_names
-from headrace.engines.networks.quantizing import OutputDtype, check_output_dtype
-from headrace.engines.profile import Sleeper
+from headrace.engines.networks.heads import VectorHead, check_columns, label_names
+from headrace.engines.networks.quantizing import check_output_dtype
+from headrace.engines.onnx.options import (
+    OnnxClassification,
+    OnnxEmbedding,
+    OnnxImageClassification,
+    OnnxImageEmbedding,
+    OnnxOptions,
+    OnnxScoring,
+    OnnxZeroShot,
+)
 from headrace.engines.text.engine import TextEngine
 from headrace.engines.text.pooling import Pooling, pooling_of
-from headrace.engines.text.splitting import LongTexts, TooLong, not_split
+from headrace.engines.text.splitting import LongTexts, not_split
 from headrace.engines.text.tasks import Candidates, ZeroShotEngine, classifier, scorer
 from headrace.engines.text.tokenizing import Takes, TextTokens, tokens_for
-from headrace.engines.vision.images import MAX_PIXELS, ImageInputs, images_for
+from headrace.engines.vision.images import ImageInputs, images_for
 from headrace.engines.vision.tasks import ImageEngine, image_classifier, image_embedder
 from headrace.errors import ConfigError, EngineDeadError, EngineError, EngineOutOfMemoryError, RecordError
 
@@ -145,115 +154,67 @@ def _pooled(pooling: Pooling, states: Rows, mask: np.ndarray[tuple[int, ...], np
     return np.asarray(vectors, dtype=np.float32)
 
 
-def embed(  # noqa: PLR0913 - one parameter per setting of the user
-    model: str | Path | None = None,
-    *,
-    providers: Sequence[str] = (),
-    max_model_len: int | None = None,
-    on_too_long: TooLong = "truncate",
-    chunk_overlap: int | None = None,
-    chunk_join: ChunkJoin | None = None,
-    output_dtype: OutputDtype = "float32",
-) -> TextEngine:
+def embed(options: OnnxEmbedding) -> TextEngine:
     """Embed texts: the model's output `sentence_embedding`, else its pooled token states.
-
-    Args:
-        model: a folder with an ONNX model, its config.json and tokenizer.
-        providers: onnxruntime's execution providers, in order; empty for all available ones.
-        max_model_len: in tokens; None for the model's limit.
-        on_too_long: truncate a longer text, fail its record, or split it into chunks.
-        chunk_overlap: tokens that neighbouring chunks have in common; None for none.
-        chunk_join: how the outputs for the chunks become one; None for the default of the task.
-        output_dtype: as of `EmbeddingEngine`.
 
     Raises:
         ConfigError: no such folder, or a parameter that the model does not support.
         EngineError: the files cannot be loaded.
     """
-    check_output_dtype(output_dtype)
-    long_texts = LongTexts(on_too_long, chunk_overlap, chunk_join)
-    folder = named_folder(model, ONNX_WEIGHTS)
+    check_output_dtype(options.output_dtype)
+    long_texts = LongTexts.of(options)
+    folder = named_folder(options.model, ONNX_WEIGHTS)
     pooling = pooling_of(folder, _POOLING, "the engine onnx", way_out=_EXPORT)
-    network = OnnxNetwork(folder, providers, _VECTORS[:1], pooling)
-    tokens = _tokens(folder, "text", max_model_len, long_texts)
+    network = OnnxNetwork(folder, options.providers, _VECTORS[:1], pooling)
+    tokens = _tokens(folder, "text", options.max_model_len, long_texts)
+    output_dtype = options.output_dtype
     facts = {"engine": "embedding"} | ({} if output_dtype == "float32" else {"output_dtype": output_dtype})
     return TextEngine(network, tokens, VectorHead(None, output_dtype=output_dtype), facts)
 
 
-def classify(  # noqa: PLR0913 - as above
-    model: str | Path | None = None,
-    *,
-    providers: Sequence[str] = (),
-    max_model_len: int | None = None,
-    on_too_long: TooLong = "truncate",
-    chunk_overlap: int | None = None,
-    chunk_join: ChunkJoin | None = None,
-    top_labels: int | None = None,
-) -> TextEngine:
-    """Classify texts or text pairs; `top_labels` is the number of labels to list. Other parameters as `embed`."""
-    long_texts = LongTexts(on_too_long, chunk_overlap, chunk_join)
-    folder = named_folder(model, ONNX_WEIGHTS)
-    network = OnnxNetwork(folder, providers, ["logits"])
-    return classifier(network, _tokens(folder, "either", max_model_len, long_texts), _config(folder), top_labels)
+def classify(options: OnnxClassification) -> TextEngine:
+    """Classify texts or text pairs. Errors as `embed`."""
+    long_texts = LongTexts.of(options)
+    folder, network = _with_logits(options)
+    tokens = _tokens(folder, "either", options.max_model_len, long_texts)
+    return classifier(network, tokens, _config(folder), options.top_labels)
 
 
-def score(
-    model: str | Path | None = None,
-    *,
-    providers: Sequence[str] = (),
-    max_model_len: int | None = None,
-    on_too_long: TooLong = "truncate",
-    chunk_overlap: int | None = None,
-    chunk_join: ChunkJoin | None = None,
-) -> TextEngine:
-    """Create a cross-encoder: one score per text pair. Parameters and errors as `embed`."""
-    long_texts = LongTexts(on_too_long, chunk_overlap, chunk_join)
-    folder = named_folder(model, ONNX_WEIGHTS)
-    network = OnnxNetwork(folder, providers, ["logits"])
-    return scorer(network, _tokens(folder, "pair", max_model_len, long_texts), _config(folder))
+def score(options: OnnxScoring) -> TextEngine:
+    """Create a cross-encoder: one score per text pair. Errors as `embed`."""
+    long_texts = LongTexts.of(options)
+    folder, network = _with_logits(options)
+    return scorer(network, _tokens(folder, "pair", options.max_model_len, long_texts), _config(folder))
 
 
-def zero_shot(  # noqa: PLR0913 - one parameter per setting of the user
-    model: str | Path | None = None,
-    *,
-    labels: str | Sequence[str] = (),
-    hypothesis_template: str = "This example is {}.",
-    multi_label: bool = False,
-    providers: Sequence[str] = (),
-    max_model_len: int | None = None,
-    on_too_long: TooLong = "truncate",
-) -> ZeroShotEngine:
-    """Classify by custom `labels`; `multi_label` if several may apply at once. Other parameters as `embed`."""
-    candidates = Candidates(labels, hypothesis_template, multi_label)
-    folder = named_folder(model, ONNX_WEIGHTS)
-    network = OnnxNetwork(folder, providers, ["logits"])
-    tokens = _tokens(folder, "premise", max_model_len, not_split(on_too_long))
+def zero_shot(options: OnnxZeroShot) -> ZeroShotEngine:
+    """Classify by the user's labels. Errors as `embed`."""
+    candidates = Candidates(options.labels, options.hypothesis_template, options.multi_label)
+    folder, network = _with_logits(options)
+    tokens = _tokens(folder, "premise", options.max_model_len, not_split(options.on_too_long))
     return ZeroShotEngine(network, tokens, candidates, _config(folder))
 
 
-def image_classify(
-    model: str | Path | None = None,
-    *,
-    providers: Sequence[str] = (),
-    top_labels: int | None = None,
-    max_pixels: int = MAX_PIXELS,
-) -> ImageEngine:
-    """Classify images; one larger than `max_pixels` fails before it is decoded. Other parameters as `embed`."""
-    folder = named_folder(model, ONNX_WEIGHTS)
-    config, images = _config(folder), images_for(folder, max_pixels)
-    network = _ImageNetwork(folder, providers, ["logits"])
-    engine = image_classifier(network, images, config, top_labels)
+def _with_logits(options: OnnxOptions) -> tuple[Path, OnnxNetwork]:
+    folder = named_folder(options.model, ONNX_WEIGHTS)
+    return folder, OnnxNetwork(folder, options.providers, ["logits"])
+
+
+def image_classify(options: OnnxImageClassification) -> ImageEngine:
+    """Classify images. Errors as `embed`."""
+    folder = named_folder(options.model, ONNX_WEIGHTS)
+    config, images = _config(folder), images_for(folder, options.max_pixels)
+    network = _ImageNetwork(folder, options.providers, ["logits"])
+    engine = image_classifier(network, images, config, options.top_labels)
     check_columns(network.width(images), label_names(config))
     return engine
 
 
-def image_embed(
-    model: str | Path | None = None, *, providers: Sequence[str] = (), max_pixels: int = MAX_PIXELS
-) -> ImageEngine:
-    """Embed images: the output `image_embeds` or `pooler_output`, else the first. Other parameters as `embed`."""
-    folder = named_folder(model, ONNX_WEIGHTS)
-    images = images_for(folder, max_pixels)
-    network = _ImageNetwork(folder, providers, _VECTORS)
+def image_embed(options: OnnxImageEmbedding) -> ImageEngine:
+    """Embed images: the output `image_embeds` or `pooler_output`, else the first. Errors as `embed`."""
+    folder = named_folder(options.model, ONNX_WEIGHTS)
+    images = images_for(folder, options.max_pixels)
+    network = _ImageNetwork(folder, options.providers, _VECTORS)
     network.width(images)
     return image_embedder(network, images)
 

@@ -10,7 +10,7 @@ from headrace.engines.base import Chunks, Prepared
 from headrace.engines.model_config import ModelConfig
 from headrace.engines.networks.base import BATCH_TOKENS, Network, NetworkEngine, Rows
 from headrace.engines.networks.heads import (
-    Classification,
+    BestLabels,
     Function,
     Head,
     LabelHead,
@@ -83,7 +83,7 @@ class ZeroShotEngine(NetworkEngine):
             truncated = truncated or pair.truncated
         return Prepared(rows, cost=len(rows) * max(row.shape[1] for row in rows), truncated=truncated)
 
-    def forward(self, batch: list[list[Tokens]]) -> list[Classification]:
+    def forward(self, batch: list[list[Tokens]]) -> list[BestLabels]:
         """All labels of each text, most likely first.
 
         Raises:

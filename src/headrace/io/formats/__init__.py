@@ -1,1 +1,5 @@
-"""File formats: what reads each, what writes it, and its declaration as a `known.Format`."""
+"""File formats.
+
+- `known.Format`: declares one
+- `jsonl.JSONL`: JSON Lines, read and written
+"""

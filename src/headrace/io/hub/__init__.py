@@ -1,1 +1,5 @@
-"""Datasets on the Hugging Face Hub, as inputs and outputs."""
+"""Datasets on the Hugging Face Hub, and those of its library.
+
+- `source.HUB`: a split, as an input
+- `sink.HUB`: a split, as an output
+"""

@@ -156,14 +156,15 @@ def _written_format(name: str | Path, chosen: str, found: str, packing: str) -> 
     if not chosen:
         raise ConfigError(
             f"cannot tell the format of output {name}: it must end in one of {_endings()}, or in / for a folder of "
-            "parts; or pass --output-format"
+            "parts; or pass ``output_format``"
         )
     form = load("formats", chosen, Format) if chosen in known_formats() else None
     if form is None or form.writer is None:
         raise ConfigError(f"unknown output format {chosen!r}; known: {', '.join(written_formats())}")
     if found not in ("", chosen):
         raise ConfigError(
-            f"cannot write {name} as {chosen}: the name says {found}; end it in .{chosen}, or leave out --output-format"
+            f"cannot write {name} as {chosen}: the name says {found}; end it in .{chosen}, or leave out "
+            "``output_format``"
         )
     if packing and not form.compressible:
         raise ConfigError(f"cannot write {name}: {chosen} has its own compression; leave out {packing}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -60,12 +60,12 @@ def open_source(source: object, format: str | None = None, sql: str | None = Non
     return FileSource([_with_format(look_at(place), format)])
 
 
-def pinned(address: str, begun: str | None) -> str:
+def pinned(address: str, begun: Callable[[], str | None]) -> str:
     """The address of exactly what an address means now; most stay as they are.
 
     Args:
         address: of the input.
-        begun: the one with which the job that is resumed was begun, if any.
+        begun: finds the one with which the job that is resumed was begun, if any.
 
     Raises:
         ConfigError: there is no such thing.
@@ -74,7 +74,7 @@ def pinned(address: str, begun: str | None) -> str:
     if scheme is None or scheme not in known("sources"):
         return address
     pin = load("sources", scheme, SourcePlugin).pinned
-    return address if pin is None else pin(address, begun)
+    return address if pin is None else pin(address, begun())
 
 
 def _plugged(source: object, sql: str | None, *, has_format: bool) -> Source | None:
@@ -158,7 +158,7 @@ def _with_format(file: InputFile, format: str | None) -> tuple[InputFile, FileFo
         return file, load("formats", format, Format).reader()
     found = format_of(file.path)
     if found is None:
-        raise ConfigError(f"cannot tell the format of {file.path} from its name; {_known()}; or pass --input-format")
+        raise ConfigError(f"cannot tell the format of {file.path} from its name; {_known()}; or pass ``input_format``")
     special = None if found.recognized is None else found.recognized(file)
     return file, special or found.reader()
 
@@ -168,7 +168,8 @@ def _stdin_suffix(format: str | None) -> str:  # noqa: A002 - as above
     if name not in known_formats() or (packing and f".{packing}" not in compression.SUFFIXES):
         unknown = f"; {format!r} is none of these" if format else ""
         raise ConfigError(
-            f"-i - needs --input-format, one of {', '.join(known_formats())}, with {' or '.join(compression.SUFFIXES)} "
+            f"``source=-`` needs ``input_format``, one of {', '.join(known_formats())}, with "
+            f"{' or '.join(compression.SUFFIXES)} "
             f"behind it if compressed{unknown}; such as jsonl or csv.gz"
         )
     return f".{name}{'.' + packing if packing else ''}"

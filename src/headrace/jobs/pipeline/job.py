@@ -7,14 +7,16 @@ from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Literal, Protocol, Self, TypeAlias
+from typing import Any, Literal, Protocol, Self
 
-from headrace.engines.base import AnyEngine
+from headrace.engines.base import Engine
 from headrace.errors import TooManyErrorsError
 from headrace.events import Listener
 from headrace.io.base import Source
 from headrace.jobs.pipeline.prepare import Columns
 from headrace.jobs.pipeline.user_code import UserCode
+from headrace.jobs.settings import JobSettings, Order
+from headrace.jobs.settings import Limits as Limits
 from headrace.jobs.state.in_flight import InFlight
 from headrace.jobs.state.output import JobOutput, StartMode
 from headrace.records import Failed
@@ -25,32 +27,6 @@ JUDGED_AFTER = (1_000, 100_000)
 """Minimum and maximum records before the error rate is checked."""
 JUDGED_AFTER_UNKNOWN = 10_000
 """Records before the check if the length of the input is unknown."""
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Limits of a job. None of them changes the output."""
-
-    max_error_rate: float = 0.5
-    """Stop when more than this fraction of records has failed; checked after a tenth of the input and at its end."""
-    max_errors: int | None = None
-    """Stop when more than this number of records has failed, in all runs; None for no limit."""
-    max_attempts: int = 4
-    """Maximum attempts for a record with a transient failure."""
-    retry_wait_s: float = 0.5
-    """Maximum seconds before the second attempt; doubles for each later one."""
-    workers: int | None = None
-    """Chunks prepared at once; None to tune it, up to the number of cores."""
-    buffer_memory: int = 512_000_000
-    """Maximum bytes of rows and outputs in memory, from reading to writing; reading waits at the limit."""
-    part_records: int = 4096
-    """Rows of a part."""
-    commit_interval_s: float = 2.0
-    """Maximum seconds before a finished row is committed: the work that a kill may lose."""
-
-
-Order: TypeAlias = Literal["auto", "prefix", "input"]
-"""The order of work: by common beginnings of prompts, as in the input, or whichever the prompts suggest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,26 +93,20 @@ class BatcherPort(Protocol):
 class Job:
     """Everything a run needs."""
 
+    settings: JobSettings
     source: Source
     columns: Columns
-    engine: AnyEngine
+    engine: Engine
     batcher: BatcherPort
     output: JobOutput
     start: StartMode
     listener: Listener
-    limits: Limits
     stop: StopRequest
     user: UserCode
     unique_ids: bool = False
     """Whether to check that no id occurs twice."""
-    engine_timeout_s: float | None = None
-    """Maximum seconds of a batch, step or request; None for no limit."""
-    dedupe: bool | None = False
-    """Compute equal inputs only once; None for those whose answer can only be the same."""
     order: OrderPlan | None = None
     """The order of work; None if the engine reads every prompt anew."""
-    retry: bool = False
-    """Process only the failed records of the finished job."""
     in_flight: InFlight | None = None
     """Records the batch in the engine; None if a crash of the engine does not end this process."""
 
@@ -200,7 +170,7 @@ class Tally:
         most = self._limits.max_errors
         if most is not None and self.failed > most:
             raise TooManyErrorsError(
-                f"{self.failed} records failed, more than --max-errors {most} allows{self._kinds()}"
+                f"{self.failed} records failed, more than ``max_errors={most}`` allows{self._kinds()}"
             )
         total = self._whole()
         if self._known >= self._judged_from() or (total and self.failed > self._limits.max_error_rate * total):
@@ -231,9 +201,9 @@ class Tally:
         limit = self._limits.max_error_rate
         if self.failed > limit * self._known:
             raise TooManyErrorsError(
-                f"{self.failed} of {self._known} records failed, more than --max-error-rate {limit:g} allows"
+                f"{self.failed} of {self._known} records failed, more than ``max_error_rate={limit:g}`` allows"
                 f"{self._kinds()}; finished records are kept. Once the cause is fixed, run again with "
-                "--max-error-rate 1, then `headrace retry`: it runs the failed records again"
+                "``max_error_rate=1``, then `headrace retry`: it runs the failed records again"
             )
 
     def _kinds(self) -> str:

@@ -18,11 +18,12 @@ from typing import Literal
 from headrace.errors import BrokenOffError, ConfigError, JobError
 from headrace.events import OrderChosen
 from headrace.io.base import Chunk
-from headrace.jobs.pipeline.job import Job, Length, Order, StopRequest
+from headrace.jobs.pipeline.job import Job, Length, StopRequest
 from headrace.jobs.pipeline.memory_budget import rows_bytes
 from headrace.jobs.pipeline.prefixes import Sharing, prefix_order, prompt_text, sharing
 from headrace.jobs.pipeline.prepare import Columns
 from headrace.jobs.pipeline.spill import Row, Spill
+from headrace.jobs.settings import Order
 from headrace.jobs.state.passes import Pass
 from headrace.jobs.state.window import Window
 from headrace.jobs.state.windows import STRIDE, Windows
@@ -51,11 +52,12 @@ def in_windows(job: Job, todo: Pass) -> tuple[Pass, Ordering | None]:
         return todo if windows is not None and windows.all else replace(todo, windows=None), None
     if job.user.prepares and windows.open:
         raise ConfigError(
-            "the finished records are in an order by prompt, which cannot go with --map: leave --map out, or start "
-            "again with --overwrite"
+            "the finished records are in an order by prompt, which cannot go with ``prepare``: leave ``prepare`` "
+            "out, or start "
+            "again with ``overwrite=True``"
         )
     order: Order = "input" if plan is None else plan.order
-    room = 0 if order == "input" else job.limits.buffer_memory // 4
+    room = 0 if order == "input" else job.settings.limits.buffer_memory // 4
     length = Length(job.source.total_records, job.source.total_bytes)
     ordering = Ordering(windows, job.columns, order, room, job.stop, length)
     return replace(todo, place=windows.place), ordering
@@ -146,7 +148,7 @@ class Ordering:
             window = next(iter(self._begun.values()))
             raise JobError(
                 f"the input has changed: it had record {_missing(window, self._rows[window.number])} when this job "
-                "began; restore it, or start again with --overwrite"
+                "began; restore it, or start again with ``overwrite=True``"
             )
 
     @property

@@ -7,13 +7,13 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias, TypeGuard
+from typing import TypeGuard
 
 from headrace.batching.callables import unfinished
 from headrace.batching.pending import own_copy
 from headrace.batching.policy.cost import MOST_COST, checked_cost
 from headrace.batching.results import checked_results
-from headrace.engines.base import AnyEngine, Placed, Prepared
+from headrace.engines.base import Engine, Placed, Prepared
 from headrace.engines.profile import profile_of
 from headrace.engines.requests.templates import FilledTemplate, field_text, filled, template_fields
 from headrace.errors import (
@@ -32,37 +32,12 @@ from headrace.jobs.pipeline.retries import Retry
 from headrace.jobs.pipeline.suspects import MOST_IN_A_ROW
 from headrace.jobs.pipeline.user_code import UserCode
 from headrace.jobs.pipeline.work import Carried, PreparedChunk, Work, unreadable
+from headrace.jobs.settings import ModelChoice, OnEmpty
 from headrace.records import Failed, Record, Unreadable, kept_value, kind_of, text_refusal
 from headrace.wording import shown
 
-OnEmpty: TypeAlias = Literal["keep", "error"]
-"""What to do with an input that is an empty text: process it, or fail its record."""
 _ROWS = 64
 """Records prepared per time limit if the engine has no batch size."""
-
-
-@dataclass(frozen=True, slots=True)
-class ModelChoice:
-    """Which records a step computes, where each names its model in a column."""
-
-    column: str
-    model: str
-    """The name of the step's own model."""
-    models: tuple[str, ...]
-    """The names of all models of the job."""
-
-    def takes(self, record: Record) -> bool:
-        """Whether the step computes the record.
-
-        Raises:
-            RecordError: the record names no model of the job.
-        """
-        value = _value(record, self.column)
-        if value not in self.models:
-            raise RecordError(
-                f"column {self.column!r} is {shown(value)}, which is no model of this job: {', '.join(self.models)}"
-            )
-        return value == self.model
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +98,7 @@ class Columns:
         """
         value = self._input_of(record)
         if self.on_empty == "error" and is_empty(value):
-            raise RecordError(f"the text of {' and '.join(map(repr, self.inputs()))} is empty (--on-empty error)")
+            raise RecordError(f"the text of {' and '.join(map(repr, self.inputs()))} is empty (``on_empty=error``)")
         return value
 
     def _input_of(self, record: Record) -> object:
@@ -168,6 +143,20 @@ def is_empty(value: object) -> bool:
     return "" in value if type(value) is tuple else type(value) is str and not value
 
 
+def _takes(choice: ModelChoice, record: Record) -> bool:
+    """Whether the step computes the record.
+
+    Raises:
+        RecordError: the record names no model of the job.
+    """
+    value = _value(record, choice.column)
+    if value not in choice.models:
+        raise RecordError(
+            f"column {choice.column!r} is {shown(value)}, which is no model of this job: {', '.join(choice.models)}"
+        )
+    return value == choice.model
+
+
 def _value(record: Record, column: str) -> object:
     try:
         value: object = record.data[column]
@@ -206,7 +195,7 @@ def _id_refusal(value: object, column: str) -> RecordError:
     hint = "; pandas makes floats of integers if some are missing" if isinstance(value, float) else ""
     return RecordError(
         f"column {column!r} is {given}; an id is an integer or text: convert the column, or name another with "
-        f'--id-column ("" for positions){hint}'
+        f'``id_column`` ("" for positions){hint}'
     )
 
 
@@ -224,7 +213,7 @@ class InTime:
         self._timeout_s = timeout_s
         self._in_a_row = 0
 
-    def prepare(self, engine: AnyEngine, inputs: Sequence[object]) -> list[Prepared[object] | Exception]:
+    def prepare(self, engine: Engine, inputs: Sequence[object]) -> list[Prepared[object] | Exception]:
         """The prepared form of each input, or its error.
 
         Raises:
@@ -232,14 +221,11 @@ class InTime:
         """
         if self._timeout_s is None:
             return prepare_all(engine, inputs)
-        profile = profile_of(engine)
-        rows = profile.batch_size if profile.batching == "batches" else _ROWS
+        rows = profile_of(engine).batch_size or _ROWS
         pieces = [inputs[start : start + rows] for start in range(0, len(inputs), rows)]
         return [answer for piece in pieces for answer in self._within(engine, piece, self._timeout_s)]
 
-    def _within(
-        self, engine: AnyEngine, inputs: Sequence[object], timeout_s: float
-    ) -> list[Prepared[object] | Exception]:
+    def _within(self, engine: Engine, inputs: Sequence[object], timeout_s: float) -> list[Prepared[object] | Exception]:
         future: Future[list[Prepared[object] | Exception]] = Future()
         threading.Thread(target=_answer, args=(future, engine, inputs), name="headrace-prepare", daemon=True).start()
         try:
@@ -253,7 +239,7 @@ class InTime:
         if half := len(inputs) // 2:
             return self._within(engine, inputs[:half], timeout_s) + self._within(engine, inputs[half:], timeout_s)
         self._in_a_row += 1
-        limit = f"{timeout_s:g} s (--engine-timeout)"
+        limit = f"{timeout_s:g} s (``engine_timeout_s``)"
         if self._in_a_row >= MOST_IN_A_ROW:
             raise BrokenOffError(
                 f"the engine's prepare had no result after {limit} for {self._in_a_row} records in a row: the engine "
@@ -262,14 +248,14 @@ class InTime:
         return [ProcessTimeoutError(f"the engine's prepare had no result after {limit}")]
 
 
-def _answer(future: Future[list[Prepared[object] | Exception]], engine: AnyEngine, inputs: Sequence[object]) -> None:
+def _answer(future: Future[list[Prepared[object] | Exception]], engine: Engine, inputs: Sequence[object]) -> None:
     try:
         future.set_result(prepare_all(engine, inputs))
     except BaseException as error:  # noqa: BLE001 - raised again in the waiting thread
         future.set_exception(error)
 
 
-def prepare_all(engine: AnyEngine, inputs: Sequence[object]) -> list[Prepared[object] | Exception]:
+def prepare_all(engine: Engine, inputs: Sequence[object]) -> list[Prepared[object] | Exception]:
     """The prepared form of each input, or its error.
 
     If the call fails, each input is prepared alone. If it returns something other than one entry per input, all fail.
@@ -291,7 +277,7 @@ def prepare_all(engine: AnyEngine, inputs: Sequence[object]) -> list[Prepared[ob
     return [prepare_all(engine, [value])[0] for value in inputs]
 
 
-def _prepared(engine: AnyEngine, inputs: Sequence[object]) -> list[Prepared[object] | Exception]:
+def _prepared(engine: Engine, inputs: Sequence[object]) -> list[Prepared[object] | Exception]:
     answers: object = engine.prepare(list(inputs))  # it may change the list
     if type(answers) is not list or len(answers) != len(inputs):
         answers = checked_results(answers, len(inputs), "prepare")
@@ -323,7 +309,7 @@ class Preparation:
     """Prepares records: user code, columns, then the engine."""
 
     columns: Columns
-    engine: AnyEngine
+    engine: Engine
     user: UserCode
     dedupe: bool | None
     in_time: InTime = field(default_factory=InTime)
@@ -395,7 +381,7 @@ class Preparation:
             kept = row
             try:
                 kept = identify(mapped)
-                if choice is not None and not choice.takes(row):
+                if choice is not None and not _takes(choice, row):
                     done.answered.append((Work(kept, row.data), Carried(getattr(row.data, "answer", None))))
                     continue
                 value = input_of(mapped)

@@ -45,10 +45,11 @@ class Settling:
     def __init__(self, job: Job, memory: Memory) -> None:
         self._job = job
         self._memory = memory
-        self._retries = RetryQueue(RetryPolicy(job.limits.max_attempts, job.limits.retry_wait_s))
+        limits, config = job.settings.limits, job.settings.config
+        self._retries = RetryQueue(RetryPolicy(limits.max_attempts, limits.retry_wait_s))
         self._dedupe: Deduplicator[Work] | None = None
         """Made for the first record that may be equal to another."""
-        self._suspects = SuspectFailures(profile_of(job.engine).batching, job.engine_timeout_s)
+        self._suspects = SuspectFailures(profile_of(job.engine).kind, config.call_timeout_s)
         self._in_flight = self._done = 0
         self._began = math.inf
         self._settled = asyncio.Event()

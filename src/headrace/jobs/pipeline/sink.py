@@ -132,7 +132,7 @@ class Sink:
     """Takes outcomes in any order. Commits finished records on exit, also after an error."""
 
     def __init__(self, job: Job, todo: Pass, tally: Tally, memory: Memory) -> None:
-        limits = job.limits
+        limits = job.settings.limits
         self._writer = job.output.writer
         self._parts = todo.sink
         self._user = job.user

@@ -10,20 +10,16 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Literal, TypeAlias, cast
+from typing import Any, Self, cast
 
 from headrace.batching.callables import plain_function, unfinished
 from headrace.batching.results import own
+from headrace.engines.custom import load_factory
 from headrace.errors import BrokenOffError, ConfigError, EngineDeadError, RecordError, StoppedEarly, text_of
+from headrace.jobs.settings import FinishFn, JobSettings, PrepareFn, WorkerKind
 from headrace.processes.child import ChildProcess
 from headrace.processes.crash_isolation import CrashIsolation
 from headrace.records import Record, TableRow, Unreadable
-
-WorkerKind: TypeAlias = Literal["auto", "thread", "process"]
-PrepareFn: TypeAlias = Callable[[Any], object]
-"""`(row) -> row`; a user annotates the row with a type of choice."""
-FinishFn: TypeAlias = Callable[[Any, Any], object]
-"""`(row, output) -> output`."""
 
 PROCESS_PAYS_S = 0.000_2
 """CPU seconds per record above which a function runs in other processes: on a thread it would hold the interpreter that
@@ -67,6 +63,17 @@ class UserCode:
                         f"{_name(function)} cannot run in another process: define it at the top of a module, or choose "
                         "threads"
                     )
+
+    @classmethod
+    def of(cls, settings: JobSettings) -> Self:
+        """The functions that a job's settings name."""
+        return cls(
+            _loaded(settings.prepare),
+            _loaded(settings.finish),
+            settings.worker_kind,
+            settings.limits.workers,
+            settings.config.engine_timeout_s,
+        )
 
     @property
     def prepares(self) -> bool:
@@ -162,6 +169,10 @@ class UserCode:
             self._children.put((child, survivors))
 
 
+def _loaded(given: Callable[..., object] | str | None) -> Callable[..., object] | None:
+    return load_factory(given) if isinstance(given, str) else given
+
+
 def _own_copy(record: Record) -> Record:
     """A deep copy of the record; the record itself if it is nested too deep."""
     try:
@@ -174,7 +185,7 @@ def _unreadable(row: object) -> RecordError | None:
     """The error for a row with a value that cannot be read: a function may use every column."""
     if isinstance(row, dict) and Unreadable in map(type, row.values()):
         name, value = next((name, value) for name, value in row.items() if type(value) is Unreadable)
-        return RecordError(f"{value.refusal(name)}; a function (--map, --finish) gets whole rows")
+        return RecordError(f"{value.refusal(name)}; a function (``prepare``, ``finish``) gets whole rows")
     return None
 
 
@@ -195,7 +206,9 @@ def _mapped(record: Record, row: Any) -> Record | Exception:
         return Record(record.position, record.id, TableRow(row, exact))
     if isinstance(row, Mapping):
         return Record(record.position, record.id, row)
-    return RecordError(f"--map returned {type(row).__name__}, not a mapping of columns; return a dict for each row")
+    return RecordError(
+        f"``prepare`` returned {type(row).__name__}, not a mapping of columns; return a dict for each row"
+    )
 
 
 def _is_same(value: object, read: object) -> bool:

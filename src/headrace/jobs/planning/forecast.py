@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+import itertools
 import operator
 import os
 import shutil
@@ -13,9 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headrace.batching.policy.bucketing import MAX_STRETCH
-from headrace.batching.policy.cost import batch_cost
+from headrace.batching.policy.cost import BatchCost, BatchLimits, batch_cost
+from headrace.batching.policy.cost_line import CostLine
 from headrace.device.memory import MemoryLimit, MemoryWatch
-from headrace.engines.base import AnyBatchEngine, can_be_tuned, memory_of, runs_batches
+from headrace.engines.base import BatchEngine
+from headrace.engines.capabilities import BATCHES, TUNING, memory_of
 from headrace.engines.profile import EngineProfile
 from headrace.errors import ConfigError, DiskFullError
 from headrace.io.storage.locations import is_remote
@@ -24,6 +28,7 @@ from headrace.jobs.pipeline.chunks import answers, expected_cost, parts_of
 from headrace.jobs.pipeline.infer import stream_longest_first
 from headrace.jobs.pipeline.job import Job
 from headrace.jobs.pipeline.work import Work
+from headrace.jobs.planning.measuring import timed
 from headrace.jobs.planning.survey import Survey
 from headrace.records import Ok
 
@@ -100,9 +105,9 @@ def forecast(job: Job, survey: Survey, profile: EngineProfile, *, is_folder: boo
         return Forecast(None, None, None, free)
     good = survey.records * len(work) / survey.sampled
     memory: MemoryForecast | None = None
-    if runs_batches(job.engine):
-        watch = _watch_memory(job.engine)
-        seconds, done = _measure(job.engine, pack(work, profile), profile, watch)
+    if (engine := BATCHES.of(job.engine)) is not None:
+        watch = _watch_memory(engine)
+        seconds, done = _measure(engine, pack(work, profile), profile, watch)
         if watch is not None and watch.highest:
             memory = MemoryForecast(watch.highest, watch.limit, watch.bound and watch.bound / profile.batch_cost)
     else:
@@ -112,7 +117,7 @@ def forecast(job: Job, survey: Survey, profile: EngineProfile, *, is_folder: boo
     engine_s = seconds / len(work) * good
     rows, _ = writable(_finished(job, done), job.output.writer.encode)
     row_bytes = len(job.output.writer.encode(rows)) / max(1, len(rows))
-    host_s = survey.prepare_s * survey.records / (job.limits.workers or 2)
+    host_s = survey.prepare_s * survey.records / (job.settings.limits.workers or 2)
     return Forecast(
         seconds=max(engine_s, host_s),
         engine_s=engine_s,
@@ -122,9 +127,10 @@ def forecast(job: Job, survey: Survey, profile: EngineProfile, *, is_folder: boo
     )
 
 
-def _watch_memory(engine: AnyBatchEngine) -> MemoryWatch | None:
+def _watch_memory(engine: BatchEngine) -> MemoryWatch | None:
     """Only for engines that run in this process and measure their passes."""
-    if not can_be_tuned(engine) or engine.forward_meter() is None:
+    tunable = TUNING.of(engine)
+    if tunable is None or tunable.forward_meter() is None:
         return None
     return MemoryWatch(*memory_of(engine))
 
@@ -135,56 +141,36 @@ def pack(work: Sequence[Work], profile: EngineProfile) -> list[Sequence[Work]]:
     The chunks of a long record count as records.
     """
     work = sorted(parts_of(work), key=lambda item: item.cost, reverse=True)
+    limits = BatchLimits(profile.batch_cost, profile.batch_size, padded=profile.pads)
     batches: list[Sequence[Work]] = []
     start = 0
     while start < len(work):
-        longest, total, end = work[start].cost, 0.0, start
-        while end < len(work) and end - start < profile.batch_size:
-            cost = work[end].cost
-            total = longest * (end - start + 1) if profile.pads else total + cost
-            alike = not profile.pads or cost * MAX_STRETCH >= longest
-            if end > start and (total > profile.batch_cost or not alike):
-                break
-            end += 1
+        least = work[start].cost / MAX_STRETCH if profile.pads else 0
+        costs = (work[index].cost for index in range(start, len(work)))
+        end = start + BatchCost(limits).fill(itertools.takewhile(functools.partial(operator.le, least), costs))
         batches.append(work[start:end])
         start = end
     return batches
 
 
-def fit(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """a and b >= 0 of duration = a × cost + b, by least squares."""
-    count = len(points)
-    mean_x, mean_y = (sum(point[axis] for point in points) / count for axis in (0, 1))
-    spread = sum((x - mean_x) ** 2 for x, _ in points)
-    slope = sum((x - mean_x) * (y - mean_y) for x, y in points) / spread if spread else 0.0
-    rest = mean_y - slope * mean_x
-    if slope > 0 and rest >= 0:
-        return slope, rest
-    return (mean_y / mean_x, 0.0) if slope > 0 and mean_x else (0.0, mean_y)
-
-
 def _measure(
-    engine: AnyBatchEngine, batches: Sequence[Sequence[Work]], profile: EngineProfile, watch: MemoryWatch | None
+    engine: BatchEngine, batches: Sequence[Sequence[Work]], profile: EngineProfile, watch: MemoryWatch | None
 ) -> tuple[float, list[tuple[Work, object]]]:
     """The estimated seconds of all these batches, and the outputs of those that were run."""
     chosen = sorted({round(n * (len(batches) - 1) / max(_MEASURED - 1, 1)) for n in range(_MEASURED)})
-    engine.forward([item.payload for item in batches[chosen[len(chosen) // 2]]])
-    points: list[tuple[float, float]] = []
+    timed(engine, batches[chosen[len(chosen) // 2]])
+    line = CostLine()
     done: list[tuple[Work, object]] = []
     for number in chosen:
         batch = batches[number]
-        started = time.perf_counter()
-        outputs = engine.forward([item.payload for item in batch])
-        between = time.perf_counter()
-        engine.forward([item.payload for item in batch])
-        ended = time.perf_counter()
+        outputs, first = timed(engine, batch)
+        _, second = timed(engine, batch)
         if watch is not None:
             watch.ran(len(batch), _cost(batch, profile))
         # The faster of two runs: the first of a shape may compile kernels, and other work may disturb either.
-        points.append((_cost(batch, profile), min(between - started, ended - between)))
+        line.add(_cost(batch, profile), min(first, second))
         done += [(w, o) for w, o in zip(batch, outputs, strict=True) if not isinstance(o, Exception)]
-    slope, rest = fit(points)
-    return sum(slope * _cost(batch, profile) + rest for batch in batches), done
+    return sum(line.seconds(_cost(batch, profile)) for batch in batches), done
 
 
 def _cost(batch: Sequence[Work], profile: EngineProfile) -> float:

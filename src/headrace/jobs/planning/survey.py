@@ -78,7 +78,9 @@ def survey(job: Job, *, spread: bool) -> Survey:
     Raises:
         JobError: the input cannot be read.
     """
-    preparation = Preparation(job.columns, job.engine, job.user, dedupe=False, in_time=InTime(job.engine_timeout_s))
+    preparation = Preparation(
+        job.columns, job.engine, job.user, dedupe=False, in_time=InTime(job.settings.config.call_timeout_s)
+    )
     sample = _Sample(job.source)
     work: list[Work] = []
     left_out: list[LeftOut] = []

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Generic, TypeAlias, TypeVar
 
+from headrace.batching.policy.cost_line import CostLine
 from headrace.events import (
     BatchDone,
     BatchFormed,
@@ -25,7 +26,6 @@ from headrace.events import (
     WorkerLost,
     WorkUnitDone,
 )
-from headrace.observe.accounting.batches import CostLine
 from headrace.observe.accounting.histogram import Buckets, Histogram
 from headrace.observe.accounting.timeline import CAUSES, Cause, DeviceTimeline, Shares, TimeBins, totals
 
@@ -192,7 +192,7 @@ class Accountant:
             self._histograms.buckets(),
             tuple(self._batches),
             tuple(itertools.chain(*self._chunks.values())),
-            self._line.intercept(),
+            self._line.fixed_s(),
             self._fill_s,
         )
 

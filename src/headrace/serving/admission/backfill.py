@@ -8,12 +8,13 @@ from collections import deque
 from collections.abc import Callable, Hashable
 
 from headrace.batching.batcher import Batcher
-from headrace.engines.base import AnyEngine, Chunks, Prepared
+from headrace.batching.policy.cost_line import CostLine
+from headrace.engines.base import Chunks, Engine, Prepared
 from headrace.engines.profile import profile_of
 from headrace.errors import NotRunningError, StoppedError
 from headrace.events import BatchDone, BatchFormed, Event, RequestDone, StepDone
 from headrace.serving.admission.chunks import run_chunks
-from headrace.serving.admission.pacing import Margin, Recent, TimeModel
+from headrace.serving.admission.pacing import Margin, Recent
 from headrace.serving.tokens import Tokens
 
 BULK = -6
@@ -44,19 +45,19 @@ class Backfill:
 
     def __init__(
         self,
-        engine: AnyEngine,
+        engine: Engine,
         batcher: Batcher[object, object],
         target_s: float | None,
         held: Callable[[], int],
         tokens: Tokens | None = None,
     ) -> None:
         self._profile = profile_of(engine)
-        self._per_batch = self._profile.batching == "batches"
+        self._per_batch = self._profile.runs_batches
         self._batcher = batcher
         self._target_s = target_s
         self._held = held
         self._tokens = tokens
-        self.model = TimeModel()
+        self.model = CostLine(decay=0.98)  # the last 50 batches or so count
         self.margin = Margin()
         self._online = Recent(_ONLINE_WINDOW_S)
         self._queue: deque[tuple[asyncio.Future[None], float]] = deque()
@@ -92,7 +93,7 @@ class Backfill:
             raise
         try:
             future = self._batcher.submit_nowait(
-                entry.payload, estimated_cost=self._profile.estimate(entry.cost), priority=BULK, caller=caller
+                entry.payload, estimated_cost=self._profile.kind.estimate(entry.cost), priority=BULK, caller=caller
             )
         except NotRunningError as error:  # the drain timed out; not an error of the record
             self._admitted.pop(turn, None)
@@ -122,13 +123,13 @@ class Backfill:
             case BatchFormed():
                 self._admit()
             case BatchDone():
-                self.model.observe(event.padded_cost, event.duration_s)
+                self.model.add(event.padded_cost, event.duration_s)
                 self._note_online(event.padded_cost)
             case RequestDone():
                 if self._target_s is not None and event.status == 200 and event.route in _ROUTES:
                     self.margin.observe(missed=event.duration_s > self._target_s)
             case StepDone():
-                self.model.observe(event.size, event.duration_s)
+                self.model.add(event.size, event.duration_s)
                 self._admit()
             case _:
                 pass

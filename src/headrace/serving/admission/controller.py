@@ -37,13 +37,13 @@ class Limit:
 
     value: float
     unit: str
-    flag: str
+    setting: str
 
     def refusal(self, held: float, more: float, kept: float) -> str:
         """What to say to a request that exceeds it, where so much is kept for others."""
         return (
             f"the server has {held:,.0f} {self.unit} to answer, and this request has {more:,.0f} more: the limit is "
-            f"{self.value:,.0f} ({self.flag}){_note(kept, self.unit)}"
+            f"{self.value:,.0f} (``{self.setting}``){_note(kept, self.unit)}"
         )
 
 
@@ -207,11 +207,13 @@ class AdmissionController:
             message = f"the answer would take {(before + asked.cost) / rate:.0f} s; the request allows {timeout_s:g} s"
             retry_s = min(max(ahead / rate, 1.0), LONGEST_RETRY_S)
             raise ApiError(408, message, code="deadline_exceeded", retry_after_s=retry_s)
-        for cost, limit_s, flag in ((before, limits.max_wait_s, "--max-wait"), (ahead, limits.most_s, "--timeout")):
+        for cost, limit_s, setting in ((before, limits.max_wait_s, "max_wait_s"), (ahead, limits.most_s, "timeout_s")):
             others_part = kept(expected.cost, limit_s * rate, asked.cost)
             if cost > limit_s * rate - others_part:
                 note = _note(others_part / rate, "s")
-                message = f"{cost / rate:.1f} s of work come before this request: the limit is {limit_s:g} s ({flag})"
+                message = (
+                    f"{cost / rate:.1f} s of work come before this request: the limit is {limit_s:g} s (``{setting}``)"
+                )
                 raise self._refused(message + note, asked, (ahead + waits) / rate - _FREE * limit_s)
 
     def _refused(self, why: str, asked: Expected, seconds: float) -> ApiError:

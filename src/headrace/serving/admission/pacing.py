@@ -1,58 +1,63 @@
-"""Estimates of batch times, learned from past batches. Pure: callers pass the time."""
+"""A factor of a latency target and a recent maximum, learned from past requests. Pure: callers pass the time."""
 
 from __future__ import annotations
 
-_DECAY = 0.98
-"""Weight of a batch relative to the next: about the last 50 count."""
+from headrace.batching.policy.cost_line import CostLine
+
 _LEAST, _MOST = 0.1, 2.0
 """Bounds of a margin: bulk work never stops, and a wrong margin is corrected within an hour."""
-_SPREAD = 0.01
-"""Minimum relative deviation of costs for fitting a slope."""
+_SHORT_S = 0.025
+"""Seconds of a batch while small requests come beside large ones: short beside the 100 ms that people notice."""
+_WORTH = 0.9
+"""Share of the throughput of full batches that bounded ones keep, even if they take longer."""
+_SMALL = 1 / 8
+"""Share of a full batch up to which a request is small."""
+_BESIDE_S = 5.0
+"""How long after a small request others are expected."""
+_RECENT = 0.98
+"""Weight of a batch relative to the next: about the last 50 count."""
 
 
-class TimeModel:
-    """`duration = a * cost + b`, fitted by least squares to the recent batches."""
+class BatchBound:
+    """Bounds the duration of batches while small requests come beside large ones: a small one waits for the batch that
+    runs, then for its own.
 
-    def __init__(self) -> None:
-        self._weight = self._cost = self._duration = self._cost2 = self._both = 0.0
+    Args:
+        full: the most a batch may cost otherwise.
+    """
 
-    def observe(self, cost: float, duration_s: float) -> None:
-        """Add a batch."""
-        self._weight = self._weight * _DECAY + 1
-        self._cost = self._cost * _DECAY + cost
-        self._duration = self._duration * _DECAY + duration_s
-        self._cost2 = self._cost2 * _DECAY + cost * cost
-        self._both = self._both * _DECAY + cost * duration_s
+    def __init__(self, full: float) -> None:
+        self._full = full
+        self._times = CostLine(_RECENT)
+        self._large = 0
+        self._until = 0.0
 
-    @property
-    def known(self) -> bool:
-        """Whether a batch was observed."""
-        return self._cost > 0
+    def began(self, cost: float, now: float) -> None:
+        """A request of this cost was accepted."""
+        if cost >= self._full:
+            self._large += 1
+        elif self._large and cost <= _SMALL * self._full:
+            self._until = now + _BESIDE_S
 
-    @property
-    def line(self) -> tuple[float, float]:
-        """(a, b): seconds per unit of cost, and per batch; neither is negative."""
-        if not self.known:
-            return 0.0, 0.0
-        mean_cost, mean = self._cost / self._weight, self._duration / self._weight
-        variance = self._cost2 / self._weight - mean_cost**2
-        if variance <= (_SPREAD * mean_cost) ** 2:
-            return mean / mean_cost, 0.0  # equal costs: assume that time is proportional to cost
-        slope = (self._both / self._weight - mean_cost * mean) / variance
-        slope = min(max(slope, 0.0), mean / mean_cost)
-        return slope, max(mean - slope * mean_cost, 0.0)  # rounding can make it negative
+    def ended(self, cost: float) -> None:
+        """It was answered."""
+        if cost >= self._full:
+            self._large -= 1
 
-    def seconds(self, cost: float) -> float:
-        """Estimated seconds of a batch of this cost."""
-        slope, base = self.line
-        return slope * cost + base
+    def ran(self, cost: float, duration_s: float) -> None:
+        """Learn from a batch."""
+        self._times.add(cost, duration_s)
 
-    def cost_within(self, seconds: float) -> float:
-        """Maximum cost of a batch within `seconds`; 0 if none is possible."""
-        slope, base = self.line
-        if seconds <= base:
-            return 0.0
-        return (seconds - base) / slope if slope else float("inf")
+    def most(self, now: float) -> float:
+        """The most a batch may cost now."""
+        full = self._full
+        full_s = self._times.seconds(full)
+        if not self._large or now >= self._until or not full_s:
+            return full
+        slope, base = self._times.line
+        worth = _WORTH * full / full_s
+        least = worth * base / (1 - worth * slope)  # cost / (slope * cost + base) = worth
+        return min(max(self._times.cost_within(_SHORT_S), least, 1.0), full)
 
 
 class Margin:

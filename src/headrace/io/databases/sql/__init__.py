@@ -1,1 +1,5 @@
-"""SQL databases, as inputs and outputs."""
+"""SQL databases.
+
+- `source.SQL`: the rows of a query, as an input
+- `sink.SQL`: a table of PostgreSQL or SQLite, as an output
+"""

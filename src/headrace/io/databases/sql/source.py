@@ -256,7 +256,7 @@ def _open(source: object, query: str | None) -> SqlSource:
     database = _named(parse_address(full_scheme(source))) if isinstance(source, str) else _connected(source)
     if query is None or not query.strip():
         raise ConfigError(
-            f"{database.shown} is a database: give a query, such as --sql 'SELECT * FROM docs ORDER BY id'"
+            f"{database.shown} is a database: give a query, such as ``sql='SELECT * FROM docs ORDER BY id'``"
         )
     return SqlSource(database, query)
 

@@ -1,0 +1,118 @@
+"""Small requests beside large ones: batches are short while both come, and full otherwise."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import MutableMapping
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.unit.virtual_time import VirtualTime, now
+
+from headrace.batching.dynamic import DynamicBatcher
+from headrace.serving.admission.pacing import BatchBound
+from headrace.serving.limits import ServeLimits
+from headrace.serving.service import Call, ServedModel, Service
+from headrace.testing import FakeEngine
+
+SLOPE_S, BASE_S = 42e-6, 3e-3
+"""Of a batch of the default model on two cores of a CPU."""
+FULL = 2048
+
+
+async def receive() -> MutableMapping[str, Any]:
+    await asyncio.Event().wait()
+    raise AssertionError("it never ends")
+
+
+class Timed:
+    """A service whose batches take as long as their padded cost tells."""
+
+    def __init__(self) -> None:
+        self.durations: list[float] = []
+        self.batcher: DynamicBatcher[Any, Any] = DynamicBatcher(
+            self._run,
+            target_batch_cost=FULL,
+            max_batch_size=256,
+            batch_timeout_s=0.002,
+            max_queue_size=1_000_000,
+            prefetch_batches=0,
+            padded=True,
+            length_bucketing=2048,
+            listener=lambda event: self.service.heard(event),  # noqa: PLW0108 - the service is made after it
+        )
+        self.service = Service(ServedModel(("fake",)), "embed", FakeEngine(), self.batcher, ServeLimits(), lambda: None)
+
+    async def _run(self, texts: list[str]) -> list[str]:
+        self.durations.append(SLOPE_S * len(texts) * max(len(text.split()) for text in texts) + BASE_S)
+        await asyncio.sleep(self.durations[-1])
+        return texts
+
+    async def ask(self, texts: int, words: int, caller: str, after_s: float = 0.0) -> float:
+        """Seconds that a request takes."""
+        await asyncio.sleep(after_s)
+        began = now()
+        await self.service.infer(["word " * words] * texts, texts * words, Call(receive, 300, caller))
+        return now() - began
+
+
+@pytest.mark.parametrize(("callers", "texts", "words"), [(8, 100, 256), (4, 1_000, 40), (40, 500, 40)])
+def test_single_texts_wait_for_two_short_batches_at_most(
+    virtual: VirtualTime, callers: int, texts: int, words: int
+) -> None:
+    async def main() -> list[float]:
+        timed = Timed()
+        async with timed.batcher:
+            large = [asyncio.ensure_future(timed.ask(texts, words, f"large {n}")) for n in range(callers)]
+            small = [timed.ask(1, 27, f"small {n % 8}", n * 0.02) for n in range(200)]
+            found = await asyncio.gather(*small)
+            for one in large:
+                one.cancel()
+        return sorted(found)
+
+    assert virtual(main())[-10] < 0.075  # the first ones come before the durations are known
+
+
+def test_batches_are_full_without_small_requests_and_again_after_them(virtual: VirtualTime) -> None:
+    async def main() -> None:
+        timed = Timed()
+        full_s = SLOPE_S * FULL + BASE_S
+        async with timed.batcher:
+            await asyncio.gather(*(timed.ask(200, 256, f"large {n}") for n in range(2)))
+            assert min(timed.durations[:-1]) == pytest.approx(full_s)
+            timed.durations.clear()
+            large = asyncio.ensure_future(timed.ask(2_000, 256, "large"))
+            await timed.ask(1, 27, "small", 0.5)
+            await asyncio.sleep(1)
+            assert timed.durations[-1] < 0.03
+            await large
+            assert timed.durations[-2] == pytest.approx(full_s)
+
+    virtual(main())
+
+
+def test_batches_that_gain_much_by_being_full_stay_nearly_full() -> None:
+    bound = BatchBound(1_000)
+    for cost in (10, 500, 1_000):
+        bound.ran(cost, 1e-4 * cost + 0.1)
+    bound.began(1_000, 0)
+    bound.began(10, 0)
+    most = bound.most(0)
+    assert most / (1e-4 * most + 0.1) == pytest.approx(0.9 * 1_000 / 0.2)
+
+
+@given(
+    st.lists(st.tuples(st.floats(0, 1e6), st.floats(0, 100)), max_size=20),
+    st.floats(1, 1e6),
+)
+def test_whatever_was_seen_the_bound_lets_a_record_in(seen: list[tuple[float, float]], full: float) -> None:
+    bound = BatchBound(full)
+    for cost, duration_s in seen:
+        bound.ran(cost, duration_s)
+    bound.began(full, 0)
+    bound.began(0, 0)
+    assert 0 < bound.most(0) <= full
+    bound.ended(full)
+    assert bound.most(0) == full
