@@ -19,7 +19,7 @@ from headrace.io.sinks.tables import TableSink
 from headrace.io.sinks.targets import find_target
 from headrace.io.sources.opening import open_source
 from headrace.io.storage.addresses import display_name, parse_table
-from headrace.plugins import known, load
+from headrace.plugins import load, registry
 from headrace.testing import check_table_store
 
 PAGE = (ROOT / "docs" / "sinks.md").read_text(encoding="utf-8")
@@ -73,10 +73,10 @@ def foreign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (site / "foreign_wreck.py").write_text("raise RuntimeError('sunk')\n")
     monkeypatch.syspath_prepend(site)
     monkeypatch.setenv("PYTHONPATH", f"{site}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
-    known.cache_clear()
+    registry.forget()
     monkeypatch.chdir(tmp_path)
     yield site
-    known.cache_clear()
+    registry.forget()
     for name in ("foreign_shelf", "foreign_lake", "foreign_wreck"):
         sys.modules.pop(name, None)
 
