@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from headrace.engines.base import Prepared
 from headrace.engines.profile import EngineProfile, from_attributes
@@ -85,9 +84,10 @@ class FakeEngine(_ProfileFromAttributes):
         """The texts, truncated if too long."""
         return [self._prepare(text) for text in inputs]
 
-    def _prepare(self, text: Any) -> Prepared[str] | Exception:
+    def _prepare(self, text: object) -> Prepared[str] | Exception:
         if refusal := text_refusal(text):
             return refusal
+        assert isinstance(text, str), "all others are refused"
         words = text.split()
         if self._max_words is None or len(words) <= self._max_words:
             return Prepared(text, max(len(words), 1))
@@ -304,7 +304,7 @@ class FakeStreamEngine(_ProfileFromAttributes):
         self._texts.close()
 
 
-def check_table_store(make: Callable[[], TableStore], read: Callable[[], Iterable[Mapping[str, Any]]]) -> None:
+def check_table_store(make: Callable[[], TableStore], read: Callable[[], Iterable[Mapping[str, object]]]) -> None:
     """Check that a store keeps the contract of `headrace.io.sinks.tables.TableStore`, in a table that is not there yet.
 
     Args:

@@ -1,1 +1,4 @@
-"""Flyte: `app.app_environment` is a model as an app of Flyte."""
+"""Flyte.
+
+- `app.app_environment`: a model as an app of Flyte
+"""
