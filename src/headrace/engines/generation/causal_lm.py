@@ -25,7 +25,7 @@ from headrace.engines.model_folder import check_tokenizer, digest, find_folder
 from headrace.engines.networks.files import load_tokenizer
 from headrace.engines.networks.pytorch import load_pretrained
 from headrace.engines.requests.chat import checked_messages, rendered
-from headrace.engines.requests.generation import GeneratedText, Request, Sampling, derived_seed, parse
+from headrace.engines.requests.generation import ModelAnswer, Request, Sampling, derived_seed, parse
 from headrace.engines.requests.long_prompts import LongPrompts, Place, PromptSplitter, prepared_by, room_of
 from headrace.engines.requests.vocabulary import check_ids, detokenized, token_strings
 from headrace.engines.text.max_length import choose_length, usable_positions
@@ -265,11 +265,11 @@ class CausalLM:
         held_back = max(map(len, ask.sampling.stop), default=1) - 1  # may be the start of a stop string
         return text[: len(text) - held_back] if held_back else text
 
-    def answer(self, ask: TokenizedRequest, generated: Sequence[int], sampler: TokenSampler) -> GeneratedText:
+    def answer(self, ask: TokenizedRequest, generated: Sequence[int], sampler: TokenSampler) -> ModelAnswer:
         """The result for the tokens of a finished answer."""
         ended = bool(generated) and generated[-1] in self.ends_of(ask)
         cut = self._stop_at(ask, generated)
-        answer = GeneratedText(
+        answer = ModelAnswer(
             text=self._decode(generated)[:cut],
             finish_reason="stop" if ended or cut is not None else "length",
             prompt_tokens=len(ask.prompt),

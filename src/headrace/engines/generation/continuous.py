@@ -27,7 +27,7 @@ from headrace.engines.generation.static import trial_of
 from headrace.engines.generation.tensor_parallel import is_follower, load_options, loaded_together, start_ranks
 from headrace.engines.networks.base import ModelCodeError, model_code
 from headrace.engines.profile import EngineProfile
-from headrace.engines.requests.generation import GeneratedText
+from headrace.engines.requests.generation import ModelAnswer
 from headrace.errors import ConfigError, EngineDeadError, EngineError
 from headrace.wording import shown
 
@@ -181,7 +181,7 @@ class GenerationEngine:
         )
         self._answers[key] = answer
 
-    def step(self) -> list[tuple[int, GeneratedText | Exception]]:
+    def step(self) -> list[tuple[int, ModelAnswer | Exception]]:
         """Generate one token for each answer, or process a part of a prompt.
 
         Raises:
@@ -214,9 +214,9 @@ class GenerationEngine:
         self._run_step()
         self._ended()
 
-    def _ended(self) -> list[tuple[int, GeneratedText | Exception]]:
+    def _ended(self) -> list[tuple[int, ModelAnswer | Exception]]:
         """The answers that transformers has ended: by an end token, by `max_tokens`, or by an error."""
-        ended: list[tuple[int, GeneratedText | Exception]] = []
+        ended: list[tuple[int, ModelAnswer | Exception]] = []
         while True:
             try:
                 output = self._manager.output_router.output_queue.get_nowait()
@@ -231,9 +231,9 @@ class GenerationEngine:
             else:
                 ended.append((key, self._generation(answer, (*answer.before, *output.generated_tokens))))
 
-    def _stopped(self) -> list[tuple[int, GeneratedText | Exception]]:
+    def _stopped(self) -> list[tuple[int, ModelAnswer | Exception]]:
         """The answers that contain a stop string."""
-        stopped: list[tuple[int, GeneratedText | Exception]] = []
+        stopped: list[tuple[int, ModelAnswer | Exception]] = []
         for key, answer in list(self._answers.items()):
             if not answer.ask.sampling.stop:
                 continue
@@ -243,7 +243,7 @@ class GenerationEngine:
                 self.remove(key)
         return stopped
 
-    def _generation(self, answer: Answer, generated: Sequence[int]) -> GeneratedText:
+    def _generation(self, answer: Answer, generated: Sequence[int]) -> ModelAnswer:
         result = self._lm.answer(answer.ask, generated, answer.sampler)
         return {**result, "cached_tokens": answer.cached or 0} if answer.ask.counts_cached else result
 

@@ -23,7 +23,7 @@ from headrace.engines.generation.options import StaticGeneration
 from headrace.engines.generation.sampling import TokenSampler
 from headrace.engines.networks.base import ModelCodeError, model_code
 from headrace.engines.profile import EngineProfile
-from headrace.engines.requests.generation import GeneratedText
+from headrace.engines.requests.generation import ModelAnswer
 from headrace.errors import EngineDeadError, EngineError
 
 Padding: TypeAlias = Literal["left", "equal lengths", "one at a time"]
@@ -87,7 +87,7 @@ class StaticGenerationEngine:
         """See `TokenizingEngine.token_strings`."""
         return self._lm.token_strings(ids)
 
-    def forward(self, batch: list[TokenizedRequest]) -> list[GeneratedText]:
+    def forward(self, batch: list[TokenizedRequest]) -> list[ModelAnswer]:
         """Answer the batch.
 
         Raises:

@@ -8,7 +8,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 
 from headrace.batching.options import whole
 from headrace.engines.base import Chunks, Placed, Prepared
-from headrace.engines.requests.generation import GeneratedText
+from headrace.engines.requests.generation import ModelAnswer
 from headrace.engines.requests.templates import FilledTemplate, filled, template_fields
 from headrace.errors import ConfigError, RecordError
 from headrace.wording import shown
@@ -153,13 +153,13 @@ class _Used:
     prompt: int = 0
     completion: int = 0
 
-    def plus(self, answers: Sequence[GeneratedText]) -> _Used:
+    def plus(self, answers: Sequence[ModelAnswer]) -> _Used:
         return _Used(
             self.prompt + sum(answer["prompt_tokens"] for answer in answers),
             self.completion + sum(answer["completion_tokens"] for answer in answers),
         )
 
-    def added_to(self, answer: GeneratedText) -> GeneratedText:
+    def added_to(self, answer: ModelAnswer) -> ModelAnswer:
         total = self.plus([answer])
         return {**answer, "prompt_tokens": total.prompt, "completion_tokens": total.completion}
 
@@ -196,7 +196,7 @@ class PromptSplitter:
     def _first(self, chunks: Sequence[Prepared[Any]], asked: int, used: _Used) -> Chunks[Any]:
         """Asks one chunk after the other until one answers."""
 
-        def join(answers: Sequence[GeneratedText], _: Sequence[int]) -> object:
+        def join(answers: Sequence[ModelAnswer], _: Sequence[int]) -> object:
             if asked + 1 == len(chunks) or self._answers(answers[0]["text"]):
                 return used.added_to(answers[0])
             return self._first(chunks, asked + 1, used.plus(answers))
@@ -213,12 +213,12 @@ class PromptSplitter:
     def _all(self, request: object, place: Place, chunks: Sequence[Prepared[Any]], used: _Used) -> Chunks[Any]:
         """Asks all chunks, and then about their answers."""
 
-        def join(answers: Sequence[GeneratedText], _: Sequence[int]) -> object:
+        def join(answers: Sequence[ModelAnswer], _: Sequence[int]) -> object:
             return self._about(request, place, answers, used.plus(answers))
 
         return Chunks([chunk.payload for chunk in chunks], [chunk.cost for chunk in chunks], [1] * len(chunks), join, 0)
 
-    def _about(self, request: object, place: Place, answers: Sequence[GeneratedText], used: _Used) -> Chunks[Any]:
+    def _about(self, request: object, place: Place, answers: Sequence[ModelAnswer], used: _Used) -> Chunks[Any]:
         """Asks about these answers; if they are too long together, about chunks of them first.
 
         Raises:
