@@ -14,7 +14,7 @@ from headrace.concurrency.loop_thread import LoopThread
 from headrace.engines.base import Prepared
 from headrace.engines.profile import EngineProfile
 from headrace.engines.remote.options import Endpoint, EndpointClassification, EndpointEmbedding, EndpointOptions
-from headrace.engines.requests.generation import ModelAnswer, Sampling, parse
+from headrace.engines.requests.generation import GeneratedText, Sampling, parse
 from headrace.errors import EngineDeadError, EngineError, RecordError
 from headrace.events import EndpointUsed
 from headrace.records import text_refusal
@@ -192,9 +192,9 @@ def _request(value: object) -> tuple[str, dict[str, object]]:
     return "/v1/chat/completions", {**body, "messages": list(request.messages or ())}
 
 
-def _generation(answer: Any) -> ModelAnswer:
+def _generation(answer: Any) -> GeneratedText:
     choice, usage = answer["choices"][0], answer["usage"]
-    return ModelAnswer(
+    return GeneratedText(
         text=choice["message"]["content"] if "message" in choice else choice["text"],
         finish_reason=choice["finish_reason"],
         prompt_tokens=usage["prompt_tokens"],

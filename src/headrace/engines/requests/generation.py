@@ -1,4 +1,4 @@
-"""ModelAnswer requests with OpenAI's and vLLM's field names: a prompt or chat, and sampling parameters."""
+"""GeneratedText requests with OpenAI's and vLLM's field names: a prompt or chat, and sampling parameters."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Chance(TypedDict):
     token: str
     logprob: float
     bytes: list[int] | None
-    """Of the token's text; None if it is part of a character."""
+    """The bytes of the token's text; None if it is part of a character."""
 
 
 class TokenChance(Chance):
@@ -58,7 +58,7 @@ class TokenChance(Chance):
     top_logprobs: list[Chance]
 
 
-class ModelAnswer(TypedDict):
+class GeneratedText(TypedDict):
     """The answer to one request."""
 
     text: str
@@ -71,7 +71,7 @@ class ModelAnswer(TypedDict):
     cached_tokens: NotRequired[int]
     """Tokens of the prompt that the prefix cache held, if the caller asks for them: they depend on earlier requests."""
     logprobs: NotRequired[list[TokenChance]]
-    """Of each token of the text, if the request asks for them."""
+    """The log probabilities of each token of the text, if the request asks for them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +133,7 @@ def sampling_from(given: Mapping[str, Any], defaults: Sampling = Sampling()) -> 
     return sampling
 
 
-def default_sampling(given: Mapping[str, object]) -> Sampling:
+def default_sampling(given: Mapping[str, Any]) -> Sampling:
     """Like `sampling_from`, for the options of an engine.
 
     Raises:

@@ -25,7 +25,7 @@ from headrace.engines.capabilities import PrefixCacheStats, Sleeper
 from headrace.engines.model_folder import check_tokenizer, digest, find_folder
 from headrace.engines.profile import EngineProfile
 from headrace.engines.requests.chat import TEXT_ONLY, with_known_roles
-from headrace.engines.requests.generation import ModelAnswer, Request, derived_seed, parse
+from headrace.engines.requests.generation import GeneratedText, Request, derived_seed, parse
 from headrace.engines.requests.long_prompts import Place, PromptSplitter, prepared_by, room_of
 from headrace.engines.vllm.options import Vllm
 from headrace.engines.vllm.requests import EXTRA, MULTIMODAL, check_unicode, sampling_params
@@ -183,7 +183,7 @@ class VllmEngine:
         """See `PrefixCachingEngine.count_cached`."""
         return replace(payload, counts_cached=True)
 
-    async def infer(self, payload: _Payload) -> ModelAnswer:
+    async def infer(self, payload: _Payload) -> GeneratedText:
         """The answer to one request.
 
         Raises:
@@ -194,7 +194,7 @@ class VllmEngine:
         """
         return await self._core.run(partial(self._generate, payload))
 
-    async def _generate(self, payload: _Payload, engine: AsyncLLM, number: str) -> ModelAnswer:
+    async def _generate(self, payload: _Payload, engine: AsyncLLM, number: str) -> GeneratedText:
         async with aclosing(engine.generate(payload.prompt, payload.params, number)) as outputs:
             async for output in outputs:
                 if payload.listener is not None and output.outputs[0].text:
@@ -224,13 +224,13 @@ class VllmEngine:
         self._renderer.shutdown()
 
 
-def _generation(output: vllm.RequestOutput) -> ModelAnswer:
+def _generation(output: vllm.RequestOutput) -> GeneratedText:
     answer = output.outputs[0]
     if answer.finish_reason == "abort":  # as when the core shuts down: not a record failure
         raise TransientError("vLLM aborted the request")
     if answer.finish_reason not in ("stop", "length"):
         raise EngineError(f"vLLM ended the request with {answer.finish_reason!r}")
-    return ModelAnswer(
+    return GeneratedText(
         text=answer.text,
         finish_reason=answer.finish_reason,
         prompt_tokens=len(output.prompt_token_ids),
