@@ -90,7 +90,7 @@ class FanOut(Generic[ResultT]):
         finally:
             await pool.stop()
 
-    def __await__(self) -> Generator[Any, None, list[ResultT]]:
+    def __await__(self) -> Generator[object, None, list[ResultT]]:
         """All results, as a list."""
         return self._collect().__await__()
 
@@ -110,7 +110,7 @@ class FanOut(Generic[ResultT]):
             finally:
                 loop.run(pool.stop())
 
-    def _open(self, result: Any) -> Any:
+    def _open(self, result: object) -> Any:
         if isinstance(result, Raised):
             if not self._return_exceptions or isinstance(result, _ItemsFailed):
                 raise result.cause

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator
 from time import monotonic
 from typing import Any, TypeVar
 
-from headrace.batching.callables import is_async
+from headrace.batching.callables import ProcessFn, is_async
 from headrace.batching.results import received
 from headrace.batching.tasks import Foreign, Raised, attempt
 
@@ -130,7 +130,7 @@ class ProcessCaller:
     is assumed to block and runs in a worker thread; a coroutine that it returns runs where an `async def` would.
     """
 
-    def __init__(self, fn: Callable[[list[Any]], Any], *, offload: bool, name: str) -> None:
+    def __init__(self, fn: ProcessFn, *, offload: bool, name: str) -> None:
         self._fn = fn
         self._name = name
         self._offload = offload
