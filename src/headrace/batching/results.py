@@ -70,7 +70,7 @@ def checked_results(results: object, size: int, name: str = "process_fn") -> lis
         if count == size:
             rows = attempt(_first, results, size + 1)
             if isinstance(rows, Raised):
-                raise _refused(results, size, name, _failure(rows)) from rows.cause
+                raise _refused(results, size, name, _failure(rows.cause)) from rows.cause
             given, count = rows, len(rows)
     if count != size:
         shape = "" if type(results) in (list, tuple) else f" ({_named(results)})"
@@ -95,10 +95,10 @@ def own(value: T) -> T:
 
 def own_result(value: object, name: str) -> object:
     """`own`, or the BadResultError of the record if the result of the function `name` cannot be copied."""
-    copied = attempt(own, value)
-    if not isinstance(copied, Raised):
-        return copied
-    words = _failure(copied)
+    try:  # here and not in a function: it runs for every record
+        return _copier(type(value))(value)
+    except Exception as error:  # noqa: BLE001 - copying calls methods of the user's classes; only the record fails
+        words = _failure(error)
     return BadResultError(f"{name} returned a result of type {type(value).__name__} that cannot be copied: {words}")
 
 
@@ -120,11 +120,11 @@ def _first(results: object, most: int) -> list[object]:
     return list(itertools.islice(cast("Iterable[object]", values), most))
 
 
-def _failure(raised: Raised) -> str:
+def _failure(error: BaseException) -> str:
     """What a method of the user's classes raised, in words; raised again if it is no failure of the results."""
-    if not isinstance(raised.cause, Exception) or is_out_of_memory(raised.cause):
-        raise raised.cause
-    return f"{type(raised.cause).__name__}: {text_of(raised.cause)}"
+    if not isinstance(error, Exception) or is_out_of_memory(error):
+        raise error
+    return f"{type(error).__name__}: {text_of(error)}"
 
 
 def _refused(results: object, size: int, name: str, why: str = "") -> BadResultError:
