@@ -77,7 +77,7 @@ class BatchOptions:
 
     @property
     def slots(self) -> int:
-        """Batches that may be in `process_fn`, the one that waits there included."""
+        """Maximum batches in `process_fn`, including one that waits there."""
         return self.max_concurrent_batches + self.overlap
 
 

@@ -144,7 +144,7 @@ class Reusable(Generic[RecordT, ResultT]):
         return _unpickle, (self._name, self._made_anew())
 
     def _made_anew(self) -> Callable[[str], AnyReusable]:
-        """Makes the same in another process, with its name there."""
+        """A function that makes this object in another process, under a given name."""
         return functools.partial(Reusable, self._factory, self._idle_timeout_s)
 
     # -- calls -----------------------------------------------------------------------------------------------------

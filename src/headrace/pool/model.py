@@ -164,7 +164,7 @@ class PoolEntry:
         return SleeperView(self.name, self.size or 1.0, saves_s, self.last_used)
 
     def loaded(self, seconds: float, *, woken: bool) -> None:
-        """Learn from a load, or from a waking, that took so long."""
+        """Learn from a load, or a waking, that took `seconds`."""
         if woken:
             self.wake_s = seconds if self.wake_s is None else (self.wake_s + seconds) / 2
             self.wakes += 1

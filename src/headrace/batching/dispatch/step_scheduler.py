@@ -41,7 +41,7 @@ class StepScheduler:
         self._groups: deque[list[SlotEntry]] = deque()
         self._alone = False
         self._no_room: tuple[QueueEntry, float, float] | None = None
-        """The next one, if there was no room for it since the last record left; what it shared, and the cost of all."""
+        """The next record if it had no room since the last one left, with its shared cost and the cost of all then."""
         self._leaving: set[int] = set()
         self._joining: list[SlotEntry] = []
         self._clock = asyncio.get_running_loop().time

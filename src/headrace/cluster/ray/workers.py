@@ -220,7 +220,7 @@ def check_room(resources: ClusterResources, replicas: int) -> float:
 
 
 def _most(cpus: float, gpus: float, replicas: int) -> int:
-    """The workers that the cluster has room for, if each needs so much; at least `replicas`."""
+    """The number of workers that the cluster has room for; at least `replicas`."""
     total = ray.cluster_resources()
     room = [int(total.get(name, 0.0) / each) for name, each in (("CPU", cpus), ("GPU", gpus)) if each]
     return max(min(room, default=replicas), replicas)
