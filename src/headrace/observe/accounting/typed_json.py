@@ -23,13 +23,22 @@ def parse_object(kind: type[T], content: object) -> T:
     """
     if not isinstance(content, dict):
         raise TypeError(f"it has {shown(content, 40)} where {kind.__name__} should be")
-    hints = _hints(kind)  # type: ignore[arg-type]  # a class is hashable
-    return kind(**{name: _parse(hints.get(name, Any), value, name) for name, value in content.items()})
+    hints, required = _fields(kind)  # type: ignore[arg-type]  # a class is hashable
+    if wrong := (required - content.keys()) | (content.keys() - hints.keys()):
+        raise TypeError(f"{kind.__name__} lacks, or does not know, the field {shown(min(wrong), 40)}")
+    return kind(**{name: _parse(hints[name], value, name) for name, value in content.items()})
 
 
 @functools.cache
-def _hints(kind: type) -> dict[str, Any]:
-    return get_type_hints(kind)
+def _fields(kind: Any) -> tuple[dict[str, Any], frozenset[str]]:
+    """The types of a dataclass's fields by name, and the names of those without a default."""
+    every, hints = dataclasses.fields(kind), get_type_hints(kind)
+    optional = {
+        one.name
+        for one in every
+        if one.default is not dataclasses.MISSING or one.default_factory is not dataclasses.MISSING
+    }
+    return {one.name: hints[one.name] for one in every}, frozenset({one.name for one in every} - optional)
 
 
 def _parse(kind: Any, value: object, name: str) -> object:
