@@ -7,7 +7,7 @@ import functools
 import math
 from collections.abc import Mapping, Sequence
 from types import NoneType, UnionType
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from headrace.wording import shown
 
@@ -30,7 +30,7 @@ def parse_object(kind: type[T], content: object) -> T:
 
 
 @functools.cache
-def _fields(kind: Any) -> tuple[dict[str, Any], frozenset[str]]:
+def _fields(kind: type) -> tuple[dict[str, object], frozenset[str]]:
     """The types of a dataclass's fields by name, and the names of those without a default."""
     every, hints = dataclasses.fields(kind), get_type_hints(kind)
     optional = {
@@ -41,7 +41,7 @@ def _fields(kind: Any) -> tuple[dict[str, Any], frozenset[str]]:
     return {one.name: hints[one.name] for one in every}, frozenset({one.name for one in every} - optional)
 
 
-def _parse(kind: Any, value: object, name: str) -> object:
+def _parse(kind: object, value: object, name: str) -> object:
     """The value of a field, if it is of that kind."""
     origin, args = get_origin(kind), get_args(kind)
     if origin in (Union, UnionType):
@@ -60,7 +60,7 @@ def _parse(kind: Any, value: object, name: str) -> object:
     return _parse_plain(kind, value)
 
 
-def _parse_plain(kind: Any, value: object) -> object:
+def _parse_plain(kind: object, value: object) -> object:
     if kind in (int, float):
         check_number(value)
     elif kind is str and type(value) is not str:
@@ -76,7 +76,7 @@ def check_number(value: object) -> None:
         raise ValueError(f"a number is not valid: {shown(value, 40)}")
 
 
-def _parse_list(origin: Any, args: tuple[Any, ...], value: object, name: str) -> object:
+def _parse_list(origin: object, args: tuple[object, ...], value: object, name: str) -> object:
     if not isinstance(value, list | tuple):
         raise TypeError(f"its {name} is no list: {shown(value, 40)}")
     if args[0] is float and len(args) == 1:  # the common case: many numbers
@@ -91,7 +91,7 @@ def _parse_list(origin: Any, args: tuple[Any, ...], value: object, name: str) ->
     return tuple(_parse(kind, one, name) for kind, one in zip(args, value, strict=True))
 
 
-def _parse_mapping(args: tuple[Any, ...], value: object, name: str) -> object:
+def _parse_mapping(args: tuple[object, ...], value: object, name: str) -> object:
     if not isinstance(value, dict):
         raise TypeError(f"its {name} is no mapping: {shown(value, 40)}")
     keys, values = args

@@ -9,15 +9,13 @@ from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from typing import Literal
 
-from headrace.observe.accounting.timeline import CAUSES, COMPUTING, Cause
+from headrace.observe.accounting.timeline import CAUSES, COMPUTING, LANES, STAGE_LANES, Cause
 from headrace.observe.accounting.typed_json import parse_object
 from headrace.wording import shown
 
 VERSION = 1
 _FORMAT = "headrace-live"
 _WINDOW_S = 10.0
-_LANES = {"load": "read", "prepare": "prepare", "finish": "finish", "write": "write"}
-_ORDER = ("read", "prepare", "device", "finish", "write")
 _MOST_ROWS = 200
 _LONGEST = 300
 
@@ -123,13 +121,13 @@ def _difference(before: Totals, after: Totals) -> Recent:
     seconds = {cause: max(after.causes.get(cause, 0.0) - before.causes.get(cause, 0.0), 0.0) for cause in CAUSES}
     stages = {
         lane: max(after.stages[stage] - before.stages.get(stage, 0.0), 0.0) / elapsed
-        for stage, lane in _LANES.items()
+        for stage, lane in STAGE_LANES.items()
         if stage in after.stages
     }
     lanes = {**stages, "device": min(sum(seconds[cause] for cause in COMPUTING) / elapsed, 1.0)}
     return Recent(
         elapsed,
-        {lane: lanes[lane] for lane in _ORDER if lane in lanes},
+        {lane: lanes[lane] for lane in LANES if lane in lanes},
         {name: max(count - before.counts.get(name, 0.0), 0.0) / elapsed for name, count in after.counts.items()},
         shares(seconds),
     )

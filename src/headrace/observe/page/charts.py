@@ -5,25 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
-from headrace.observe.accounting.timeline import CAUSES, COMPUTING, LABELS
+from headrace.observe.accounting.timeline import CAUSES, COMPUTING, LABELS, LANES, STAGE_LANES
 from headrace.observe.reporting.figures import JobFigures, histogram, series
 from headrace.observe.reporting.summary import RunSummary
 
 Spec: TypeAlias = dict[str, object]
 
 _SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"
-_STAGES = {"load": "read", "prepare": "prepare", "finish": "finish", "write": "write"}
-_LANES = ("read", "prepare", "device", "finish", "write")
 _BOXES = 120
 """Batches in one timeline: more would be too thin to see."""
-_LANE_AXIS: Spec = {"scale": {"domain": list(_LANES)}, "axis": {"title": None, "ticks": False}}
+_LANE_AXIS: Spec = {"scale": {"domain": list(LANES)}, "axis": {"title": None, "ticks": False}}
 _CAUSE_COLOURS = {
     "domain": [LABELS[cause] for cause in CAUSES],
     "range": [f"var(--{cause})" for cause in CAUSES],
 }
 _LANE_COLOURS = {
-    "domain": list(_LANES),
-    "range": ["var(--read)", "var(--prepare)", "var(--real)", "var(--finish)", "var(--write)"],
+    "domain": list(LANES),
+    "range": [f"var(--{cause})" for cause in LANES.values()],
 }
 CONFIG: Spec = {
     "background": None,
@@ -162,7 +160,7 @@ def _timeline(run: RunSummary, start: float, end: float) -> Spec:
             )  # fmt: skip
     for stage, begun, duration, records in run.account.chunks:
         if begun <= end and begun + duration >= start:
-            rows.append({**_box(_STAGES[stage], begun, duration, start, end), "size": records})
+            rows.append({**_box(STAGE_LANES[stage], begun, duration, start, end), "size": records})
     return {
         "height": 170,
         "data": {"values": rows},
@@ -205,7 +203,7 @@ def _stage_activity(runs: Sequence[RunSummary]) -> Spec | None:
     rows = []
     for place, sums in enumerate(bins):
         busy = sum(sums.get(cause, 0.0) for cause in COMPUTING)
-        work = {"device": busy, **{lane: sums.get(f"stage {stage}", 0.0) for stage, lane in _STAGES.items()}}
+        work = {"device": busy, **{lane: sums.get(f"stage {stage}", 0.0) for stage, lane in STAGE_LANES.items()}}
         start = _short(place * width)
         rows += [
             {"from": start, "to": _short(start + width), "lane": lane, "busy": _short(seconds / width)}

@@ -74,9 +74,11 @@ class Sums:
         """The first ones."""
         self.stages: defaultdict[Stage, Counter[str]] = defaultdict(Counter)
         """Of each host stage, the sums of its events' fields, and the number of these as "events"."""
-        self.batches = self.batched = self.answers = self.splits = self.out_of_memory = self.full_steps = 0
-        """Batches or steps, the records in them, those of these with a result, batches that ran again in halves, those of them that did not fit in
-        memory, and steps with all slots taken."""
+        self.batches = self.splits = self.out_of_memory = self.full_steps = 0
+        """Batches or steps, batches that ran again in halves, those of them that did not fit in memory, and steps with
+        all slots taken."""
+        self.batched = self.answers = 0
+        """Records in the batches, and those with a result."""
         self.cost = self.padded_cost = self.done_cost = self.starved_s = 0.0
         self.fitted = (0.0, 0.0)
         """Records and computed cost of the largest batch that fitted in memory."""
