@@ -73,6 +73,10 @@ class Account:
     """From the start of the job to its first batch."""
 
 
+NO_ACCOUNT = Account(0.0, {}, 0.0, {}, {}, (), ())
+"""Nothing has been heard."""
+
+
 class _Ends(Generic[T]):
     """The first entries and the last ones of a sequence of any length."""
 

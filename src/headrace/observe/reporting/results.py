@@ -18,8 +18,9 @@ from headrace.events import (
     PromptsCompared,
     RecordFailed,
 )
-from headrace.observe.accounting.accountant import Account
+from headrace.observe.accounting.accountant import NO_ACCOUNT, Account
 from headrace.observe.accounting.device_limit import DeviceFigures, device_figures
+from headrace.observe.accounting.input_size import NO_PROGRESS, StageProgress
 from headrace.observe.accounting.timeline import Cause
 from headrace.observe.accounting.worker_rows import WorkerRow
 from headrace.observe.reporting import lines, notebook
@@ -343,7 +344,8 @@ class Report:
         of=lambda run: run.account.causes,
     )
     """Seconds of the device by cause, the starting time included: see `headrace.observe.accounting.timeline.Cause`."""
-    account: Account | None = figure(None, "where the time went, in detail")
+    account: Account = figure(NO_ACCOUNT, "where the time went, in detail")
+    progress: StageProgress = figure(NO_PROGRESS, "how far the records have come")
     failed_records: tuple[RecordFailed, ...] = figure(
         (), "the first 1,000 failed records", of=lambda run: tuple(run.failed_records)
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from typing import get_args
 
 from headrace.events import (
     BatchDone,
@@ -34,9 +35,9 @@ from headrace.events import (
     WorkerLost,
     WorkUnitDone,
 )
-from headrace.observe.accounting.accountant import Account
+from headrace.observe.accounting.accountant import NO_ACCOUNT
 from headrace.observe.accounting.batches import BusyTime, successful_cost
-from headrace.observe.accounting.input_size import InputSize
+from headrace.observe.accounting.input_size import InputSize, StageProgress
 from headrace.observe.accounting.worker_rows import WorkerCount, WorkerRow
 from headrace.observe.reporting.host import Host
 from headrace.records import LeftOut
@@ -58,7 +59,7 @@ class Sums:
 
     def __init__(self, host: Host) -> None:
         self.host = host
-        self.account = Account(0.0, {}, 0.0, {}, {}, (), ())
+        self.account = NO_ACCOUNT
         """Where the time went; set before the figures are computed."""
         self.start: float | None = None
         self.last = 0.0
@@ -162,6 +163,12 @@ class Sums:
         """The size of the input, as far as it is known."""
         return InputSize(*((None, None) if self.started is None else
                            (self.started.total_bytes, self.started.total_records)))  # fmt: skip
+
+    @property
+    def progress(self) -> StageProgress:
+        """How far the records have come."""
+        records = {stage: int(self.stages[stage]["records"]) for stage in get_args(Stage)}
+        return StageProgress(records, self.input_size, self.stages["load"]["bytes"])
 
     @property
     def worker_rows(self) -> tuple[WorkerRow, ...]:
