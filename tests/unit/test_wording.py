@@ -13,15 +13,14 @@ import pytest
 from typer.testing import CliRunner
 
 import headrace
-from headrace.app.run import RunParameters
-from headrace.app.servers.server import ServerOptions
+from headrace.app.keywords import RunKeywords, ServerKeywords
 from headrace.cli.app import app
 from headrace.errors import ConfigError, RecordError, text_of
 from headrace.jobs.pipeline.job import Limits
+from headrace.options import NAMES
 from headrace.records import Failed, Record
 from headrace.serving.limits import ServeLimits
 from headrace.wording import (
-    ALIASES,
     LONGEST,
     Door,
     shortened,
@@ -58,7 +57,7 @@ def _door() -> Iterator[None]:
         (
             "than ``max_errors=30`` allows",
             "than --max-errors 30 allows",
-            "than limits=Limits(max_errors=30) allows",
+            "than max_errors=30 allows",
             None,
         ),
         ("leave ``order`` out: it", "leave --order out: it", "leave order out: it", None),
@@ -114,6 +113,8 @@ def _texts() -> Iterator[tuple[Path, str]]:
             continue
         tree = ast.parse(path.read_text(encoding="utf-8"))
         documented = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+        declared = [node.value for node in ast.walk(tree) if isinstance(node, ast.keyword) and node.arg == "flags"]
+        documented |= {id(node) for flags in declared for node in ast.walk(flags)}
         for node in ast.walk(tree):
             if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in documented:
                 yield path, node.value
@@ -125,8 +126,8 @@ def test_no_message_spells_a_flag() -> None:
 
 
 def test_every_setting_in_a_message_is_a_keyword_or_of_the_command_alone() -> None:
-    known = {name for kind in (RunParameters, ServerOptions) for name in get_type_hints(kind)}
-    known |= {"source", "sink", "model", "name", *ALIASES} | {
+    known = {name for kind in (RunKeywords, ServerKeywords) for name in get_type_hints(kind)}
+    known |= {"source", "sink", "model", "name", *NAMES} | {
         one.name for kind in (Limits, ServeLimits) for one in fields(kind)
     }
     found = {name for _, text in _texts() for name in re.findall(r"``(?:headrace \w+ )?([a-z_]+)", text)}

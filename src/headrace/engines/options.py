@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Literal, TypeAlias
@@ -28,12 +29,24 @@ _ON_TOO_LONG = (
     "Cut a text that is too long, fail its record or request, or split it into chunks and join their outputs. "
     "Default: truncate; for generate: error."
 )
-_CHUNK_OVERLAP = "With --on-too-long split: tokens that neighbouring chunks share. Default: 0."
+_CHUNK_OVERLAP = "With ``on_too_long=split``: tokens that neighbouring chunks share. Default: 0."
 _CHUNK_JOIN = (
-    "With --on-too-long split: how outputs are joined. Default: mean for vectors and labels, max for scores of pairs, "
+    "With ``on_too_long=split``: how outputs are joined. Default: mean for vectors and labels, max for scores of "
+    "pairs, "
     "map-reduce for generate."
 )
 MAX_MODEL_LEN = "Maximum tokens in a text. Default: the model's limit."
+
+
+def _labels(text: str) -> str | Sequence[str]:
+    """Labels as text such as a,b, or as a list in JSON, for labels with commas."""
+    if not text.startswith("["):
+        return text
+    try:
+        found: Sequence[str] = json.loads(text)
+    except ValueError:
+        return text
+    return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +92,7 @@ class PromptOptions(EngineOptions):
     )
     prompt: str | None = option(
         None,
-        "For embed: text before each text, such as 'query: '. Default: --prompt-name.",
+        "For embed: text before each text, such as 'query: '. Default: ``prompt_name``.",
         panel=PANEL,
         changes_output=True,
     )
@@ -159,7 +172,11 @@ class CandidateOptions(EngineOptions):
     """The user's own labels."""
 
     labels: str | Sequence[str] = option(
-        (), "For zero-shot: labels, such as sports,politics. Required there.", panel=PANEL, changes_output=True
+        (),
+        "For zero-shot: labels, such as sports,politics. Required there.",
+        panel=PANEL,
+        parse=_labels,
+        changes_output=True,
     )
     hypothesis_template: str = option(
         "This example is {}.", "The sentence for a label, which replaces {}.", changes_output=True
@@ -234,14 +251,14 @@ class LongPromptOptions(EngineOptions):
     chunk_join: Literal["map-reduce", "first"] | None = option(None, _CHUNK_JOIN, panel=PANEL, changes_output=True)
     reduce_template: str | None = option(
         None,
-        "For generate, with --chunk-join map-reduce: the last prompt, such as 'Combine these summaries: {answers}'. "
+        "For generate, with ``chunk_join=map-reduce``: the last prompt, such as 'Combine these summaries: {answers}'. "
         "Default: none.",
         panel=PANEL,
         changes_output=True,
     )
     no_answer: str | None = option(
         None,
-        "For generate, with --chunk-join first: how an answer begins that counts as none, such as 'not found'. "
+        "For generate, with ``chunk_join=first``: how an answer begins that counts as none, such as 'not found'. "
         "Default: only an empty answer is none.",
         panel=PANEL,
         changes_output=True,

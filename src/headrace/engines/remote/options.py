@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 from headrace.engines.declaring import EngineOptions
 from headrace.engines.options import PANEL, SamplingOptions
-from headrace.options import option
+from headrace.options import named, option
 
 
+@named(keys=True)
 @dataclass(frozen=True, kw_only=True)
 class EndpointOptions(EngineOptions):
     """Options of all of them; `model` is the model's name in requests, None for the server's default."""
