@@ -106,15 +106,15 @@ def test_each_door_names_a_setting_in_its_own_terms(message: str, flags: str, py
 
 
 def _texts() -> Iterator[tuple[Path, str]]:
-    """All texts of the library outside the command line that are no docstrings."""
+    """All texts of the library outside the command line that are neither docstrings nor declarations of flags."""
     root = Path(headrace.__file__).parent
     for path in root.rglob("*.py"):
         if path.relative_to(root).parts[0] in ("cli", "options", "wording.py") or "page" in path.parts:
             continue
         tree = ast.parse(path.read_text(encoding="utf-8"))
         documented = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-        declared = [node.value for node in ast.walk(tree) if isinstance(node, ast.keyword) and node.arg == "flags"]
-        documented |= {id(node) for flags in declared for node in ast.walk(flags)}
+        declarations = [node for node in ast.walk(tree) if isinstance(node, ast.keyword) and node.arg == "flags"]
+        documented |= {id(node) for one in declarations for node in ast.walk(one)}
         for node in ast.walk(tree):
             if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in documented:
                 yield path, node.value

@@ -21,9 +21,9 @@ class ConfigKeywords(LocalKeywords, total=False):
     engine: str | Callable[..., object] | EngineChoice | None
     batch_tokens: int | None
     batch_size: int | None
-    pickled_weights: bool
     engine_process: bool
     engine_timeout_s: float | None
+    pickled_weights: bool
 
 
 class RunKeywords(ConfigKeywords, EngineKeywords, total=False):

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import FrameType
 from typing import ClassVar, Literal
 
-from headrace.app.bench import BenchSettings, Comparison, Row, compare, contenders_for, read_texts
+from headrace.app.bench import BenchResult, BenchRow, BenchSettings, compare, contenders_for, read_texts
 from headrace.argument_types import comma_separated
 from headrace.cli.flags import positive_numbers, with_settings
 from headrace.cli.outcome import aligned, guarded, say
@@ -154,7 +154,7 @@ def _contenders(task: str, wanted: str | None) -> list[str]:
     return list(names) or installed
 
 
-def as_lines(found: Comparison) -> list[str]:
+def as_lines(found: BenchResult) -> list[str]:
     """The table, and the machine."""
     head = ("contender", "setting", "records/s", "headrace is x", "agrees", "")
     table = [head, *(_cells(row, found.reference) for row in found.rows)]
@@ -162,7 +162,7 @@ def as_lines(found: Comparison) -> list[str]:
     return [*aligned(table, len(head)), "", there]
 
 
-def _cells(row: Row, reference: str) -> tuple[str, ...]:
+def _cells(row: BenchRow, reference: str) -> tuple[str, ...]:
     agrees = "reference" if row.contender == reference else "" if row.agreement is None else f"{row.agreement:.4f}"
     return (
         row.contender,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -12,11 +11,11 @@ from torch.utils._pytree import tree_leaves
 
 from headrace.device.graph_runner import GraphRunner
 from headrace.device.graphs import ShapeBook
-from headrace.device.pipeline import Pipeline
-from headrace.device.streams import CAPTURING, Arrays, Call, Rows, side_streams
+from headrace.device.pipeline import NetworkCall, Pipeline
+from headrace.device.streams import CAPTURING, side_streams
 
 _SHARE = 0.05
-"""Of a device's memory, that graphs may take."""
+"""The share of a device's memory that graphs may take."""
 _aten = torch.ops.aten
 _WAITING = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 _INDEXING = (_aten.index.Tensor, _aten.index_put.default, _aten.index_put_.default)
@@ -39,8 +38,12 @@ class MemoryRead(TorchDispatchMode):  # type: ignore[misc]  # torch's types are 
         self._made: set[int] = set()
 
     def __torch_dispatch__(
-        self, func: Any, types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+        self,
+        func: torch._ops.OpOverload,
+        types: object,
+        args: tuple[object, ...] = (),
+        kwargs: dict[str, object] | None = None,
+    ) -> object:
         """Run an operation."""
         taken = _tensors((args, kwargs))
         target = (kwargs or {}).get("device")
@@ -50,7 +53,7 @@ class MemoryRead(TorchDispatchMode):  # type: ignore[misc]  # torch's types are 
         self._made.update(_storages(_tensors(found)).keys() - self.kept.keys())
         return found
 
-    def _check(self, func: Any, args: tuple[Any, ...], devices: list[torch.device]) -> None:
+    def _check(self, func: torch._ops.OpOverload, args: tuple[object, ...], devices: list[torch.device]) -> None:
         if func in _INDEXING:
             waits = any(one.dtype in (torch.bool, torch.uint8) for one in _tensors(args[1]))
         elif func in _COPIES:
@@ -76,7 +79,7 @@ def _storages(tensors: list[torch.Tensor]) -> dict[int, torch.UntypedStorage]:
 
 
 class _CudaGraph:
-    def __init__(self, pool: tuple[int, int], call: Call, tensors: Mapping[str, torch.Tensor]) -> None:
+    def __init__(self, pool: tuple[int, int], call: NetworkCall, tensors: Mapping[str, torch.Tensor]) -> None:
         self._inputs = {name: tensor.clone() for name, tensor in tensors.items()}
         device = next(iter(tensors.values())).device
         main, side = torch.cuda.current_stream(device), side_streams(device).capture
@@ -106,7 +109,7 @@ class _CudaGraph:
         return self._output.clone()  # the next replay overwrites it
 
 
-def cuda_graphs(pipeline: Pipeline[Arrays, Call, Rows], device: torch.device, tolerance: float) -> GraphRunner:
+def cuda_graphs(pipeline: Pipeline, device: torch.device, tolerance: float) -> GraphRunner:
     """A runner for a CUDA device. The graphs share memory, since only one runs at a time."""
     pool = torch.cuda.graph_pool_handle()
     most = _SHARE * torch.cuda.get_device_properties(device).total_memory

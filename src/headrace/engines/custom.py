@@ -35,6 +35,7 @@ class FunctionEngine:
         name: the user's name for it; part of a job's fingerprint.
         model: passed to its factory, if any.
         batch_size: maximum values per call.
+        facts: what else determines the outputs, such as `EngineOptions.given`.
     """
 
     def __init__(
@@ -43,7 +44,9 @@ class FunctionEngine:
         name: str,
         model: str | Path | None = None,
         batch_size: int = BATCH_SIZE,
+        facts: Mapping[str, object] | None = None,
     ) -> None:
+        self._facts = facts or {}
         self._function: Callable[[list[Any]], Sequence[object]] | None = function
         self._name = name
         self._model = model
@@ -53,7 +56,7 @@ class FunctionEngine:
 
     def describe(self) -> Mapping[str, object]:
         """The names of function and model. The code is left out, so a job can resume after a fix."""
-        return {"engine": self._name, "model": None if self._model is None else str(self._model)}
+        return {"engine": self._name, "model": None if self._model is None else str(self._model), **self._facts}
 
     def prepare(self, inputs: Sequence[object]) -> list[Prepared[object] | Exception]:
         """The values, unchanged."""

@@ -5,14 +5,15 @@ from __future__ import annotations
 import importlib
 import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import Field, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeAlias, dataclass_transform
 
+from headrace.argument_types import check_types
 from headrace.errors import ConfigError, MissingExtraError
-from headrace.options import declared
+from headrace.options import declared, named
 
 if TYPE_CHECKING:
     from headrace.engines.choosing.config import EngineConfig
@@ -63,8 +64,17 @@ class Task:
         return not self.images and self.pairs != "always"
 
 
-@dataclass(frozen=True, kw_only=True)
-class EngineOptions:
+@dataclass_transform(frozen_default=True, kw_only_default=True)
+class _Dataclasses:
+    """Makes each subclass a frozen dataclass of keywords."""
+
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+
+    def __init_subclass__(cls) -> None:
+        named(keys=True)(dataclass(frozen=True, kw_only=True)(cls))
+
+
+class EngineOptions(_Dataclasses):
     """An engine: its options are fields declared with `headrace.options.option`; the rest is known before it is loaded.
 
     A package registers a subclass in the group `headrace.engines`, under the name `TASK.ENGINE`. A subclass sets `task`
@@ -129,11 +139,19 @@ class EngineOptions:
         return EngineConfig(self.task, model_name(self.model), self.engine, self.given())
 
     def check(self) -> None:
-        """Check values that can be checked before the model is loaded.
+        """Check all values as far as can be before the model is loaded.
 
         Raises:
-            ConfigError: a value cannot be used.
+            ConfigError: a value has another type than is declared, or is out of range.
         """
+        self._check_values(())
+
+    def _check_values(self, leave_out: Collection[str]) -> None:
+        check_types(self, "model", *leave_out)
+        for one in declared(type(self)):
+            value, least = getattr(self, one.name), one.option.minimum
+            if one.name not in leave_out and least is not None and value is not None and value < least:
+                raise ConfigError(f"{one.name} is {value!r}: it must be {'an int ' * isinstance(value, int)}>= {least}")
 
     def load(self) -> Any:
         """The engine, with its model loaded: one of the types in `engines.base`.

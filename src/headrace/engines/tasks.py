@@ -134,11 +134,11 @@ def task_named(name: str | None) -> Task:
     Raises:
         ConfigError: there is none, or the package that registers it is broken.
     """
-    if name not in known("tasks"):
+    if name is None or name not in known("tasks"):
         raise _unknown_task(name or "")
-    task = load("tasks", name or "", Task)
+    task = load("tasks", name, Task)
     if task.name != name:
-        raise ConfigError(f"the task registered as {name!r} is called {task.name!r}; its package must register that")
+        raise ConfigError(f"{known('tasks')[name]} is called {task.name!r} itself; its package must register that name")
     return task
 
 
@@ -150,6 +150,8 @@ def tasks_for(endpoint: str) -> tuple[str, ...]:
 def _unknown_task(name: str) -> ConfigError:
     """The error for an unknown task, with a suggestion if there is one."""
     names, tasks = known_tasks(), all_tasks()
+    if CUSTOM.name not in names:
+        return ConfigError("Headrace's own tasks are not registered: install the package again")
     word = name.lower().replace("_", "-").strip()
     use, close = _use(word, tasks), ""
     if not use and not (close := nearest(word, names)):

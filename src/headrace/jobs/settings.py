@@ -140,7 +140,7 @@ class JobSettings:
         "File or address (s3://...) of the results: .parquet, or .jsonl, .csv or .tsv (also with .gz or .zst); a name "
         "that ends in / is a folder of parts. Or a table: 'postgresql://host/db?table=vectors', sqlite:///, "
         "lancedb:///, 'qdrant://host?collection=vectors'. Or hf://datasets/org/name.",
-        flags=("-o", "--output-file"),
+        flags=("--output-file", "-o"),
         panel=FILES_PANEL,
     )
     """In Python also a function called with lists of rows: see `headrace.io.sinks.callback_sink.CallbackWriter`."""

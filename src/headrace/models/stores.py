@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from headrace.errors import ConfigError, EngineError, HeadraceError, MissingExtraError
+from headrace.errors import ConfigError, EngineError, HeadraceError, MissingExtraError, first_line
 from headrace.fsspec_clients import fsspec_client
-from headrace.models.base import Listing, first_line
+from headrace.models.base import Listing
 
 SCHEMES = ("s3://", "gs://")
 _TAGS = ("ETag", "etag", "md5Hash", "generation")

@@ -21,7 +21,7 @@ from headrace.errors import ConfigError, StoppedEarly, nearest, text_of
 
 T = TypeVar("T")
 
-Group: TypeAlias = Literal["tasks", "engines", "formats", "sources", "sinks", "exporters", "protocols"]
+Group: TypeAlias = Literal["tasks", "engines", "formats", "sources", "sinks", "exporters", "protocols", "clusters"]
 GROUPS: tuple[Group, ...] = get_args(Group)
 OWN = "headrace"
 
@@ -47,10 +47,18 @@ class Plugin:
     def problem(self) -> str | None:
         """Why it cannot be used, as a whole sentence; None if it can. Imports it."""
         try:
-            _imported(self)
+            self.load()
         except ConfigError as error:
             return str(error)
         return None
+
+    def load(self) -> object:
+        """Import what it registers.
+
+        Raises:
+            ConfigError: it cannot be used; the message names its package, and says why.
+        """
+        return _imported(self)
 
 
 @functools.cache
@@ -100,7 +108,7 @@ def working(group: Group, kind: type[T]) -> dict[str, T]:
 
 
 def _of_kind(plugin: Plugin, kind: type[T]) -> T:
-    found = _imported(plugin)
+    found = plugin.load()
     if not isinstance(found, kind):
         raise ConfigError(
             f"{plugin} is a {type(found).__name__}; it must be a {kind.__name__}: mend or uninstall the package"

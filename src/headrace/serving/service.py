@@ -278,6 +278,11 @@ class Service:
             self._bound.ran(event.padded_cost, event.duration_s)
             self._bound_batches(event.at)
 
+    def expect(self, per_s: float) -> None:
+        """Begin with a throughput that was measured before anything is served."""
+        self.admission.batches.expect(per_s)
+        self._bound.ran(self._bounded, self._bounded / per_s)
+
     def began(self, size: int) -> None:
         """A request of this estimated cost was accepted."""
         now = asyncio.get_running_loop().time()

@@ -229,20 +229,19 @@ def test_an_endless_stream_of_newcomers_does_not_starve_a_caller_with_many_recor
     assert len(served) >= 100 / 2
 
 
-@pytest.mark.parametrize("window", [0, 100])
-def test_a_turn_of_larger_batches_lets_newcomers_in_after_a_smaller_one(window: int) -> None:
+@pytest.mark.parametrize("window", [0, 100, 400])
+@pytest.mark.parametrize("callers", [1, 30])
+def test_newcomers_wait_for_two_batches_at_most_even_after_batches_became_smaller(callers: int, window: int) -> None:
     queue = WaitingQueue(BatchLimits(target_batch_cost=80, max_batch_size=80, window=window))
-    for number in range(1000):
-        queue.add(Waiting(number), caller="bulk")
+    for number in range(3_000):
+        queue.add(Waiting(number), caller=number % callers)
     queue.take("idle")
     queue.set_budget(8)
     waits: list[int] = []
-    came: dict[int, int] = {}
-    for at in range(1, 60):
-        came[1000 + at] = at
-        queue.add(Waiting(1000 + at, arrival=at), caller=object())
-        waits += [at - came[number] for number in numbers(queue.take("idle").entries) if number >= 1000]
-    assert len(waits) >= 57
+    for at in range(1, 100):
+        queue.add(Waiting(10_000 + at, arrival=at), caller=object())
+        waits += [at - (number - 10_000) for number in numbers(queue.take("idle").entries) if number >= 10_000]
+    assert len(waits) >= 97
     assert max(waits) <= 2
 
 

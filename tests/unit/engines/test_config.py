@@ -32,7 +32,7 @@ def by_server(task: str, options: dict[str, Any]) -> None:
 
 
 def by_ray_data(task: str, options: dict[str, Any]) -> None:
-    from headrace.cluster.ray_data import Stage
+    from headrace.cluster.ray.data import Stage
 
     Stage(task, **options)
 

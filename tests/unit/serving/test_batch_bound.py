@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tests.unit.virtual_time import VirtualTime, now
 
 from headrace.batching.dynamic import DynamicBatcher
+from headrace.events import Event
 from headrace.serving.admission.pacing import BatchBound
 from headrace.serving.limits import ServeLimits
 from headrace.serving.service import Call, ServedModel, Service
@@ -41,9 +42,13 @@ class Timed:
             prefetch_batches=0,
             padded=True,
             length_bucketing=2048,
-            listener=lambda event: self.service.heard(event),  # noqa: PLW0108 - the service is made after it
+            listener=self._heard,
         )
         self.service = Service(ServedModel(("fake",)), "embed", FakeEngine(), self.batcher, ServeLimits(), lambda: None)
+        self.service.expect(FULL / (SLOPE_S * FULL + BASE_S))
+
+    def _heard(self, event: Event) -> None:
+        self.service.heard(event)
 
     async def _run(self, texts: list[str]) -> list[str]:
         self.durations.append(SLOPE_S * len(texts) * max(len(text.split()) for text in texts) + BASE_S)

@@ -6,7 +6,6 @@ import math
 import time
 from collections.abc import Mapping
 from importlib.metadata import version
-from typing import Any
 
 from headrace.batching.dynamic import DynamicBatcher
 from headrace.device.budget import BudgetTuner
@@ -21,7 +20,7 @@ from headrace.events import BatchDone, BatchSplit, BudgetChanged, Event, JobDone
 _RANGE = (4, 32)
 """How many times smaller and larger the budget may become than the engine's default."""
 _START = 4
-"""On a CPU, a job begins with so many times the engine's default, which also suits requests of a server."""
+"""On a CPU, a job begins with this multiple of the engine's default, which must also suit requests of a server."""
 
 
 def find_key(engine: TunableEngine, task: str) -> dict[str, object]:
@@ -78,11 +77,10 @@ def _followed(config: EngineConfig, engine: Engine) -> TunableEngine | None:
     return TUNING.of(engine)
 
 
-def budget_in(found: Mapping[str, Any] | None) -> float | None:
+def budget_in(found: Mapping[str, object] | None) -> float | None:
     """The budget in a tuning result; None if there is none."""
     kept = (found or {}).get("budget")
-    good = isinstance(kept, (int, float)) and math.isfinite(kept) and kept >= 1
-    return float(kept) if kept is not None and good else None
+    return float(kept) if isinstance(kept, (int, float)) and math.isfinite(kept) and kept >= 1 else None
 
 
 class BudgetListener:

@@ -25,7 +25,7 @@ from headrace.app.jobs.tuning import load, tune, wants_sample
 from headrace.batching.batcher import Batcher
 from headrace.engines.base import Engine
 from headrace.engines.profile import BatcherSettings, EngineProfile, profile_of
-from headrace.errors import ConfigError, StoppedEarly, text_of
+from headrace.errors import ConfigError, attempted, text_of
 from headrace.events import BatchFormed, Event, InputLeftOut, JobDone, JobStarted, Listener, RunDescribed
 from headrace.io.sinks.callback_sink import CallbackWriter
 from headrace.io.sinks.table_writer import TableWriter
@@ -39,7 +39,7 @@ from headrace.jobs.pipeline.work import Work
 from headrace.jobs.planning.forecast import Forecast, forecast
 from headrace.jobs.planning.survey import Survey, survey, survey_prompts
 from headrace.jobs.settings import JobSettings as JobSettings
-from headrace.jobs.state.in_flight import InFlight, warn_of_crash
+from headrace.jobs.state.in_flight import InFlightFile, warn_of_crash
 from headrace.jobs.state.output import LIVE, REPORT
 from headrace.observe.exporters.trace import TraceWriter
 from headrace.observe.live.progress import Progress
@@ -151,11 +151,7 @@ def _tracing(plan: Plan, began: float) -> contextlib.AbstractContextManager[Trac
 
 def _close(engine: Engine) -> None:
     """Close the engine; log what it raises."""
-    try:
-        engine.close()
-    except StoppedEarly:
-        raise
-    except BaseException as error:  # noqa: BLE001 - an engine's own code may raise anything
+    if (error := attempted(engine.close)) is not None:
         logger.warning("headrace: closing the engine raised %s: %s", type(error).__name__, text_of(error))
 
 
@@ -228,7 +224,7 @@ def build(
     identity = None if settings.retry or later else plan.columns.id
     if identity:
         numpy_or_refuse()
-    in_flight = None if settings.config.engine_process or batcher is not None else InFlight(plan.output.work)
+    in_flight = None if settings.config.engine_process or batcher is not None else InFlightFile(plan.output.work)
     return Job(
         settings=settings,
         source=plan.source,
@@ -266,7 +262,7 @@ def build_batcher(
     engine: Engine,
     stop: StopRequest,
     listener: Listener,
-    in_flight: InFlight | None = None,
+    in_flight: InFlightFile | None = None,
 ) -> Batcher[Work, object]:
     """Make the batcher of a job."""
     batching = BatcherSettings(

@@ -8,7 +8,6 @@ import random
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from headrace.app.jobs.plan import Plan
 from headrace.device.precision import LEAST_GAIN, candidates, compare, likely_saving
@@ -41,7 +40,7 @@ _MOST_RECORDS = 2_000
 _BATCH_SHARE = 0.25
 """Cost of a job's trial batches, as a share of the engine's own: more batches show more lengths in the same time."""
 _LEAST_BATCHES = 5
-"""Run in both dtypes, if there are so many: other work may disturb a single one."""
+"""The fewest batches to run in both dtypes, if the sample has them: other work may disturb a single one."""
 _EMULATED = 0.35
 """A resumed job is refused where a product is computed at less than this speed of float32, and goes on otherwise.
 
@@ -285,13 +284,13 @@ def _run_both(
     other: BatchEngine,
     batches: Sequence[Sequence[Work]],
     most_s: float,
-) -> tuple[float, list[Any], list[Any]]:
+) -> tuple[float, list[object], list[object]]:
     """How many times as fast the other is, and the outputs of both for the same batches; ends when the time is up.
 
     The fastest batch of each counts: other work on the machine makes a batch longer, never shorter.
     """
     fastest = [math.inf, math.inf]  # seconds per cost
-    outputs: tuple[list[Any], list[Any]] = ([], [])
+    outputs: tuple[list[object], list[object]] = ([], [])
     _forward(other, batches[0])
     ends = time.perf_counter() + most_s
     for tried, batch in enumerate(batches, start=1):
@@ -305,7 +304,7 @@ def _run_both(
     return fastest[0] / fastest[1], *outputs
 
 
-def _forward(engine: BatchEngine, batch: Sequence[Work]) -> tuple[Sequence[Any], float]:
+def _forward(engine: BatchEngine, batch: Sequence[Work]) -> tuple[Sequence[object], float]:
     """Outputs and seconds; if the batch fails, its error for each record."""
     started = time.perf_counter()
     try:

@@ -200,7 +200,7 @@ def _service(
         server.engine_died,
     )
     if ready.per_s is not None:
-        service.admission.batches.expect(ready.per_s)
+        service.expect(ready.per_s)
     return service
 
 

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from headrace.batching.dispatch.isolation import MemoryLimit, halves, should_split
+from headrace.batching.dispatch.isolation import LargestFit, halves, should_split
 from headrace.batching.dispatch.offload import CallTimer, ProcessCaller
 from headrace.batching.dispatch.submission import DispatchContext
 from headrace.batching.options import BatchOptions
@@ -53,7 +53,7 @@ class Dispatcher:
         self._last_done = 0.0
         self._runs: dict[asyncio.Task[None], list[QueueEntry]] = {}
         self._cancelled_calls: set[asyncio.Task[list[object]]] = set()
-        self._memory = MemoryLimit()
+        self._memory = LargestFit()
         self._draining = False
         self._ended = False
         self._flush_count = 0
@@ -248,13 +248,13 @@ class Dispatcher:
         call = asyncio.get_running_loop().create_task(
             self._caller.call(records, timer), name=f"{self._options.name}-call"
         )
+        finished = False
         try:
-            done, _ = await asyncio.wait({call}, timeout=timeout)
-        except BaseException:  # re-raised: this task is cancelled, and the call with it
-            self._cancel_call(call)
-            raise
-        if not done:
-            self._cancel_call(call)
+            finished = bool((await asyncio.wait({call}, timeout=timeout))[0])
+        finally:
+            if not finished:  # it takes too long, or this task is cancelled
+                self._cancel_call(call)
+        if not finished:
             raise ProcessTimeoutError(
                 f"process_fn did not return a batch of {len(records)} records within process_timeout_s={timeout}; "
                 "its result is ignored. Raise the limit or use smaller batches"

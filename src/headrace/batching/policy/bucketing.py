@@ -16,7 +16,8 @@ MAX_STRETCH = 2
 """Maximum ratio of longest to shortest record in a padded batch, so that at most half of it is padding."""
 PATIENCE = 4
 """Every `PATIENCE` batches, what has waited for longest goes first."""
-
+_SHORT_TURN = 1 / 8
+"""Share of a batch up to which a turn is short."""
 
 WindowItem: TypeAlias = tuple[float, int, QueueEntry]
 """Cost, serial number, entry: sorts by cost and never compares entries."""
@@ -28,6 +29,9 @@ class BucketWindow:
     The division is recomputed for every batch, so no batch leaves a gap too small for the next. The batch taken is the
     one with the *anchor*: the record whose turn comes first, of several the oldest. So callers take turns as they would
     without the window. Every `PATIENCE` batches, the anchor is the record that has waited for longest.
+
+    Records of short turns join a batch of records as long as they, in place of those of long turns: otherwise many
+    callers with a single record each, who all go before one with thousands, would go one by one.
     """
 
     def __init__(self, limits: BatchLimits) -> None:
@@ -37,6 +41,8 @@ class BucketWindow:
         """A heap: where a record's turn ends, its serial number, and where its turn started."""
         self.start = 0.0
         """Where the turn started that came first when the last batch was taken."""
+        self._short: dict[int, WindowItem] = {}
+        """Records of short turns, by serial number."""
         self._ages: deque[WindowItem] = deque()
         """In order of arrival."""
         self._inside: set[int] = set()
@@ -64,6 +70,8 @@ class BucketWindow:
         item = (entry.cost, self._serial, entry)
         insort(self._sorted, item)
         self._inside.add(self._serial)
+        if ends - start <= _SHORT_TURN * self.limits.target_batch_cost:
+            self._short[self._serial] = item
         heapq.heappush(self._order, (ends, self._serial, start, item))
         self._ages.append(item)
 
@@ -71,6 +79,7 @@ class BucketWindow:
         """Drop cancelled records."""
         self._inside.difference_update(serial for _, serial, entry in self._sorted if entry.holder is None)
         self._sorted = [item for item in self._sorted if item[2].holder is not None]
+        self._short = {serial: item for serial, item in self._short.items() if item[2].holder is not None}
 
     def first(self) -> QueueEntry | None:
         """The record whose turn comes first, or None when the window is empty."""
@@ -88,12 +97,33 @@ class BucketWindow:
         self.start = self._order[0][2]
         anchor = self._order[0][-1] if self._batches % PATIENCE else self._ages[0]
         low, high, met = self._cut(bisect_left(self._sorted, anchor))
-        batch = [entry for _, _, entry in reversed(self._sorted[low:high])]
-        self._inside.difference_update(serial for _, serial, _ in self._sorted[low:high])
+        taken = self._sorted[low:high]
         del self._sorted[low:high]
-        for entry in batch:
+        if self._short:
+            self._let_in(taken, anchor)
+        for _, serial, entry in taken:
+            self._inside.discard(serial)
+            self._short.pop(serial, None)
             entry.holder = None
-        return batch, met
+        return [entry for _, _, entry in reversed(taken)], met
+
+    def _let_in(self, batch: list[WindowItem], anchor: WindowItem) -> None:
+        """Let records of short turns into a batch, in place of others, the shortest of which leave first."""
+        leaving = [item for item in batch if item[1] not in self._short and item is not anchor]
+        if not leaving:
+            return
+        inside, longest = {serial for _, serial, _ in batch}, batch[-1][0]
+        coming = [
+            item
+            for serial, item in self._short.items()
+            if serial not in inside and longest / MAX_STRETCH <= item[0] <= longest
+        ]
+        for new, old in zip(coming, leaving, strict=False):
+            if self.limits.padded or new[0] <= old[0]:
+                del self._sorted[bisect_left(self._sorted, new)]
+                insort(self._sorted, old)
+                batch[batch.index(old)] = new
+        batch.sort()
 
     def _waits(self, item: WindowItem) -> bool:
         return item[1] in self._inside and item[2].holder is not None

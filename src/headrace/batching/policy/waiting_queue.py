@@ -74,7 +74,7 @@ class Share(NamedTuple):
 class CallerQueue:
     """One caller's waiting records at one priority, first in, first out, and its turn."""
 
-    __slots__ = ("caller", "ends", "entries", "left", "owner", "scale", "start", "tag", "turn", "waits")
+    __slots__ = ("caller", "early", "ends", "entries", "left", "owner", "scale", "start", "tag", "turn", "waits")
 
     def __init__(self, caller: Hashable, tag: float) -> None:
         self.caller = caller
@@ -86,6 +86,8 @@ class CallerQueue:
         """Where its turn starts and ends."""
         self.left = 0
         """Records left in its turn."""
+        self.early = 0
+        """Those of them that go before the turns of others, because they have waited for longest."""
         self.scale = 1
         """Callers of its owner that waited when the turn was planned: each gets so much less."""
         self.turn = 0
@@ -102,7 +104,7 @@ class CallerQueue:
     def plan(self, limits: BatchLimits, scale: int) -> None:
         """Begin a turn of a batch's worth of the records that wait."""
         self.left, cost = self.batchful(limits)
-        self.scale = scale
+        self.early, self.scale = 0, scale
         self.start, self.ends = self.tag, self.tag + cost * scale
 
     def batchful(self, limits: BatchLimits) -> tuple[int, float]:
@@ -196,6 +198,10 @@ class PriorityGroup:
         if not queue.entries or queue.left <= 0:
             heapq.heappop(self._heap)
             self._plan(queue) if queue.entries else self._rest(queue)
+        elif queue.early:
+            queue.early -= 1
+            if not queue.early:
+                heapq.heappop(self._heap)  # the rest of its turn waits in its place
         return entry
 
     def fill_window(self, window: BucketWindow) -> None:
@@ -228,8 +234,9 @@ class PriorityGroup:
             turns.popleft()  # it is over
         if turns and self._batches % PATIENCE == 0 and self._batches - turns[0][1] >= PATIENCE:
             turn, _, queue = turns[0]
-            queue.left = min(queue.left, queue.batchful(self.limits)[0])  # the limits may be lower than when it began
-            heapq.heappush(self._heap, (-1.0, turn, queue))
+            if not queue.early:
+                heapq.heappush(self._heap, (-1.0, turn, queue))
+            queue.early, _ = queue.batchful(self.limits)  # its turn may be of larger batches than today's
 
     def next_entry(self) -> QueueEntry | None:
         """The record whose arrival represents this priority; None when nothing waits."""

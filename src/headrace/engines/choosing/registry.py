@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, get_args
+from types import UnionType
+from typing import Any, Literal, TypeGuard, Union, get_args, get_origin
 
 from headrace.engines.custom import load
 from headrace.engines.declaring import EngineOptions
@@ -13,9 +15,10 @@ from headrace.engines.model_kinds import check_kind, warn_unused_head
 from headrace.engines.tasks import known_tasks, task_named
 from headrace.errors import ConfigError, UnknownOptionError, nearest
 from headrace.models.names import remote_model
-from headrace.options import declared
+from headrace.options import Declared, declared
 from headrace.plugins import OWN, known, working
 from headrace.plugins import load as load_plugin
+from headrace.wording import shown
 
 
 def engine_names(task: str) -> tuple[str, ...]:
@@ -33,8 +36,8 @@ def declared_engines(task: str | None = None) -> tuple[type[EngineOptions], ...]
 
 
 def _declarations() -> dict[str, type[EngineOptions]]:
-    found: dict[str, Any] = working("engines", type)
-    return {name: kind for name, kind in found.items() if issubclass(kind, EngineOptions)}
+    every = working("engines", type)
+    return {name: kind for name, kind in every.items() if _is_declaration(kind, name)}
 
 
 def options_by_task() -> dict[str, dict[str, tuple[str, ...]]]:
@@ -44,6 +47,31 @@ def options_by_task() -> dict[str, dict[str, tuple[str, ...]]]:
         if kind.others is None:
             found[kind.task][kind.engine] = kind.names() or ()
     return found
+
+
+def engine_options() -> dict[str, Declared]:
+    """Every option of every engine by its name, as the first engine declares it, with the types of all of them.
+
+    One with a `panel` has a line of its own in `--help`.
+    """
+    found: dict[str, Declared] = {}
+    for kind in declared_engines():
+        for one in declared(kind):
+            earlier = found.get(one.name)
+            found[one.name] = one if earlier is None else replace(earlier, kind=_either(earlier.kind, one.kind))
+    return found
+
+
+def _either(one: Any, other: Any) -> Any:
+    """The union of two types; the values of two literals become one literal."""
+    parts = [part for kind in (one, other) for part in (get_args(kind) if _is_union(kind) else (kind,))]
+    values = tuple(dict.fromkeys(value for part in parts if get_origin(part) is Literal for value in get_args(part)))
+    rest = [part for part in dict.fromkeys(parts) if get_origin(part) is not Literal]
+    return Union[(Literal[values], *rest) if values else tuple(rest)]  # noqa: UP007 - made of what is known at run time
+
+
+def _is_union(kind: Any) -> bool:
+    return get_origin(kind) in (Union, UnionType)
 
 
 def is_custom(engine: object) -> bool:
@@ -174,10 +202,25 @@ def engine_named(task: str, engine: object) -> type[EngineOptions] | None:
             f"task {task!r} has no engine {engine!r}; known: {', '.join(engine_names(task))}, or module:name for a "
             "custom engine"
         )
-    kind = load_plugin("engines", name, type)
-    if not issubclass(kind, EngineOptions) or f"{kind.task}.{kind.engine}" != name:
-        raise ConfigError(f"the engine registered as {name!r} must be a class of EngineOptions with that task and name")
-    return kind
+    return declaration(name)
+
+
+def declaration(name: str) -> type[EngineOptions]:
+    """The engine that is registered as `TASK.ENGINE`.
+
+    Raises:
+        ConfigError: there is none, or the package that registers it is broken.
+    """
+    found = load_plugin("engines", name, object)
+    if _is_declaration(found, name):
+        return found
+    raise ConfigError(
+        f"{known('engines')[name]} must be a class of EngineOptions with that task and name, not {shown(found)}"
+    )
+
+
+def _is_declaration(found: object, name: str) -> TypeGuard[type[EngineOptions]]:
+    return isinstance(found, type) and issubclass(found, EngineOptions) and f"{found.task}.{found.engine}" == name
 
 
 def _default_engine(task: str) -> str:

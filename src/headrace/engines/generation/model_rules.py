@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 from transformers import GenerationConfig, PreTrainedModel
 from transformers.generation.logits_process import LogitsProcessorList
 
+from headrace.engines.networks.base import ModelCodeError, model_code
 from headrace.errors import EngineError
 
 logger = logging.getLogger("headrace")
@@ -68,8 +68,9 @@ class ModelRules:
         self._keys = {name: value for name, value in asked.items() if name in OBEYED}
         if self._keys:
             try:
-                self.processors((0,), 1)
-            except Exception as error:  # transformers checks the values in many ways
+                with model_code():  # transformers checks the values in many ways
+                    self.processors((0,), 1)
+            except ModelCodeError as error:
                 raise EngineError(
                     f"transformers refuses the model's generation settings {_listed(self._keys)}: {error}"
                 ) from error
@@ -87,10 +88,10 @@ class ModelRules:
         )
 
 
-def _asked(own: GenerationConfig) -> Mapping[str, Any]:
+def _asked(own: GenerationConfig) -> Mapping[str, object]:
     """The settings that are not transformers' defaults, and matter."""
     defaults = GenerationConfig._get_default_generation_params()
-    found: dict[str, Any] = {
+    found: dict[str, object] = {
         name: value
         for name, value in own.to_dict().items()
         if value is not None
@@ -104,7 +105,7 @@ def _asked(own: GenerationConfig) -> Mapping[str, Any]:
     return found
 
 
-def _left_out(asked: Mapping[str, Any], longest: int) -> str:
+def _left_out(asked: Mapping[str, object], longest: int) -> str:
     """What to say of the settings that are not obeyed; empty if all are."""
     left = {
         name: value
@@ -121,5 +122,5 @@ def _left_out(asked: Mapping[str, Any], longest: int) -> str:
     )
 
 
-def _listed(settings: Mapping[str, Any]) -> str:
+def _listed(settings: Mapping[str, object]) -> str:
     return ", ".join(f"{name} {value!r:.60}" for name, value in settings.items())

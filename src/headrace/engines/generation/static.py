@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import torch
 from transformers import GenerationConfig
@@ -14,23 +15,23 @@ from transformers.generation.stopping_criteria import StoppingCriteria, Stopping
 
 from headrace.batching.options import whole
 from headrace.device.placement import running
-from headrace.engines.base import Prepared
 from headrace.engines.capabilities import Sleeper
 from headrace.engines.generation.causal_lm import CausalLM, PromptSettings, TokenizedRequest
 from headrace.engines.generation.company import Trial, switches_at
 from headrace.engines.generation.options import StaticGeneration
-from headrace.engines.generation.pageable import first_line
 from headrace.engines.generation.sampling import TokenSampler
+from headrace.engines.networks.base import ModelCodeError, model_code
 from headrace.engines.profile import EngineProfile
 from headrace.engines.requests.generation import GeneratedText
-from headrace.errors import EngineDeadError, EngineError, EngineOutOfMemoryError, HeadraceError
+from headrace.engines.requests.vocabulary import TokenizedEngine
+from headrace.errors import EngineDeadError, EngineError
 
-Padding: TypeAlias = Literal["left", "equal lengths", "one at a time"]
+PromptPadding: TypeAlias = Literal["left", "equal lengths", "one at a time"]
 """Or no padding, because a batch holds prompts of one length, or one prompt."""
 
 logger = logging.getLogger("headrace")
 
-_TRIED: tuple[Padding, ...] = ("left", "equal lengths")
+_TRIED: tuple[PromptPadding, ...] = ("left", "equal lengths")
 _SLOWER = {
     "equal lengths": "this model's answer to a prompt depends on the padding beside it; "
     "prompts run only with prompts of the same length, which is slower",
@@ -39,7 +40,7 @@ _SLOWER = {
 }
 
 
-class StaticGenerationEngine:
+class StaticGenerationEngine(TokenizedEngine):
     """Answers padded batches of prompts, each until its last answer is done; satisfies `BatchEngine`.
 
     Raises:
@@ -48,13 +49,12 @@ class StaticGenerationEngine:
     """
 
     def __init__(self, options: StaticGeneration) -> None:
-        self._lm = CausalLM(options, PromptSettings.of(options))
+        self.tokens = self._lm = CausalLM(options, PromptSettings.of(options))
         self._switch = switches_at(self._lm.model.config)
-        try:
+        with contextlib.ExitStack() as failed:
+            failed.callback(self.close)
             self._padding = self._choose_padding()
-        except BaseException:
-            self.close()
-            raise
+            failed.pop_all()
         if self._padding in _SLOWER:
             logger.warning(_SLOWER[self._padding])
         self.profile = EngineProfile(
@@ -70,22 +70,6 @@ class StaticGenerationEngine:
     def describe(self) -> Mapping[str, object]:
         """The model digest and all parameters that affect an answer."""
         return {"engine": "static_generation", **self._lm.describe()}
-
-    def prepare(self, inputs: Sequence[object]) -> list[Prepared[Any] | Exception]:
-        """The tokens of each request, or its chunks; a RecordError if it is invalid."""
-        return self._lm.prepare(inputs)
-
-    def tokenize(self, value: object, add_special_tokens: bool) -> list[int]:
-        """See `TokenizingEngine.tokenize`."""
-        return self._lm.tokenize(value, add_special_tokens)
-
-    def detokenize(self, ids: Sequence[int]) -> str:
-        """See `TokenizingEngine.detokenize`."""
-        return self._lm.detokenize(ids)
-
-    def token_strings(self, ids: Sequence[int]) -> list[str]:
-        """See `TokenizingEngine.token_strings`."""
-        return self._lm.token_strings(ids)
 
     def forward(self, batch: list[TokenizedRequest]) -> list[GeneratedText]:
         """Answer the batch.
@@ -104,7 +88,7 @@ class StaticGenerationEngine:
         return [lm.answer(ask, generated, sampler) for ask, generated, sampler in answers]
 
     def _run(
-        self, batch: Sequence[TokenizedRequest], samplers: Sequence[TokenSampler], padding: Padding
+        self, batch: Sequence[TokenizedRequest], samplers: Sequence[TokenSampler], padding: PromptPadding
     ) -> list[tuple[int, ...]]:
         """The tokens of each answer."""
         width = max(len(ask.prompt) for ask in batch)
@@ -121,26 +105,20 @@ class StaticGenerationEngine:
             found.update(zip(places, made, strict=True))
         return [found[place] for place in range(len(batch))]
 
-    def _choose_padding(self) -> Padding:
+    def _choose_padding(self) -> PromptPadding:
         """The first that changes no answer.
 
         Raises:
             EngineError: the model cannot answer a prompt at all.
         """
-        try:
-            trial = Trial(self._lm, partial(generate, self._lm))
-        except HeadraceError:
-            raise
-        except Exception as error:  # a model's code may raise anything
-            raise EngineError(f"the model fails at a short prompt: {first_line(error)}") from error
+        trial = trial_of(self._lm)
         return next((padding for padding in _TRIED if self._agrees(trial, padding)), "one at a time")
 
-    def _agrees(self, trial: Trial, padding: Padding) -> bool:
+    def _agrees(self, trial: Trial, padding: PromptPadding) -> bool:
         try:
-            return trial.agrees(partial(self._run, padding=padding))
-        except (EngineDeadError, EngineOutOfMemoryError):
-            raise
-        except Exception:  # noqa: BLE001 - models that refuse a padded batch raise various errors
+            with model_code():
+                return trial.agrees(partial(self._run, padding=padding))
+        except ModelCodeError:  # it refuses a padded batch
             return False
 
     @property
@@ -151,6 +129,19 @@ class StaticGenerationEngine:
     def close(self) -> None:
         """Free the model's memory. Safe to call twice."""
         self._lm.close()
+
+
+def trial_of(lm: CausalLM) -> Trial:
+    """What a model answers alone.
+
+    Raises:
+        EngineError: it cannot answer a prompt at all.
+    """
+    try:
+        with model_code():
+            return Trial(lm, partial(generate, lm))
+    except ModelCodeError as error:
+        raise EngineError(f"the model fails at a short prompt: {error}") from error
 
 
 def generate(
@@ -168,7 +159,7 @@ def generate(
     for row, ask in enumerate(batch):
         ids[row, width - len(ask.prompt) :] = torch.tensor(ask.prompt)
         mask[row, width - len(ask.prompt) :] = 1
-    rows = _Rows(lm, batch, samplers, width)
+    rows = _BatchAnswers(lm, batch, samplers, width)
     config = GenerationConfig(
         do_sample=False,
         max_new_tokens=max(ask.sampling.max_tokens for ask in batch),
@@ -181,12 +172,12 @@ def generate(
             attention_mask=mask.to(lm.device),
             generation_config=config,
             logits_processor=LogitsProcessorList([_Choose(rows)]),
-            stopping_criteria=StoppingCriteriaList([_Finished(rows)]),
+            stopping_criteria=StoppingCriteriaList([_AllFinished(rows)]),
         )
     return rows.generated
 
 
-class _Rows:
+class _BatchAnswers:
     """The state of each answer in a running batch."""
 
     def __init__(
@@ -218,7 +209,7 @@ class _Rows:
 class _Choose(LogitsProcessor):  # type: ignore[misc]  # transformers has no types
     """Gives the token sampled for each answer the highest score."""
 
-    def __init__(self, rows: _Rows) -> None:
+    def __init__(self, rows: _BatchAnswers) -> None:
         self._rows = rows
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:  # noqa: ARG002
@@ -231,10 +222,10 @@ class _Choose(LogitsProcessor):  # type: ignore[misc]  # transformers has no typ
         return scores
 
 
-class _Finished(StoppingCriteria):  # type: ignore[misc]  # transformers has no types
+class _AllFinished(StoppingCriteria):  # type: ignore[misc]  # transformers has no types
     """Stops generation when all answers are done."""
 
-    def __init__(self, rows: _Rows) -> None:
+    def __init__(self, rows: _BatchAnswers) -> None:
         self._rows = rows
 
     def __call__(self, input_ids: torch.Tensor, scores: object, **_: object) -> torch.Tensor:  # noqa: ARG002

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Protocol, TypeAlias
-
-import numpy as np
-from numpy.typing import NDArray
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Protocol
 
 from headrace.device.forward import ForwardMeter
+from headrace.device.pipeline import Arrays, OutputRows
 from headrace.engines.capabilities import Sleeper
-
-Arrays: TypeAlias = Mapping[str, NDArray[np.generic]]
-Rows: TypeAlias = NDArray[np.float32]
+from headrace.errors import EngineError, HeadraceError, first_line
 
 # On CPUs, a padded budget of 1,024 tokens was the fastest of 256 to 8,192: larger batches do not fit in the cache. A
 # GPU needs far larger batches to be busy.
@@ -51,18 +48,18 @@ class Network(Protocol):
         ...
 
     def hardware(self) -> Mapping[str, object]:
-        """See `TunableEngine.hardware`."""
+        """JSON-able facts that decide how fast it is, beside the CPU."""
         ...
 
     def dtype_speeds(self) -> Mapping[str, float]:
-        """See `TunableEngine.dtype_speeds`."""
+        """How many times as fast as float32 its device is in other types; empty for none."""
         ...
 
     def length_for(self, texts: int, longest: int) -> int:
-        """The length to pad so many texts to: that of the longest, or a little more for a shape that is faster."""
+        """The length to pad a batch to: that of its longest text, or a little more for a shape that is faster."""
         ...
 
-    def run(self, arrays: Arrays) -> Rows:
+    def run(self, arrays: Arrays) -> OutputRows:
         """One output row per input row, float32, in order.
 
         Raises:
@@ -76,6 +73,25 @@ class Network(Protocol):
         ...
 
 
+class ModelCodeError(EngineError):
+    """A model's own code failed; the message is the first line of what it said."""
+
+
+@contextmanager
+def model_code() -> Iterator[None]:
+    """The body runs a model's code, or a library's on its files, which may raise anything.
+
+    Raises:
+        ModelCodeError: it raised an error that is not one of Headrace's own.
+    """
+    try:
+        yield
+    except HeadraceError:
+        raise
+    except Exception as error:  # the border to models' code
+        raise ModelCodeError(first_line(error)) from error
+
+
 class NetworkEngine:
     """What all engines on a network have in common."""
 
@@ -87,15 +103,15 @@ class NetworkEngine:
         return self.network.sleeper
 
     def hardware(self) -> Mapping[str, object]:
-        """See `TunableEngine.hardware`."""
+        """JSON-able facts that decide how fast it is, beside the CPU."""
         return self.network.hardware()
 
     def dtype_speeds(self) -> Mapping[str, float]:
-        """See `TunableEngine.dtype_speeds`."""
+        """How many times as fast as float32 its device is in other types; empty for none."""
         return self.network.dtype_speeds()
 
     def forward_meter(self) -> ForwardMeter | None:
-        """See `TunableEngine.forward_meter`."""
+        """What its forward passes did so far; None if that is not measured."""
         return self.network.meter
 
     def close(self) -> None:

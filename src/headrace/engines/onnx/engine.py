@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 import onnxruntime
 from onnxruntime.capi import onnxruntime_pybind11_state as failures
-from transformers import AutoConfig, AutoTokenizer
 
 from headrace.device.forward import ForwardMeter
+from headrace.device.pipeline import Arrays, OutputRows
 from headrace.engines.capabilities import Sleeper
 from headrace.engines.library_settings import with_own_settings
 from headrace.engines.model_config import ModelConfig
-from headrace.engines.model_folder import ONNX_WEIGHTS, check_tokenizer, digest, named_folder
-from headrace.engines.networks.base import Arrays, Rows
+from headrace.engines.model_folder import ONNX_WEIGHTS, digest, named_folder
+from headrace.engines.networks.base import ModelCodeError, model_code
+from headrace.engines.networks.files import load_config, load_tokenizer
 from headrace.engines.networks.heads import VectorHead, check_columns, label_names
 from headrace.engines.networks.quantizing import check_output_dtype
 from headrace.engines.onnx.options import (
@@ -35,9 +35,7 @@ from headrace.engines.text.tasks import Candidates, ZeroShotEngine, classifier, 
 from headrace.engines.text.tokenizing import Takes, TextTokens, tokens_for
 from headrace.engines.vision.images import ImageInputs, images_for
 from headrace.engines.vision.tasks import ImageEngine, image_classifier, image_embedder
-from headrace.errors import ConfigError, EngineDeadError, EngineError, EngineOutOfMemoryError, RecordError
-
-T = TypeVar("T")
+from headrace.errors import ConfigError, EngineDeadError, EngineError, RecordError, first_line
 
 # In a folder with several models, prefer the plain export to optimised and quantised ones.
 _NAMES = ("model.onnx", "onnx/model.onnx")
@@ -83,7 +81,7 @@ class OnnxNetwork:
         try:
             session = onnxruntime.InferenceSession(self._file, providers=list(providers) or available)
         except _LOADING as error:
-            raise EngineError(f"the model {self._file} cannot be loaded: {str(error).splitlines()[0]}") from error
+            raise EngineError(f"the model {self._file} cannot be loaded: {first_line(error)}") from error
         self._session: onnxruntime.InferenceSession | None = session
         self.inputs = frozenset(one.name for one in session.get_inputs())
         self._dtypes = {one.name: _DTYPES[one.type] for one in session.get_inputs() if one.type in _DTYPES}
@@ -121,13 +119,13 @@ class OnnxNetwork:
         """See `Network.length_for`."""
         return longest
 
-    def run(self, arrays: Arrays) -> Rows:
+    def run(self, arrays: Arrays) -> OutputRows:
         """See `Network.run`. onnxruntime has no error type for device failures, so they count as the batch's."""
         session = self._session
         if session is None:
             raise EngineDeadError("the engine is closed; create a new one")
         given = {name: array.astype(self._dtypes.get(name, array.dtype), copy=False) for name, array in arrays.items()}
-        rows: Rows = session.run([self._output], given)[0].astype(np.float32, copy=False)
+        rows: OutputRows = session.run([self._output], given)[0].astype(np.float32, copy=False)
         if self._pooling:
             return _pooled(self._pooling, rows, np.asarray(arrays["attention_mask"]))
         return rows
@@ -140,7 +138,9 @@ class OnnxNetwork:
 _POOLING = ("mean", "cls", "max")
 
 
-def _pooled(pooling: Pooling, states: Rows, mask: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> Rows:
+def _pooled(
+    pooling: Pooling, states: OutputRows, mask: np.ndarray[tuple[int, ...], np.dtype[np.generic]]
+) -> OutputRows:
     """Vectors of shape (texts, components)."""
     real = mask[..., None].astype(np.float32)
     if pooling.mode == "cls":
@@ -222,7 +222,7 @@ def image_embed(options: OnnxImageEmbedding) -> ImageEngine:
 class _ImageNetwork(OnnxNetwork):
     """A model of images. An output that is not a vector is made one as the PyTorch engine does."""
 
-    def run(self, arrays: Arrays) -> Rows:
+    def run(self, arrays: Arrays) -> OutputRows:
         """See `Network.run`."""
         rows = super().run(arrays)
         if rows.ndim == 4:  # of places
@@ -236,16 +236,14 @@ class _ImageNetwork(OnnxNetwork):
             EngineError: it does not run on one.
         """
         try:
-            return int(self.run({"pixel_values": images.sample()[None]}).shape[1])
+            with model_code():
+                return int(self.run({"pixel_values": images.sample()[None]}).shape[1])
         except RecordError:
             return None
-        except (EngineDeadError, EngineOutOfMemoryError):
-            raise
-        except Exception as error:  # onnxruntime may raise anything
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        except ModelCodeError as error:
             raise EngineError(
                 f"the model in {self._folder} takes {', '.join(sorted(self.inputs))} and fails on the pixel_values of "
-                f"an image: {reason}"
+                f"an image: {error}"
             ) from error
 
 
@@ -263,16 +261,8 @@ def _model_file(folder: Path) -> Path:
 
 
 def _tokens(folder: Path, takes: Takes, max_model_len: int | None, long_texts: LongTexts) -> TextTokens:
-    check_tokenizer(folder)
-    return tokens_for(_loaded(AutoTokenizer.from_pretrained, folder), _config(folder), takes, max_model_len, long_texts)
+    return tokens_for(load_tokenizer(folder), _config(folder), takes, max_model_len, long_texts)
 
 
 def _config(folder: Path) -> ModelConfig:
-    return with_own_settings(folder, _loaded(AutoConfig.from_pretrained, folder).to_dict())
-
-
-def _loaded(load: Callable[..., T], folder: Path) -> T:
-    try:
-        return load(str(folder), local_files_only=True)
-    except (OSError, ValueError, KeyError) as error:
-        raise EngineError(f"the model in {folder} cannot be loaded: {str(error).strip().splitlines()[0]}") from error
+    return with_own_settings(folder, load_config(folder).to_dict())

@@ -5,13 +5,14 @@ from __future__ import annotations
 from functools import partial
 
 import torch
-from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoModelForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase
 
 from headrace.engines.library_settings import with_own_settings
 from headrace.engines.model_config import ModelConfig
 from headrace.engines.model_folder import check_tokenizer, named_folder
 from headrace.engines.model_kinds import use_instead
-from headrace.engines.networks.pytorch import TorchNetwork, load_pretrained, loading
+from headrace.engines.networks.files import load_tokenizer
+from headrace.engines.networks.pytorch import TorchNetwork, load_pretrained
 from headrace.engines.text.encoders import by_length, is_packed, tune
 from headrace.engines.text.engine import TextEngine
 from headrace.engines.text.options import Classification, Scoring, SequenceClassifierOptions, ZeroShot
@@ -66,8 +67,7 @@ def _load(options: SequenceClassifierOptions) -> tuple[TorchNetwork, PreTrainedT
     tune(module)
     if int8:
         to_int8(module)
-    with loading(folder, weights=False):
-        tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+    tokenizer = load_tokenizer(folder)
     inputs = frozenset(tokenizer.model_input_names) | {"input_ids", "attention_mask"}
     network = TorchNetwork(folder, module, place, partial(_logits, module), inputs, by_length(module))
     network.allow_graphs(options.enforce_eager)

@@ -22,6 +22,7 @@ from headrace.engines.library_settings import (
 )
 from headrace.engines.model_config import ModelConfig
 from headrace.engines.model_folder import check_tokenizer, find_folder
+from headrace.engines.networks.files import check_fast
 from headrace.engines.networks.pytorch import TorchNetwork, loading
 from headrace.engines.options import EncoderOptions
 from headrace.engines.text import static
@@ -148,8 +149,7 @@ def _load(folder: Path, device: torch.device, dtype: str, kind: type[ModuleT], t
     if isinstance(module[0], StaticEmbedding):
         static.check_dtype(dtype)
         return module.float().eval()
-    if not getattr(module.tokenizer, "is_fast", False):
-        raise EngineError(f"the model in {folder} has no fast tokenizer (tokenizer.json)")
+    check_fast(folder, module.tokenizer)
     if reason := _SOME_LENGTHS.get(module[0].model.config.model_type):
         raise EngineError(f"the model in {folder} {reason}, and texts have other lengths; choose another model")
     random = _not_loaded(module[0].model)

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from sentence_transformers import MultiVectorEncoder
 from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
 
+from headrace.device.pipeline import OutputRows
 from headrace.engines.base import Chunks, Part, Prepared, PromptedText
 from headrace.engines.model_folder import named_folder
-from headrace.engines.networks.base import Rows
 from headrace.engines.text.encoders import keep_padding
 from headrace.engines.text.engine import TextEngine
 from headrace.engines.text.modules import Encoder, open_encoder
@@ -23,7 +23,7 @@ from headrace.engines.text.tokenizing import TOKEN_MASK, Tokens
 from headrace.errors import ConfigError, EngineError, RecordError
 
 TokenVectors: TypeAlias = NDArray[np.float32] | NDArray[np.float16]
-"""Of shape (tokens, components)."""
+"""The vectors of one text, of shape (tokens, components)."""
 
 _QUERY, _DOCUMENT = "query", "document"
 _MODULES = frozenset({"Transformer", "Dense", "MultiVectorMask", "Normalize"})
@@ -81,7 +81,7 @@ class MultiVectorEngine(TextEngine):
         return [self._expanded(next(queries)) if is_query else next(documents) for is_query in are_queries]
 
     def tokenize(self, value: object, add_special_tokens: bool) -> list[int]:
-        """See `TokenizingEngine.tokenize`. Without expansion tokens."""
+        """The ids of a text without expansion tokens, before they are cut."""
         return (self._queries if self._asks else self.tokens).tokenize(value, add_special_tokens)
 
     def _is_query(self, value: object) -> bool:
@@ -98,11 +98,11 @@ class MultiVectorEngine(TextEngine):
         tokens = self._queries.expanded(query.payload, [self._expansion_id] * missing, attended)
         return Prepared(tokens, tokens.shape[1], query.truncated)
 
-    def _outputs(self, batch: list[Tokens], rows: Rows) -> list[TokenVectors | RecordError]:
+    def _outputs(self, batch: list[Tokens], rows: OutputRows) -> list[TokenVectors | RecordError]:
         ends = np.cumsum([tokens.shape[1] for tokens in batch])
         return [self._kept(tokens, part) for tokens, part in zip(batch, np.split(rows, ends[:-1]), strict=True)]
 
-    def _kept(self, tokens: Tokens, rows: Rows) -> TokenVectors | RecordError:
+    def _kept(self, tokens: Tokens, rows: OutputRows) -> TokenVectors | RecordError:
         """The vectors of the tokens that take part."""
         if self._skips_queries if self.tokens.is_expanded(tokens) else self._skips_documents:
             rows = rows[~np.isin(tokens[0], self._skipped)]

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from sentence_transformers import SparseEncoder
 
 from headrace.batching.options import whole
+from headrace.device.pipeline import OutputRows
 from headrace.engines.model_folder import named_folder
-from headrace.engines.networks.base import Rows
 from headrace.engines.text.engine import TextEngine
 from headrace.engines.text.modules import open_encoder
 from headrace.engines.text.options import SparseEmbedding
@@ -40,11 +40,11 @@ class SparseHead:
     def __init__(self, max_active_dims: int | None) -> None:
         self._most = max_active_dims
 
-    def __call__(self, rows: Rows) -> list[SparseVector]:
+    def __call__(self, rows: OutputRows) -> list[SparseVector]:
         """One vector per row."""
         return [self._sparse(row) for row in rows]
 
-    def _sparse(self, row: Rows) -> SparseVector:
+    def _sparse(self, row: OutputRows) -> SparseVector:
         indices = np.flatnonzero(row)
         if self._most is not None and len(indices) > self._most:
             order = np.argsort(-np.abs(row[indices]), kind="stable")

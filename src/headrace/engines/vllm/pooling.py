@@ -13,22 +13,23 @@ from headrace.engines.vllm.core import VllmCore, deciding  # before vLLM: it set
 # isort: split
 import numpy as np
 import vllm
-from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 from vllm import PoolingParams
 from vllm.config.pooler import PoolerConfig
 from vllm.inputs.engine import tokens_input
 from vllm.tasks import PoolingTask
 from vllm.v1.engine.async_llm import AsyncLLM
 
+from headrace.device.pipeline import OutputRows
 from headrace.engines.capabilities import Sleeper
 from headrace.engines.library_settings import with_own_settings
 from headrace.engines.model_config import ModelConfig
-from headrace.engines.model_folder import check_tokenizer, digest, find_folder
-from headrace.engines.networks.base import Rows
+from headrace.engines.model_folder import digest, find_folder
+from headrace.engines.networks.files import load_config, load_tokenizer
 from headrace.engines.networks.heads import Head, VectorHead, matryoshka_dimensions
 from headrace.engines.networks.quantizing import check_output_dtype, length_of
 from headrace.engines.profile import EngineProfile
-from headrace.engines.text.engine import TokenizingTexts
+from headrace.engines.requests.vocabulary import TokenizedEngine
 from headrace.engines.text.pooling import Pooling, check_pooled_prompts, pooling_of, prompts_in
 from headrace.engines.text.splitting import not_split
 from headrace.engines.text.tasks import label_head, score_head
@@ -41,7 +42,7 @@ _LAYERS = frozenset({"Identity", "Tanh", "ReLU", "GELU", "SiLU", "Sigmoid"})
 """Activations of dense layers that vLLM has. With another one, it would leave the layers out."""
 
 
-class PoolingEngine(TokenizingTexts):
+class PoolingEngine(TokenizedEngine):
     """One row of numbers per text or pair, from vLLM's asynchronous engine; satisfies `StreamEngine`.
 
     Args:
@@ -55,6 +56,8 @@ class PoolingEngine(TokenizingTexts):
     Raises:
         EngineError: vLLM fails at a short text.
     """
+
+    tokens: TextTokens
 
     def __init__(
         self,
@@ -110,13 +113,13 @@ class PoolingEngine(TokenizingTexts):
             raise output
         return output
 
-    async def _row(self, payload: Tokens, engine: AsyncLLM, number: str) -> Rows:
+    async def _row(self, payload: Tokens, engine: AsyncLLM, number: str) -> OutputRows:
         # Logits and vectors as the network gives them: the head converts them as it does those of other engines.
         params = PoolingParams(task=self._kind, use_activation=False, extra_kwargs=_types(payload))
         async with aclosing(engine.encode(tokens_input(payload[0].tolist()), params, number)) as outputs:
             async for output in outputs:
                 if output.finished:
-                    row: Rows = output.outputs.data.float().numpy().reshape(-1)
+                    row: OutputRows = output.outputs.data.float().numpy().reshape(-1)
                     return row
         raise EngineError("vLLM ended the request without an answer")
 
@@ -197,14 +200,14 @@ def score(options: VllmScoring) -> PoolingEngine:
 class _Normalized:
     """A head for the vectors of a model that scales them to length 1, which vLLM does not do here.
 
-    Rows before the normalisation keep all their digits.
+    OutputRows before the normalisation keep all their digits.
     """
 
     def __init__(self, on: bool, head: Head) -> None:
         self._on = on
         self._head = head
 
-    def __call__(self, rows: Rows) -> Sequence[object]:
+    def __call__(self, rows: OutputRows) -> Sequence[object]:
         if self._on:
             rows = rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-12)
         return self._head(rows)
@@ -228,10 +231,7 @@ def _folder(options: VllmPooling, args: Mapping[str, object]) -> Path:
     """
     if taken := sorted({"runner", "convert", "pooler_config"} & args.keys()):
         raise ConfigError(f"{taken[0]} is set by the task; leave it out")
-    folder = find_folder(options.model)
-    if options.tokenizer is None:
-        check_tokenizer(folder)
-    return folder
+    return find_folder(options.model)
 
 
 def _files(folder: Path, options: VllmPooling) -> tuple[ModelConfig, PreTrainedTokenizerBase]:
@@ -241,13 +241,8 @@ def _files(folder: Path, options: VllmPooling) -> tuple[ModelConfig, PreTrainedT
         EngineError: they cannot be loaded.
     """
     trusted = bool(options.trust_remote_code)
-    try:
-        config = AutoConfig.from_pretrained(str(folder), local_files_only=True, trust_remote_code=trusted)
-        tokenizer = AutoTokenizer.from_pretrained(
-            str(options.tokenizer or folder), local_files_only=True, trust_remote_code=trusted
-        )
-    except (OSError, ValueError, KeyError) as error:
-        raise EngineError(f"the model in {folder} cannot be loaded: {str(error).strip().splitlines()[0]}") from error
+    config = load_config(folder, trust_remote_code=trusted)
+    tokenizer = load_tokenizer(folder, options.tokenizer, trust_remote_code=trusted)
     return config.to_dict(), tokenizer
 
 

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Literal, Protocol, Self
+from typing import Literal, Protocol, Self
 
 from headrace.engines.base import Engine
 from headrace.errors import TooManyErrorsError
@@ -15,9 +15,10 @@ from headrace.events import Listener
 from headrace.io.base import Source
 from headrace.jobs.pipeline.prepare import Columns
 from headrace.jobs.pipeline.user_code import UserCode
+from headrace.jobs.pipeline.work import Work
 from headrace.jobs.settings import JobSettings, Order
 from headrace.jobs.settings import Limits as Limits
-from headrace.jobs.state.in_flight import InFlight
+from headrace.jobs.state.in_flight import InFlightFile
 from headrace.jobs.state.output import JobOutput, StartMode
 from headrace.records import Failed
 
@@ -80,8 +81,8 @@ class BatcherPort(Protocol):
         ...
 
     def runs_as_completed(
-        self, runs: AsyncIterable[Sequence[Any]]
-    ) -> AsyncGenerator[tuple[Sequence[Any], Sequence[Any], bool], None]:
+        self, runs: AsyncIterable[Sequence[Work]]
+    ) -> AsyncGenerator[tuple[Sequence[Work], Sequence[object], bool], None]:
         """Process runs of equal cost. Yields completed records, their results, and whether one may be an exception.
 
         Memory is bounded. An empty run says that no run follows before results do, so no batch need wait for records.
@@ -107,7 +108,7 @@ class Job:
     """Whether to check that no id occurs twice."""
     order: OrderPlan | None = None
     """The order of work; None if the engine reads every prompt anew."""
-    in_flight: InFlight | None = None
+    in_flight: InFlightFile | None = None
     """Records the batch in the engine; None if a crash of the engine does not end this process."""
 
 

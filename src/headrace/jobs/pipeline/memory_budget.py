@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from sys import getsizeof
 
+from headrace.errors import attempted
 from headrace.jobs.pipeline.work import Work
 from headrace.records import Failed, Ok, Outcome, Record
 
@@ -24,7 +25,7 @@ _PLAIN = (int, float, bool, type(None))
 
 
 @dataclass(slots=True)
-class _Chunk:
+class _HeldChunk:
     mean: float
     left: int
 
@@ -53,7 +54,7 @@ class Memory:
         self._rows = 0.0
         self._last_chunk: int | None = None
         self._starts: list[int] = []
-        self._chunks: list[_Chunk] = []
+        self._chunks: list[_HeldChunk] = []
         self._waits = False
         self._released = asyncio.Event()
 
@@ -69,7 +70,7 @@ class Memory:
             return
         place = bisect_left(self._starts, start)
         self._starts.insert(place, start)
-        self._chunks.insert(place, _Chunk(size / count, count))
+        self._chunks.insert(place, _HeldChunk(size / count, count))
         self.records += count
         self._rows += size
 
@@ -162,10 +163,8 @@ def value_bytes(value: object, level: int = 0) -> int:
         return getsizeof(value) + _inner_bytes(value, level)
     if type(value) is dict:
         return getsizeof(value) + _inner_bytes(list(value.values()), level)
-    try:
-        return _object_bytes(value, level)
-    except BaseException:  # noqa: BLE001 - an object's own attributes may raise anything, and this is an estimate
-        return _NUMBER_BYTES
+    size = attempted(_object_bytes, value, level)  # an object's own attributes may raise anything
+    return size if isinstance(size, int) else _NUMBER_BYTES
 
 
 def _object_bytes(value: object, level: int) -> int:

@@ -23,6 +23,7 @@ from headrace.errors import (
     ProcessTimeoutError,
     RecordError,
     StoppedEarly,
+    attempted,
 )
 from headrace.events import StageDone
 from headrace.io.base import Chunk
@@ -31,7 +32,7 @@ from headrace.jobs.pipeline.memory_budget import value_bytes
 from headrace.jobs.pipeline.retries import Retry
 from headrace.jobs.pipeline.suspects import MOST_IN_A_ROW
 from headrace.jobs.pipeline.user_code import UserCode
-from headrace.jobs.pipeline.work import Carried, PreparedChunk, Work, unreadable
+from headrace.jobs.pipeline.work import PreparedChunk, StepAnswer, Work, unreadable
 from headrace.jobs.settings import ModelChoice, OnEmpty
 from headrace.records import Failed, Record, Unreadable, kept_value, kind_of, text_refusal
 from headrace.wording import shown
@@ -94,7 +95,8 @@ class Columns:
         """The input for the engine.
 
         Raises:
-            RecordError: see `_input_of`; or it is empty, and `on_empty` refuses that.
+            RecordError: a column is missing; with `text_only` the value is null, no text or not valid Unicode; or it is
+                empty, and `on_empty` refuses that.
         """
         value = self._input_of(record)
         if self.on_empty == "error" and is_empty(value):
@@ -102,11 +104,7 @@ class Columns:
         return value
 
     def _input_of(self, record: Record) -> object:
-        """The input for the engine.
-
-        Raises:
-            RecordError: a column is missing; or with `text_only` null, not text, or not valid Unicode.
-        """
+        """The input for the engine."""
         if self.template is not None:
             make = FilledTemplate if self.splits else filled
             return make(self.template, self.fields_of(record))
@@ -144,11 +142,7 @@ def is_empty(value: object) -> bool:
 
 
 def _takes(choice: ModelChoice, record: Record) -> bool:
-    """Whether the step computes the record.
-
-    Raises:
-        RecordError: the record names no model of the job.
-    """
+    """Whether the step computes the record."""
     value = _value(record, choice.column)
     if value not in choice.models:
         raise RecordError(
@@ -249,10 +243,11 @@ class InTime:
 
 
 def _answer(future: Future[list[Prepared[object] | Exception]], engine: Engine, inputs: Sequence[object]) -> None:
-    try:
-        future.set_result(prepare_all(engine, inputs))
-    except BaseException as error:  # noqa: BLE001 - raised again in the waiting thread
-        future.set_exception(error)
+    found = attempted(prepare_all, engine, inputs)
+    if isinstance(found, BaseException):
+        future.set_exception(found)  # raised again in the waiting thread
+    else:
+        future.set_result(found)
 
 
 def prepare_all(engine: Engine, inputs: Sequence[object]) -> list[Prepared[object] | Exception]:
@@ -263,17 +258,15 @@ def prepare_all(engine: Engine, inputs: Sequence[object]) -> list[Prepared[objec
     Raises:
         BrokenOffError: the engine died, which is not a record failure.
     """
-    try:
-        return _prepared(engine, inputs)
-    except EngineDeadError as error:
+    found = attempted(_prepared, engine, inputs)
+    if not isinstance(found, BaseException):
+        return found
+    if isinstance(found, EngineDeadError):
         raise BrokenOffError(
-            f"the engine cannot continue: {error}; finished records are kept; run again to continue"
-        ) from error
-    except StoppedEarly:
-        raise
-    except BaseException as error:  # noqa: BLE001 - an engine may raise anything
-        if len(inputs) == 1 or isinstance(error, BadResultError):
-            return [own_copy(error) for _ in inputs]
+            f"the engine cannot continue: {found}; finished records are kept; run again to continue"
+        ) from found
+    if len(inputs) == 1 or isinstance(found, BadResultError):
+        return [own_copy(found) for _ in inputs]
     return [prepare_all(engine, [value])[0] for value in inputs]
 
 
@@ -297,11 +290,8 @@ def _checked(answer: object) -> Prepared[object] | Exception:
             f"the engine's prepare returned {type(answer).__name__} for a record; "
             "it must return Prepared or an exception"
         )
-    try:
-        checked_cost(answer.cost, type(answer.payload))
-    except Exception as error:  # noqa: BLE001 - comparing an engine's own cost type may raise anything
-        return own_copy(error)
-    return answer
+    error = attempted(checked_cost, answer.cost, type(answer.payload))  # comparing a cost of the engine's own type
+    return own_copy(error) if isinstance(error, BaseException) else answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -382,7 +372,7 @@ class Preparation:
             try:
                 kept = identify(mapped)
                 if choice is not None and not _takes(choice, row):
-                    done.answered.append((Work(kept, row.data), Carried(getattr(row.data, "answer", None))))
+                    done.answered.append((Work(kept, row.data), StepAnswer(getattr(row.data, "answer", None))))
                     continue
                 value = input_of(mapped)
             except StoppedEarly:
@@ -398,7 +388,5 @@ class Preparation:
 
     def _id_of(self, row: Record) -> object:
         """The id of a row that cannot be prepared, if the row has the column."""
-        try:
-            return self.columns.id_of(row)
-        except BaseException:  # noqa: BLE001 - as above
-            return row.id
+        found = attempted(self.columns.id_of, row)
+        return row.id if isinstance(found, BaseException) else found

@@ -10,15 +10,14 @@ import tempfile
 from collections.abc import Callable, Iterator
 from operator import itemgetter
 from pathlib import Path
-from types import TracebackType
 from typing import Self, TypeAlias
 
-from headrace.errors import text_of
+from headrace.errors import attempted, text_of
 from headrace.io.base import Chunk
 from headrace.jobs.pipeline.memory_budget import rows_bytes
 from headrace.records import Failed, Record
 
-Row: TypeAlias = Record | Failed
+SpilledRow: TypeAlias = Record | Failed
 
 _BLOCK_BYTES = 64 * 1024
 """Size of the rows that are read at once from each sorted run."""
@@ -43,11 +42,11 @@ class Spill:
         self._room = room
         self._most = most
         self._runs: list[tuple[int, int]] = []
-        self._held: list[tuple[str, Row]] = []
+        self._held: list[tuple[str, SpilledRow]] = []
         self._size = 0
         self.rows = 0
         self.bytes = 0
-        """Of the input."""
+        """Bytes of the input that the rows were read from."""
         self.full = ""
         """Why no more rows may be added; empty if they may."""
         self.failed = False
@@ -56,9 +55,7 @@ class Spill:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._file.close()
 
     def add(self, chunk: Chunk) -> None:
@@ -74,27 +71,26 @@ class Spill:
     def _write_run(self) -> None:
         start = self._runs[-1][1] if self._runs else 0
         self._held.sort(key=itemgetter(0))
-        try:
-            self._file.seek(start)
-            rows = (_packed(row) for _, row in self._held)
-            count = max(1, _BLOCK_BYTES * len(self._held) // max(1, self._size))
-            while block := list(itertools.islice(rows, count)):
-                self._write(pickle.dumps(block, pickle.HIGHEST_PROTOCOL))
-            self._file.flush()
-        except Exception as error:  # noqa: BLE001 - a row may hold the user's own objects, which may raise anything
+        error = attempted(self._write_held, start)  # a row may hold the user's own objects
+        if error is not None:
             reason = error.strerror if isinstance(error, OSError) else f"{type(error).__name__}: {text_of(error)}"
             self.full, self.failed = f"the rows cannot be stored: {reason}", True
-        else:
-            self._runs.append((start, self._file.tell()))
-            self._held, self._size = [], 0
-            if self._runs[-1][1] >= self._most:
-                self.full = "half of the free disk is used"
+            return
+        self._runs.append((start, self._file.tell()))
+        self._held, self._size = [], 0
+        if self._runs[-1][1] >= self._most:
+            self.full = "half of the free disk is used"
 
-    def _write(self, content: bytes) -> None:
-        self._file.write(len(content).to_bytes(_LENGTH_BYTES))
-        self._file.write(content)
+    def _write_held(self, start: int) -> None:
+        self._file.seek(start)
+        rows = (_packed(row) for _, row in self._held)
+        count = max(1, _BLOCK_BYTES * len(self._held) // max(1, self._size))
+        while block := list(itertools.islice(rows, count)):
+            content = pickle.dumps(block, pickle.HIGHEST_PROTOCOL)
+            self._file.write(len(content).to_bytes(_LENGTH_BYTES) + content)
+        self._file.flush()
 
-    def sorted(self) -> Iterator[Row]:
+    def sorted(self) -> Iterator[SpilledRow]:
         """All rows, sorted by prompt; those that could not be read come first."""
         if self._runs and not self.full:
             self._write_run()
@@ -103,7 +99,7 @@ class Spill:
         for _, row in heapq.merge(self._held, *runs, key=itemgetter(0)):
             yield row
 
-    def _read(self, start: int, end: int) -> Iterator[tuple[str, Row]]:
+    def _read(self, start: int, end: int) -> Iterator[tuple[str, SpilledRow]]:
         number = self._file.fileno()
         while start < end:
             size = int.from_bytes(os.pread(number, _LENGTH_BYTES, start))
@@ -117,6 +113,6 @@ class Spill:
                     yield self._prompt_of(record), record
 
 
-def _packed(row: Row) -> Failed | tuple[object, ...]:
+def _packed(row: SpilledRow) -> Failed | tuple[object, ...]:
     """A record as a tuple, which is stored in half the time."""
     return row if isinstance(row, Failed) else (row.position, row.id, row.data)

@@ -68,8 +68,8 @@ def _setting(key: str) -> str:
 
 
 def _engine_options() -> set[str]:
-    """The options that change what an engine computes, and that it describes under their names."""
-    return {one.name for kind in declared_engines() for one in declared(kind) if one.option.changes_output}
+    """What engines describe under the names of their options."""
+    return {one.name for kind in declared_engines() for one in declared(kind)}
 
 
 def _shown(value: object) -> str:

@@ -36,7 +36,7 @@ class BatchBound:
         """A request of this cost was accepted."""
         if cost >= self._full:
             self._large += 1
-        elif self._large and cost <= _SMALL * self._full:
+        elif cost <= _SMALL * self._full:
             self._until = now + _BESIDE_S
 
     def ended(self, cost: float) -> None:

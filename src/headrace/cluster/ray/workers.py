@@ -9,12 +9,12 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import ExitStack, closing, contextmanager, suppress
 from typing import NoReturn, TypeVar
 
 from headrace.app.jobs.describe import WorkerRoom
 from headrace.cluster import heartbeat
+from headrace.cluster.base import ClusterResources
 from headrace.cluster.work_units import IN_FLIGHT
 from headrace.cluster.worker import WorkerActor, WorkerInfo, WorkerSpec, loaded, unpack
 from headrace.cluster.worker_pool import NoRoomError, WorkUnitReply
@@ -36,18 +36,6 @@ _SHUTDOWN_S = 20.0
 """Timeout for disconnecting from the cluster."""
 _KILL_S = 2.0
 """Timeout for a request to kill a worker."""
-
-
-@dataclass(frozen=True, slots=True)
-class ClusterResources:
-    """The cluster, and the resources of each worker."""
-
-    address: str | None = None
-    """`host:port` or `ray://host:port`. None uses RAY_ADDRESS, or else starts a local cluster."""
-    replicas: int = 1
-    gpus: float | None = None
-    """GPUs per worker. None uses one GPU if the cluster has any."""
-    cpus: float = 1.0
 
 
 @contextmanager
@@ -157,11 +145,10 @@ class RayWorkers:
         )(WorkerActor)
         self._started: list[RayWorker] = []
         self.initial = [self.start() for _ in range(resources.replicas)]
-        try:
+        with ExitStack() as undo:
+            undo.callback(self.close)  # the connection may outlive this job
             self.info = self._first_info()
-        except BaseException:  # re-raised: the connection may outlive this job
-            self.close()
-            raise
+            undo.pop_all()
 
     def start(self) -> RayWorker:
         """Start another worker.

@@ -1,4 +1,4 @@
-"""`headrace serve --on ray`: replicas of the server on Ray Serve, autoscaled with the load."""
+"""A server on Ray Serve: replicas, autoscaled with the load."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from pathlib import Path
 from fastapi import FastAPI
 
 from headrace.app.servers.server import ServerSettings, build_part
-from headrace.cluster.ray_workers import ClusterResources, check_room, connected
-from headrace.cluster.replicas import Replicas
+from headrace.cluster.base import ClusterResources, Replicas
+from headrace.cluster.ray.workers import check_room, connected
 from headrace.errors import ConfigError, EngineError
 from headrace.openai_protocol import error_body
 from headrace.records import JsonObject
@@ -28,8 +28,8 @@ try:
     from ray import serve
     from ray.serve.context import _get_global_client
 
-    from headrace.cluster import ray_overview
-    from headrace.cluster.ray_scaling import COST, QueuedCost, RefusesWhenCold
+    from headrace.cluster.ray import overview
+    from headrace.cluster.ray.scaling import COST, QueuedCost, RefusesWhenCold
 except ImportError as error:
     raise ConfigError(f'Ray Serve cannot be imported ({error}): pip install "headrace[ray]"') from error
 
@@ -41,7 +41,7 @@ _OWNER_POLL_S = 2.0
 
 
 @serve.ingress()
-class Server:
+class ReplicaServer:
     """One replica."""
 
     async def __init__(self, settings: ServerSettings) -> None:  # type: ignore[misc] # Ray awaits it
@@ -117,7 +117,7 @@ def application(
         arguments = {"name": NAME, "retry_after_s": replicas.cold_retry_after_s, "body": json.dumps(cold)}
         routing["request_router_config"] = {"request_router_class": RefusesWhenCold, "request_router_kwargs": arguments}
     deployed = serve.deployment(
-        Server,
+        ReplicaServer,
         name=NAME,
         ray_actor_options=_actor_options(resources.cpus, resources.gpus or 0.0),
         max_constructor_retry_count=1,  # a load failure is permanent
@@ -146,7 +146,7 @@ class Deployed:
     @property
     def ours(self) -> bool:
         """Whether no other command has replaced the deployment."""
-        known = ray_overview.known(OVERVIEW)
+        known = overview.known(OVERVIEW)
         return known is None or known[0] == self.owner
 
 
@@ -165,7 +165,7 @@ def deploy(settings: ServerSettings, replicas: Replicas, resources: ClusterResou
     serve.start(http_options={"host": host, "port": port, "request_timeout_s": settings.limits.timeout_s})
     if (taken := _get_global_client().http_config.port) != port:
         raise ConfigError(f"Ray Serve on this cluster already listens on port {taken}: use ``port={taken}``")
-    before = ray_overview.known(OVERVIEW)
+    before = overview.known(OVERVIEW)
     try:
         _run(settings, replicas, resources)
     except RuntimeError as error:  # raised by Ray if no replica starts
@@ -176,8 +176,8 @@ def deploy(settings: ServerSettings, replicas: Replicas, resources: ClusterResou
         _run(*before[1])
         raise EngineError(f"the update could not be started and was rolled back: {why}") from error
     owner = uuid.uuid4().hex
-    overview = serve.deployment(ray_overview.Overview, name=OVERVIEW, ray_actor_options=_actor_options(0.0, 0.0))
-    bound = overview.bind(NAME, owner, (settings, replicas, resources))
+    beside = serve.deployment(overview.Overview, name=OVERVIEW, ray_actor_options=_actor_options(0.0, 0.0))
+    bound = beside.bind(NAME, owner, (settings, replicas, resources))
     serve.run(bound, name=OVERVIEW, route_prefix="/metrics")
     return Deployed(f"http://{host}:{port}", owner)
 
