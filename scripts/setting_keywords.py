@@ -31,7 +31,6 @@ from headrace.serving.limits import KeySettings, ServeLimits
 class ConfigKeywords(LocalKeywords, total=False):
     """Settings of any engine, and the options of those in this process."""
 
-    engine_options: Mapping[str, object] | None
 '''
 _RUN = '''
 
@@ -59,6 +58,7 @@ class ServerKeywords(ServerOptions, EngineKeywords, total=False):
     name: str | Sequence[str] | None
 '''
 _WIDER = {
+    "engine_options": "Mapping[str, object] | None",
     "engine": "str | Callable[..., object] | EngineChoice | None",
     "keep_columns": "Sequence[str]",
     "state": "str | Path | None",

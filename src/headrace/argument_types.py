@@ -64,7 +64,8 @@ def read(one: Declared, text: str) -> object:
     if one.option.parse is None:
         value = next((made for kind in kinds if (made := _made(kind, text)) is not None), text)
     if wanted := _wanted(value, one.kind, one.option):
-        raise ConfigError(f"``{one.name}`` is {shown(text)}; it must be {wanted.removesuffix(' or None')}")
+        said = shown(value if _fits(value, one.kind) else text)
+        raise ConfigError(f"``{one.name}`` is {said}; it must be {wanted.removesuffix(' or None')}")
     return value
 
 

@@ -17,8 +17,8 @@ from headrace.serving.limits import KeySettings, ServeLimits
 class ConfigKeywords(LocalKeywords, total=False):
     """Settings of any engine, and the options of those in this process."""
 
-    engine_options: Mapping[str, object] | None
     engine: str | Callable[..., object] | EngineChoice | None
+    engine_options: Mapping[str, object] | None
     batch_tokens: int | None
     batch_size: int | None
     engine_process: bool

@@ -118,11 +118,11 @@ def _with_panels(kind: type) -> Iterable[tuple[Declared, str]]:
     own = {one.name: one for one in declared(kind)}
     hints = get_type_hints(kind)
     for field in dataclasses.fields(kind):
-        if field.name in own:
+        if kind is EngineConfig and field.name == "engine_options":
+            yield from ((one, ENGINE_PANEL) for one in engine_flags())
+        elif field.name in own:
             if own[field.name].flags:
                 yield own[field.name], own[field.name].option.panel or kind.panel  # type: ignore[attr-defined]
-        elif kind is EngineConfig and field.name == "engine_options":
-            yield from ((one, ENGINE_PANEL) for one in engine_flags())
         elif dataclasses.is_dataclass(hints[field.name]):
             yield from _with_panels(hints[field.name])
 
@@ -210,7 +210,8 @@ class Command(TyperCommand):
         for parameter, times in Counter(order).items():
             once = getattr(parameter, "rich_help_panel", None) in _ONCE
             if times > 1 and once and not getattr(parameter, "multiple", False):
-                raise _refused(f"{parameter.opts[0]} is given twice; give it once")
+                typed = next((flag for flag in parameter.opts if flag in args), parameter.opts[0])
+                raise _refused(f"{typed} is given twice; give it once")
         return left
 
     @property

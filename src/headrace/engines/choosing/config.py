@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
@@ -50,8 +50,9 @@ class EngineConfig:
         None, "onnx, vllm, static (for generate), or your module:name. Default: chosen by the task."
     )
     """In Python also a function, or any other object that `headrace.engines.custom.load` takes."""
-    engine_options: Mapping[str, object] = field(default_factory=dict)
-    """Options of the engine, such as `max_model_len`."""
+    engine_options: Mapping[str, object] = option(
+        dict, "Options of the engine as a mapping, for one whose options no type checker knows.", flags=()
+    )
     batch_tokens: int | None = option(
         None, "Maximum tokens in a batch, padding included. Default: measured, or set by the engine.", minimum=1
     )
