@@ -12,12 +12,11 @@ from headrace.argument_types import check_types, comma_separated, number_or_auto
 from headrace.engines.choosing.config import EngineConfig
 from headrace.errors import ConfigError
 from headrace.events import Listener
-from headrace.io.databases.names import is_database, without_password
+from headrace.io.formats.known import known_formats, written_formats
 from headrace.io.formats.strict_json import OnNan
 from headrace.io.sinks.callback_sink import Receiver, Rows
-from headrace.io.sinks.targets import FORMATS
-from headrace.io.sources.opening import known_formats
 from headrace.io.sources.selection import Selection
+from headrace.io.storage.addresses import is_address, without_password
 from headrace.io.storage.locations import anchored as anchored_path
 from headrace.options import declared, named, option
 from headrace.records import JsonObject
@@ -128,8 +127,7 @@ class JobSettings:
     source: object = option(
         MISSING,
         "File, folder, glob or address (s3://...) of the records, or - for stdin: JSONL, CSV, TSV, Parquet, Arrow, "
-        "tar, "
-        "images, an OpenAI batch file or a saved dataset; text and tar files may be .gz or .zst. Or "
+        "tar, images, an OpenAI batch file or a saved dataset; text and tar files may be .gz or .zst. Or "
         "hf://datasets/org/name, a Delta or Lance folder, iceberg://catalog/table, or a database, with ``sql``.",
         flags=("-i", "--input-file"),
         panel=FILES_PANEL,
@@ -150,7 +148,9 @@ class JobSettings:
         None, f"Format of the input: {', '.join(known_formats())}. Default: from the name.", panel=FILES_PANEL
     )
     output_format: str | None = option(
-        None, f"Format of the output: {', '.join(FORMATS)}. Default: from the name.", panel=FILES_PANEL
+        None,
+        f"Format of the output: {', '.join(written_formats(own=True))}. Default: from the name.",
+        panel=FILES_PANEL,
     )
     sql: str | None = option(
         None,
@@ -262,7 +262,7 @@ def as_json(settings: JobSettings) -> JsonObject | None:
     if not isinstance(kept["source"], (str, Path)) or str(kept["source"]) == "-":
         return None
     source = str(kept["source"])
-    kept["source"] = without_password(source) if is_database(source) else source
+    kept["source"] = without_password(source) if is_address(source) else source
     for name in ("prepare", "finish"):
         if kept[name] is not None and not isinstance(kept[name], str):
             return None
@@ -314,7 +314,7 @@ def anchored(settings: JobSettings) -> JobSettings:
     changed: dict[str, Any] = {"config": settings.config.anchored()}
     for name in ("source", "sink", "trace"):
         path = getattr(settings, name)
-        if isinstance(path, (str, Path)) and not is_database(path):
+        if isinstance(path, (str, Path)) and not is_address(path):
             changed[name] = anchored_path(path)
     return replace(settings, **changed)
 
