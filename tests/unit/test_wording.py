@@ -121,8 +121,9 @@ def _texts() -> Iterator[tuple[Path, str]]:
 
 
 def test_no_message_spells_a_flag() -> None:
+    """`lines.py` has the words of a table in the docs, and `bench.py` calls another program."""
     found = [(path.name, text) for path, text in _texts() if re.search(r"(?<![\w\-/.'\"=(])--[a-z][a-z-]+", text)]
-    assert [one for one in found if "nvidia-smi" not in one[1] and one[0] != "bench.py"] == []
+    assert [one for one in found if "nvidia-smi" not in one[1] and one[0] not in ("bench.py", "lines.py")] == []
 
 
 def test_every_setting_in_a_message_is_a_keyword_or_of_the_command_alone() -> None:
