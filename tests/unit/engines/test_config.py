@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from scripts import engine_options
 from typer.testing import CliRunner
 
 import headrace
@@ -151,12 +152,16 @@ def test_an_option_names_its_engine_and_an_engine_its_task() -> None:
 
 
 def test_the_typed_keywords_are_those_that_the_engines_declare(tmp_path: Path) -> None:
-    from scripts.engine_keywords import FILE, source
-
-    (tmp_path / "keywords.py").write_text(source())
-    ruff = [sys.executable, "-m", "ruff", "format", "--config", str(FILE.parents[3] / "pyproject.toml")]
+    (tmp_path / "keywords.py").write_text(engine_options.keywords())
+    ruff = [sys.executable, "-m", "ruff", "format", "--config", str(engine_options.ROOT / "pyproject.toml")]
     subprocess.run([*ruff, str(tmp_path / "keywords.py")], check=True, capture_output=True)
-    assert (tmp_path / "keywords.py").read_text() == FILE.read_text()
+    assert (tmp_path / "keywords.py").read_text() == engine_options.KEYWORDS.read_text(), (
+        "run scripts/engine_options.py"
+    )
+
+
+def test_the_table_of_the_docs_is_what_the_engines_declare() -> None:
+    assert engine_options.table() == engine_options.TABLE.read_text(encoding="utf-8"), "run scripts/engine_options.py"
 
 
 def test_a_job_s_settings_are_kept_in_one_level_and_come_back(tmp_path: Path) -> None:
