@@ -18,8 +18,7 @@ class ClusterResources:
     """The cluster, and the resources of each worker."""
 
     address: str | None = None
-    """The cluster's address, in its own form; None lets it choose. Ray: `host:port` or `ray://host:port`, by default
-    RAY_ADDRESS or a new local cluster."""
+    """The cluster's address, in the form of its kind; None lets it choose."""
     replicas: int = 1
     gpus: float | None = None
     """GPUs per worker. None uses one GPU if the cluster has any."""

@@ -12,7 +12,10 @@ from headrace.observe.reporting.report import Report
 
 
 class Ray:
-    """A Ray cluster; satisfies `Cluster`."""
+    """A Ray cluster; satisfies `Cluster`.
+
+    Its address is `host:port` or `ray://host:port`; without one, RAY_ADDRESS is used, or a local cluster is started.
+    """
 
     def run(
         self, settings: JobSettings, resources: ClusterResources, stop: StopRequest, *, progress: bool
