@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
-import pickle
 from collections.abc import Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import ExitStack, closing
@@ -133,10 +132,7 @@ class LocalWorkers:
     def __init__(self, spec: WorkerSpec, shares: list[DeviceShare]) -> None:
         self._spec = spec
         self._shares = shares
-        try:
-            pickle.dumps(spec)
-        except (pickle.PicklingError, TypeError, AttributeError) as error:
-            raise ConfigError(f"the engine's options cannot be sent to a worker: {error}") from error
+        spec.check_sendable()
         self._workers: list[LocalWorker] = []
         with ExitStack() as undo:
             undo.callback(self.close)
