@@ -59,7 +59,6 @@ class Cluster(Protocol):
             ConfigError: like `remote_job.execute`, or the cluster cannot be reached or is too small.
             JobError: like `remote_job.execute`.
         """
-        ...
 
     def serve(
         self,
@@ -75,4 +74,3 @@ class Cluster(Protocol):
             ConfigError: the cluster cannot be reached or is too small.
             EngineError: the model cannot be loaded.
         """
-        ...

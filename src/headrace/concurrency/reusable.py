@@ -105,7 +105,6 @@ class _LoadedModel(Loading):
             await unload(made, rest, None)
 
     async def _wait_to_close(self, closing_event: asyncio.Event) -> None:
-        """Wait until asked to end or idle for long enough."""
         check_in = None if self._idle_check is None else self._idle_check(self)
         while True:
             try:

@@ -264,7 +264,6 @@ class Dispatcher(DispatchLoop):
         self._emit(BatchSplit, number, size, cause, out_of_memory, self._clock(), took_s)
 
     def _abandon(self, cause: BaseException) -> None:
-        """Fail all waiting records and cancel running batches."""
         if self._left_behind:
             return  # the loop is gone, and its callers with it
         self.refuse(cause)

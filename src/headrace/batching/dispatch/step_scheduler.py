@@ -147,17 +147,14 @@ class StepScheduler(DispatchLoop):
         return entries
 
     def _join(self, slot: SlotEntry) -> None:
-        """Add a record to the next step."""
         self._slots.join(slot)
         self._joining.append(slot)
         slot.entry.holder = self
 
     def _overlap(self, record: object) -> float:
-        """How much of a record's cost is counted for records in the engine."""
         return self._model.overlap(record) if isinstance(self._model, SharingStepModel) else 0.0
 
     def _leave(self, key: int) -> None:
-        """Free a slot; the engine removes the record before the next step."""
         self._slots.leave(key)
         self._leaving.add(key)
         self._no_room = None
@@ -198,7 +195,6 @@ class StepScheduler(DispatchLoop):
         self._emit(StepDone, *facts)
 
     async def _remove_only(self, step_call: StepCall) -> None:
-        """Remove records without taking a step."""
         failure = await self._call(step_call, CallTimer())
         if failure is not None:
             logger.error("%s: the engine failed to remove a record", self._options.name, exc_info=failure)
@@ -253,7 +249,6 @@ class StepScheduler(DispatchLoop):
         return completed, failed, cost
 
     def _evict(self) -> int:
-        """Evict records that no longer fit the budget; they get the next free slots."""
         evicted = self._slots.evict()
         for slot in evicted:
             self._leaving.add(slot.key)
@@ -281,7 +276,6 @@ class StepScheduler(DispatchLoop):
         return 0
 
     def _fail_all(self, cause: BaseException) -> int:
-        """Fail all records in the engine."""
         if isinstance(cause, (KeyboardInterrupt, SystemExit, StopIteration, asyncio.CancelledError)):
             cause = ProcessError(f"step() raised {type(cause).__name__}: {text_of(cause)}")
         failed = 0
@@ -292,7 +286,6 @@ class StepScheduler(DispatchLoop):
         return failed
 
     def _abandon(self, cause: BaseException) -> None:
-        """Fail all remaining records."""
         self.refuse(cause)
         for slot in (*self._slots, *self._evicted, *(slot for group in self._groups for slot in group)):
             slot.entry.holder = None
