@@ -6,16 +6,18 @@ import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar
 
 import typer
 
-import headrace
 from headrace.cli.flags import FlagGroup
 from headrace.cli.outcome import say
 from headrace.cli.top import ObservedJob
 from headrace.errors import MissingExtraError
 from headrace.events import Listener
+from headrace.plugins import known, load
+
+_TRACKERS = [name for name in known("exporters") if "." not in name]
 
 TraceFile = Annotated[
     Path | None,
@@ -48,8 +50,11 @@ class ReportFlags(FlagGroup):
     ] = None
 
     report_to: Annotated[
-        Literal["mlflow", "wandb"] | None,
-        typer.Option(help="Also report settings, figures and the page to this experiment tracker. Default: none."),
+        str | None,
+        typer.Option(
+            metavar="<" + "|".join(_TRACKERS) + ">",
+            help="Also report settings, figures and the page to this experiment tracker. Default: none.",
+        ),
     ] = None
 
     dry_run: Annotated[
@@ -68,6 +73,9 @@ class ReportFlags(FlagGroup):
         """Raises BadParameter for flags that do not go together."""
         if self.gpu_hour_price is not None and not (self.dry_run or self.report):
             raise typer.BadParameter("it needs --dry-run or --report", param_hint="--gpu-hour-price")
+        if self.report_to is not None and self.report_to not in _TRACKERS:
+            said = f"{self.report_to!r} is not one of {', '.join(map(repr, _TRACKERS))}."
+            raise typer.BadParameter(said, param_hint="--report-to")
         asked = (
             ("--report", self.report, "report"),
             ("--report-to", self.report_to, "report"),
@@ -83,10 +91,9 @@ class ReportFlags(FlagGroup):
 
         Raises:
             MissingExtraError: its library is not installed.
+            ConfigError: its plugin cannot be used.
         """
-        if self.report_to is None:
-            return ()
-        return (headrace.MLflowListener() if self.report_to == "mlflow" else headrace.WandbListener(),)
+        return () if self.report_to is None else (load("exporters", self.report_to, type)(),)
 
     @contextlib.contextmanager
     def shown(self, output: str) -> Iterator[None]:

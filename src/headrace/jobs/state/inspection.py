@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 from headrace.errors import ConfigError
-from headrace.io.databases.names import display_name
+from headrace.io.formats.writer import Layout
 from headrace.io.sinks.targets import Target, find_target
+from headrace.io.storage.addresses import display_name
 from headrace.io.storage.checksums import digest_of
 from headrace.io.storage.lease import may_live
 from headrace.io.storage.locations import as_os_errors, exists, is_remote
@@ -148,7 +149,7 @@ def inspect(name: str | Path, *, verify: bool = False) -> Inspection:
 
 def windows_of(target: Target, parts: PartFolder) -> Windows:
     """What an unfinished job has committed in another order than the input's; nothing in an object store."""
-    windows = Windows(target.work / "order", parts, target.writer("output"))
+    windows = Windows(target.work / "order", parts, target.writer(Layout("output")))
     return windows if is_remote(target.place) else windows.look()
 
 

@@ -22,7 +22,6 @@ from typing import BinaryIO, Literal, cast
 
 from headrace.errors import ConfigError, JobError
 from headrace.io.base import PartWriter
-from headrace.io.sinks.hub import HubWriter
 from headrace.io.sinks.targets import Target
 from headrace.io.storage.atomic import atomic_file, target_of, temporary_of
 from headrace.io.storage.checksums import Damage, DigestWriter, Interval, digest_of, listed
@@ -88,7 +87,7 @@ class JobOutput:
         """What the user calls it, without its password."""
         self.target = place
         self.table = target.table
-        """The table that takes the rows, if the output is one."""
+        """The address, without its login, of the table that takes the rows, if the output is one."""
         self.errors = target.errors
         self._siblings = target.siblings
         self.writer = writer
@@ -391,9 +390,8 @@ class JobOutput:
         return finished
 
     def _push(self) -> None:
-        """Push the parts, if they are to be on the hub."""
-        if isinstance(self.writer, HubWriter):
-            self.writer.push([self.parts.part_path(part) for part in self.parts.committed()], self.scratch)
+        """Bring the parts where they are to be, if that is elsewhere."""
+        self.writer.publish(lambda: [self.parts.part_path(part) for part in self.parts.committed()], self.scratch)
 
     def _clear_scratch(self) -> None:
         shutil.rmtree(self.scratch, ignore_errors=True)
