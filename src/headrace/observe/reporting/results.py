@@ -144,7 +144,7 @@ class Report:
         adds="sum",
         required=True,
         label="truncated",
-        text=lambda found: f"{found.truncated:,} records cut to the model's maximum length",
+        text=lambda found: f"{lines.count(found.truncated, 'record')} cut to the model's maximum length",
     )
     split: int = figure(
         0,
@@ -152,7 +152,7 @@ class Report:
         unit="records",
         of=lambda run: run.stages["prepare"]["split"],
         label="split",
-        text=lambda found: f"{found.split:,} records longer than the model's maximum: {found.chunks:,} chunks",
+        text=lines.split,
     )
     chunks: int = figure(0, "the chunks of these", unit="chunks", of=lambda run: run.stages["prepare"]["chunks"])
     empty: int = figure(
@@ -161,7 +161,7 @@ class Report:
         unit="records",
         of=lambda run: run.stages["prepare"]["empty"],
         label="empty",
-        text=lambda found: f"{found.empty:,} records with an empty text; ``on_empty=error`` fails them",
+        text=lambda found: f"{lines.count(found.empty, 'record')} with an empty text; ``on_empty=error`` fails them",
     )
     nulled: int = figure(
         0,
@@ -186,7 +186,7 @@ class Report:
         unit="records",
         kept=True,
         label="duplicates",
-        text=lambda found: f"{found.duplicates:,} records with the answer of an equal one",
+        text=lambda found: f"{lines.count(found.duplicates, 'record')} with the answer of an equal one",
     )
     prefix_cache: PrefixCacheUsed | None = figure(
         None,
@@ -311,7 +311,7 @@ class Report:
         adds="sum",
         required=True,
         label="run again in halves",
-        text=lambda found: f"{found.splits:,} batches",
+        text=lambda found: lines.count(found.splits, "batch", "batches"),
     )
     lanes: tuple[WorkerRow, ...] = figure(
         (),

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from operator import attrgetter
 from typing import get_args
 
 from headrace.events import (
@@ -43,11 +44,16 @@ from headrace.observe.reporting.host import Host
 from headrace.records import LeftOut
 
 _KEPT_FAILURES = 1_000
-_SUMMED = (
-    "records", "duration_s", "bytes", "tokens", "truncated", "split", "chunks", "nulled", "empty", "cpu_s", "compared",
-    "repeated",
-)  # fmt: skip
-"""Fields of `StageDone`."""
+_SUMMED: Mapping[Stage, tuple[str, ...]] = {
+    "load": ("records", "duration_s", "bytes"),
+    "prepare": (
+        "records", "duration_s", "tokens", "truncated", "split", "chunks", "empty", "compared", "repeated",
+    ),
+    "finish": ("records", "duration_s"),
+    "write": ("records", "duration_s", "nulled"),
+}  # fmt: skip
+"""Fields of `StageDone` that are added up; so is `cpu_s`, where it is measured."""
+_VALUES = {stage: attrgetter(*names) for stage, names in _SUMMED.items()}
 
 
 class Sums:
@@ -121,6 +127,7 @@ class Sums:
     def add(self, events: Iterable[Event]) -> None:
         """Take in events."""
         takers = self._takers
+        last = self.last
         for event in events:
             if (take := takers.get(type(event))) is not None:
                 take(event)
@@ -128,8 +135,9 @@ class Sums:
                 continue
             if self.start is None:
                 self.start = event.at
-            if event.at > self.last:
-                self.last = event.at
+            if event.at > last:
+                last = event.at
+        self.last = last
 
     @property
     def wall_s(self) -> float:
@@ -215,9 +223,11 @@ class Sums:
     def _stage(self, event: StageDone) -> None:
         sums = self.stages[event.stage]
         sums["events"] += 1
-        for name in _SUMMED:
-            if (value := getattr(event, name)) is not None:
+        for name, value in zip(_SUMMED[event.stage], _VALUES[event.stage](event), strict=True):
+            if value:
                 sums[name] += value
+        if event.cpu_s is not None:
+            sums["cpu_s"] += event.cpu_s
 
     def _duplicate(self, event: DuplicatesFound) -> None:
         self.duplicates += event.records
