@@ -57,7 +57,12 @@ class ServerState:
 
     def __post_init__(self) -> None:
         most = Limit(self.limits.max_waiting_bytes, "bytes of requests", "--max-waiting-bytes")
-        self.bodies = AdmissionController(AdmissionLimits(cost=most))
+        self.bodies = AdmissionController(AdmissionLimits(cost=most), forecast=self._forecast_s)
+
+    def _forecast_s(self) -> float:
+        """Seconds for all accepted work: of the model that needs longest."""
+        services = (state.loaded for state in self.all_parts)
+        return max((service.admission.wait_s() for service in services if service is not None), default=0.0)
 
     @property
     def ready(self) -> bool:
@@ -126,16 +131,15 @@ class ServerState:
         return Call(request.receive, timeout_s, caller, host, param, may_cut, request_id, self.listener, span)
 
     def time_limit(self, headers: Iterable[tuple[bytes, bytes]], given_s: float | None) -> float:
-        """The seconds that a request is allowed: `given_s` of its body, those of its header, or the server's.
+        """The seconds that a request is allowed: the fewer of `given_s` of its body and those of its header, or else the
+        server's.
 
         Raises:
             ApiError: 400 for a header that is not a number of seconds.
         """
-        if given_s is None:
-            for name, value in headers:
-                if name == b"x-request-timeout":
-                    given_s = _seconds(value.decode("latin-1"))
-        return given_s or self.limits.timeout_s
+        given = [] if given_s is None else [given_s]
+        given += [_seconds(value.decode("latin-1")) for name, value in headers if name == b"x-request-timeout"]
+        return min(given, default=self.limits.timeout_s)
 
     def check_texts(self, texts: Sequence[str | TokenIds | PromptedText], param: str) -> int:
         """Check the number and length of texts; returns their estimated cost.

@@ -117,6 +117,7 @@ def test_neutral_values_are_welcome(talker: Running, short: Running) -> None:
     answer = talker.post("/v1/completions", {"prompt": "a b", **NEUTRAL, "best_of": 1, "echo": False, "suffix": None})
     assert answer.json()["choices"][0]["text"] == "a b"
     body = {"input": "a", "dimensions": 8, "encoding_format": "float", "user": "u", "truncate": None, "other": None}
+    body |= {"metadata": {"a": "b"}, "service_tier": "auto", "safety_identifier": "s"}
     assert short.post("/v1/embeddings", body).status_code == 200
 
 

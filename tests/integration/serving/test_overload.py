@@ -142,6 +142,8 @@ def test_a_request_whose_time_is_up_is_not_run() -> None:
         late = embed(server, "late", headers={"X-Request-Timeout": "0.05"})
         assert late.status_code == 408
         assert late.json()["error"]["code"] == "deadline_exceeded"
+        both = server.post("/v1/embeddings", {"input": "late", "timeout": 60}, headers={"X-Request-Timeout": "0.05"})
+        assert both.status_code == 408, "the shorter of both counts"
         server.engine.go.set()
         assert first.result().status_code == 200
         assert server.post("/v1/embeddings", {"input": "x", "timeout": 5}).status_code == 200

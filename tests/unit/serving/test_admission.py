@@ -68,6 +68,19 @@ def test_what_alone_is_more_than_allowed_goes_alone() -> None:
     assert refused(controller, 1, 500).status_code == 429
 
 
+def test_the_time_to_come_back_follows_a_forecast_from_elsewhere_if_there_is_one() -> None:
+    clock, forecast_s = Clock(), 40.0
+    controller = AdmissionController(limits(cost=100), forecast=lambda: forecast_s, clock=clock, chance=lambda: 0.0)
+    for _ in range(5):  # small ones in between say nothing of large ones
+        controller.reserve(1, 1, 1e9)
+        clock.now += 1
+        controller.release(1, 1, done=True)
+    controller.reserve(1, 100, 1e9)
+    assert retry_after(refused(controller, 1, 100)) == pytest.approx(40 * 1.05, abs=1)
+    controller.lower(60)
+    assert controller.ahead == 40
+
+
 def busy_gate(per_s: float, held: float) -> AdmissionController:
     """A controller that has measured a rate, and holds so much."""
     clock = Clock()

@@ -72,6 +72,7 @@ class AdmissionController:
         width_cost: their total cost, if reached first.
         left: the cost of submitted records that still wait; None to count a request's whole cost until it is answered,
             and to learn the throughput from answers.
+        forecast: seconds for all that is in progress, if something else knows better than the answers tell.
         clock: monotonic seconds.
         chance: a random number from 0 to 1.
     """
@@ -83,6 +84,7 @@ class AdmissionController:
         width_cost: float = math.inf,
         left: Callable[[], float] | None = None,
         *,
+        forecast: Callable[[], float] | None = None,
         clock: Callable[[], float] = time.monotonic,
         chance: Callable[[], float] = random.random,
     ) -> None:
@@ -101,6 +103,7 @@ class AdmissionController:
         self._width = width
         self._width_cost = width_cost
         self._left = left
+        self._forecast = forecast
         self._clock = clock
         self._chance = chance
         self._answers = Rate(width, width_cost)
@@ -109,6 +112,8 @@ class AdmissionController:
     @property
     def per_s(self) -> float:
         """Measured cost per second; 0 while unknown."""
+        if self._forecast is not None and (seconds := self._forecast()):
+            return self.cost / seconds
         return self.batches.per_s or self._answers.per_s
 
     @property
@@ -151,6 +156,11 @@ class AdmissionController:
 
     def submitted(self, cost: float) -> None:
         """A request's records wait for the engine from now on."""
+        self._unsubmitted -= cost
+
+    def lower(self, cost: float) -> None:
+        """Release a part of the cost of a reserved request; `release` is passed the rest."""
+        self.cost -= cost
         self._unsubmitted -= cost
 
     def release(self, requests: int, cost: float, *, done: bool, submitted: bool = True) -> None:

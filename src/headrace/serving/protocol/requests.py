@@ -28,6 +28,8 @@ HEAVY_BYTES = 32 * 1024
 """Longer bodies are parsed on a thread."""
 
 
+_WITHOUT_EFFECT = frozenset({"metadata", "safety_identifier", "service_tier"})
+"""Fields of OpenAI's that change no answer, on any route. They are ignored."""
 _KEY = re.compile(rb'"\s*:')
 
 _FOREIGN_IDS = (
@@ -99,7 +101,7 @@ class Fields(BaseModel):
         if self.passes_on:
             return
         for name, value in (self.model_extra or {}).items():
-            if value is not None:
+            if value is not None and name not in _WITHOUT_EFFECT:
                 known = list(type(self).model_fields)
                 message = f"unknown field {shown(name)}; known: {', '.join(known)}{nearest(name[:60], known)}"
                 raise ApiError(400, message, code="unknown_field", param=f"{name:.60}")
