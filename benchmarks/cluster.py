@@ -27,10 +27,9 @@ from benchmarks.common import quick, ratio, report, rounds, version
 from headrace.app.jobs import job as jobs
 from headrace.app.servers.server import ServerSettings
 from headrace.cluster import local_workers
-from headrace.cluster.ray_job import execute
-from headrace.cluster.ray_serve import NAME, served
-from headrace.cluster.ray_workers import ClusterResources
-from headrace.cluster.replicas import Replicas
+from headrace.cluster.base import ClusterResources, Replicas
+from headrace.cluster.ray.jobs import execute
+from headrace.cluster.ray.serving import NAME, served
 from headrace.engines.choosing.config import EngineConfig
 from headrace.jobs.pipeline.job import StopRequest
 from headrace.jobs.settings import JobSettings

@@ -25,6 +25,7 @@ from benchmarks.common import quick, ratio, report, rounds, version
 from headrace import ContinuousBatcher
 from headrace.engines.generation.causal_lm import ARITHMETIC
 from headrace.engines.generation.continuous import GenerationEngine
+from headrace.engines.generation.options import Generation, StaticGeneration
 from headrace.engines.generation.static import StaticGenerationEngine
 
 PROMPTS = 48 if quick() else 256
@@ -135,7 +136,10 @@ def main() -> None:
         model = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
         model.generation_config = GenerationConfig()
         words = AutoTokenizer.from_pretrained(folder)
-        engine, fallback = GenerationEngine(folder, max_num_seqs=SLOTS), StaticGenerationEngine(folder)
+        engine, fallback = (
+            GenerationEngine(Generation(model=folder, max_num_seqs=SLOTS)),
+            StaticGenerationEngine(StaticGeneration(model=folder)),
+        )
     asks = [prepared.payload for prepared in engine.prepare(requests()) if not isinstance(prepared, Exception)]
     tokens = sum(ask.sampling.max_tokens for ask in asks)
     peer = version("transformers")

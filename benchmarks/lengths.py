@@ -23,6 +23,7 @@ from benchmarks.common import quick, report
 from benchmarks.generation import model_folder
 from headrace import ContinuousBatcher
 from headrace.engines.generation.continuous import GenerationEngine
+from headrace.engines.generation.options import Generation
 
 PROMPTS = 48 if quick() else 192
 SLOTS = 64
@@ -66,7 +67,7 @@ def main() -> None:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as temporary:
         folder = model_folder(Path(temporary))
-        engine = GenerationEngine(folder, max_num_seqs=SLOTS, enable_prefix_caching=False)
+        engine = GenerationEngine(Generation(model=folder, max_num_seqs=SLOTS, enable_prefix_caching=False))
     rows = [row for kind in KINDS for row in measured(engine, kind)]
     note = (
         f"{PROMPTS} prompts, {SLOTS} slots, at most {LONGEST} tokens each; a Llama of 4 M random weights, float32, "

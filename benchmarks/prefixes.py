@@ -34,6 +34,7 @@ from headrace.app.jobs import job as jobs
 from headrace.engines.choosing.config import EngineConfig
 from headrace.engines.generation.causal_lm import ARITHMETIC
 from headrace.engines.generation.continuous import GenerationEngine
+from headrace.engines.generation.options import Generation
 from headrace.jobs import run as main_path
 from headrace.jobs.pipeline.job import StopRequest
 from headrace.jobs.planning.survey import survey_prompts
@@ -136,7 +137,7 @@ def job(folder: Path, rows: Sequence[Row], order: Order, options: dict[str, Any]
         sink = Path(place, "out.jsonl")
         config = EngineConfig(task="generate", model=str(folder))
         plan = jobs.check(JobSettings(rows, sink, config, order=order, prompt_template=template))
-        engine = GenerationEngine(folder, **options)
+        engine = GenerationEngine(Generation(model=folder, **options))
         main_path.run(jobs.build(plan, engine, StopRequest(), lambda _: None))
         stats = engine.prefix_cache_stats()
         assert stats is not None, "this model's pages can be shared"
@@ -202,7 +203,7 @@ class Timed:
         }
         self.texts = prompts(size)
         random.Random(1).shuffle(self.texts)
-        prepared = GenerationEngine(folder, **self.options).prepare(self.texts)
+        prepared = GenerationEngine(Generation(model=folder, **self.options)).prepare(self.texts)
         self.tokens: list[Tokens] = [item.payload.prompt for item in prepared if not isinstance(item, Exception)]
         self.outcomes: dict[str, Outcome] = {}
         self.cpu_s: dict[str, list[float]] = {}
@@ -329,7 +330,7 @@ def better_template(folder: Path) -> None:
     with tempfile.TemporaryDirectory() as place:
         config = EngineConfig(task="generate", model=str(folder))
         plan = jobs.check(JobSettings(rows, Path(place, "out.jsonl"), config, prompt_template=FIELDS))
-        engine = GenerationEngine(folder, **options)
+        engine = GenerationEngine(Generation(model=folder, **options))
         found = survey_prompts(jobs.build(plan, engine, StopRequest(), lambda _: None))
         engine.close()
     assert found is not None, "this engine reads common beginnings once"
@@ -352,7 +353,9 @@ def count_gsm8k(folder: Path, questions: Path) -> None:
     """Every question after the same 8 worked ones: how many of the prompt tokens the model reads."""
     rows = [json.loads(line) for line in questions.read_text().splitlines()]
     header = "".join(f"Q: {row['question']}\nA: {row['answer']}\n\n" for row in rows[:EXAMPLES])
-    engine = GenerationEngine(folder, max_num_seqs=SLOTS, kv_cache_tokens=65_536, max_tokens=1, ignore_eos=True)
+    engine = GenerationEngine(
+        Generation(model=folder, max_num_seqs=SLOTS, kv_cache_tokens=65_536, max_tokens=1, ignore_eos=True)
+    )
     prepared = engine.prepare([f"{header}Q: {row['question']}\nA:" for row in rows])
     asks = [item.payload for item in prepared if not isinstance(item, Exception)]
     started = time.perf_counter()

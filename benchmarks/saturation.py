@@ -14,12 +14,12 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import flyte.extras
+from tests.unit.device.simulated import BatchTimes, SimulatedStreams
 
 from benchmarks.common import quick, report, version
 from examples.docstrings import collect
 from headrace import BlockedLoopWarning, DynamicBatcher
 from headrace.device.pipeline import Pipeline
-from headrace.device.simulated import BatchTimes, SimulatedStreams
 
 UNIT_S = 0.01
 """A chunk takes 3 units to load, 2 to infer and 1 to write."""
@@ -213,7 +213,7 @@ def overlapped() -> None:
 
     def run(overlap: bool) -> list[float]:
         streams = SimulatedStreams(times, time.perf_counter, time.sleep)
-        pipeline = Pipeline[Any, Any, Any](streams)
+        pipeline = Pipeline(streams)
 
         async def main() -> None:
             async with DynamicBatcher(

@@ -22,7 +22,7 @@ from headrace import openai_protocol
 from headrace.app.servers.server import ServerSettings, build
 from headrace.engines.base import Prepared
 from headrace.engines.choosing.config import EngineConfig
-from headrace.engines.requests.generation import Generation
+from headrace.engines.requests.generation import GeneratedText
 from headrace.serving.http import middleware
 from headrace.serving.http.server import Server
 from headrace.serving.limits import ServeLimits
@@ -89,17 +89,17 @@ class Talk:
         """Joins the next step."""
         self._said[key] = record, 0
 
-    def step(self) -> list[tuple[int, Generation | Exception]]:
+    def step(self) -> list[tuple[int, GeneratedText | Exception]]:
         """One word more for each."""
         time.sleep(1.0)
-        ended: list[tuple[int, Generation | Exception]] = []
+        ended: list[tuple[int, GeneratedText | Exception]] = []
         for key, (turn, count) in list(self._said.items()):
             text = "word " * (count + 1)
             self._said[key] = turn, count + 1
             if turn.listener is not None:
                 turn.listener(text)
             if count + 1 == turn.most:
-                whole = Generation(text=text, finish_reason="stop", prompt_tokens=1, completion_tokens=turn.most)
+                whole = GeneratedText(text=text, finish_reason="stop", prompt_tokens=1, completion_tokens=turn.most)
                 ended.append((key, whole))
                 self.remove(key)
         return ended

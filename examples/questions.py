@@ -71,9 +71,8 @@ def main() -> None:
         print(asyncio.run(answer_all(lambda prompts: ask(sys.argv[1], prompts), rows)))
         return
     from headrace.app.servers.server import ServerSettings
-    from headrace.cluster.ray_serve import served
-    from headrace.cluster.ray_workers import ClusterResources
-    from headrace.cluster.replicas import Replicas
+    from headrace.cluster.base import ClusterResources, Replicas
+    from headrace.cluster.ray.serving import served
     from headrace.engines.choosing.config import EngineConfig
 
     options = OPTIONS if ENGINE == "vllm" else {}

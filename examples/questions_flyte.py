@@ -16,7 +16,7 @@ import flyte
 import headrace
 from examples.questions import ENGINE, OPTIONS, answer_all, ask, fetch
 from headrace.batching.passthrough import PassthroughBatcher
-from headrace.cluster.flyte_app import app_environment
+from headrace.cluster.flyte.app import app_environment
 from headrace.engines.choosing.registry import create
 
 VLLM = ENGINE == "vllm"

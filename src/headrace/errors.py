@@ -34,8 +34,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Collection, Iterable
+from typing import TypeVar
 
 from headrace.wording import shortened, shown, worded
+
+T = TypeVar("T")
 
 _COMPARED = 16
 """Maximum number of unknown fields that are compared with the known ones: it takes time."""
@@ -231,12 +234,27 @@ class StoppedEarly(SystemExit):
     """A signal ends the process before a job has begun. Raised on the main thread, possibly within user code."""
 
 
+def attempted(call: Callable[..., T], *values: object) -> T | BaseException:
+    """What foreign code returns, or what it raises: any exception but a signal that ends the process."""
+    try:
+        return call(*values)
+    except StoppedEarly:
+        raise
+    except BaseException as error:  # noqa: BLE001 - the border to code of users, models and libraries
+        return error
+
+
 def text_of(error: BaseException) -> str:
     """The error's message, long values shortened, even if its `__str__` raises."""
     try:
         return shortened(str(error))
     except BaseException as other:  # noqa: BLE001 - user code may raise anything; the error must still be reported
         return f"its message cannot be read: {type(other).__name__}"
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message, or its type if it has none."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def line_of(error: BaseException) -> str:

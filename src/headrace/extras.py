@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import re
+from importlib import metadata
 from typing import Any
 
 from headrace.errors import MissingExtraError
@@ -27,3 +29,34 @@ def require(module: str, extra: str, what: str, instead: str = "") -> Any:
         raise MissingExtraError(
             f'{what} needs {missing}, which is not installed: pip install "headrace[{extra}]"{instead}'
         ) from error
+
+
+def missing_packages(package: str, extra: str) -> tuple[str, ...]:
+    """The packages of an extra that are not installed; those that it needs only on some machines are not looked for.
+
+    Args:
+        package: the distribution that has the extra.
+        extra: its name; empty for none.
+    """
+    try:
+        wanted = metadata.requires(package) or ()
+    except metadata.PackageNotFoundError:
+        return ()
+    missing: list[str] = []
+    for one in wanted:
+        found = re.fullmatch(r"([\w.-]+)(?:\[([\w,-]+)\])?[^;]*;\s*extra\s*==\s*['\"]([\w-]+)['\"]\s*", one)
+        if found is None or found[3] != extra:
+            continue
+        if found[1] == package:  # an extra of other extras
+            missing += [name for other in (found[2] or "").split(",") for name in missing_packages(package, other)]
+        elif not _is_installed(found[1]):
+            missing.append(found[1])
+    return tuple(dict.fromkeys(missing))
+
+
+def _is_installed(package: str) -> bool:
+    try:
+        metadata.distribution(package)
+    except metadata.PackageNotFoundError:
+        return False
+    return True

@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from headrace.engines.base import Prepared
 from headrace.engines.profile import EngineProfile, from_attributes
@@ -84,9 +83,10 @@ class FakeEngine(_ProfileFromAttributes):
         """The texts, truncated if too long."""
         return [self._prepare(text) for text in inputs]
 
-    def _prepare(self, text: Any) -> Prepared[str] | Exception:
+    def _prepare(self, text: object) -> Prepared[str] | Exception:
         if refusal := text_refusal(text):
             return refusal
+        assert isinstance(text, str), "all others are refused"
         words = text.split()
         if self._max_words is None or len(words) <= self._max_words:
             return Prepared(text, max(len(words), 1))

@@ -1,7 +1,9 @@
 """How messages are worded: settings are named as the user's door names them, and long values are shortened.
 
-A message names a setting by its flag, such as `--id-column ""`. A Python program reads `id_column=""` instead, and the
-author of a settings file `id_column: ""`.
+A message names a setting by its keyword between double backticks, with a value or without: "pass ``overwrite=True``",
+"another ``id_column``", "``dtype=float32, ignore_changes=True``". Words need no quotes. The user reads
+`--dtype float32 --ignore-changes` on the command line, `dtype="float32", ignore_changes=True` in Python, and
+`dtype: float32` beside a file of settings. "``headrace serve state=DIR``" is a command line at every door.
 """
 
 from __future__ import annotations
@@ -12,78 +14,52 @@ from typing import Literal, TypeAlias
 Door: TypeAlias = Literal["python", "flags", "keys"]
 """How the user gives settings: keyword arguments, flags of a command, or keys of a file."""
 
-KEYWORDS = {
-    "allow-pickled-weights": "pickled_weights",
-    "allowed-host": "allowed_hosts",
-    "endpoint": "endpoints",
-    "engine-timeout": "engine_timeout_s",
-    "image-column": "text_column",
-    "input-file": "source",
-    "map": "prepare",
-    "output-file": "sink",
-    "served-model-name": "name",
+FLAGS = {
+    "allowed_hosts": "--allowed-host",
+    "batch_timeout_s": "--batch-timeout-ms",
+    "endpoints": "--endpoint",
+    "engine_timeout_s": "--engine-timeout",
+    "max_wait_s": "--max-wait",
+    "name": "--served-model-name",
+    "pickled_weights": "--allow-pickled-weights",
+    "prepare": "--map",
+    "sink": "--output-file",
+    "source": "-i",
+    "state": "--state-dir",
+    "timeout_s": "--timeout",
 }
-"""Keyword arguments whose names are not those of their flags."""
-LIMITS = frozenset({"buffer-memory", "max-attempts", "max-error-rate", "max-errors", "workers"})
+"""Flags whose names are not those of their keyword arguments."""
+ALIASES = {"image_column": "text_column"}
+"""Names that only the command line has, and the keyword argument for each."""
+LIMITS = frozenset({"buffer_memory", "max_attempts", "max_error_rate", "max_errors", "workers"})
 """In Python, fields of `Limits`."""
-SWITCHES = frozenset(
-    {
-        "allow-pickled-weights",
-        "dedupe",
-        "enforce-eager",
-        "engine-process",
-        "ignore-changes",
-        "overwrite",
-        "trust-remote-code",
-    }
-)  # fmt: skip
-"""Flags without a value."""
-JOB_ONLY = LIMITS | {
-    "id-column",
-    "ignore-changes",
-    "input-file",
-    "input-format",
-    "keep-columns",
+NO_KEYS = LIMITS | {
+    "id_column",
+    "ignore_changes",
+    "source",
+    "input_format",
+    "keep_columns",
     "limit",
-    "map",
-    "on-nan",
+    "prepare",
+    "on_nan",
     "order",
-    "output-file",
-    "output-format",
+    "sink",
+    "output_format",
     "overwrite",
     "sample",
-    "sample-seed",
-    "served-model-name",
+    "sample_seed",
+    "name",
     "shard",
     "sql",
     "trace",
-    "worker-kind",
+    "worker_kind",
+    "state",
+    "batch_timeout_s",
 }
-"""Flags that stay flags beside a file of steps or models, which has no keys for them."""
-COMMAND_ONLY = frozenset(
-    {
-        "api-key-file",
-        "batch-timeout-ms",
-        "budgets",
-        "data-parallel-size",
-        "max-cost",
-        "max-requests",
-        "max-wait",
-        "max-waiting-bytes",
-        "on",
-        "port",
-        "replicas",
-        "state-dir",
-        "timeout",
-    }
-)
-"""Flags that no function has; a message that names one speaks of the command."""
+"""Settings that are flags beside a file of steps or models, which has no keys for them."""
 
-_VALUES = (
-    r"\"[^\"]*\"|'[^']*'|\d+/\d+|\d[\d.]*|[A-Z]{3,}|[\w./-]+@REVISION|module:\w+|"
-    r"auto|process|split|first|null|error|jsonl|csv|tsv|parquet|arrow|onnx|torch|custom|classify|generate|image-(?:embed|classify)|int8|float32|b?float16|cuda(?::\d+)?"
-)
-_FLAG = re.compile(rf"(?<![\w\-/.'\"=])--([a-z][a-z0-9-]*)(?:[ ]({_VALUES})(?![\w-]))?( (?=--))?|(?<!\S)-i (-)(?!\S)")
+_MARKED = re.compile(r"``(headrace \w+ )?(.+?)``")
+_SEVERAL = re.compile(r"[a-z_]+(=[^\s,]+)?(, [a-z_]+(=[^\s,]+)?)+")
 
 LONGEST_TOKEN = 300
 """Characters of a word or quoted value in a message: longer ones are shortened. A file's name has up to 255."""
@@ -111,33 +87,48 @@ def speak(door: Door) -> None:
 
 
 def worded(message: str) -> str:
-    """A message for the user, made from one that names settings by their flags and has values of any length."""
+    """A message for the user, made from one that marks settings and has values of any length."""
     return shortened(spelled(message))
 
 
-def spelled(message: str) -> str:
-    """The message with each flag as the door names the setting."""
-    if _door == "flags" or "-" not in message:
+def spelled(message: str, door: Door | None = None) -> str:
+    """The message with each setting as the door names it; None for the door of this process."""
+    if "``" not in message:
         return message
-    return _FLAG.sub(lambda found: _named(found, _door), message)
+    return _MARKED.sub(lambda found: _named(found[1] or "", found[2], door or _door), message)
 
 
-def _named(found: re.Match[str], door: Door) -> str:
-    flag, value = found[1] or "input-file", found[2] or found[4]
-    if flag in COMMAND_ONLY or (door == "keys" and flag in JOB_ONLY):
-        return found[0]
-    more = ", " if found[3] else ""
-    name = KEYWORDS.get(flag, flag.replace("-", "_"))
-    if value is None and flag in SWITCHES:
-        value = "True" if door == "python" else "true"
-    elif flag == "shard" and value is not None and door == "python":
+def flag_of(name: str) -> str:
+    """The flag of the setting with this keyword."""
+    return FLAGS.get(name, "--" + name.replace("_", "-"))
+
+
+def _named(command: str, settings: str, door: Door) -> str:
+    """Settings as a door names them, such as `overwrite=True, dtype=float32`."""
+    several = settings.split(", ") if _SEVERAL.fullmatch(settings) else [settings]
+    each = [one.partition("=")[::2] for one in several]
+    if command or door == "flags" or (door == "keys" and all(name in NO_KEYS for name, _ in each)):
+        return command + " ".join(_as_flag(name, value) for name, value in each)
+    return ", ".join(_as_keyword(name, value, door) for name, value in each)
+
+
+def _as_flag(name: str, value: str) -> str:
+    return f"{flag_of(name)} {value}" if value not in ("", "True") else flag_of(name)
+
+
+def _as_keyword(name: str, value: str, door: Door) -> str:
+    name = ALIASES.get(name, name)
+    if door == "keys":
+        if name in NO_KEYS:
+            return _as_flag(name, value)
+        return f"{name}: {'true' if value == 'True' else value}" if value else name
+    if re.fullmatch(r"\d+/\d+", value):
         value = f"({value.replace('/', ', ')})"
-    elif value is not None and door == "python" and not (value[0] in "\"'" or value[0].isdigit() or value.isupper()):
+    elif value and value != "True" and not (value[0] in "\"'" or value[0].isdigit() or value.isupper()):
         value = f'"{value}"'  # a word, but not a placeholder such as FOLDER
-    if value is None:
-        return name + more
-    given = f"{name}={value}" if door == "python" else f"{name}: {value}"
-    return (f"limits=Limits({given})" if flag in LIMITS and door == "python" else given) + more
+    if not value:
+        return name
+    return f"limits=Limits({name}={value})" if name in LIMITS else f"{name}={value}"
 
 
 def shortened(message: str) -> str:

@@ -44,7 +44,7 @@ def python(
     code: str, arguments: Sequence[str], *, folder: Path, imported: str, **environment: str
 ) -> subprocess.Popen[str]:
     """Begin a program; `imported` says what may be imported already: see `warm`."""
-    path = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
+    path = os.pathsep.join([str(ROOT / "src"), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     variables = {**os.environ, "PYTHONPATH": path, "PYTHONFAULTHANDLER": "1", **environment}
     child = warm.Child(list(arguments), code, str(folder), variables)
     return (warm.fork(imported, child) if imported != "nothing" else None) or subprocess.Popen(

@@ -18,6 +18,12 @@ PUBLIC = [
     "Done", "DynamicBatcher", "EngineProfile", "MLflowListener", "ModelPool", "NoTokenEstimateWarning", "Prepared",
     "Prompt", "ReusablePool", "StepFunction", "StepModel", "TokenBatcher", "TokenEstimator", "TokenEstimatorFn",
     "WandbListener", "batched", "errors", "map_batches", "map_concurrent", "reusable", "run",
+    # tasks, and engines with their options
+    "EngineOptions", "Task", "Classification", "Embedding", "Endpoint", "EndpointClassification", "EndpointEmbedding",
+    "Generation", "ImageClassification", "ImageEmbedding", "MultiVectorEmbedding", "OnnxClassification",
+    "OnnxEmbedding", "OnnxImageClassification", "OnnxImageEmbedding", "OnnxScoring", "OnnxZeroShot", "Scoring",
+    "SparseEmbedding", "StaticGeneration", "TorchServe", "Vllm", "VllmClassification", "VllmEmbedding", "VllmScoring",
+    "ZeroShot",
 ]  # fmt: skip
 OFFER = re.compile(r"^- `(\w+)\.(\w+)`: ", re.MULTILINE)
 

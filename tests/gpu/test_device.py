@@ -17,10 +17,9 @@ import headrace
 from headrace import DynamicBatcher
 from headrace.device.memory import MemoryWatch
 from headrace.device.streams import pipeline_on
-from headrace.engines.base import memory_of
+from headrace.engines.capabilities import SLEEPING, memory_of
 from headrace.engines.choosing.registry import create
 from headrace.engines.networks.pytorch import known_mask
-from headrace.engines.profile import sleeper_of
 from headrace.engines.text.packing import PackedEncoder
 from headrace.errors import EngineError, EngineOutOfMemoryError
 
@@ -265,7 +264,7 @@ def test_a_model_that_sleeps_frees_the_device_and_wakes_with_the_same_outputs(de
     ready = payloads(engine, ["1+2=", "3+4="])
     expected = together(engine, ready)
     awake = torch.cuda.memory_allocated()
-    sleeper = sleeper_of(engine)
+    sleeper = SLEEPING.of(engine)
     assert sleeper is not None
     for _ in range(3):
         sleeper.sleep()

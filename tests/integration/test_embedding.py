@@ -20,6 +20,7 @@ from headrace.engines.base import BatchEngine, Prepared
 from headrace.engines.choosing.registry import create
 from headrace.engines.model_folder import find_folder
 from headrace.engines.text.embedding import EmbeddingEngine
+from headrace.engines.text.options import Embedding
 from headrace.errors import ConfigError, EngineDeadError, EngineError, EngineOutOfMemoryError, RecordError
 
 TEXT = "the canal feeds the mill wheel so that it never runs dry while naïve 水車 turns"
@@ -38,7 +39,7 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[EmbeddingEngine]:
-    engine = EmbeddingEngine(device="cpu")
+    engine = EmbeddingEngine(Embedding(device="cpu"))
     yield engine
     engine.close()
 
@@ -74,7 +75,7 @@ def test_same_vectors_as_sentence_transformers(engine: EmbeddingEngine, referenc
 
 
 def test_a_vector_does_not_depend_on_its_company(encoder_folder: Path) -> None:
-    engine = EmbeddingEngine(encoder_folder, device="cpu")
+    engine = EmbeddingEngine(Embedding(model=encoder_folder, device="cpu"))
     assert cosines(vectors(engine, MIXED, size=1), vectors(engine, MIXED, size=len(MIXED))).min() >= 0.9999
 
 
@@ -132,26 +133,28 @@ def test_pooling_dense_and_prompts_are_those_of_the_folder(
     folder = sentence_folder(**options)
     texts = MIXED[1:-1]
     expected = SentenceTransformer(str(folder), device="cpu", local_files_only=True).encode(texts)
-    with_engine = EmbeddingEngine(folder, device="cpu")
+    with_engine = EmbeddingEngine(Embedding(model=folder, device="cpu"))
     assert with_engine.profile.dimension == (8 if options.get("dense") else 16)
     assert np.abs(vectors(with_engine, texts) - expected).max() < 1e-5
 
 
 def test_a_plain_encoder_is_pooled_by_the_mean(encoder_folder: Path) -> None:
-    engine = EmbeddingEngine(encoder_folder, device="cpu")
+    engine = EmbeddingEngine(Embedding(model=encoder_folder, device="cpu"))
     assert engine.profile.max_model_len == 40
     expected = SentenceTransformer(str(encoder_folder), device="cpu", local_files_only=True).encode(MIXED)
     assert np.abs(vectors(engine, MIXED) - expected).max() < 1e-5
 
 
 def test_truncate_dim_keeps_the_first_components(encoder_folder: Path) -> None:
-    whole, short = (EmbeddingEngine(encoder_folder, device="cpu", truncate_dim=dim) for dim in (None, 5))
+    whole, short = (
+        EmbeddingEngine(Embedding(model=encoder_folder, device="cpu", truncate_dim=dim)) for dim in (None, 5)
+    )
     assert np.abs(vectors(short, MIXED) - vectors(whole, MIXED)[:, :5]).max() < 1e-6
     assert short.profile.dimension == 5
 
 
 def test_a_too_long_text_fails_alone_when_the_user_says_so(encoder_folder: Path) -> None:
-    engine = EmbeddingEngine(encoder_folder, device="cpu", max_model_len=12, on_too_long="error")
+    engine = EmbeddingEngine(Embedding(model=encoder_folder, device="cpu", max_model_len=12, on_too_long="error"))
     fits, too_long = engine.prepare(["word " * 10, "word " * 11])
     assert isinstance(fits, Prepared)
     assert fits.cost == 12
@@ -187,10 +190,10 @@ def test_files_that_are_no_model_are_named(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "bert"}')
     (tmp_path / "model.safetensors").write_bytes(b"not safetensors")
     with pytest.raises(ConfigError, match=r"holds no tokenizer\.json"):
-        EmbeddingEngine(tmp_path, device="cpu")
+        EmbeddingEngine(Embedding(model=tmp_path, device="cpu"))
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(EngineError, match="cannot be loaded") as caught:
-        EmbeddingEngine(tmp_path, device="cpu")
+        EmbeddingEngine(Embedding(model=tmp_path, device="cpu"))
     assert str(tmp_path) in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -209,10 +212,10 @@ def test_weights_that_the_files_do_not_hold_are_not_made_up(encoder_folder: Path
 
 
 def test_describe_tells_apart_what_changes_a_vector(encoder_folder: Path) -> None:
-    plain = EmbeddingEngine(encoder_folder, device="cpu").describe()
-    assert plain == EmbeddingEngine(encoder_folder, device="cpu").describe()
+    plain = EmbeddingEngine(Embedding(model=encoder_folder, device="cpu")).describe()
+    assert plain == EmbeddingEngine(Embedding(model=encoder_folder, device="cpu")).describe()
     for options in ({"truncate_dim": 5}, {"max_model_len": 12}, {"dtype": "bfloat16"}, {"on_too_long": "error"}):
-        assert EmbeddingEngine(encoder_folder, device="cpu", **options).describe() != plain  # type: ignore[arg-type]
+        assert EmbeddingEngine(Embedding(model=encoder_folder, device="cpu", **options)).describe() != plain  # type: ignore[arg-type]
 
 
 def test_loading_and_running_use_no_network(encoder_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -221,12 +224,12 @@ def test_loading_and_running_use_no_network(encoder_folder: Path, monkeypatch: p
 
     monkeypatch.setattr(socket.socket, "connect", refuse)
     monkeypatch.setattr(socket, "getaddrinfo", refuse)
-    assert len(vectors(EmbeddingEngine(encoder_folder, device="cpu"), ["text"])) == 1
+    assert len(vectors(EmbeddingEngine(Embedding(model=encoder_folder, device="cpu")), ["text"])) == 1
 
 
 def test_a_full_device_asks_for_a_smaller_batch_and_a_broken_one_is_dead(encoder_folder: Path) -> None:
     """A CPU raises neither, so the model is made to."""
-    engine = EmbeddingEngine(encoder_folder, device="cpu")
+    engine = EmbeddingEngine(Embedding(model=encoder_folder, device="cpu"))
     batch = payloads(engine, ["a text", "another"])
 
     def fails_with(error: Exception) -> Any:
@@ -244,7 +247,7 @@ def test_a_full_device_asks_for_a_smaller_batch_and_a_broken_one_is_dead(encoder
 
 
 def test_a_closed_engine_says_so(encoder_folder: Path) -> None:
-    engine = EmbeddingEngine(encoder_folder, device="cpu")
+    engine = EmbeddingEngine(Embedding(model=encoder_folder, device="cpu"))
     batch = payloads(engine, ["a text"])
     engine.close()
     engine.close()
@@ -253,7 +256,7 @@ def test_a_closed_engine_says_so(encoder_folder: Path) -> None:
 
 
 def test_it_is_a_batch_engine(engine: EmbeddingEngine) -> None:
-    as_seam: BatchEngine[Any, Any, Any] = engine
+    as_seam: BatchEngine = engine
     assert as_seam.profile.pads
     assert as_seam.profile.batch_cost == 1_024
     assert as_seam.profile.batch_size >= 1

@@ -12,6 +12,7 @@ from tests.settings import job_settings
 
 from headrace.app.jobs import job as jobs
 from headrace.engines.generation.continuous import GenerationEngine
+from headrace.engines.generation.options import Generation
 from headrace.events import Event, PromptsCompared
 from headrace.jobs.pipeline.job import StopRequest
 from headrace.observe.reporting import advice
@@ -50,7 +51,9 @@ def test_the_template_that_a_report_names_has_fewer_tokens_computed(
             table(), tmp_path / f"{len(list(tmp_path.iterdir()))}.jsonl", task="generate", model=str(folder),
             prompt_template=template, listeners=(heard.append,),
         )  # fmt: skip
-        engine = GenerationEngine(folder, max_num_seqs=4, kv_cache_tokens=1024, max_tokens=2, ignore_eos=True)
+        engine = GenerationEngine(
+            Generation(model=folder, max_num_seqs=4, kv_cache_tokens=1024, max_tokens=2, ignore_eos=True)
+        )
         with jobs.check(settings) as plan:
             _, report = jobs.carry_out(plan, engine, StopRequest(), progress=False)
         used = report.prefix_cache

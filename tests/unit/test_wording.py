@@ -19,10 +19,9 @@ from headrace.cli.app import app
 from headrace.errors import ConfigError, RecordError, text_of
 from headrace.jobs.pipeline.job import Limits
 from headrace.records import Failed, Record
+from headrace.serving.limits import ServeLimits
 from headrace.wording import (
-    COMMAND_ONLY,
-    KEYWORDS,
-    LIMITS,
+    ALIASES,
     LONGEST,
     Door,
     shortened,
@@ -39,67 +38,108 @@ def _door() -> Iterator[None]:
 
 
 @pytest.mark.parametrize(
-    ("message", "python", "keys"),
+    ("message", "flags", "python", "keys"),
     [
-        ("pass --overwrite to start again", "pass overwrite=True to start again", None),
-        ('or give --id-column "" to use', 'or give id_column="" to use', None),
-        ("name yours with --text-column; did", "name yours with text_column; did", "name yours with text_column; did"),
-        ("split it (--on-too-long split)", 'split it (on_too_long="split")', "split it (on_too_long: split)"),
-        ("more than --max-errors 30 allows", "more than limits=Limits(max_errors=30) allows", None),
-        ("leave --order out: it", "leave order out: it", None),
-        ("--engine-process ends it", "engine_process=True ends it", "engine_process: true ends it"),
-        ("after 2 s (--engine-timeout)", "after 2 s (engine_timeout_s)", "after 2 s (engine_timeout_s)"),
-        ("with --sql 'SELECT 1'", "with sql='SELECT 1'", None),
-        ("set --model FOLDER or org/name", "set model=FOLDER or org/name", "set model: FOLDER or org/name"),
-        ("--engine module:function", 'engine="module:function"', "engine: module:function"),
-        ("-i - needs --input-format", 'source="-" needs input_format', None),
+        ("pass ``overwrite=True`` to start", "pass --overwrite to start", "pass overwrite=True to start", None),
+        ('or give ``id_column=""`` to use', 'or give --id-column "" to use', 'or give id_column="" to use', None),
         (
+            "name yours with ``text_column``; did",
+            "name yours with --text-column; did",
+            "name yours with text_column; did",
+            "*",
+        ),
+        ("with ``image_column``", "with --image-column", "with text_column", "with text_column"),
+        (
+            "it (``on_too_long=split``)",
+            "it (--on-too-long split)",
+            'it (on_too_long="split")',
+            "it (on_too_long: split)",
+        ),
+        (
+            "than ``max_errors=30`` allows",
+            "than --max-errors 30 allows",
+            "than limits=Limits(max_errors=30) allows",
+            None,
+        ),
+        ("leave ``order`` out: it", "leave --order out: it", "leave order out: it", None),
+        (
+            "``engine_process=True`` ends it",
+            "--engine-process ends it",
+            "engine_process=True ends it",
+            "engine_process: true ends it",
+        ),
+        ("2 s (``engine_timeout_s``)", "2 s (--engine-timeout)", "2 s (engine_timeout_s)", "*"),
+        ("with ``sql='SELECT a, b'``", "with --sql 'SELECT a, b'", "with sql='SELECT a, b'", None),
+        ("set ``model=FOLDER`` or", "set --model FOLDER or", "set model=FOLDER or", "set model: FOLDER or"),
+        (
+            "``engine=module:function``",
+            "--engine module:function",
+            'engine="module:function"',
+            "engine: module:function",
+        ),
+        ("``source=-`` needs ``input_format``", "-i - needs --input-format", 'source="-" needs input_format', None),
+        (
+            "``dtype=float32, ignore_changes=True`` to",
             "--dtype float32 --ignore-changes to",
             'dtype="float32", ignore_changes=True to',
             "dtype: float32, --ignore-changes to",
         ),
-        ("--shard 0/2 and --order auto", 'shard=(0, 2) and order="auto"', None),
-        ("--worker-kind process would", 'worker_kind="process" would', None),
-        ("--device cuda:1 is", 'device="cuda:1" is', "device: cuda:1 is"),
-        ("headrace serve --state-dir DIR", "headrace serve --state-dir DIR", None),
-        ("the text is '--overwrite'", "the text is '--overwrite'", None),
-        ("cannot read /data/--overwrite/x", "cannot read /data/--overwrite/x", None),
+        (
+            "``shard=0/2`` and ``order=auto``",
+            "--shard 0/2 and --order auto",
+            'shard=(0, 2) and order="auto"',
+            None,
+        ),
+        ("``device=cuda:1`` is", "--device cuda:1 is", 'device="cuda:1" is', "device: cuda:1 is"),
+        ("``headrace serve state=DIR``", "headrace serve --state-dir DIR", "headrace serve --state-dir DIR", None),
+        ("the text is '--overwrite' or `model`", "the text is '--overwrite' or `model`", "*", "*"),
     ],
 )
-def test_each_door_names_a_setting_in_its_own_terms(message: str, python: str, keys: str | None) -> None:
+def test_each_door_names_a_setting_in_its_own_terms(message: str, flags: str, python: str, keys: str | None) -> None:
     """What no file of steps or models has as a key stays a flag beside it."""
-    doors: tuple[tuple[Door, str], ...] = (("flags", message), ("python", python), ("keys", keys or message))
+    python = flags if python == "*" else python
+    doors: tuple[tuple[Door, str], ...] = (
+        ("flags", flags), ("python", python), ("keys", flags if keys is None else python if keys == "*" else keys),
+    )  # fmt: skip
     for door, expected in doors:
         speak(door)
         assert (spelled(message), str(ConfigError(message))) == (expected, expected)
 
 
-def test_every_flag_in_a_message_is_a_keyword_or_of_the_command_alone() -> None:
-    known = {name for kind in (RunParameters, ServerOptions) for name in get_type_hints(kind)}
-    known |= {"source", "sink", "model", "name", "config"} | {one.name for one in fields(Limits)}
-    assert {one.name.replace("_", "-") for one in fields(Limits)} >= LIMITS
-    found = set(_flags_in_messages())
-    assert len(found) > 30, "the search works"
-    assert {flag for flag in found if KEYWORDS.get(flag, flag.replace("-", "_")) not in known} - COMMAND_ONLY == set()
-
-
-def _flags_in_messages() -> Iterator[str]:
-    """The flags in all texts of the library that are no docstrings."""
+def _texts() -> Iterator[tuple[Path, str]]:
+    """All texts of the library outside the command line that are neither docstrings nor declarations of flags."""
     root = Path(headrace.__file__).parent
     for path in root.rglob("*.py"):
-        if path.relative_to(root).parts[:1] in {("cli",), ("cluster",)} or {"page", "bench.py"} & {*path.parts}:
+        if path.relative_to(root).parts[0] in ("cli", "options", "wording.py") or "page" in path.parts:
             continue
         tree = ast.parse(path.read_text(encoding="utf-8"))
         documented = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+        declarations = [node for node in ast.walk(tree) if isinstance(node, ast.keyword) and node.arg == "flags"]
+        documented |= {id(node) for one in declarations for node in ast.walk(one)}
         for node in ast.walk(tree):
             if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in documented:
-                yield from re.findall(r"(?<![\w\-/.'\"=])--([a-z][a-z-]+)", node.value)
+                yield path, node.value
+
+
+def test_no_message_spells_a_flag() -> None:
+    found = [(path.name, text) for path, text in _texts() if re.search(r"(?<![\w\-/.'\"=(])--[a-z][a-z-]+", text)]
+    assert [one for one in found if "nvidia-smi" not in one[1] and one[0] != "bench.py"] == []
+
+
+def test_every_setting_in_a_message_is_a_keyword_or_of_the_command_alone() -> None:
+    known = {name for kind in (RunParameters, ServerOptions) for name in get_type_hints(kind)}
+    known |= {"source", "sink", "model", "name", *ALIASES} | {
+        one.name for kind in (Limits, ServeLimits) for one in fields(kind)
+    }
+    found = {name for _, text in _texts() for name in re.findall(r"``(?:headrace \w+ )?([a-z_]+)", text)}
+    assert len(found) > 30, "the search works"
+    assert found - known <= {"api_key_file", "budgets", "config", "data_parallel_size", "on", "port"}
 
 
 def test_the_command_names_flags_and_leaves_python_as_it_was() -> None:
     said = CliRunner().invoke(app, ["run", "-i", "-", "-o", "x.parquet"]).stderr
     assert "-i - needs --input-format" in said
-    assert str(ConfigError("pass --overwrite")) == "pass overwrite=True"
+    assert str(ConfigError("pass ``overwrite=True``")) == "pass overwrite=True"
 
 
 @pytest.mark.parametrize(

@@ -19,25 +19,13 @@ from importlib import metadata, util
 from pathlib import Path
 from typing import Any
 
+from headrace.app.bench_contender import CONTENDERS, Measurement, Request
 from headrace.device.cache import cpu_facts
 from headrace.device.memory import memory_limit
 from headrace.errors import ConfigError
 from headrace.io.sources.opening import open_source
+from headrace.wording import spelled
 
-TASKS = ("embed", "classify", "generate")
-CONTENDERS = {
-    "headrace": "headrace",
-    "sentence-transformers": "sentence-transformers",
-    "transformers pipeline": "transformers",
-    "vllm": "vllm",
-    "ray data": "ray",
-    "flyte": "flyte",
-}
-"""Each contender and its package."""
-_MODULES = {"sentence-transformers": "sentence_transformers"}
-_ONLY_FOR = {"sentence-transformers": ("embed",), "transformers pipeline": ("classify", "generate")}
-_FIXED = frozenset({"vllm"})
-"""Have no batch size of a call."""
 _AGREES = {"embed": 0.99, "classify": 0.99, "generate": 0.9}
 _LIBRARIES = ("headrace", "torch", "transformers", "sentence-transformers", "vllm", "ray", "flyte")
 _LONGEST = 200
@@ -118,8 +106,7 @@ class _Entry:
 
 def contenders_for(task: str) -> list[str]:
     """The contenders for a task that are installed."""
-    found = [name for name in CONTENDERS if task in _ONLY_FOR.get(name, TASKS)]
-    return [name for name in found if util.find_spec(_MODULES.get(name, CONTENDERS[name])) is not None]
+    return [name for name, one in CONTENDERS.items() if task in one.tasks and util.find_spec(one.module) is not None]
 
 
 def read_texts(source: str, column: str, most: int) -> list[str]:
@@ -141,7 +128,7 @@ def read_texts(source: str, column: str, most: int) -> list[str]:
                 return texts
     if not texts:
         there = f"; its columns are {', '.join(map(str, columns))}" if columns else ""
-        raise ConfigError(f"{source} has no text in the column {column!r}{there}: name another with --text-column")
+        raise ConfigError(f"{source} has no text in the column {column!r}{there}: name another with ``text_column``")
     return texts
 
 
@@ -159,7 +146,7 @@ def compare(settings: BenchSettings, say: Callable[[str], None]) -> Comparison:
                 sizes: tuple[int | None, ...] = (None, *settings.sizes)
                 if number:
                     sizes = tuple(dict.fromkeys((None, entry.best)))
-                elif entry.name in _FIXED:
+                elif not CONTENDERS[entry.name].takes_size:
                     sizes = (None,)
                 say(f"round {number + 1} of {settings.rounds}: {entry.name} ...")
                 _measure(entry, settings, sizes, Path(folder))
@@ -172,10 +159,10 @@ def _measure(entry: _Entry, settings: BenchSettings, sizes: Sequence[int | None]
     """Run a contender once, and add what it measured."""
     results = folder / "results.jsonl"
     results.unlink(missing_ok=True)
-    request = {
-        **{name: getattr(settings, name) for name in ("task", "model", "dtype", "device", "max_tokens")},
-        "texts": list(settings.texts), "contender": entry.name, "sizes": list(sizes), "results": str(results),
-        "ready": str(folder / "ready"),
+    request: Request = {
+        "task": settings.task, "model": settings.model, "dtype": settings.dtype, "device": settings.device,
+        "max_tokens": settings.max_tokens, "texts": list(settings.texts), "contender": entry.name, "sizes": list(sizes),
+        "results": str(results), "ready": str(folder / "ready"),
     }  # fmt: skip
     (folder / "request.json").write_text(json.dumps(request), encoding="utf-8")
     entry.error = _run(folder, settings.timeout_s)
@@ -187,7 +174,7 @@ def _measure(entry: _Entry, settings: BenchSettings, sizes: Sequence[int | None]
         entry.error = entry.error or next(iter(entry.errors.values()), "it measured nothing")
 
 
-def _add(entry: _Entry, found: dict[str, Any]) -> None:
+def _add(entry: _Entry, found: Measurement) -> None:
     size = found["size"]
     if "error" in found:
         entry.errors[size] = _line(found["error"])
@@ -210,7 +197,7 @@ def _run(folder: Path, timeout_s: float) -> str:
         try:
             status = process.wait(timeout_s)
         except subprocess.TimeoutExpired:
-            return f"it took longer than {timeout_s:g} s and was stopped (--timeout)"
+            return spelled(f"it took longer than {timeout_s:g} s and was stopped (``timeout_s``)", "flags")
         finally:
             with contextlib.suppress(ProcessLookupError):  # its own children too, in any case
                 os.killpg(process.pid, signal.SIGKILL)

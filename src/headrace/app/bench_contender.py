@@ -19,12 +19,40 @@ import time
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, NotRequired, TypeAlias, TypedDict
 
 Texts: TypeAlias = list[str]
 Run: TypeAlias = Callable[[Texts, int | None], tuple[float, Sequence[object]]]
 """Runs all texts with a batch size, None for the contender's default; returns the seconds and the outputs in order."""
 
+
+class Request(TypedDict):
+    """What a contender is to do."""
+
+    contender: str
+    task: str
+    model: str
+    dtype: str
+    device: str
+    max_tokens: int
+    texts: Texts
+    sizes: list[int | None]
+    results: str
+    """The file that gets a `Measurement` for each size, one a line."""
+    ready: str
+    """A file in which Ray's worker says when its model is loaded."""
+
+
+class Measurement(TypedDict):
+    """What one size gave."""
+
+    size: int | None
+    seconds: NotRequired[float]
+    outputs: NotRequired[list[object]]
+    error: NotRequired[str]
+
+
+TASKS = ("embed", "classify", "generate")
 _COMPARED = 200
 """Outputs that are kept for the comparison."""
 _WARM_UP = 16
@@ -40,7 +68,7 @@ def _timed(call: Callable[[Texts, int | None], Sequence[object]]) -> Run:
     return run
 
 
-def _headrace(request: dict[str, Any], engine_name: str | None = None) -> Run:
+def _headrace(request: Request, engine_name: str | None = None) -> Run:
     """A job from a list to a list, its model loaded before the clock starts, as for the others."""
     from headrace.app.jobs.job import carry_out
     from headrace.app.jobs.plan import check
@@ -53,7 +81,7 @@ def _headrace(request: dict[str, Any], engine_name: str | None = None) -> Run:
 
     def run(texts: Texts, size: int | None) -> tuple[float, Sequence[object]]:
         rows: list[dict[str, object]] = []
-        options = {"dtype": request["dtype"], "device": request["device"]}
+        options: dict[str, object] = {"dtype": request["dtype"], "device": request["device"]}
         if request["task"] == "generate":
             options |= {"max_tokens": request["max_tokens"], "temperature": 0.0}
         config = EngineConfig(request["task"], request["model"], engine_name, options, batch_size=size)
@@ -66,7 +94,7 @@ def _headrace(request: dict[str, Any], engine_name: str | None = None) -> Run:
     return run
 
 
-def _plain(request: dict[str, Any]) -> Callable[[Texts, int | None], list[Any]]:
+def _plain(request: Request) -> Callable[[Texts, int | None], list[object]]:
     """The usual library of the task, without any batching around it."""
     device = None if request["device"] == "auto" else request["device"]
     if request["task"] == "embed":
@@ -91,7 +119,7 @@ def _size(size: int | None) -> dict[str, int]:
     return {} if size is None else {"batch_size": size}
 
 
-def _vllm(request: dict[str, Any]) -> Run:
+def _vllm(request: Request) -> Run:
     vllm = import_module("vllm")
     runner = "generate" if request["task"] == "generate" else "pooling"
     llm = vllm.LLM(request["model"], runner=runner, dtype=request["dtype"])
@@ -112,17 +140,17 @@ def _vllm(request: dict[str, Any]) -> Run:
 class _RayWorker:
     """What `map_batches` calls. Each execution starts it again, so it says when its model is loaded."""
 
-    def __init__(self, request: dict[str, Any]) -> None:
+    def __init__(self, request: Request) -> None:
         self._call = _plain(request)
         Path(request["ready"]).write_text(str(time.monotonic()))  # this clock is the same in all processes
 
-    def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
+    def __call__(self, batch: dict[str, list[str]]) -> dict[str, list[str]]:
         texts = [str(text) for text in batch["item"]]
         outputs = self._call(texts, len(texts))
         return {"output": [json.dumps(_json(one)) for one in outputs]}
 
 
-def _ray_data(request: dict[str, Any]) -> Run:
+def _ray_data(request: Request) -> Run:
     ray = import_module("ray")
     data = import_module("ray.data")
     ray.init(address="local", include_dashboard=False, log_to_driver=False)
@@ -140,7 +168,7 @@ def _ray_data(request: dict[str, Any]) -> Run:
     return run
 
 
-def _flyte(request: dict[str, object]) -> Run:
+def _flyte(request: Request) -> Run:
     extras = import_module("flyte.extras")
     call = _plain(request)
 
@@ -154,17 +182,28 @@ def _flyte(request: dict[str, object]) -> Run:
     return _timed(lambda texts, size: asyncio.run(all_of(texts, size)))
 
 
-_CONTENDERS: dict[str, Callable[[dict[str, object]], Run]] = {
-    "headrace": _headrace,
-    "sentence-transformers": lambda request: _timed(_plain(request)),
-    "transformers pipeline": lambda request: _timed(_plain(request)),
-    "vllm": _vllm,
-    "ray data": _ray_data,
-    "flyte": _flyte,
+class Contender(NamedTuple):
+    """What Headrace is compared with."""
+
+    load: Callable[[Request], Run]
+    module: str
+    """It is there if this can be imported."""
+    tasks: tuple[str, ...] = TASKS
+    takes_size: bool = True
+    """Whether a call takes a batch size."""
+
+
+CONTENDERS = {
+    "headrace": Contender(_headrace, "headrace"),
+    "sentence-transformers": Contender(lambda given: _timed(_plain(given)), "sentence_transformers", ("embed",)),
+    "transformers pipeline": Contender(lambda given: _timed(_plain(given)), "transformers", ("classify", "generate")),
+    "vllm": Contender(_vllm, "vllm", takes_size=False),
+    "ray data": Contender(_ray_data, "ray"),
+    "flyte": Contender(_flyte, "flyte"),
 }
 
 
-def _json(output: Any) -> Any:
+def _json(output: Any) -> object:
     """An output as JSON: a vector, a label or a text."""
     if isinstance(output, dict):
         return output.get("label", output.get("text", output))
@@ -187,9 +226,9 @@ def _end_with_parent() -> None:
 def main() -> None:
     """Measure each size of the request."""
     _end_with_parent()
-    request = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    request: Request = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
     texts = request["texts"]
-    run = _CONTENDERS[request["contender"]](request)
+    run = CONTENDERS[request["contender"]].load(request)
     run(texts[:_WARM_UP], None)
     with Path(request["results"]).open("w", encoding="utf-8") as file:
         for size in request["sizes"]:
@@ -197,7 +236,8 @@ def main() -> None:
                 seconds, outputs = run(texts, size)
                 if len(outputs) != len(texts):
                     raise ValueError(f"{len(outputs)} outputs for {len(texts)} texts")
-                found = {"size": size, "seconds": seconds, "outputs": [_json(one) for one in outputs[:_COMPARED]]}
+                kept = [_json(one) for one in outputs[:_COMPARED]]
+                found: Measurement = {"size": size, "seconds": seconds, "outputs": kept}
             except Exception as error:  # noqa: BLE001 - whatever a library raises is a row that says so
                 found = {"size": size, "error": f"{type(error).__name__}: {error}"}
             file.write(json.dumps(found) + "\n")

@@ -19,7 +19,8 @@ from headrace.batching.policy.cost import batch_cost
 from headrace.device.budget import Measured, knee
 from headrace.device.cache import TuningCache, cpu_facts
 from headrace.device.precision import candidates, compare
-from headrace.engines.base import AnyBatchEngine, can_be_tuned, memory_of
+from headrace.engines.base import BatchEngine
+from headrace.engines.capabilities import TUNING, memory_of
 from headrace.engines.choosing import registry
 from headrace.engines.choosing.loading import load_engine
 from headrace.engines.profile import profile_of
@@ -136,16 +137,17 @@ class _Measuring:
         self._plan = plan
         self._options = options
         self._points: list[_Point] = []
-        self._engines: list[AnyBatchEngine] = []
+        self._engines: list[BatchEngine] = []
         self._work: list[Work] = []
         self._reference: list[object] = []
 
     def add(self, name: str, dtype: str) -> list[str]:
         """Load the model; returns the dtypes that its device computes faster."""
         config = replace(self._plan.settings.config, engine=name)
-        engine = load_engine(in_dtype(config, None if name == "onnx" else dtype))
-        if not can_be_tuned(engine):
-            engine.close()
+        loaded = load_engine(in_dtype(config, None if name == "onnx" else dtype))
+        engine = TUNING.of(loaded)
+        if engine is None:
+            loaded.close()
             raise ConfigError(f"task {config.task!r} has no batches to tune: its engine batches by itself")
         self._engines.append(engine)
         if not self._work:
@@ -157,7 +159,7 @@ class _Measuring:
             self._points += _points(way, self._work, self._options.budgets)
         return candidates(engine.dtype_speeds())
 
-    def _sample(self, engine: AnyBatchEngine) -> list[Work]:
+    def _sample(self, engine: BatchEngine) -> list[Work]:
         job = build(self._plan, engine, StopRequest(), Broadcast(()))
         work = sorted(survey(job, spread=True).work, key=lambda item: item.cost, reverse=True)
         if not work:
@@ -194,7 +196,7 @@ class _Way:
     """A loaded engine, and the quality of its outputs."""
 
     setting: Setting
-    engine: AnyBatchEngine
+    engine: BatchEngine
     key: dict[str, object]
     off: str
     passes: bool
@@ -215,7 +217,7 @@ def _engines(settings: JobSettings) -> tuple[str, ...]:
     return ("torch", "onnx")
 
 
-def _compared(engine: AnyBatchEngine, work: Sequence[Work], reference: list[object]) -> tuple[str, bool]:
+def _compared(engine: BatchEngine, work: Sequence[Work], reference: list[object]) -> tuple[str, bool]:
     """The deviation of the outputs from the first engine's, and whether they are good enough."""
     step = max(1, len(work) // _COMPARED)
     outputs: list[object] = []
@@ -228,7 +230,7 @@ def _compared(engine: AnyBatchEngine, work: Sequence[Work], reference: list[obje
     return ("not comparable", False) if deviation is None else (str(deviation), deviation.passes)
 
 
-def _outputs(engine: AnyBatchEngine, batch: Sequence[Work]) -> list[object]:
+def _outputs(engine: BatchEngine, batch: Sequence[Work]) -> list[object]:
     """Of a batch, or of its halves if it does not fit."""
     try:
         return list(timed(engine, batch)[0])
@@ -324,7 +326,7 @@ class _Point:
         return GridRow(way.setting, measured, self._records / seconds, way.off, way.passes)
 
 
-def _one_and_many(engine: AnyBatchEngine, work: Sequence[Work]) -> tuple[float, float]:
+def _one_and_many(engine: BatchEngine, work: Sequence[Work]) -> tuple[float, float]:
     """Seconds of one record of median length, and of 32 copies of it: medians of some runs in turn."""
     middle = work[len(work) // 2]
     figures: tuple[list[float], list[float]] = ([], [])
@@ -340,7 +342,7 @@ def _one_and_many(engine: AnyBatchEngine, work: Sequence[Work]) -> tuple[float, 
 def _choose(rows: Sequence[GridRow], latency_target_s: float | None) -> GridRow:
     good = [row for row in rows if row.passes]
     if not good:
-        raise ConfigError("no batch ran to its end: try smaller --budgets")
+        raise ConfigError("no batch ran to its end: try smaller ``budgets``")
     point = knee([row.measured for row in good], latency_target_s)
     return next(row for row in good if row.measured is point)
 

@@ -18,7 +18,7 @@ from headrace.app.jobs.tables import TableKind, is_table_kind, refuse_unknown_ki
 from headrace.batching.blocking import current_loop
 from headrace.batching.dispatch.offload import BlockedLoopWarning
 from headrace.engines.choosing.config import EngineConfig, merged_options, model_name
-from headrace.engines.options import EngineOptions
+from headrace.engines.keywords import EngineKeywords
 from headrace.errors import ConfigError, UnknownOptionError
 from headrace.io.sinks.callback_sink import Receiver
 from headrace.io.sources.selection import Selection
@@ -30,7 +30,7 @@ from headrace.tracebacks import naming, public
 T = TypeVar("T")
 
 
-class RunOptions(EngineOptions, JobOptions, total=False):
+class RunOptions(EngineKeywords, JobOptions, total=False):
     """Options of the engine, and fields of `JobSettings` that are not parameters of `run`."""
 
 

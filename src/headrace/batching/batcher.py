@@ -272,10 +272,10 @@ class Batcher(Generic[RecordT, ResultT]):
             for index, record in enumerate(records):
                 cost = None if estimated_cost is None else estimated_cost[index]
                 futures.append(await self.submit(record, estimated_cost=cost))
-        except BaseException:  # re-raised: the caller will never see the futures
-            for future in futures:
-                future.cancel()
-            raise
+        finally:
+            if len(futures) < len(records):  # an exception: the caller will never see the futures
+                for future in futures:
+                    future.cancel()
         return futures
 
     async def map(

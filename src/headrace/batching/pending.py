@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from itertools import repeat
 from typing import Any, Protocol, Self
 
+from headrace.batching.tasks import attempt
 from headrace.errors import EngineOutOfMemoryError, ProcessError, text_of
 
 
@@ -162,12 +163,8 @@ def own_copy(cause: BaseException) -> Exception:
     event loop (`KeyboardInterrupt`, `CancelledError`, `StopIteration`) and those that cannot be copied become a
     `ProcessError`.
     """
-    own: BaseException | None = None
-    if isinstance(cause, Exception) and not isinstance(cause, StopIteration):
-        try:
-            own = copy.copy(cause)
-        except BaseException:  # noqa: BLE001  # a user's __init__ may raise anything; the caller must still receive an error
-            own = None
+    plain = isinstance(cause, Exception) and not isinstance(cause, StopIteration)
+    own = attempt(copy.copy, cause) if plain else None
     if not isinstance(own, Exception) or type(own) is not type(cause) or own is cause:
         own = ProcessError(f"{type(cause).__name__}: {text_of(cause)}")
     own.__cause__ = cause.__cause__ if isinstance(cause, ProcessError) and cause.__cause__ else cause

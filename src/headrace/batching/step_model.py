@@ -8,6 +8,7 @@ from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 from headrace.batching.options import function, whole
 from headrace.batching.results import checked_results, own_result
+from headrace.batching.tasks import Raised, attempt
 from headrace.errors import BadResultError, EngineDeadError, RecordError
 from headrace.wording import shown
 
@@ -187,14 +188,13 @@ class StepCall:
         for key in self.leaving:
             self.resumes[key] = model.remove(key)
         for key, record in self.joining:
-            try:
-                model.add(key, record)
-            except EngineDeadError:
-                raise
-            except BaseException as exc:  # noqa: BLE001  # raised while adding this record: it fails only this record
-                self.refused.append((key, exc))
-            else:
+            added = attempt(model.add, key, record)
+            if not isinstance(added, Raised):
                 keys.add(key)
+            elif isinstance(added.cause, EngineDeadError):
+                raise added.cause
+            else:  # it fails only this record
+                self.refused.append((key, added.cause))
         if keys:
             self.finished = _checked(model.step(), keys)
             keys.difference_update(key for key, _ in self.finished)

@@ -1,4 +1,4 @@
-"""The running task, exceptions meant for it rather than for the code it runs, and the end of a batcher's loop."""
+"""The running task, the border to foreign code, and the end of a batcher's loop."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import asyncio
 import logging
 import sys
 from collections.abc import Callable, Coroutine
-from typing import TypeVar
+from typing import ParamSpec, TypeVar
 
 from headrace.errors import ProcessError, StoppedError, text_of
 
+P = ParamSpec("P")
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -42,21 +43,49 @@ def must_propagate(exc: BaseException) -> bool:
     return trace is not None and trace.tb_frame.f_code is asyncio.Runner._on_sigint.__code__  # type: ignore[attr-defined]
 
 
-def called(name: str, fn: Callable[[T], R], value: T) -> R:
-    """Call the function with the value.
+class Raised:
+    """An exception as a value."""
+
+    __slots__ = ("cause",)
+
+    def __init__(self, cause: BaseException) -> None:
+        self.cause = cause
+
+
+def attempt(fn: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R | Raised:
+    """Call foreign code, which may raise anything; what it raises becomes a value."""
+    try:
+        return fn(*args, **kwargs)
+    except BaseException as error:  # noqa: BLE001 - the border to foreign code
+        return Raised(error)
+
+
+class Foreign:
+    """Code of the user's in a `with` block.
 
     Raises:
         ProcessError: it raised what is no failure to Python, such as SystemExit; the message says `name`.
     """
-    try:
+
+    __slots__ = ("_name",)
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if error is None or must_propagate(error):
+            return
+        if not isinstance(error, Exception) or isinstance(error, StopIteration):  # a coroutine cannot raise it
+            raise ProcessError(f"{self._name} raised {type(error).__name__}: {text_of(error)}") from error
+
+
+def called(name: str, fn: Callable[[T], R], value: T) -> R:
+    """Call the function with the value; see `Foreign`."""
+    with Foreign(name):
         return fn(value)
-    except BaseException as error:
-        is_failure = isinstance(error, Exception) and not isinstance(
-            error, StopIteration
-        )  # a coroutine cannot raise it
-        if is_failure or must_propagate(error):
-            raise
-        raise ProcessError(f"{name} raised {type(error).__name__}: {text_of(error)}") from error
 
 
 async def run_to_the_end(

@@ -9,7 +9,7 @@ import typer
 from typer.core import TyperGroup
 
 import headrace
-from headrace.cli import bench, inspect, merge, outcome, report, retry, run, serve, top, tune
+from headrace.cli import bench, inspect, listing, merge, outcome, report, retry, run, serve, top, tune
 from headrace.cli.engine_flags import PASS_ON, EngineCommand
 from headrace.cli.flags import Command
 from headrace.wording import shortened, speak, spoken
@@ -54,6 +54,7 @@ app.command("retry", cls=EngineCommand, context_settings=PASS_ON, epilog=f"{outc
 app.command("inspect", cls=Command, epilog=inspect.EXAMPLES)(inspect.inspect)
 app.command("report", cls=Command, epilog=report.EXAMPLES)(report.report)
 app.command("top", cls=Command, epilog=top.EXAMPLES)(top.top)
+app.command("list", cls=Command, epilog=listing.EXAMPLES)(listing.list_plugins)
 app.command("merge", cls=Command, epilog=merge.EXAMPLES)(merge.merge)
 app.command("serve", cls=EngineCommand, context_settings=PASS_ON, epilog=serve.EXAMPLES)(serve.serve)
 app.command("bench", cls=Command, epilog=bench.EXAMPLES)(bench.bench)

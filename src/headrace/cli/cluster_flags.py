@@ -5,16 +5,20 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, cast
 
 import typer
 
+from headrace import plugins
 from headrace.cli.flags import FlagGroup
 from headrace.cli.signals import Stopper
 from headrace.errors import ConfigError
 from headrace.jobs.pipeline.job import JobEnd
 from headrace.jobs.settings import JobSettings
 from headrace.observe.reporting.report import Report
+
+if TYPE_CHECKING:
+    from headrace.cluster.base import Cluster
 
 Execute = Callable[[JobSettings, Stopper], tuple[JobEnd, Report]]
 
@@ -65,12 +69,11 @@ class ClusterFlags(FlagGroup):
         return self._run_on
 
     def _run_on(self, settings: JobSettings, stopper: Stopper) -> tuple[JobEnd, Report]:
-        address = ray_address(self.on or "")
-        from headrace.cluster.ray_job import execute
-        from headrace.cluster.ray_workers import ClusterResources
+        from headrace.cluster.base import ClusterResources
 
+        cluster, address = cluster_at(self.on or "")
         resources = ClusterResources(address, self.replicas, self.gpus_per_replica, self.cpus_per_replica)
-        return execute(settings, resources, stopper, progress=True)
+        return cluster.run(settings, resources, stopper, progress=True)
 
 
 def _size(text: str) -> int | Literal["auto"] | None:
@@ -87,13 +90,14 @@ def _run_here(size: int | Literal["auto"], settings: JobSettings, stopper: Stopp
     return execute(settings, size, stopper, progress=True)
 
 
-def ray_address(on: str) -> str | None:
-    """The address in `--on`; None to let Ray choose.
+def cluster_at(on: str) -> tuple[Cluster, str | None]:
+    """The cluster that `--on` names, and its address; None to let the cluster choose.
 
     Raises:
-        ConfigError: it is not a Ray address.
+        ConfigError: there is no such cluster, or it cannot be imported.
     """
-    kind, _, address = on.partition(":")
-    if kind != "ray":
-        raise ConfigError(f"--on is {on!r}; it must be ray, ray:HOST:PORT or ray://HOST:PORT")
-    return (on if address.startswith("//") else address) or None
+    name, _, address = on.partition(":")
+    if name not in (known := plugins.known("clusters")):
+        raise ConfigError(f"--on is {on!r}; it must be {' or '.join(known)}, with :ADDRESS for a certain cluster")
+    cluster = cast("Cluster", plugins.load("clusters", name, object))
+    return cluster, (on if address.startswith("//") else address) or None

@@ -11,7 +11,8 @@ import typer
 
 from headrace.cli.flags import ENGINE_PANEL, Command, FlagGroup
 from headrace.engines.choosing.config import EngineConfig, merged_options
-from headrace.engines.choosing.registry import known_tasks, options_by_task
+from headrace.engines.choosing.registry import options_by_task
+from headrace.engines.tasks import known_tasks
 from headrace.errors import ConfigError, UnknownOptionError
 
 PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}

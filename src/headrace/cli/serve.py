@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
 
-from headrace.cli.cluster_flags import ray_address
+from headrace.cli.cluster_flags import cluster_at
 from headrace.cli.engine_flags import EngineFlags
 from headrace.cli.flags import ACCESS_PANEL, FlagGroup, with_groups
 from headrace.cli.logs import LogFlags
@@ -377,18 +377,16 @@ def _serve_pool(
 
 def _serve_on(cluster: ReplicaFlags, config: EngineConfig, server: ServerFlags, access: AccessFlags) -> int:
     """Serve on a cluster until stopped; returns the exit status."""
-    address = ray_address(cluster.on or "")
+    from headrace.cluster.base import ClusterResources, Replicas
+
+    kind, address = cluster_at(cluster.on or "")
     if access.ssl_certfile is not None:
-        raise ConfigError("Ray Serve's proxy receives the requests: leave out --ssl-certfile, or --on")
+        raise ConfigError("the cluster's proxy receives the requests: leave out --ssl-certfile, or --on")
     if server.trace is not None:
         raise ConfigError("the replicas of --on run elsewhere: leave out --trace, or --on")
     if access.api_key_file is not None:
         say("with --on, API keys are read once: to change them, run the command again")
     settings = _settings(resolve(config), server, access)  # so that all replicas load the same commit
-    from headrace.cluster.ray_serve import serve_until_stopped
-    from headrace.cluster.ray_workers import ClusterResources
-    from headrace.cluster.replicas import Replicas
-
     replicas = Replicas(
         cluster.min_replicas,
         cluster.max_replicas,
@@ -398,5 +396,5 @@ def _serve_on(cluster: ReplicaFlags, config: EngineConfig, server: ServerFlags, 
         cold_retry_after_s=cluster.cold_retry_after,
     )
     resources = ClusterResources(address, gpus=cluster.gpus_per_replica, cpus=cluster.cpus_per_replica)
-    serve_until_stopped(settings, replicas, resources, (server.host, server.port), say)
+    kind.serve(settings, replicas, resources, (server.host, server.port), say)
     return 0

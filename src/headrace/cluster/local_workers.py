@@ -1,4 +1,4 @@
-"""`headrace run --data-parallel-size N`: N worker processes on this machine, each with its own device."""
+"""A job with worker processes on this machine, each with its own device."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ def device_shares(size: int | Literal["auto"], config: EngineConfig) -> list[Dev
     device = str(config.engine_options.get("device") or "auto")
     if device not in ("auto", "cpu", "cuda"):
         raise ConfigError(
-            f"--device {device} is a single device, and --data-parallel-size gives each worker its own; "
-            "use --device cuda, and CUDA_VISIBLE_DEVICES to choose among the devices"
+            f"``device={device}`` is a single device, and ``data_parallel_size`` gives each worker its own; "
+            "use ``device=cuda``, and CUDA_VISIBLE_DEVICES to choose among the devices"
         )
     count = 0 if device == "cpu" else cuda_devices()
     if count or device == "cuda":
@@ -63,7 +63,7 @@ def device_shares(size: int | Literal["auto"], config: EngineConfig) -> list[Dev
     number = 1 if size == "auto" else size
     if number > len(cores):
         raise ConfigError(
-            f"--data-parallel-size is {number}, and there is no CUDA device and {len(cores)} CPU cores; "
+            f"``data_parallel_size`` is {number}, and there is no CUDA device and {len(cores)} CPU cores; "
             f"it must be at most {len(cores)}"
         )
     bounds = [len(cores) * index // number for index in range(number + 1)]
@@ -76,7 +76,7 @@ def _cuda_shares(size: int | Literal["auto"], count: int, config: EngineConfig) 
     if number * each > count:
         groups = f" of {each} devices" if each > 1 else ""
         raise ConfigError(
-            f"--data-parallel-size is {number}: {number} workers{groups} need {number * each} CUDA devices, "
+            f"``data_parallel_size`` is {number}: {number} workers{groups} need {number * each} CUDA devices, "
             f"and PyTorch sees {count}"
         )
     listed = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -153,7 +153,7 @@ class LocalWorkers:
         """As many as there are CUDA devices for; on the CPU, each new one would take cores from the others."""
         on_cuda = any(share.environment for share in self._shares)
         most = len(device_shares("auto", self._spec.config)) if on_cuda else len(self._shares)
-        return WorkerRoom("--data-parallel-size", most)
+        return WorkerRoom("data_parallel_size", most)
 
     def start(self) -> LocalWorker:
         """Start a worker on the share of one that is dead."""

@@ -104,7 +104,7 @@ def execute(
     """
     if settings.config.engine_process:
         raise ConfigError(
-            "--engine-process cannot be used with workers: each has its own process already; leave it out"
+            "``engine_process=True`` cannot be used with workers: each has its own process already; leave it out"
         )
     with jobs.check(settings) as plan:
         if (end := jobs.already_finished(plan)) is not None:
@@ -112,12 +112,13 @@ def execute(
         config = settings_to_load(plan).config
         if config is plan.settings.config and is_int8(config):
             raise ConfigError(
-                "--quantize int8 is checked on a sample of the records, which workers do not try: begin the job "
+                "``quantize=int8`` is checked on a sample of the records, which workers do not try: begin the job "
                 "without workers, or leave it out"
             )
         if not (config.engine is None or isinstance(config.engine, str)):
             raise ConfigError("workers import a custom engine by name: give it as module:name")
         with plan.output.locked(), start_workers(WorkerSpec(config, headrace.__version__)) as workers:
-            pool = functools.partial(WorkerPool, workers.initial, workers.start, workers.info.profile.keeps_busy, stop)
+            profile = workers.info.profile
+            pool = functools.partial(WorkerPool, workers.initial, workers.start, profile.kind.keeps_busy(profile), stop)
             engine = RemoteEngine(workers.info)
             return jobs.carry_out(plan, engine, stop, progress=progress, batcher=pool, workers=workers.room)

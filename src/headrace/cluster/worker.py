@@ -27,6 +27,7 @@ from headrace.jobs.pipeline.prepare import prepare_all
 from headrace.jobs.pipeline.work import Work
 from headrace.jobs.settings import JobSettings
 from headrace.observe.accounting.batches import BusyTime
+from headrace.processes import portable
 from headrace.processes.portable import Portable
 from headrace.records import Record
 
@@ -145,13 +146,9 @@ class WorkerActor:
         events, self._events = self._events, []
         batches, self._batches = self._batches, 0
         busy_s = self._busy.seconds
-        sent = [Portable.of(result) if isinstance(result, BaseException) else result for result in results]
-        reply = WorkUnitReply(sent, costs, events, batches, busy_s - self._reported_busy_s)
+        reply = WorkUnitReply((), costs, events, batches, busy_s - self._reported_busy_s)
         self._reported_busy_s = busy_s
-        try:
-            return pickle.dumps(reply, protocol=5)
-        except (pickle.PicklingError, TypeError, AttributeError):
-            return pickle.dumps(replace(reply, results=[_sendable(result) for result in sent]), protocol=5)
+        return pickle.dumps((reply, portable.pack(results, BadResultError)), protocol=5)
 
     def _on_event(self, event: Event) -> None:
         match event:
@@ -184,14 +181,6 @@ def unpack(reply: bytes) -> WorkUnitReply:
     Raises:
         Exception: a class of its outputs is missing here.
     """
-    received: WorkUnitReply = pickle.loads(reply)
-    results = [result.unpacked() if isinstance(result, Portable) else result for result in received.results]
-    return replace(received, results=results)
-
-
-def _sendable(result: object) -> object:
-    try:
-        pickle.dumps(result)
-    except (pickle.PicklingError, TypeError, AttributeError) as error:
-        return Portable.of(BadResultError(f"the engine's result cannot be pickled: {error}"))
-    return result
+    received: WorkUnitReply
+    received, results = pickle.loads(reply)
+    return replace(received, results=portable.unpack(results))

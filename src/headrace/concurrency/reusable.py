@@ -6,7 +6,6 @@ import asyncio
 import atexit
 import contextvars
 import functools
-import inspect
 import os
 import threading
 import time
@@ -22,6 +21,7 @@ from headrace.batching.options import optional
 from headrace.batching.pending import own_copy
 from headrace.batching.stats import BatchStats
 from headrace.batching.tasks import current_task
+from headrace.concurrency.loading import make, unload
 from headrace.concurrency.loop_thread import run_on_thread
 from headrace.errors import ConfigError
 from headrace.tracebacks import public
@@ -79,25 +79,17 @@ class _LoadedModel:
             self.ready.set_exception(error)
 
     async def _serve(self) -> None:
-        made = self._factory()
-        closing = made if inspect.isgenerator(made) else None
+        made, rest = await make(self._factory)
         try:
-            made = next(closing) if closing is not None else await made if inspect.isawaitable(made) else made
             if not isinstance(made, Batcher):
                 raise ConfigError(f"the function returned {made!r}; it must return or yield a batcher")
-            if not made.is_running:
-                await made.start()
             loop, closing_event = asyncio.get_running_loop(), asyncio.Event()
             self._wake = functools.partial(loop.call_soon_threadsafe, closing_event.set)
             self.ready.set_result((made, loop))
             if not self._closing.is_set():
                 await self._wait_to_close(closing_event)
-            await made.stop()
-            if closing is not None:
-                next(closing, None)  # run the code after the yield
         finally:
-            if closing is not None:
-                closing.close()
+            await unload(made, rest, None)
 
     async def _wait_to_close(self, closing_event: asyncio.Event) -> None:
         """Wait until asked to end or idle for long enough."""

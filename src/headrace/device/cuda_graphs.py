@@ -12,8 +12,8 @@ from torch.utils._pytree import tree_leaves
 
 from headrace.device.graph_runner import GraphRunner
 from headrace.device.graphs import ShapeBook
-from headrace.device.pipeline import Pipeline
-from headrace.device.streams import CAPTURING, Arrays, Call, Rows, side_streams
+from headrace.device.pipeline import NetworkCall, Pipeline
+from headrace.device.streams import CAPTURING, side_streams
 
 _SHARE = 0.05
 """Of a device's memory, that graphs may take."""
@@ -76,7 +76,7 @@ def _storages(tensors: list[torch.Tensor]) -> dict[int, torch.UntypedStorage]:
 
 
 class _CudaGraph:
-    def __init__(self, pool: tuple[int, int], call: Call, tensors: Mapping[str, torch.Tensor]) -> None:
+    def __init__(self, pool: tuple[int, int], call: NetworkCall, tensors: Mapping[str, torch.Tensor]) -> None:
         self._inputs = {name: tensor.clone() for name, tensor in tensors.items()}
         device = next(iter(tensors.values())).device
         main, side = torch.cuda.current_stream(device), side_streams(device).capture
@@ -106,7 +106,7 @@ class _CudaGraph:
         return self._output.clone()  # the next replay overwrites it
 
 
-def cuda_graphs(pipeline: Pipeline[Arrays, Call, Rows], device: torch.device, tolerance: float) -> GraphRunner:
+def cuda_graphs(pipeline: Pipeline, device: torch.device, tolerance: float) -> GraphRunner:
     """A runner for a CUDA device. The graphs share memory, since only one runs at a time."""
     pool = torch.cuda.graph_pool_handle()
     most = _SHARE * torch.cuda.get_device_properties(device).total_memory

@@ -11,8 +11,7 @@ import numpy as np
 import torch
 
 from headrace.device.graphs import Shape, ShapeBook
-from headrace.device.pipeline import Computed, Pipeline
-from headrace.device.streams import Arrays, Call, Rows
+from headrace.device.pipeline import Arrays, Computed, NetworkCall, OutputRows, Pipeline
 
 logger = logging.getLogger("headrace")
 
@@ -28,7 +27,7 @@ class Graph(Protocol):
         ...
 
 
-Capture: TypeAlias = Callable[[Call, Mapping[str, torch.Tensor]], Graph]
+Capture: TypeAlias = Callable[[NetworkCall, Mapping[str, torch.Tensor]], Graph]
 """Captures a call for inputs of these shapes."""
 
 
@@ -42,9 +41,7 @@ class GraphRunner:
         book: decides.
     """
 
-    def __init__(
-        self, pipeline: Pipeline[Arrays, Call, Rows], capture: Capture, tolerance: float, book: ShapeBook
-    ) -> None:
+    def __init__(self, pipeline: Pipeline, capture: Capture, tolerance: float, book: ShapeBook) -> None:
         self._pipeline = pipeline
         self._capture = capture
         self._tolerance = tolerance
@@ -62,7 +59,7 @@ class GraphRunner:
             is_padded = state == "captured" or (state == "wanted" and not self.failure)
             return shape.length if shape and is_padded else longest
 
-    def run(self, arrays: Arrays, call: Call, padded_call: Call) -> Computed[Rows]:
+    def run(self, arrays: Arrays, call: NetworkCall, padded_call: NetworkCall) -> Computed:
         """The rows of a batch of texts. `padded_call` asks the host for nothing that depends on the batch."""
         texts, length = arrays["attention_mask"].shape
         with self._lock:
@@ -82,7 +79,7 @@ class GraphRunner:
             self._try(shape, arrays, padded_call, computed.rows)
         return computed
 
-    def _replay(self, shape: Shape, graph: Graph, arrays: Arrays) -> Computed[Rows]:
+    def _replay(self, shape: Shape, graph: Graph, arrays: Arrays) -> Computed:
         computed = self._pipeline.run(_filled(arrays, shape.texts), graph)
         with self._lock:
             self._book.replayed(shape, computed.seconds)
@@ -90,7 +87,7 @@ class GraphRunner:
                 self._graphs.pop(shape, None)
         return Computed(computed.rows[: len(arrays["attention_mask"])], computed.seconds, replayed=True)
 
-    def _try(self, shape: Shape, arrays: Arrays, call: Call, expected: Rows) -> None:
+    def _try(self, shape: Shape, arrays: Arrays, call: NetworkCall, expected: OutputRows) -> None:
         """Capture a shape, and keep it if it gives the rows that are expected."""
         made: list[Graph] = []
 

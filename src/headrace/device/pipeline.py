@@ -1,34 +1,41 @@
-"""The way of a batch through a device: copied in, computed, copied out. Pure: the device does the work."""
+"""The way of a batch through a device: copied in, computed, copied out. The device does the work."""
 
 from __future__ import annotations
 
+import contextlib
 import threading
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
-ArraysT = TypeVar("ArraysT")
-CallT = TypeVar("CallT")
-RowsT = TypeVar("RowsT")
-ArraysT_contra = TypeVar("ArraysT_contra", contravariant=True)
-CallT_contra = TypeVar("CallT_contra", contravariant=True)
-RowsT_co = TypeVar("RowsT_co", covariant=True)
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    import torch
+
+Arrays: TypeAlias = Mapping[str, NDArray[np.generic]]
+"""The inputs of a network by name, one row per record."""
+OutputRows: TypeAlias = NDArray[np.float32]
+"""The output of a network: one row per record, or per token."""
+NetworkCall: TypeAlias = "Callable[[Mapping[str, torch.Tensor]], torch.Tensor]"
 
 
 @dataclass(frozen=True, slots=True)
-class Computed(Generic[RowsT_co]):
+class Computed:
     """A batch that came out."""
 
-    rows: RowsT_co
+    rows: OutputRows
     seconds: float
     """How long the device computed, copies not counted."""
     replayed: bool = False
     """Whether the work was captured before."""
 
 
-class DeviceBatch(Protocol[CallT_contra, RowsT_co]):
+class DeviceBatch(Protocol):
     """A batch on a device. It holds the memory that its queued work uses."""
 
-    def compute(self, call: CallT_contra) -> None:
+    def compute(self, call: NetworkCall) -> None:
         """Queue the model's work, for when the batch is there."""
         ...
 
@@ -36,18 +43,18 @@ class DeviceBatch(Protocol[CallT_contra, RowsT_co]):
         """Queue the copy of the output, for when it is computed."""
         ...
 
-    def wait(self) -> Computed[RowsT_co]:
+    def wait(self) -> Computed:
         """Wait for this batch alone. Raises what the device raised meanwhile."""
         ...
 
 
-class Streams(Protocol[ArraysT_contra, CallT_contra, RowsT_co]):
+class Streams(Protocol):
     """The queues of a device."""
 
     overlaps: bool
     """Whether it copies one batch while it computes another."""
 
-    def copy_in(self, arrays: ArraysT_contra) -> DeviceBatch[CallT_contra, RowsT_co]:
+    def copy_in(self, arrays: Arrays) -> DeviceBatch:
         """Queue the copy of a batch to the device."""
         ...
 
@@ -56,13 +63,13 @@ class Streams(Protocol[ArraysT_contra, CallT_contra, RowsT_co]):
         ...
 
 
-class Pipeline(Generic[ArraysT, CallT, RowsT]):
+class Pipeline:
     """Takes batches from several threads, and lets the copies of one overlap with the computing of another.
 
     The caller decides how many batches are in it. With two, the device always has the next one.
     """
 
-    def __init__(self, streams: Streams[ArraysT, CallT, RowsT]) -> None:
+    def __init__(self, streams: Streams) -> None:
         self._streams = streams
         self._turn = threading.Lock()
 
@@ -71,19 +78,18 @@ class Pipeline(Generic[ArraysT, CallT, RowsT]):
         """Whether a second batch in it saves time."""
         return self._streams.overlaps
 
-    def begin(self, arrays: ArraysT, call: CallT) -> DeviceBatch[CallT, RowsT]:
+    def begin(self, arrays: Arrays, call: NetworkCall) -> DeviceBatch:
         """Queue all work of a batch. One thread at a time calls the model."""
-        try:
+        with contextlib.ExitStack() as failed:
+            # Its memory is about to be freed and given to another batch, but queued work may still use it.
+            failed.callback(self._streams.settle)
             batch = self._streams.copy_in(arrays)
             with self._turn:
                 batch.compute(call)
                 batch.copy_out()
-        except BaseException:
-            # Its memory is about to be freed and given to another batch, but queued work may still use it.
-            self._streams.settle()
-            raise
+            failed.pop_all()
         return batch
 
-    def run(self, arrays: ArraysT, call: CallT) -> Computed[RowsT]:
+    def run(self, arrays: Arrays, call: NetworkCall) -> Computed:
         """Take a batch through all stages."""
         return self.begin(arrays, call).wait()

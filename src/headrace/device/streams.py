@@ -7,22 +7,16 @@ import functools
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from headrace.device.pipeline import Computed, Pipeline
+from headrace.device.pipeline import Arrays, Computed, NetworkCall, OutputRows, Pipeline
 
 logger = logging.getLogger("headrace")
-
-Arrays: TypeAlias = Mapping[str, NDArray[np.generic]]
-Rows: TypeAlias = NDArray[np.float32]
-Call: TypeAlias = Callable[[Mapping[str, torch.Tensor]], torch.Tensor]
-
 
 CAPTURING = threading.Lock()
 """Held while a graph is captured. Waiting for the device meanwhile would fail, and would end the capture."""
@@ -50,7 +44,7 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def pipeline_on(device: torch.device, dtype: torch.dtype) -> Pipeline[Arrays, Call, Rows]:
+def pipeline_on(device: torch.device, dtype: torch.dtype) -> Pipeline:
     """The pipeline of a device, for a model whose floating-point inputs have this dtype."""
     return Pipeline(_CudaStreams(device, dtype) if device.type == "cuda" else _CpuStreams(dtype))
 
@@ -81,19 +75,19 @@ class _CpuStreams:
         self._dtype = dtype
 
     def copy_in(self, arrays: Arrays) -> _CpuBatch:
-        """See `Streams.copy_in`."""
+        """Queue the copy of a batch to the device."""
         tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
         return _CpuBatch({name: _cast(tensor, self._dtype) for name, tensor in tensors.items()})
 
     def settle(self) -> None:
-        """See `Streams.settle`."""
+        """Nothing is queued."""
 
 
 class _CpuBatch:
     def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
         self._tensors = tensors
 
-    def compute(self, call: Call) -> None:
+    def compute(self, call: NetworkCall) -> None:
         started = time.perf_counter()
         self._output = call(self._tensors)
         self._seconds = time.perf_counter() - started
@@ -101,7 +95,7 @@ class _CpuBatch:
     def copy_out(self) -> None:
         pass
 
-    def wait(self) -> Computed[Rows]:
+    def wait(self) -> Computed:
         return Computed(self._output.float().numpy(), self._seconds)
 
 
@@ -116,13 +110,13 @@ class _CudaStreams:
         self._side = side_streams(device)
 
     def copy_in(self, arrays: Arrays) -> _CudaBatch:
-        """See `Streams.copy_in`."""
+        """Queue the copy of a batch to the device."""
         with torch.cuda.stream(self._side.copy_in):
             tensors = {name: _cast(to_device(array, self._device), self._dtype) for name, array in arrays.items()}
             return _CudaBatch(tensors, self._side.copy_in.record_event(), self._side.copy_out)
 
     def settle(self) -> None:
-        """See `Streams.settle`."""
+        """Wait until the device has done all it was given."""
         with contextlib.suppress(RuntimeError):  # the device failed: there is nothing to wait for
             synchronize(self._device)
 
@@ -136,7 +130,7 @@ class _CudaBatch:
         self._out = out
         self._started, self._ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
 
-    def compute(self, call: Call) -> None:
+    def compute(self, call: NetworkCall) -> None:
         stream = torch.cuda.current_stream(self._out.device)
         stream.wait_event(self._copied)
         self._started.record(stream)
@@ -152,9 +146,9 @@ class _CudaBatch:
             self._done = torch.cuda.Event(blocking=True)
             self._done.record(self._out)
 
-    def wait(self) -> Computed[Rows]:
+    def wait(self) -> Computed:
         self._done.synchronize()
-        rows: Rows = self._rows.numpy().copy()  # frees the page-locked memory for the next batch
+        rows: OutputRows = self._rows.numpy().copy()  # frees the page-locked memory for the next batch
         return Computed(rows, self._started.elapsed_time(self._ended) / 1000)
 
 

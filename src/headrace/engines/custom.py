@@ -13,8 +13,9 @@ from headrace.batching.callables import plain_function
 from headrace.batching.options import whole
 from headrace.batching.results import checked
 from headrace.batching.tasks import called
-from headrace.engines.base import AnyBatchEngine, Prepared
-from headrace.engines.profile import EngineProfile, check_methods, profile_of
+from headrace.engines.base import BatchEngine, Prepared
+from headrace.engines.capabilities import check_methods
+from headrace.engines.profile import EngineProfile, profile_of
 from headrace.errors import ConfigError, EngineDeadError, StoppedEarly, UnknownOptionError, text_of
 
 BATCH_SIZE = 32
@@ -34,6 +35,7 @@ class FunctionEngine:
         name: the user's name for it; part of a job's fingerprint.
         model: passed to its factory, if any.
         batch_size: maximum values per call.
+        facts: what else determines the outputs, such as `EngineOptions.facts`.
     """
 
     def __init__(
@@ -42,7 +44,9 @@ class FunctionEngine:
         name: str,
         model: str | Path | None = None,
         batch_size: int = BATCH_SIZE,
+        facts: Mapping[str, object] | None = None,
     ) -> None:
+        self._facts = facts or {}
         self._function: Callable[[list[Any]], Sequence[object]] | None = function
         self._name = name
         self._model = model
@@ -52,7 +56,7 @@ class FunctionEngine:
 
     def describe(self) -> Mapping[str, object]:
         """The names of function and model. The code is left out, so a job can resume after a fix."""
-        return {"engine": self._name, "model": None if self._model is None else str(self._model)}
+        return {"engine": self._name, "model": None if self._model is None else str(self._model), **self._facts}
 
     def prepare(self, inputs: Sequence[object]) -> list[Prepared[object] | Exception]:
         """The values, unchanged."""
@@ -79,7 +83,7 @@ class FunctionEngine:
         self._function = None
 
 
-def load(engine: object, model: str | Path | None, options: Mapping[str, object]) -> AnyBatchEngine:
+def load(engine: object, model: str | Path | None, options: Mapping[str, object]) -> BatchEngine:
     """Create a custom engine from `module:name`, a callable or an object.
 
     A callable whose first parameter is named `model` is a factory: it is called with the model and the options, and
@@ -108,7 +112,7 @@ def load(engine: object, model: str | Path | None, options: Mapping[str, object]
         for method in ("prepare", "forward", "span", "add", "step", "needs", "remove", "describe", "close"):
             plain_function(f"{method} of {reference!r}", getattr(made, method, None))
         check_methods(made, profile_of(made))
-        complete: AnyBatchEngine = made
+        complete: BatchEngine = made
         return complete
     size = chosen.pop("batch_size", BATCH_SIZE)
     _refuse(reference, chosen, ("batch_size", *known))

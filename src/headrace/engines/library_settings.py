@@ -176,5 +176,5 @@ def _encoder_settings(folder: Path) -> tuple[Path, dict[str, Any]]:
 def _refusal(file: Path, name: str, value: object) -> ConfigError:
     return ConfigError(
         f"{file} sets {name} to {value!r:.80}, which this engine does not obey: remove it there if the model is right "
-        "without it, or use a custom engine (--task custom --engine module:name)"
+        "without it, or use a custom engine (``task=custom, engine=module:name``)"
     )

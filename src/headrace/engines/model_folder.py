@@ -81,7 +81,7 @@ def named_folder(model: str | Path | None, weights: frozenset[str] = WEIGHTS) ->
         ConfigError: no model is named, or as `find_folder`.
     """
     if model is None:
-        raise ConfigError("this task has no default model; set one: --model FOLDER or org/name")
+        raise ConfigError("this task has no default model; set one: ``model=FOLDER`` or org/name")
     return find_folder(model, weights)
 
 
@@ -164,9 +164,9 @@ def _weights_way_out(folder: Path, wanted: frozenset[str]) -> str:
     """The advice for a folder without the wanted weights; it may hold those of another engine."""
     there = {path.suffix for path in folder.rglob("*")}
     if ONNX_WEIGHTS & there:
-        return "it is an ONNX model: choose the engine onnx (--engine onnx)"
+        return "it is an ONNX model: choose the engine onnx (``engine=onnx``)"
     if wanted == ONNX_WEIGHTS and WEIGHTS & there:
-        return "it holds PyTorch weights: leave the engine out (--engine torch), or export it to ONNX first"
+        return "it holds PyTorch weights: leave the engine out (``engine=torch``), or export it to ONNX first"
     return "copy the whole model folder"
 
 

@@ -8,11 +8,12 @@ from pathlib import Path
 
 from headrace.engines.library_settings import MODEL_FILE, read
 from headrace.engines.model_config import ModelConfig
+from headrace.engines.tasks import task_named
 from headrace.errors import ConfigError
 
 logger = logging.getLogger("headrace")
 
-_OWN_ENGINE = "no task supports it; use a custom engine (--task custom --engine module:name)"
+_OWN_ENGINE = "no task supports it; use a custom engine (``task=custom, engine=module:name``)"
 
 _KINDS: Mapping[str, tuple[str, str]] = {
     "classifier": ("a classifier of texts", "use the task classify"),
@@ -44,17 +45,6 @@ _KINDS: Mapping[str, tuple[str, str]] = {
 """Each kind: its description, and what to do instead."""
 
 _TEXT_LABELS = frozenset({"classifier", "cross-encoder"})
-_SUITS: Mapping[str, frozenset[str]] = {
-    "embed": frozenset({"dense", "static", "masked", "bare", "decoder", "encoder-decoder"}),
-    "sparse-embed": frozenset({"sparse", "masked"}),
-    "multi-vector-embed": frozenset({"multi-vector"}),
-    "classify": _TEXT_LABELS,
-    "score": _TEXT_LABELS,
-    "zero-shot": _TEXT_LABELS,
-    "image-classify": frozenset({"image classifier"}),
-    "image-embed": frozenset({"image classifier", "vision"}),
-    "generate": frozenset({"decoder", "bare"}),
-}
 
 _PARTS = frozenset({"text_config", "vision_config", "audio_config"})
 """Fields of multimodal models; a model for conditional generation without them is an encoder-decoder."""
@@ -125,10 +115,11 @@ def check_kind(task: str, model: str | Path | None, named: str = "") -> None:
         ConfigError: the model is of another kind; the message says what to use instead.
     """
     folder = Path(model or "").expanduser()
-    if model is None or task not in _SUITS or not any((folder / name).is_file() for name in ("config.json", _STEPS)):
+    suits = task_named(task).suits
+    if model is None or suits is None or not any((folder / name).is_file() for name in ("config.json", _STEPS)):
         return
     kind, sign = _kind(folder)
-    if kind is None or kind in _SUITS[task]:
+    if kind is None or kind in suits:
         return
     name, way_out = _KINDS[kind]
     whose = f"model {named!r}" if named else f"the model in {folder}"
@@ -144,7 +135,7 @@ def use_instead(folder: Path) -> str:
 def warn_unused_head(task: str, model: str | Path | None) -> None:
     """Warn if a masked language model is used without its head: it may be a sparse encoder."""
     folder = Path(model or "").expanduser()
-    if model is None or task != "embed" or not (folder / "config.json").is_file():
+    if model is None or task_named(task).outputs != "vector" or not (folder / "config.json").is_file():
         return
     kind, sign = _kind(folder)
     if kind == "masked":

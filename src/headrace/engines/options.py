@@ -1,114 +1,262 @@
-"""Typed options of all engines, for editors and type checkers. Each engine validates its own options."""
+"""Options that several engines share. Each engine's own are beside it, in a module `options`; none imports a model."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Literal, TypedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Literal, TypeAlias
 
+from headrace.engines.declaring import EngineOptions
+from headrace.engines.requests.generation import Sampling, default_sampling
+from headrace.engines.requests.long_prompts import LongPrompts
+from headrace.options import declared, option
 
-class SamplingOptions(TypedDict, total=False):
-    """Sampling parameters, as in `headrace.engines.requests.generation.Sampling`."""
-
-    max_tokens: int
-    min_tokens: int
-    temperature: float
-    top_p: float
-    top_k: int
-    min_p: float
-    repetition_penalty: float
-    presence_penalty: float
-    frequency_penalty: float
-    stop: str | Sequence[str]
-    seed: int | None
-    ignore_eos: bool
-
-
-class VllmOptions(TypedDict, total=False):
-    """vLLM's most common engine arguments; pass others in `engine_options`."""
-
-    compilation_config: Mapping[str, object]
-    cpu_offload_gb: float
-    data_parallel_size: int
-    enable_chunked_prefill: bool
-    enable_lora: bool
-    enable_prefix_caching: bool
-    gpu_memory_utilization: float
-    hf_overrides: Mapping[str, object]
-    kv_cache_dtype: str
-    limit_mm_per_prompt: Mapping[str, int]
-    load_format: str
-    max_num_batched_tokens: int
-    pipeline_parallel_size: int
-    quantization: str
-    speculative_config: Mapping[str, object]
-    tensor_parallel_size: int
-    tokenizer: str
-    tokenizer_mode: str
-
-
-VLLM_OPTIONS = frozenset({*VllmOptions.__annotations__, "enforce_eager"})
-"""With those that encoders have too."""
-
+MAX_PIXELS = 89_478_485
+"""A quarter of a gigabyte as RGB; a larger image is probably a decompression bomb."""
+TooLong: TypeAlias = Literal["truncate", "error", "split"]
+ChunkJoin: TypeAlias = Literal["mean", "max"]
+"""How the outputs for the chunks of a long text become one."""
+OutputDtype: TypeAlias = Literal["float32", "int8", "uint8", "binary", "ubinary"]
+Quantize: TypeAlias = Literal["int8"] | None
 
 INT8 = "int8"
 """The value of `quantize`, and the dtype that an engine so quantised describes."""
+PANEL = "Engine"
+"""The heading in `--help` of options that have a line of their own there; the others are only listed."""
+
+_ON_TOO_LONG = (
+    "Cut a text that is too long, fail its record or request, or split it into chunks and join their outputs. "
+    "Default: truncate; for generate: error."
+)
+_CHUNK_OVERLAP = "With ``on_too_long=split``: tokens that neighbouring chunks share. Default: 0."
+_CHUNK_JOIN = (
+    "With ``on_too_long=split``: how outputs are joined. Default: mean for vectors and labels, max for scores of "
+    "pairs, map-reduce for generate."
+)
+MAX_MODEL_LEN = "Maximum tokens in a text. Default: the model's limit."
 
 
-class EncoderOptions(TypedDict, total=False):
-    """Options of every engine for models of sentence-transformers."""
+@dataclass(frozen=True, kw_only=True)
+class DeviceOptions(EngineOptions):
+    """Where a model runs in this process, and in which precision."""
 
-    device: str
-    """"auto" (the default: CUDA if available), "cpu", "cuda" or "cuda:N"."""
-    dtype: str
-    """"auto" (the default: float32 on CPU, the weights' dtype on CUDA; a job may choose, see docs/tuning.md),
-    "float32", "float16" or "bfloat16"."""
-    enforce_eager: bool
-    """Whether to do without CUDA graphs; without effect on a CPU."""
-    max_model_len: int | None
-    """In tokens; None for the model's limit."""
-    on_too_long: Literal["truncate", "error", "split"]
-    """Truncate a longer text (the default), fail its record, or split it into chunks."""
-    chunk_overlap: int | None
-    """Tokens that neighbouring chunks have in common; None for none."""
-    chunk_join: Literal["mean", "max", "map-reduce", "first"] | None
-    """How the outputs for the chunks become one; None for the default of the task."""
-    prompt_name: str | None
-    """Name of one of the model's prompts, which goes before each text; None for the model's default."""
-    prompt: str | None
-    """The same as text."""
-    trust_remote_code: bool
-    """Whether to run Python code from the model's folder."""
+    device: str = option(
+        "auto", "Device: auto (a GPU if there is one), cpu, cuda or cuda:N. Default: auto.", panel=PANEL
+    )
+    dtype: str = option(
+        "auto",
+        "Data type: auto (the fastest that passes a check), float32, float16 or bfloat16. Default: auto.",
+        panel=PANEL,
+        changes_output=True,
+    )
 
 
-class LocalOptions(SamplingOptions, VllmOptions, EncoderOptions, total=False):
-    """Options of engines that run a model in this process."""
+@dataclass(frozen=True, kw_only=True)
+class TextOptions(EngineOptions):
+    """How long texts may be."""
 
-    chat: bool | None
-    config: str | Path | None
-    handler: str | Path
-    hypothesis_template: str
-    kv_cache_tokens: int | None
-    labels: str | Sequence[str]
-    max_active_dims: int | None
-    max_num_seqs: int
-    max_pixels: int
-    multi_label: bool
-    no_answer: str | None
-    normalize: bool
-    output_dtype: Literal["float32", "float16", "int8", "uint8", "binary", "ubinary"]
-    providers: Sequence[str]
-    quantize: Literal["int8"] | None
-    reduce_template: str | None
-    system_prompt: str | None
-    top_labels: int | None
-    truncate_dim: int | None
+    max_model_len: int | None = option(None, MAX_MODEL_LEN, panel=PANEL, minimum=1, changes_output=True)
+    on_too_long: TooLong = option("truncate", _ON_TOO_LONG, panel=PANEL, changes_output=True)
 
 
-class EngineOptions(LocalOptions, total=False):
-    """Options of all engines, including remote ones."""
+@dataclass(frozen=True, kw_only=True)
+class ChunkOptions(TextOptions):
+    """How a long text is split."""
 
-    api_key: str | None
-    attempts: int
-    concurrency: int
-    endpoints: Sequence[str]
+    chunk_overlap: int | None = option(None, _CHUNK_OVERLAP, panel=PANEL, minimum=0, changes_output=True)
+    chunk_join: ChunkJoin | None = option(None, _CHUNK_JOIN, panel=PANEL, changes_output=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromptOptions(EngineOptions):
+    """Text before each input."""
+
+    prompt_name: str | None = option(
+        None,
+        "For embed: the model's prompt before each text, such as query. Default: the model's own.",
+        panel=PANEL,
+        changes_output=True,
+    )
+    prompt: str | None = option(
+        None,
+        "For embed: text before each text, such as 'query: '. Default: ``prompt_name``.",
+        panel=PANEL,
+        changes_output=True,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class GraphOptions(EngineOptions):
+    """CUDA graphs."""
+
+    enforce_eager: bool = option(
+        False, "For text encoders on a GPU, and for vLLM: do without CUDA graphs. Default: use them.", panel=PANEL
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Int8Options(EngineOptions):
+    """Encoders in fewer bits."""
+
+    quantize: Quantize = option(
+        None,
+        "For text encoders: 8-bit integers in linear layers, if the outputs of a sample pass a check. Default: none.",
+        panel=PANEL,
+        changes_output=True,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncoderOptions(PromptOptions, ChunkOptions, GraphOptions, DeviceOptions):
+    """Options of engines for models of sentence-transformers."""
+
+    trust_remote_code: bool = option(False, "Allow Python code from the model folder to run.", panel=PANEL)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutputDtypeOptions(EngineOptions):
+    """The type of a vector's numbers."""
+
+    output_dtype: OutputDtype = option(
+        "float32",
+        "Type of a vector's numbers, for jobs: float32 or float16 for multi-vector-embed, all but float16 for embed. "
+        "Servers of embed take it from each request. Default: float32.",
+        panel=PANEL,
+        changes_output=True,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class VectorOptions(OutputDtypeOptions):
+    """The length and form of a vector."""
+
+    truncate_dim: int | None = option(
+        None,
+        "For embed: components to keep of a Matryoshka model's vectors. Default: all.",
+        panel=PANEL,
+        minimum=1,
+        changes_output=True,
+    )
+    normalize: bool = option(
+        False,
+        "For embed: scale each vector to length 1. Many models do so anyway.",
+        panel=PANEL,
+        changes_output=True,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelOptions(EngineOptions):
+    """How many labels to list."""
+
+    top_labels: int | None = option(
+        None, "How many labels to list with their scores, best first. Default: only the best.", changes_output=True
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class CandidateOptions(EngineOptions):
+    """The user's own labels."""
+
+    labels: str | Sequence[str] = option(
+        (), "For zero-shot: labels, such as sports,politics. Required there.", panel=PANEL, changes_output=True
+    )
+    hypothesis_template: str = option(
+        "This example is {}.", "The sentence for a label, which replaces {}.", changes_output=True
+    )
+    multi_label: bool = option(False, "Whether several labels may apply at once.", changes_output=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageOptions(EngineOptions):
+    """Which images are refused."""
+
+    max_pixels: int = option(MAX_PIXELS, "An image with more pixels fails before it is decoded.", changes_output=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChatOptions(EngineOptions):
+    """How a prompt is read."""
+
+    system_prompt: str | None = option(
+        None, "For each chat without a system message; a plain text is then a user's message.", changes_output=True
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingOptions(EngineOptions):
+    """Sampling of requests that set none, named and defined as in vLLM's `SamplingParams`; None for not given."""
+
+    max_tokens: int | None = option(None, "Maximum tokens of an answer. Default: 256.", changes_output=True)
+    min_tokens: int | None = option(
+        None, "Minimum tokens before an end token or a stop string ends the answer. Default: 0.", changes_output=True
+    )
+    temperature: float | None = option(None, "0 for greedy decoding, which is the default.", changes_output=True)
+    top_p: float | None = option(
+        None, "Sample from tokens with this probability in all. Default: 1.", changes_output=True
+    )
+    top_k: int | None = option(None, "Sample from this many tokens; 0 (default) or -1 for all.", changes_output=True)
+    min_p: float | None = option(
+        None, "Sample from tokens with this share of the best one's probability. Default: 0.", changes_output=True
+    )
+    repetition_penalty: float | None = option(
+        None, "Above 1: tokens of the prompt and the answer become less likely. Default: 1.", changes_output=True
+    )
+    presence_penalty: float | None = option(
+        None, "Above 0: tokens of the answer become less likely. Default: 0.", changes_output=True
+    )
+    frequency_penalty: float | None = option(
+        None, "Above 0: the same, by how often they occur. Default: 0.", changes_output=True
+    )
+    stop: str | Sequence[str] | None = option(None, "Texts that end an answer. Default: none.", changes_output=True)
+    ignore_eos: bool | None = option(None, "Whether an end token does not end an answer.", changes_output=True)
+
+    def given_sampling(self) -> dict[str, object]:
+        """The sampling parameters that are given."""
+        every = ((one.name, getattr(self, one.name)) for one in declared(SamplingOptions))
+        return {name: value for name, value in every if value is not None}
+
+    def sampling(self) -> Sampling:
+        """The sampling of requests that set none.
+
+        Raises:
+            ConfigError: a value has a wrong type or is out of range.
+        """
+        return default_sampling(self.given_sampling())
+
+
+@dataclass(frozen=True, kw_only=True)
+class LongPromptOptions(EngineOptions):
+    """What happens to prompts that are too long for the model."""
+
+    on_too_long: Literal["error", "split"] | None = option(None, _ON_TOO_LONG, panel=PANEL, changes_output=True)
+    chunk_overlap: int | None = option(None, _CHUNK_OVERLAP, panel=PANEL, minimum=0, changes_output=True)
+    chunk_join: Literal["map-reduce", "first"] | None = option(None, _CHUNK_JOIN, panel=PANEL, changes_output=True)
+    reduce_template: str | None = option(
+        None,
+        "For generate, with ``chunk_join=map-reduce``: the last prompt, such as 'Combine these summaries: {answers}'. "
+        "Default: none.",
+        panel=PANEL,
+        changes_output=True,
+    )
+    no_answer: str | None = option(
+        None,
+        "For generate, with ``chunk_join=first``: how an answer begins that counts as none, such as 'not found'. "
+        "Default: only an empty answer is none.",
+        panel=PANEL,
+        changes_output=True,
+    )
+
+    def long_prompts(self) -> LongPrompts:
+        """The rules.
+
+        Raises:
+            ConfigError: a value is out of range, or does not go with another.
+        """
+        given = {one.name: getattr(self, one.name) for one in fields(LongPrompts)}
+        return LongPrompts(**{name: value for name, value in given.items() if value is not None})
+
+    def check(self) -> None:
+        """See `EngineOptions.check`."""
+        super().check()
+        self.long_prompts()

@@ -1,15 +1,28 @@
-"""The engine profile: what batchers, jobs, servers and workers must know about an engine to use it."""
+"""How an engine is fed: the profile that it states, and its kind, which makes its batcher."""
 
 from __future__ import annotations
 
+import functools
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Literal, Protocol, TypeAlias, get_args
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import ClassVar, Literal, Protocol, TypeAlias, TypeVar, cast, get_args
 
+from headrace.batching.batcher import Batcher
+from headrace.batching.continuous import ContinuousBatcher
+from headrace.batching.dynamic import DynamicBatcher
 from headrace.batching.options import number, one_of, whole
+from headrace.batching.passthrough import PassthroughBatcher
+from headrace.batching.policy.cost import CostEstimatorFn
+from headrace.batching.step_model import StepModel
+from headrace.batching.tasks import called
+from headrace.engines.base import BatchEngine, Engine, StepEngine, StreamEngine
 from headrace.errors import ConfigError
+from headrace.events import Listener
 from headrace.wording import shown
+
+RecordT = TypeVar("RecordT")
 
 Batching: TypeAlias = Literal["batches", "steps", "own"]
 CostUnit: TypeAlias = Literal["tokens", "records"]
@@ -18,23 +31,6 @@ _TYPICAL_TOKENS = 16
 """Tokens of a short text."""
 _OWN_COST = 65_536
 """The cost in flight assumed for an engine that does its own batching."""
-_NEEDED: Mapping[Batching, tuple[str, ...]] = {
-    "batches": ("batch_cost", "batch_size"),
-    "steps": ("max_in_flight", "max_cost"),
-    "own": ("max_in_flight",),
-}
-_BATCHES_ONLY = ("pads", "overlaps", "batch_delay_s")
-_METHODS: Mapping[Batching, tuple[str, ...]] = {
-    "own": ("infer",),
-    "steps": ("span", "add", "step", "needs", "remove"),
-    "batches": ("forward",),
-}
-_ATTRIBUTES: Mapping[Batching, Mapping[str, str]] = {
-    "own": {"max_in_flight": "max_in_flight"},
-    "steps": {"max_in_flight": "max_slots", "max_cost": "max_cost"},
-    "batches": {"pads": "pads", "batch_cost": "default_batch_cost", "batch_size": "default_batch_size"},
-}
-"""Attributes of an engine without a profile, by the profile's field."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +82,7 @@ class EngineProfile:
     tokenizes: bool = False
     """Whether it takes token ids and makes them (`TokenizingEngine`)."""
     remote: bool = False
-    """Whether it sends requests to servers (`RemoteEngine`)."""
+    """Whether it sends requests to servers (`RequestingEngine`)."""
     draws: bool = False
     """Whether it may draw random numbers for an answer, by the request's place (`Placed`)."""
     caches_prefixes: bool = False
@@ -97,27 +93,30 @@ class EngineProfile:
     def __post_init__(self) -> None:
         one_of("batching", self.batching, get_args(Batching))
         one_of("cost_unit", self.cost_unit, get_args(CostUnit))
-        one_of("pads", self.pads, (False, True))
-        one_of("overlaps", self.overlaps, (False, True))
-        one_of("followable", self.followable, (False, True))
-        one_of("tunable", self.tunable, (False, True))
-        one_of("tokenizes", self.tokenizes, (False, True))
-        one_of("remote", self.remote, (False, True))
-        one_of("draws", self.draws, (False, True))
-        one_of("caches_prefixes", self.caches_prefixes, (False, True))
-        one_of("workers_cache_prefixes", self.workers_cache_prefixes, (False, True))
-        needed = _NEEDED[self.batching]
-        for name in ("batch_size", "batch_cost", "max_in_flight", "max_cost", *_BATCHES_ONLY):
+        for field in fields(self):
+            if isinstance(field.default, bool):
+                one_of(field.name, getattr(self, field.name), (False, True))
+        for name in ("batch_size", "batch_cost", "max_in_flight", "max_cost", "pads", "overlaps", "batch_delay_s"):
             value = getattr(self, name)
-            if name in needed:
+            if name in self.kind.needed:
                 number(name, value, above=0) if name.endswith("_cost") else whole(name, value, 1)
-            elif value and not (name in _BATCHES_ONLY and self.batching == "batches"):
+            elif value and name not in self.kind.optional:
                 raise ConfigError(f"{name} is {value!r}: an engine with batching={self.batching!r} does not use it")
         if self.batch_delay_s is not None:
             number("batch_delay_s", self.batch_delay_s, minimum=0)
         for name in ("max_model_len", "dimension", "prepare_rows"):
             if getattr(self, name) is not None:
                 whole(name, getattr(self, name), 1)
+
+    @property
+    def kind(self) -> Kind:
+        """What follows from `batching`."""
+        return KINDS[self.batching]
+
+    @property
+    def runs_batches(self) -> bool:
+        """Whether the engine runs batches that are formed for it."""
+        return isinstance(self.kind, InBatches)
 
     def tuned(self, batch_tokens: int | None, batch_size: int | None = None) -> EngineProfile:
         """The profile with the user's budget and size, if the engine's kind of batching uses them.
@@ -128,13 +127,7 @@ class EngineProfile:
         for name, value in (("batch_tokens", batch_tokens), ("batch_size", batch_size)):
             if value is not None:
                 whole(name, value, 1)
-        if self.batching == "own":
-            return self
-        if self.batching == "steps":
-            return replace(self, max_cost=batch_tokens or self.max_cost)
-        # If cost counts records, a larger batch size needs a larger budget.
-        budget = batch_tokens or max(self.batch_cost, batch_size or 0)
-        return replace(self, batch_cost=budget, batch_size=self.batch_size if batch_size is None else batch_size)
+        return self.kind.tuned(self, batch_tokens, batch_size)
 
     @property
     def counts_tokens(self) -> bool:
@@ -163,16 +156,10 @@ class EngineProfile:
             return sys.maxsize
         return self.max_model_len or self.max_cost or sys.maxsize
 
-    def estimate(self, cost: float) -> float | None:
-        """The cost estimate for a batcher; None if the engine's `span` provides it."""
-        return None if self.batching == "steps" else cost
-
     @property
-    def keeps_busy(self) -> int:
-        """How many typical records keep the engine busy."""
-        if self.batching != "batches":
-            return self.max_in_flight
-        return max(min(self.batch_size, int(self.batch_cost / (_TYPICAL_TOKENS if self.counts_tokens else 1))), 1)
+    def slots(self) -> int:
+        """Maximum requests of one step; 0 for an engine without steps."""
+        return self.max_in_flight if isinstance(self.kind, InSteps) else 0
 
     @property
     def window(self) -> int:
@@ -182,6 +169,195 @@ class EngineProfile:
         contiguous runs can be committed, so a kill would lose more of a slow engine's work.
         """
         return max(16 * min(self.batch_size, int(self.batch_cost / _TYPICAL_TOKENS)), 256)
+
+
+class EngineCalls(Protocol[RecordT]):
+    """What a batcher calls to run a job's or server's records on an engine of each kind."""
+
+    def batches(self, engine: BatchEngine) -> Callable[[list[RecordT]], Sequence[object]]:
+        """The function that runs a batch of records."""
+        ...
+
+    def steps(self, engine: StepEngine) -> StepModel[RecordT, object]:
+        """The step model of records."""
+        ...
+
+    def requests(self, engine: StreamEngine) -> Callable[[RecordT], Awaitable[object]]:
+        """The function that runs one record."""
+        ...
+
+
+_Forward: TypeAlias = Callable[[list[object]], Sequence[object]]
+
+
+@dataclass(frozen=True, slots=True)
+class PayloadCalls:
+    """The `EngineCalls` of a server, whose records are the payloads themselves.
+
+    Args:
+        around: wraps the function that runs a batch; None for nothing.
+    """
+
+    around: Callable[[_Forward], _Forward] | None = None
+
+    def batches(self, engine: BatchEngine) -> _Forward:
+        """`forward`."""
+        return engine.forward if self.around is None else self.around(engine.forward)
+
+    def steps(self, engine: StepEngine) -> StepModel[object, object]:
+        """The engine itself."""
+        return engine
+
+    def requests(self, engine: StreamEngine) -> Callable[[object], Awaitable[object]]:
+        """`infer`."""
+        return engine.infer
+
+
+@dataclass(frozen=True, slots=True)
+class BatcherSettings:
+    """Settings that the engine's profile does not contain."""
+
+    listener: Listener
+    max_queue_size: int | None = None
+    """Maximum waiting records; None for the engine's window."""
+    batch_delay_s: float | None = None
+    """Seconds that a record waits for others while the engine is free; None for the engine's value, or 0.05."""
+    cost_estimator: CostEstimatorFn | None = None
+    """None if each record is submitted with its cost."""
+    process_timeout_s: float | None = None
+    """Maximum seconds of a batch, step or request; None for no limit."""
+
+
+class Kind(ABC):
+    """One way to feed an engine: which fields the profile states, what follows from them, and the batcher."""
+
+    methods: ClassVar[tuple[str, ...]]
+    """The methods that an engine of this kind has, besides those of all engines."""
+    needed: ClassVar[tuple[str, ...]]
+    """The fields that a profile must state."""
+    optional: ClassVar[tuple[str, ...]] = ()
+    """The fields that only a profile of this kind may state."""
+    attributes: ClassVar[Mapping[str, str]]
+    """The attributes of an engine without a profile, by the profile's field."""
+    finds_late_record: ClassVar[bool] = True
+    """Whether it is known which record caused a call to take too long."""
+    ends_late_calls: ClassVar[bool] = False
+    """Whether a call that takes too long can be ended."""
+    spans: ClassVar[bool] = False
+    """Whether the engine's `span` tells a batcher what a record costs."""
+
+    def tuned(self, profile: EngineProfile, batch_tokens: int | None, batch_size: int | None) -> EngineProfile:  # noqa: ARG002  # an engine that batches by itself has limits of its own
+        """The profile with the user's budget and size, if this kind uses them."""
+        return profile
+
+    def estimate(self, cost: float) -> float | None:
+        """The cost estimate for a batcher; None if the engine's `span` provides it."""
+        return None if self.spans else cost
+
+    def keeps_busy(self, profile: EngineProfile) -> int:
+        """How many typical records keep the engine busy."""
+        return profile.max_in_flight
+
+    @abstractmethod
+    def batcher(
+        self, engine: Engine, profile: EngineProfile, calls: EngineCalls[RecordT], settings: BatcherSettings
+    ) -> Batcher[RecordT, object]:
+        """The batcher for an engine.
+
+        Args:
+            engine: of this kind.
+            profile: the engine's, with the user's cost budget and batch size.
+            calls: run the records.
+            settings: of the job or server.
+        """
+
+
+class InBatches(Kind):
+    """The engine runs the batches that are formed for it."""
+
+    methods = ("forward",)
+    needed = ("batch_cost", "batch_size")
+    optional = ("pads", "overlaps", "batch_delay_s")
+    attributes: ClassVar = {"pads": "pads", "batch_cost": "default_batch_cost", "batch_size": "default_batch_size"}
+
+    def tuned(self, profile: EngineProfile, batch_tokens: int | None, batch_size: int | None) -> EngineProfile:
+        # If cost counts records, a larger batch size needs a larger budget.
+        budget = batch_tokens or max(profile.batch_cost, batch_size or 0)
+        return replace(profile, batch_cost=budget, batch_size=profile.batch_size if batch_size is None else batch_size)
+
+    def keeps_busy(self, profile: EngineProfile) -> int:
+        typical = _TYPICAL_TOKENS if profile.counts_tokens else 1
+        return max(min(profile.batch_size, int(profile.batch_cost / typical)), 1)
+
+    def batcher(
+        self, engine: Engine, profile: EngineProfile, calls: EngineCalls[RecordT], settings: BatcherSettings
+    ) -> Batcher[RecordT, object]:
+        delay_s = profile.batch_delay_s if settings.batch_delay_s is None else settings.batch_delay_s
+        return DynamicBatcher(
+            functools.partial(called, "the engine", calls.batches(cast("BatchEngine", engine))),
+            cost_estimator=settings.cost_estimator,
+            target_batch_cost=profile.batch_cost,
+            max_batch_size=profile.batch_size,
+            batch_timeout_s=0.05 if delay_s is None else delay_s,
+            max_queue_size=settings.max_queue_size or profile.window,
+            prefetch_batches=0,
+            padded=profile.pads,
+            length_bucketing=profile.window if profile.pads else False,  # equal lengths help only with padding
+            overlap=profile.overlaps,
+            on_error="isolate",
+            process_timeout_s=settings.process_timeout_s,
+            listener=settings.listener,
+        )
+
+
+class InSteps(Kind):
+    """Requests join and leave between the engine's steps."""
+
+    methods = ("span", "add", "step", "needs", "remove")
+    needed = ("max_in_flight", "max_cost")
+    attributes: ClassVar = {"max_in_flight": "max_slots", "max_cost": "max_cost"}
+    finds_late_record = False
+    spans = True
+
+    def tuned(self, profile: EngineProfile, batch_tokens: int | None, batch_size: int | None) -> EngineProfile:  # noqa: ARG002  # its slots are the engine's own
+        return replace(profile, max_cost=batch_tokens or profile.max_cost)
+
+    def batcher(
+        self, engine: Engine, profile: EngineProfile, calls: EngineCalls[RecordT], settings: BatcherSettings
+    ) -> Batcher[RecordT, object]:
+        return ContinuousBatcher(
+            calls.steps(cast("StepEngine", engine)),
+            max_slots=profile.max_in_flight,
+            max_cost=profile.max_cost,
+            max_queue_size=settings.max_queue_size or max(2 * profile.max_in_flight, 64),
+            on_error="isolate",
+            process_timeout_s=settings.process_timeout_s,
+            listener=settings.listener,
+        )
+
+
+class ByItself(Kind):
+    """The engine takes single requests and batches them itself."""
+
+    methods = ("infer",)
+    needed = ("max_in_flight",)
+    attributes: ClassVar = {"max_in_flight": "max_in_flight"}
+    ends_late_calls = True
+
+    def batcher(
+        self, engine: Engine, profile: EngineProfile, calls: EngineCalls[RecordT], settings: BatcherSettings
+    ) -> Batcher[RecordT, object]:
+        return PassthroughBatcher(
+            calls.requests(cast("StreamEngine", engine)),
+            max_in_flight=profile.max_in_flight,
+            max_queue_size=settings.max_queue_size or 1_000,
+            cost_estimator=settings.cost_estimator,
+            process_timeout_s=settings.process_timeout_s,
+            listener=settings.listener,
+        )
+
+
+KINDS: Mapping[Batching, Kind] = {"own": ByItself(), "steps": InSteps(), "batches": InBatches()}
 
 
 def profile_of(engine: object) -> EngineProfile:
@@ -209,8 +385,9 @@ def from_attributes(engine: object) -> EngineProfile:
     Raises:
         ConfigError: attributes are missing or out of range.
     """
-    for batching, names in _ATTRIBUTES.items():
-        if all(callable(getattr(engine, name, None)) for name in _METHODS[batching]) and all(
+    for batching, kind in KINDS.items():  # noqa: B007  # it is used after the loop
+        names = kind.attributes
+        if all(callable(getattr(engine, name, None)) for name in kind.methods) and all(
             hasattr(engine, name) for name in names.values()
         ):
             break
@@ -223,7 +400,7 @@ def from_attributes(engine: object) -> EngineProfile:
         return EngineProfile(
             batching=batching,
             cost_unit=unit,
-            batch_delay_s=getattr(engine, "default_batch_delay_s", None) if batching == "batches" else None,
+            batch_delay_s=getattr(engine, "default_batch_delay_s", None) if "batch_delay_s" in kind.optional else None,
             max_model_len=getattr(engine, "max_model_len", None),
             dimension=getattr(engine, "dimension", None),
             matryoshka=getattr(engine, "matryoshka", ()),
@@ -235,43 +412,3 @@ def from_attributes(engine: object) -> EngineProfile:
     except ConfigError as error:
         field, _, words = str(error).partition(" ")
         raise ConfigError(f"engine {type(engine).__name__}: {names.get(field, field)} {words}") from error
-
-
-def check_methods(engine: object, profile: EngineProfile) -> None:
-    """Check that an engine has the methods that its profile requires.
-
-    Raises:
-        ConfigError: a method is missing.
-    """
-    follow = ("follow",) if profile.followable else ()
-    tokenize = ("tokenize", "detokenize", "token_strings") if profile.tokenizes else ()
-    counts = ("prefix_cache_stats", "count_cached") if profile.caches_prefixes else ()
-    use = ("use",) if profile.remote else ()
-    for name in ("describe", "prepare", *_METHODS[profile.batching], *follow, *tokenize, *counts, *use, "close"):
-        if not callable(getattr(engine, name, None)):
-            raise ConfigError(
-                f"engine {type(engine).__name__} has no method {name}, which an engine with "
-                f"batching={profile.batching!r} needs; see docs/engines.md"
-            )
-
-
-class Sleeper(Protocol):
-    """A model that can wait in host memory while others use its device. Neither method is called while it computes."""
-
-    def sleep(self) -> None:
-        """Move the weights to host memory, and free the device."""
-        ...
-
-    def wake(self) -> None:
-        """Undo `sleep`.
-
-        Raises:
-            Exception: it cannot; close the engine.
-        """
-        ...
-
-
-def sleeper_of(engine: object) -> Sleeper | None:
-    """What moves the engine to host memory; None if it cannot be moved."""
-    found: Sleeper | None = getattr(engine, "sleeper", None)
-    return found

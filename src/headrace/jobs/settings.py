@@ -1,4 +1,4 @@
-"""Settings of a job, and the default columns of each task."""
+"""Settings of a job."""
 
 from __future__ import annotations
 
@@ -29,31 +29,6 @@ OnEmpty: TypeAlias = Literal["keep", "error"]
 """What to do with an input that is an empty text: process it, or fail its record."""
 Order: TypeAlias = Literal["auto", "prefix", "input"]
 """The order of work: by common beginnings of prompts, as in the input, or whichever the prompts suggest."""
-
-
-@dataclass(frozen=True, slots=True)
-class Task:
-    """Default columns of a task."""
-
-    output: str
-    input: str = "text"
-    text_only: bool = True
-    """Whether the input must be text; otherwise the engine checks it."""
-    pairs: Literal["never", "perhaps", "always"] = "never"
-
-
-TASKS = {
-    "embed": Task("embedding"),
-    "sparse-embed": Task("sparse_embedding"),
-    "multi-vector-embed": Task("multi_vector_embedding"),
-    "classify": Task("classification", pairs="perhaps"),
-    "score": Task("score", pairs="always"),
-    "zero-shot": Task("classification"),
-    "generate": Task("generation", text_only=False),  # a prompt, a chat or a whole request
-    "image-classify": Task("classification", "image", text_only=False),
-    "image-embed": Task("embedding", "image", text_only=False),
-    "custom": Task("output", text_only=False, pairs="perhaps"),
-}
 
 
 @dataclass(frozen=True, slots=True)

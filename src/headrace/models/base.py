@@ -49,8 +49,3 @@ class RemoteModel(Protocol):
     def newest(self) -> str | None:
         """The newest commit of the revision; None if it is unknown now, or never changes."""
         ...
-
-
-def first_line(error: BaseException) -> str:
-    """The first line of an error's message, or its type if it has none."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -61,9 +61,9 @@ def onnx_weights(names: Sequence[str]) -> list[str]:
 def reason_without_weights(names: Sequence[str], *, onnx: bool) -> str:
     """Why the engine cannot load a model with these files, and what to do."""
     if onnx and torch_weights(names):
-        return "holds no ONNX model, but PyTorch weights: leave out --engine onnx"
+        return "holds no ONNX model, but PyTorch weights: leave out ``engine=onnx``"
     if not onnx and any(name.endswith(".onnx") for name in names):
-        return "holds only ONNX weights: choose the engine onnx (--engine onnx)"
+        return "holds only ONNX weights: choose the engine onnx (``engine=onnx``)"
     return reason_of_format(names) or "holds no weights (*.safetensors); choose another model or revision"
 
 

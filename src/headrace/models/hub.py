@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headrace.errors import ConfigError, EngineError, HeadraceError
+from headrace.errors import ConfigError, EngineError, HeadraceError, first_line
 from headrace.extras import require
-from headrace.models.base import Listing, first_line
+from headrace.models.base import Listing
 from headrace.wording import shown
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from headrace.errors import ConfigError, EngineError, HeadraceError, MissingExtraError
+from headrace.errors import ConfigError, EngineError, HeadraceError, MissingExtraError, first_line
 from headrace.fsspec_clients import fsspec_client
-from headrace.models.base import Listing, first_line
+from headrace.models.base import Listing
 
 SCHEMES = ("s3://", "gs://")
 _TAGS = ("ETag", "etag", "md5Hash", "generation")
@@ -44,7 +44,7 @@ class StoredModel:
         if commit is not None and found.commit != commit:
             raise ConfigError(
                 f"model {self.typed!r} has changed, and version {commit} is not in the cache; restore it, or start "
-                "again with the present version (--overwrite)"
+                "again with the present version (``overwrite=True``)"
             )
         note = self._folder(found.commit) / _NOTE
         with self._as_own_errors():

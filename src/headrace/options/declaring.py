@@ -53,6 +53,11 @@ class Declared:
     option: Option
 
     @property
+    def required(self) -> bool:
+        """Whether it must be given."""
+        return self.default is dataclasses.MISSING
+
+    @property
     def flags(self) -> tuple[str, ...]:
         """Its flags; empty if it has none."""
         return (f"--{self.name.replace('_', '-')}",) if self.option.flags is None else self.option.flags
@@ -75,9 +80,13 @@ def option(default: Any, help: str, **more: Any) -> Any:  # noqa: A002 - as in a
     return dataclasses.field(default=default, metadata=metadata)
 
 
-@functools.cache
 def declared(kind: type) -> tuple[Declared, ...]:
     """The settings that a dataclass declares, in order; fields without a declaration are left out."""
+    return _declared(kind)
+
+
+@functools.cache
+def _declared(kind: type) -> tuple[Declared, ...]:
     hints = get_type_hints(kind)
     found = []
     for field in dataclasses.fields(kind):

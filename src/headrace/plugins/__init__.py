@@ -1,5 +1,10 @@
-"""What can be plugged in: found by entry points, Headrace's own as anyone's."""
+"""What can be plugged in: found by entry points, Headrace's own as anyone's.
 
-from headrace.plugins.registry import Plugin, find, known, load
+- `registry.known`: what is registered in a group, by name
+- `registry.load`: imports one by its name
+- `registry.working`: imports all that can be used
+"""
 
-__all__ = ["Plugin", "find", "known", "load"]
+from headrace.plugins.registry import GROUPS, OWN, Group, Plugin, known, load, working
+
+__all__ = ["GROUPS", "OWN", "Group", "Plugin", "known", "load", "working"]

@@ -3,7 +3,7 @@
 A package registers a task, engine, source, sink, exporter or protocol in its `pyproject.toml`:
 
     [project.entry-points."headrace.engines"]
-    "embed.mine" = "my_package.engine:ENGINE"
+    "embed.mine" = "my_package.engine:Mine"
 
 Names are read from the packages' metadata; a plugin is imported when it is used, so a broken one costs only itself.
 """
@@ -11,14 +11,18 @@ Names are read from the packages' metadata; a plugin is imported when it is used
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import metadata
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias, TypeVar, get_args
 
 from headrace.errors import ConfigError, StoppedEarly, nearest, text_of
 
-Group: TypeAlias = Literal["tasks", "engines", "formats", "sources", "sinks", "exporters", "protocols"]
+T = TypeVar("T")
+
+Group: TypeAlias = Literal["tasks", "engines", "formats", "sources", "sinks", "exporters", "protocols", "clusters"]
+GROUPS: tuple[Group, ...] = get_args(Group)
 OWN = "headrace"
 
 
@@ -39,10 +43,27 @@ class Plugin:
     def __str__(self) -> str:
         return f"{self.group.removesuffix('s')} {self.name!r} of package {self.package}"
 
+    @property
+    def problem(self) -> str | None:
+        """Why it cannot be used, as a whole sentence; None if it can. Imports it."""
+        try:
+            self.load()
+        except ConfigError as error:
+            return str(error)
+        return None
+
+    def load(self) -> object:
+        """Import what it registers.
+
+        Raises:
+            ConfigError: it cannot be used; the message names its package, and says why.
+        """
+        return _imported(self)
+
 
 @functools.cache
 def known(group: Group) -> Mapping[str, Plugin]:
-    """What is registered in a group, by name: Headrace's own first, in its order. Imports nothing."""
+    """What is registered in a group, by name: Headrace's own first. Imports nothing."""
     found: dict[str, Plugin] = {}
     entries = metadata.entry_points(group=f"headrace.{group}")
     for entry in sorted(entries, key=lambda entry: entry.dist is None or entry.dist.name != OWN):
@@ -57,11 +78,12 @@ def known(group: Group) -> Mapping[str, Plugin]:
     return found
 
 
-def find(group: Group, name: str) -> Plugin:
-    """The plugin with this name.
+def load(group: Group, name: str, kind: type[T]) -> T:
+    """Import the plugin with this name, and return what it registers, which must be of this kind, or a class of it.
 
     Raises:
-        ConfigError: there is none (the message lists what is known), or two packages register the name.
+        ConfigError: there is none (the message lists what is known), two packages register the name, its import fails,
+            or it is something else; the message names its package.
     """
     plugins = known(group)
     plugin = plugins.get(name)
@@ -69,38 +91,64 @@ def find(group: Group, name: str) -> Plugin:
         raise ConfigError(
             f"unknown {group.removesuffix('s')} {name!r}; known: {', '.join(plugins)}{nearest(name, tuple(plugins))}"
         )
-    if plugin.doubled is not None:
+    return _of_kind(plugin, kind)
+
+
+def working(group: Group, kind: type[T]) -> dict[str, T]:
+    """What the plugins of a group register, by name, without those that cannot be used."""
+    found: dict[str, T] = {}
+    for name, plugin in known(group).items():
+        try:
+            found[name] = _of_kind(plugin, kind)
+        except ConfigError:
+            if plugin.package == OWN and plugin.doubled is None:
+                raise  # a bug of Headrace's
+            continue  # it costs only itself: whoever names it reads why
+    return found
+
+
+def _of_kind(plugin: Plugin, kind: type[T]) -> T:
+    found = plugin.load()
+    if not isinstance(found, kind):
         raise ConfigError(
-            f"two packages register the {group.removesuffix('s')} {name!r}: {plugin.package} and {plugin.doubled}; "
-            "uninstall one of them"
+            f"{plugin} is a {type(found).__name__}; it must be a {kind.__name__}: mend or uninstall the package"
         )
-    return plugin
-
-
-def load(group: Group, name: str) -> Any:
-    """Import the plugin with this name, and return what it registers.
-
-    Raises:
-        ConfigError: there is none, or its import fails; the message names its package.
-    """
-    return _loaded(find(group, name))
+    return found
 
 
 @functools.cache
-def _loaded(plugin: Plugin) -> Any:
+def _imported(plugin: Plugin) -> object:
+    if plugin.doubled is not None:
+        raise ConfigError(
+            f"two packages register the {plugin.group.removesuffix('s')} {plugin.name!r}: {plugin.package} and "
+            f"{plugin.doubled}; uninstall one of them"
+        )
+    if (wanted := _newer(plugin.package)) is not None:
+        raise ConfigError(
+            f"{plugin} needs {wanted}; installed is {metadata.version(OWN)}: upgrade Headrace, or uninstall the package"
+        )
     try:
-        return plugin.entry.load()
+        found: object = plugin.entry.load()
     except (StoppedEarly, KeyboardInterrupt):
         raise
     except BaseException as error:  # a border: the code of another package may raise anything
         words = " ".join(text_of(error).split())
         raise ConfigError(
-            f"{plugin} cannot be imported: {type(error).__name__}: {words}"
-            f"{_needs(plugin.package)}; mend or uninstall it"
+            f"{plugin} cannot be imported: {type(error).__name__}: {words}; mend or uninstall the package"
         ) from error
+    return found
 
 
-def _needs(package: str) -> str:
-    """Which Headrace a foreign package asks for, as the end of a sentence; empty if it does not say."""
-    wanted = [one for one in metadata.requires(package) or () if one.lower().startswith(OWN)] if package != OWN else []
-    return f" (it requires {wanted[0]}; installed is {metadata.version(OWN)})" if wanted else ""
+def _newer(package: str) -> str | None:
+    """The requirement of a package for a newer Headrace than this one; None if there is none."""
+    if package in (OWN, "?"):
+        return None
+    for one in metadata.requires(package) or ():
+        least = re.match(rf"{OWN}(?:\[.*?\])?\s*\(?[^;]*?>=\s*([\d.]+)", one)
+        if least is not None and _numbers(least[1]) > _numbers(metadata.version(OWN)):
+            return one
+    return None
+
+
+def _numbers(version: str) -> list[int]:
+    return [int(part) for part in re.findall(r"\d+", version)][:3]

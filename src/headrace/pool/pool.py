@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from types import TracebackType
@@ -11,13 +12,15 @@ from typing import Any, Self, TypeVar, Unpack, overload
 
 from headrace.batching.options import number, optional, whole
 from headrace.concurrency.daemon_thread import as_exception
+from headrace.concurrency.loading import call, make, unload
 from headrace.device.process_memory import process_bytes
 from headrace.errors import ConfigError, EngineError, NotRunningError, StoppedError, text_of
-from headrace.pool.loading import call, can_sleep, is_cancelled, make, unload, warn
 from headrace.pool.model import ModelOptions, ModelStats, PooledModel, PoolEntry, Waiter
 from headrace.pool.policy import Phase, decide, to_sleep
 
 T = TypeVar("T")
+
+logger = logging.getLogger("headrace")
 
 _LOAD_TIMEOUT_S = 600.0
 _LEAST_PAUSE_S, _MOST_PAUSE_S = 1.0, 60.0
@@ -306,7 +309,7 @@ class ModelPool:
             self._not_loaded(entry, f"model {entry.name!r} {why}", error)
             if entry.model is not None:  # it was to be woken, or its memory cannot be measured
                 self._drop_now(entry)
-            if is_cancelled(raised):
+            if _is_cancelled(raised):
                 raise
         else:
             entry.loaded(self._loop.time() - started, woken=woken)
@@ -318,9 +321,9 @@ class ModelPool:
         try:
             await call(entry.model.wake)
         except BaseException as error:  # a model's own code
-            if is_cancelled(error):
+            if _is_cancelled(error):
                 raise
-            warn("waking", entry.name, error)
+            _warn("waking", entry.name, error)
             await self._drop(entry)
             return False
         return True
@@ -371,16 +374,16 @@ class ModelPool:
         try:
             await call(entry.model.sleep, entry.load_timeout_s)
         except BaseException as error:  # a model's own code
-            if is_cancelled(error):
+            if _is_cancelled(error):
                 raise
-            warn("putting to sleep", entry.name, error)
+            _warn("putting to sleep", entry.name, error)
             return False
         if self._may_sleep(entry):  # still
             entry.phase = Phase.ASLEEP
         return entry.phase is Phase.ASLEEP
 
     def _may_sleep(self, entry: PoolEntry) -> bool:
-        return not (self._closing or entry.drops) and self._host_room > 0 and can_sleep(entry.model)
+        return not (self._closing or entry.drops) and self._host_room > 0 and _can_sleep(entry.model)
 
     async def _drop(self, entry: PoolEntry) -> None:
         """Remove a model from all memory. A model in phase LOADING is then to be loaded again."""
@@ -388,12 +391,32 @@ class ModelPool:
         try:
             await unload(model, rest, entry.load_timeout_s)
         except BaseException as error:  # a model's own code
-            if is_cancelled(error):
+            if _is_cancelled(error):
                 raise
-            warn("unloading", entry.name, error)
+            _warn("unloading", entry.name, error)
         del model, rest
         await asyncio.sleep(0)  # its last user releases it
         gc.collect()  # parts of a model may refer to each other in cycles
         if entry.phase is not Phase.LOADING:
             entry.phase, entry.drops = Phase.UNLOADED, False
             self._decide()
+
+
+def _can_sleep(model: object) -> bool:
+    """Whether a model has the methods `sleep` and `wake`, and `can_sleep` does not say otherwise."""
+    return (
+        getattr(model, "can_sleep", True)
+        and callable(getattr(model, "sleep", None))
+        and callable(getattr(model, "wake", None))
+    )
+
+
+def _warn(doing: str, name: str, error: BaseException) -> None:
+    """Log what a model's own code raised."""
+    logger.warning("headrace: %s model %r raised %s: %s", doing, name, type(error).__name__, text_of(error))
+
+
+def _is_cancelled(error: BaseException) -> bool:
+    """Whether this task is being cancelled. A user's function may raise the same error, or any other."""
+    task = asyncio.current_task()
+    return isinstance(error, asyncio.CancelledError) and task is not None and bool(task.cancelling())

@@ -1,23 +1,14 @@
-"""A separate process that answers one call at a time; it may crash or hang without affecting this one.
-
-`spawn` says how it is started and how it ends.
-"""
+"""A process for one function, which may crash or hang without affecting this process; it is started again as needed."""
 
 from __future__ import annotations
 
-import contextlib
 import pickle
-import subprocess
 from collections.abc import Callable
-from multiprocessing.connection import Connection
-from typing import Any, NoReturn
+from typing import Any
 
 from headrace.errors import EngineDeadError, ProcessTimeoutError, WorkerDiedError
-from headrace.processes.portable import Portable, pack, pack_request, unpack
-from headrace.processes.spawn import child_connection, end_child, exit_text, spawn, wait_for_message
-
-_GRACE_S = 3.0
-"""How long to wait for a process that was asked to end, in seconds."""
+from headrace.processes.link import LinkedProcess
+from headrace.processes.portable import pack, pack_request, unpack
 
 
 class ChildProcess:
@@ -26,12 +17,14 @@ class ChildProcess:
     Args:
         make: importable by name; returns a callable `(request) -> list of results`, which may have `facts` and `close`.
         arguments: picklable.
+
+    Raises:
+        UnsendableError: an argument cannot be pickled.
     """
 
     def __init__(self, make: Callable[..., object], *arguments: object) -> None:
-        self._packed_make = pickle.dumps((make, arguments))
-        self._process: subprocess.Popen[bytes] | None = None
-        self._connection: Connection | None = None
+        self._packed_make = pack_request((make, arguments), "an argument")
+        self._process: LinkedProcess | None = None
         self._facts: object = None
 
     def start(self) -> Any:
@@ -42,15 +35,14 @@ class ChildProcess:
             Exception: what `make` raised.
         """
         if self._process is None:
-            self._process, self._connection = spawn("headrace.processes.child")
+            self._process = LinkedProcess(pack_request((_Callee, (self._packed_make,))))
             try:
-                answer = self._answer(self._packed_make, None)
+                self._facts = self._answer(pack_request(("facts", ())))
             except WorkerDiedError as error:
                 raise EngineDeadError(f"{error} before it was ready") from None
-            if isinstance(answer, Portable):
+            except BaseException:
                 self.kill()
-                raise answer.unpacked()
-            self._facts = answer
+                raise
         return self._facts
 
     def call(self, request: object, timeout_s: float | None = None) -> list[object]:
@@ -62,70 +54,48 @@ class ChildProcess:
             ProcessTimeoutError: the call took longer than `timeout_s`; the process was killed.
             Exception: what the call or the start of the process raised.
         """
-        packed = pack_request(request)
+        packed = pack_request(("results", (request,)))
         self.start()
-        answer = self._answer(packed, timeout_s)
-        if isinstance(answer, Portable):
-            raise answer.unpacked()
-        return unpack(answer)
+        return unpack(self._answer(packed, timeout_s))
 
     def kill(self) -> None:
         """Kill the process; the next call starts another."""
-        process, connection = self._process, self._connection
-        self._process = self._connection = None
+        process, self._process = self._process, None
         if process is not None:
             process.kill()
-            process.wait()
-        if connection is not None:
-            connection.close()
 
     def close(self) -> None:
         """Ask the process to end; kill it if it takes too long. Safe to call twice."""
-        if self._process is not None and self._connection is not None:
-            with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-                self._connection.send_bytes(b"")
-                self._process.wait(_GRACE_S)
-        self.kill()
+        process, self._process = self._process, None
+        if process is not None:
+            process.close()
 
-    def _answer(self, packed: bytes, timeout_s: float | None) -> Any:
-        process, connection = self._process, self._connection
-        assert process is not None and connection is not None, "started"
+    def _answer(self, packed: bytes, timeout_s: float | None = None) -> Any:
+        assert self._process is not None, "started"
+        self._process.send(0, packed)
         try:
-            connection.send_bytes(packed)
-            answered = wait_for_message(process, connection, timeout_s)
-            if answered:
-                return pickle.loads(connection.recv_bytes())
-        except (EOFError, OSError):
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(_GRACE_S)
-            code = process.poll()
+            answer = self._process.receive(timeout_s)
+        except WorkerDiedError:
+            self._process = None
+            raise
+        if answer is None:
             self.kill()
-            raise WorkerDiedError(exit_text(code)) from None
-        self.kill()
-        raise ProcessTimeoutError(f"there was no result after {timeout_s:g} s, and the process was killed")
+            raise ProcessTimeoutError(f"there was no result after {timeout_s:g} s, and the process was killed")
+        return answer.value()
 
 
-def serve(fd: int) -> NoReturn:
-    """The child's main function: make the object, then answer calls."""
-    connection = child_connection(fd)
-    answer: Any = None
-    try:
-        make, arguments = pickle.loads(connection.recv_bytes())
-        try:
-            answer = make(*arguments)
-            outcome: object = getattr(answer, "facts", None)
-        except BaseException as error:  # noqa: BLE001 - process boundary: the parent receives the error
-            outcome = Portable.of(error)
-        connection.send_bytes(pickle.dumps(outcome))
-        while request := connection.recv_bytes():
-            connection.send_bytes(pickle.dumps(_called(answer, request), protocol=5))
-        getattr(answer, "close", int)()
-    finally:
-        end_child()
+class _Callee:
+    """The function in its process. Its results travel one by one: one that cannot be pickled fails alone."""
 
+    def __init__(self, packed_make: bytes) -> None:
+        make, arguments = pickle.loads(packed_make)
+        self._function = make(*arguments)
 
-def _called(answer: Callable[[Any], Any], request: bytes) -> bytes | Portable:
-    try:
-        return pack(answer(pickle.loads(request)))
-    except BaseException as error:  # noqa: BLE001 - as above
-        return Portable.of(error)
+    def facts(self) -> object:
+        return getattr(self._function, "facts", None)
+
+    def results(self, request: object) -> bytes:
+        return pack(self._function(request))
+
+    def close(self) -> None:
+        getattr(self._function, "close", int)()

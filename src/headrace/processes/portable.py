@@ -51,14 +51,14 @@ class Portable:
         return alike(self.text)
 
 
-def pack(results: Sequence[object]) -> bytes:
-    """Results as bytes; exceptions become `Portable`, and an unpicklable result becomes its record's error."""
+def pack(results: Sequence[object], refusal: type[Exception] = RecordError) -> bytes:
+    """Results as bytes; exceptions become `Portable`, and an unpicklable result becomes a `refusal`."""
     sent = [Portable.of(result) if isinstance(result, BaseException) else result for result in results]
     try:
         packed = pickle.dumps(sent, protocol=5)
         pickle.loads(packed)
     except BaseException:  # noqa: BLE001 - pickling a user's class may raise anything
-        packed = pickle.dumps([_movable(result) for result in sent], protocol=5)
+        packed = pickle.dumps([_movable(result, refusal) for result in sent], protocol=5)
     return packed
 
 
@@ -79,11 +79,11 @@ def unpack(packed: bytes) -> list[object]:
     return [item.unpacked() if isinstance(item, Portable) else item for item in pickle.loads(packed)]
 
 
-def _movable(result: object) -> object:
+def _movable(result: object, refusal: type[Exception]) -> object:
     try:
         pickle.loads(pickle.dumps(result, protocol=5))
     except BaseException as error:  # noqa: BLE001 - as above
         return Portable.of(
-            RecordError(f"a result of type {type(result).__name__} cannot leave its process: {text_of(error)}")
+            refusal(f"a result of type {type(result).__name__} cannot leave its process: {text_of(error)}")
         )
     return result

@@ -32,7 +32,7 @@ _LOOK_S = 0.2
 """How often to check that the process lives, in seconds; its own children may keep the connection open."""
 _HINTS: dict[int, str] = {
     signal.SIGKILL: ", which the system also uses when memory runs out",
-    signal.SIGALRM: ", which ends a call that takes too long (--engine-timeout)",
+    signal.SIGALRM: ", which ends a call that takes too long (``engine_timeout_s``)",
 }
 """Likely causes of a signal."""
 

@@ -17,37 +17,22 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Match
 
 from headrace.concurrency.daemon_thread import on_daemon_thread
+from headrace.engines.tasks import task_named
 from headrace.openai_protocol import error_body
 from headrace.serving.errors import ApiError, invalid
 from headrace.serving.http.direct import DirectRoute
 from headrace.serving.http.docs_page import documents_page
 from headrace.serving.http.middleware import RequestMiddleware, error_response
 from headrace.serving.protocol.responses import JsonReply
+from headrace.serving.protocols import routers_of, tasks_with
 from headrace.serving.routes import dashboard as dashboard_routes
-from headrace.serving.routes import generation as generation_routes
-from headrace.serving.routes import images as image_routes
-from headrace.serving.routes import pairs as pair_routes
 from headrace.serving.routes import status as status_routes
-from headrace.serving.routes import text as text_routes
-from headrace.serving.routes import tokens as token_routes
 from headrace.serving.routes.batches import disk_error
 from headrace.serving.service import Service
 from headrace.serving.state import ServerState
-from headrace.wording import shown
+from headrace.wording import shown, spelled
 
 logger = logging.getLogger("headrace")
-
-# The routes of each task. Every task whose records are single texts also has /generate.
-_ROUTES: dict[str, Callable[[ServerState], APIRouter]] = {
-    "generate": generation_routes.router,
-    "embed": text_routes.embedding_router,
-    "classify": text_routes.classify_router,
-    "zero-shot": text_routes.classify_router,
-    "score": pair_routes.router,
-    "image-classify": image_routes.classify_router,
-    "image-embed": image_routes.embedding_router,
-}
-
 
 _INSTEAD = {
     "/v1/responses": "it has no Responses API: use /v1/chat/completions (in Vercel's AI SDK: provider.chat(model))",
@@ -55,7 +40,6 @@ _INSTEAD = {
 """What to use instead of routes of OpenAI's that the server does not have."""
 
 _OF_BATCHES = re.compile(r"/v1/(files|batches)(/|$)")
-_NO_TEXTS = frozenset({"score", "image-classify", "image-embed"})
 
 
 class Background(Protocol):
@@ -109,8 +93,9 @@ def create_app(
                     await asyncio.to_thread(state.tracing.flush)
 
     app = bare_app("Dynamic batching for one model.", version, lifespan)
-    known = _routers(state, task)
-    for router in (*known, *routers):
+    app.state.server = state
+    known = list(routers_of(state, task_named(task)))
+    for router in (*known, status_routes.router(state, task), dashboard_routes.server_router(state), *routers):
         app.router.routes.extend(router.routes)  # include_router would add a layer to each request
     app.add_api_route("/docs", lambda: documents_page(app.openapi()), include_in_schema=False)
     direct = {route.path: route for router in known for route in router.routes if isinstance(route, DirectRoute)}
@@ -141,18 +126,6 @@ def add_error_handlers(app: FastAPI) -> None:
     app.add_exception_handler(Exception, _unexpected)
 
 
-def _routers(state: ServerState, task: str) -> list[APIRouter]:
-    """The routes of a task, the busiest first: they are matched in order, for each request."""
-    known = [_ROUTES[task](state)] if task in _ROUTES else []
-    if task not in _NO_TEXTS:
-        known.append(text_routes.generate_router(state))
-    known.append(status_routes.router(state, task))
-    known.append(dashboard_routes.server_router(state))
-    if not task.startswith("image-"):
-        known.append(token_routes.router(state))
-    return known
-
-
 async def _http_error(request: Request, error: Exception) -> JsonReply:
     if isinstance(error, ApiError):
         return error_response(error)
@@ -165,7 +138,7 @@ async def _http_error(request: Request, error: Exception) -> JsonReply:
         return JsonReply(error_body(405, message, "method_not_allowed"), 405, {"Allow": ", ".join(allowed)})
     status, message = error.status_code, str(error.detail)
     if status == 404:
-        message = no_route(request.url.path, request.app)
+        message = spelled(no_route(request.url.path, request.app), "flags")
     body = error_body(status, message, HTTPStatus(status).name.lower())
     return JsonReply(body, status, error.headers)
 
@@ -175,7 +148,9 @@ def no_route(path: str, app: FastAPI) -> str:
     way_out = _INSTEAD.get(path, "/docs lists all routes")
     has_batches = any(getattr(route, "path", "") == "/v1/batches" for route in app.router.routes)
     if _OF_BATCHES.match(path) and not has_batches:
-        way_out = "the Batch API needs headrace serve --state-dir DIR"
+        way_out = "the Batch API needs ``headrace serve state=DIR``"
+    elif tasks := tasks_with(path, app.state.server):
+        way_out = f"it is of servers with {' or '.join(f'``task={name}``' for name in tasks)}"
     return f"there is no route {shown(path, 200)} on this server; {way_out}"
 
 

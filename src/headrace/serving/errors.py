@@ -23,6 +23,7 @@ from headrace.errors import (
     misspelt,
 )
 from headrace.openai_protocol import error_body
+from headrace.wording import spelled
 
 logger = logging.getLogger("headrace")
 
@@ -50,6 +51,7 @@ class ApiError(HTTPException):
         headers = {} if retry_after_s is None else {"Retry-After": str(max(1, math.ceil(retry_after_s)))}
         if status == 401:
             headers["WWW-Authenticate"] = "Bearer"
+        message = spelled(message, "flags")  # as the command that started the server names settings
         super().__init__(status, message, headers=headers)
         self.body = error_body(status, message, code, param)
 

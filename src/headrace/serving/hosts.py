@@ -46,9 +46,8 @@ class Hosts:
         for name, value in headers:
             if name == b"host" and not self._allows(value):
                 host = value.decode("latin-1")
-                message = (
-                    f"this server is not called {shown(host, 200)}: start it with --allowed-host NAME to allow a name"
-                )
+                way_out = "start it with ``allowed_hosts=NAME`` to allow a name"
+                message = f"this server is not called {shown(host, 200)}: {way_out}"
                 raise ApiError(400, message, code="host_not_allowed")
 
     def _is_allowed(self, value: bytes) -> bool:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 
-from headrace.engines.base import caches_prefixes
+from headrace.engines.capabilities import PREFIX_CACHING
 from headrace.pool.pool import ModelPool
 from headrace.serving.auth import Keys
 from headrace.serving.batches.batch import ENDED
@@ -72,8 +72,8 @@ def _of_service(service: Service) -> Iterator[Metric]:
     yield _counter("cancelled_records", "Records whose client disconnected before the answer.", service.cancelled)
     yield _counter("prompt_tokens", "Input tokens of answered records.", service.tokens.prompt)
     yield _counter("generation_tokens", "Generated tokens.", service.tokens.generated)
-    if caches_prefixes(service.engine):
-        cache = service.engine.prefix_cache_stats()
+    if (caching := PREFIX_CACHING.of(service.engine)) is not None:
+        cache = caching.prefix_cache_stats()
         yield _counter("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", cache.queries)
         yield _counter("prefix_cache_hits", "Prompt tokens found in the prefix cache.", cache.hits)
         yield _counter("prompt_tokens_computed", "Prompt tokens that the model computed.", cache.computed)

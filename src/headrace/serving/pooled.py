@@ -182,7 +182,7 @@ class ModelRouter:
         """
         model = self._by_name.get(name) if isinstance(name, str) else None
         if model is None:
-            message = no_such_model(name, tuple(self._by_name), "the file of --config adds names")
+            message = no_such_model(name, tuple(self._by_name), "the file of ``config`` adds names")
             raise ApiError(404, message, code="model_not_found", param="model")
         return model
 
@@ -256,6 +256,7 @@ def create_pooled_app(
                     state.draining, state.serving = True, False
 
     app = bare_app("Dynamic batching for several models on one device.", version, lifespan)
+    app.state.server = state
     router = ModelRouter(pool, models, state)
     watching = dashboard_routes.server_router(state)
     bulk = () if batches is None else batches.routers()

@@ -17,8 +17,10 @@ from starlette.types import Receive
 from headrace.batching.batcher import Batcher
 from headrace.batching.dynamic import DynamicBatcher
 from headrace.concurrency.daemon_thread import on_daemon_thread
-from headrace.engines.base import AnyEngine, Chunks, Placed, Prepared, caches_prefixes, can_be_followed
-from headrace.engines.profile import profile_of, sleeper_of
+from headrace.engines.base import Chunks, Engine, Placed, Prepared
+from headrace.engines.capabilities import FOLLOWING, PREFIX_CACHING, SLEEPING
+from headrace.engines.profile import profile_of
+from headrace.engines.tasks import task_named
 from headrace.errors import EngineDeadError
 from headrace.events import BatchDone, BatchFormed, Event, Listener, StageDone
 from headrace.serving.admission.chunks import run_chunks
@@ -191,7 +193,7 @@ class Service:
         self,
         model: ServedModel,
         task: str,
-        engine: AnyEngine,
+        engine: Engine,
         batcher: Batcher[object, object],
         limits: ServeLimits,
         on_dead: Callable[[], None],
@@ -203,13 +205,13 @@ class Service:
         self.batcher = batcher
         self.limits = limits
         self.profile = profile = profile_of(engine)
-        self._batches = profile.batching == "batches"
+        self._batches = profile.runs_batches
         self._full: set[int] = set()
         """The batches under way that are full, or as full as they get."""
         self.admission = AdmissionController(
             AdmissionLimits(
-                Limit(limits.max_requests, "records", "--max-requests"),
-                None if limits.max_cost is None else Limit(limits.max_cost, profile.cost_unit, "--max-cost"),
+                Limit(limits.max_requests, "records", "max_requests"),
+                None if limits.max_cost is None else Limit(limits.max_cost, profile.cost_unit, "max_cost"),
                 limits.max_wait_s,
                 limits.timeout_s,
             ),
@@ -227,11 +229,11 @@ class Service:
         self.cancelled = 0
         """Records whose client disconnected before the answer."""
         self.tokens = Tokens(engine)
-        self._followable = engine if can_be_followed(engine) else None
-        self._caching = engine if caches_prefixes(engine) else None
+        self._followable = FOLLOWING.of(engine)
+        self._caching = PREFIX_CACHING.of(engine)
         self._on_dead = on_dead
         self._dead = False
-        self._light = not task.startswith("image-")  # decoding an image takes milliseconds, whatever its cost
+        self._light = not task_named(task).images  # decoding an image takes milliseconds, whatever its cost
         self._pool = ThreadPoolExecutor(2, "headrace-prepare")
 
     async def start(self) -> None:
@@ -247,17 +249,17 @@ class Service:
     @property
     def can_sleep(self) -> bool:
         """Whether its engine can leave the device for host memory."""
-        return sleeper_of(self.engine) is not None
+        return SLEEPING.of(self.engine) is not None
 
     async def sleep(self) -> None:
         """Finish accepted records, then move the engine to host memory."""
         await self.batcher.stop(timeout=self.limits.drain_s)
-        if (sleeper := sleeper_of(self.engine)) is not None:
+        if (sleeper := SLEEPING.of(self.engine)) is not None:
             await on_daemon_thread(sleeper.sleep)
 
     async def wake(self) -> None:
         """Undo `sleep`."""
-        if (sleeper := sleeper_of(self.engine)) is not None:
+        if (sleeper := SLEEPING.of(self.engine)) is not None:
             await on_daemon_thread(sleeper.wake)
         await self.batcher.start()
 
@@ -366,7 +368,7 @@ class Service:
         """Queue one prepared record."""
         if isinstance(entry.payload, Chunks):
             return asyncio.ensure_future(run_chunks(entry.payload, partial(self._part, call=call)))
-        estimate = self.profile.estimate(entry.cost)
+        estimate = self.profile.kind.estimate(entry.cost)
         payload = entry.payload
         if self._caching is not None:
             payload = self._caching.count_cached(payload)
@@ -376,7 +378,7 @@ class Service:
 
     async def _part(self, payload: object, cost: int, call: Call) -> object:
         """The output of one part of a record, which waits for room in the queue."""
-        estimate = self.profile.estimate(cost)
+        estimate = self.profile.kind.estimate(cost)
         return await (await self.batcher.submit(payload, estimated_cost=estimate, priority=ONLINE, caller=call.caller))
 
     def with_progress(

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from fastapi import Request
 
 from headrace.batching.policy.waiting_queue import Share
-from headrace.engines.base import PromptedText, TokenIds, can_tokenize
+from headrace.engines.base import PromptedText, TokenIds
+from headrace.engines.capabilities import TOKENIZING
 from headrace.events import Listener
 from headrace.records import JsonObject
 from headrace.serving.admission.controller import AdmissionController, AdmissionLimits, Limit
@@ -56,8 +57,9 @@ class ServerState:
     """Called when the engine has died. The server then exits, so that its supervisor restarts it."""
 
     def __post_init__(self) -> None:
-        most = Limit(self.limits.max_waiting_bytes, "bytes of requests", "--max-waiting-bytes")
-        self.bodies = AdmissionController(AdmissionLimits(cost=most), forecast=self._forecast_s)
+        most = Limit(self.limits.max_waiting_bytes, "bytes of requests", "max_waiting_bytes")
+        self.bodies = AdmissionController(AdmissionLimits(cost=most))
+        self.bodies.forecast = self._forecast_s
 
     def _forecast_s(self) -> float:
         """Seconds for all accepted work: of the model that needs longest."""
@@ -131,8 +133,7 @@ class ServerState:
         return Call(request.receive, timeout_s, caller, host, param, may_cut, request_id, self.listener, span)
 
     def time_limit(self, headers: Iterable[tuple[bytes, bytes]], given_s: float | None) -> float:
-        """The seconds that a request is allowed: the fewer of `given_s` of its body and those of its header, or else the
-        server's.
+        """The seconds that a request is allowed: the fewer of those of its body and of its header, else the server's.
 
         Raises:
             ApiError: 400 for a header that is not a number of seconds.
@@ -172,7 +173,7 @@ class ServerState:
 
     def _check_kind(self, text: str | TokenIds | PromptedText, param: str) -> None:
         """Raise 400 for a kind of text that the engine does not take."""
-        if isinstance(text, TokenIds) and not can_tokenize(self.service.engine):
+        if isinstance(text, TokenIds) and TOKENIZING.of(self.service.engine) is None:
             raise ApiError(400, f"{param} holds token ids; this engine takes texts", code="token_ids", param=param)
         known = self.service.profile.prompt_names
         if isinstance(text, PromptedText) and text.prompt_name not in known:
@@ -226,7 +227,7 @@ class ServerState:
             raise ApiError(400, message, code="too_long", param=param)
 
 
-def no_such_model(name: object, names: Sequence[str], way_out: str = "--served-model-name adds names") -> str:
+def no_such_model(name: object, names: Sequence[str], way_out: str = "``name`` adds names") -> str:
     """The message about a model that is not served."""
     return f"there is no model {shown(name, 200)}; this server serves {' and '.join(map(repr, names))} ({way_out})"
 

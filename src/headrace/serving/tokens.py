@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from headrace.engines.base import AnyEngine
+from headrace.engines.base import Engine
 from headrace.engines.profile import profile_of
 
 
@@ -15,7 +15,7 @@ class Tokens:
         engine: its profile says whether the cost of a record is its tokens.
     """
 
-    def __init__(self, engine: AnyEngine) -> None:
+    def __init__(self, engine: Engine) -> None:
         self.prompt = 0
         self.generated = 0
         self._cost_is_tokens = profile_of(engine).counts_tokens

@@ -20,8 +20,10 @@ from tests.contract.engines.cases import ASKS, CASES, Case, Exported, Place, twi
 from tests.contract.engines.fixtures import alone, assert_same, payloads, together
 
 from headrace.engines.base import Prepared
-from headrace.engines.choosing.registry import _ENGINES, create
-from headrace.engines.profile import EngineProfile, check_methods
+from headrace.engines.capabilities import check_methods
+from headrace.engines.choosing.registry import create, engine_names
+from headrace.engines.profile import EngineProfile
+from headrace.engines.tasks import known_tasks
 from headrace.errors import EngineDeadError, RecordError
 from headrace.io.formats.jsonl import JsonlWriter
 from headrace.records import Ok, Record
@@ -35,8 +37,8 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 def test_every_engine_is_in_the_suite() -> None:
-    for task, engines in _ENGINES.items():
-        for name in engines:
+    for task in known_tasks():
+        for name in engine_names(task):
             assert {"torch": task, "onnx": f"onnx-{task}", "static": "generate-static"}.get(name, name) in CASES
 
 

@@ -14,7 +14,7 @@ from headrace.testing import FakeEngine
 
 
 def test_it_is_a_batch_engine() -> None:
-    engine: BatchEngine[str, str, list[float]] = FakeEngine()
+    engine: BatchEngine = FakeEngine()
     assert json.loads(json.dumps(engine.describe())) == engine.describe()
     assert engine.profile.batch_cost >= 1
     assert engine.profile.batch_size >= 1

@@ -35,8 +35,9 @@ def _function() -> Case:
 def _generation() -> Case:
     pytest.importorskip("transformers")
     from headrace.engines.generation.continuous import GenerationEngine
+    from headrace.engines.generation.options import Generation
 
-    engine = GenerationEngine(max_num_seqs=4)
+    engine = GenerationEngine(Generation(max_num_seqs=4))
     asks = [{"prompt": "12+34=", "max_tokens": most, "ignore_eos": True} for most in (4, 1, 2)]
     return Case(engine, [item.payload for item in engine.prepare(asks)])  # type: ignore[union-attr]
 

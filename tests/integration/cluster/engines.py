@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace import DynamicBatcher, ReusablePool, reusable
-from headrace.engines.base import PrefixCacheStats
+from headrace.engines.capabilities import PrefixCacheStats
 from headrace.engines.profile import EngineProfile
 from headrace.errors import RecordError
 from headrace.testing import FakeEngine

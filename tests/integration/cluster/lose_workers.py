@@ -14,8 +14,9 @@ from typing import Any
 import ray
 from ray.cluster_utils import Cluster
 
-from headrace.cluster import ray_job
-from headrace.cluster.ray_workers import ClusterResources, RayWorkers
+from headrace.cluster.base import ClusterResources
+from headrace.cluster.ray import jobs as ray_job
+from headrace.cluster.ray.workers import RayWorkers
 from headrace.engines.choosing.config import EngineConfig
 from headrace.jobs.pipeline.job import StopRequest
 from headrace.jobs.settings import JobSettings

@@ -12,11 +12,11 @@ from headrace.errors import ConfigError
 @pytest.mark.parametrize("form", ["{}", "ray://{}"])
 def test_no_cluster_at_the_address_is_said_at_once(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("ray", reason='needs Ray: pip install "headrace[ray]"')
-    from headrace.cluster import ray_workers
+    from headrace.cluster.ray import workers as ray_workers
 
-    monkeypatch.setattr("headrace.cluster.ray_workers.ray.is_initialized", lambda: False)
+    monkeypatch.setattr("headrace.cluster.ray.workers.ray.is_initialized", lambda: False)
     # It would try for minutes.
-    monkeypatch.setattr("headrace.cluster.ray_workers.ray.init", lambda **_: pytest.fail("Ray is asked to connect"))
+    monkeypatch.setattr("headrace.cluster.ray.workers.ray.init", lambda **_: pytest.fail("Ray is asked to connect"))
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # and nobody listens
         address = form.format(f"127.0.0.1:{taken.getsockname()[1]}")
@@ -29,9 +29,9 @@ def test_no_cluster_at_the_address_is_said_at_once(form: str, monkeypatch: pytes
 
 def test_what_is_no_address_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("ray", reason='needs Ray: pip install "headrace[ray]"')
-    from headrace.cluster import ray_workers
+    from headrace.cluster.ray import workers as ray_workers
 
-    monkeypatch.setattr("headrace.cluster.ray_workers.ray.is_initialized", lambda: False)
+    monkeypatch.setattr("headrace.cluster.ray.workers.ray.is_initialized", lambda: False)
     with (
         pytest.raises(ConfigError, match="'head-node' is not the address"),
         ray_workers.connected(ray_workers.ClusterResources("head-node")),
@@ -42,7 +42,7 @@ def test_what_is_no_address_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("cluster")
 def test_who_is_connected_is_not_asked_for_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
     """`ray job submit` leaves that of its own server in the environment."""
-    from headrace.cluster import ray_workers
+    from headrace.cluster.ray import workers as ray_workers
 
     monkeypatch.setenv("RAY_ADDRESS", "http://127.0.0.1:8265")
     with ray_workers.connected(ray_workers.ClusterResources()):
@@ -60,7 +60,7 @@ def test_a_client_server_that_could_not_start_is_asked_once_more(
 ) -> None:
     """It forks a process for each client, which now and then does not live: that cannot be had at will."""
     pytest.importorskip("ray", reason='needs Ray: pip install "headrace[ray]"')
-    from headrace.cluster import ray_workers
+    from headrace.cluster.ray import workers as ray_workers
 
     tried = []
 
@@ -71,9 +71,9 @@ def test_a_client_server_that_could_not_start_is_asked_once_more(
                 "Initialization failure from server:\nTraceback (most recent call last):\n  File a, line 1\nZombie: 7\n"
             )
 
-    monkeypatch.setattr("headrace.cluster.ray_workers.ray.is_initialized", lambda: False)
-    monkeypatch.setattr("headrace.cluster.ray_workers.ray.init", init)
-    monkeypatch.setattr("headrace.cluster.ray_workers.ray.shutdown", lambda: None)
+    monkeypatch.setattr("headrace.cluster.ray.workers.ray.is_initialized", lambda: False)
+    monkeypatch.setattr("headrace.cluster.ray.workers.ray.init", init)
+    monkeypatch.setattr("headrace.cluster.ray.workers.ray.shutdown", lambda: None)
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"ray://127.0.0.1:{server.getsockname()[1]}"
         if failures == 1:

@@ -25,7 +25,7 @@ REAL = os.environ.get("HEADRACE_GSM8K")
 
 
 def test_an_app_environment_is_scaled_as_asked() -> None:
-    from headrace.cluster.flyte_app import app_environment
+    from headrace.cluster.flyte.app import app_environment
 
     resources = flyte.Resources(cpu=2, memory="4Gi", gpu=1)
     app = app_environment(
@@ -50,7 +50,7 @@ def test_an_app_environment_is_scaled_as_asked() -> None:
     ],
 )
 def test_what_flyte_refuses_is_a_configuration_error(wrong: dict[str, object], named: str) -> None:
-    from headrace.cluster.flyte_app import app_environment
+    from headrace.cluster.flyte.app import app_environment
 
     with pytest.raises(ConfigError, match=named):
         app_environment(**({"name": "vectors", "task": "embed"} | wrong))  # type: ignore[arg-type]
@@ -105,7 +105,7 @@ def test_the_examples_answer_every_question(example: str, ways: int, real: bool,
 
 BY_NAME = """
 import flyte, httpx
-from headrace.cluster.flyte_app import app_environment
+from headrace.cluster.flyte.app import app_environment
 
 app = app_environment("vectors", "embed", "acme/encoder")
 env = flyte.TaskEnvironment(name="texts", depends_on=[app])

@@ -35,8 +35,8 @@ pytestmark = pytest.mark.usefixtures("cluster")
 def on_ray(
     source: Path, sink: Path, *, replicas: int = 2, stop: StopRequest | None = None, **settings: Any
 ) -> tuple[JobEnd, Report]:
-    from headrace.cluster.ray_job import execute
-    from headrace.cluster.ray_workers import ClusterResources
+    from headrace.cluster.base import ClusterResources
+    from headrace.cluster.ray.jobs import execute
 
     settings.setdefault("task", "custom")
     given = job_settings(source, sink, **settings)
@@ -60,8 +60,8 @@ def lines(path: Path) -> list[Any]:
 
 
 def test_more_workers_than_the_cluster_has_room_for_are_refused(rows: Rows, tmp_path: Path) -> None:
-    from headrace.cluster.ray_job import execute
-    from headrace.cluster.ray_workers import ClusterResources
+    from headrace.cluster.base import ClusterResources
+    from headrace.cluster.ray.jobs import execute
 
     settings = JobSettings(
         source=rows(10), sink=tmp_path / "out.jsonl", config=EngineConfig(task="custom", engine=f"{ENGINES}:lengths")
@@ -79,7 +79,8 @@ def test_workers_of_another_version_are_refused(rows: Rows, tmp_path: Path, monk
 
 
 def test_the_clocks_are_compared_when_work_begins_not_when_the_model_was_loaded() -> None:
-    from headrace.cluster.ray_workers import ClusterResources, RayWorkers
+    from headrace.cluster.base import ClusterResources
+    from headrace.cluster.ray.workers import RayWorkers
     from headrace.cluster.worker import WorkerSpec
 
     workers = RayWorkers(

@@ -46,8 +46,8 @@ class OnRay:
     def run(
         self, source: Path, sink: Path, *, replicas: int = 2, stop: StopRequest | None = None, **settings: Any
     ) -> tuple[JobEnd, Report]:
-        from headrace.cluster.ray_job import execute
-        from headrace.cluster.ray_workers import ClusterResources
+        from headrace.cluster.base import ClusterResources
+        from headrace.cluster.ray.jobs import execute
 
         given = job_settings(source, sink, **{"task": "custom", **settings})
         return execute(given, ClusterResources(replicas=replicas, cpus=0.5), stop or StopRequest(), progress=False)
@@ -80,7 +80,7 @@ def worker_processes() -> list[str]:
     listed = subprocess.run(
         ["ps", "-o", "args", "--ppid", str(os.getpid())], capture_output=True, text=True, check=False
     )
-    return [line for line in listed.stdout.splitlines() if "headrace.processes.actor" in line]
+    return [line for line in listed.stdout.splitlines() if "headrace.processes.link" in line]
 
 
 @pytest.fixture(params=["ray", "processes"])

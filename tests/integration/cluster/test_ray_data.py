@@ -19,7 +19,7 @@ def test_rows_get_their_outputs_and_a_bad_one_its_error() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         data: Any = pytest.importorskip("ray.data")
-    from headrace.cluster.ray_data import Stage
+    from headrace.cluster.ray.data import Stage
     from headrace.testing import FakeEngine
 
     data.DataContext.get_current().enable_progress_bars = False

@@ -26,7 +26,7 @@ async def there(file: Path) -> None:
 
 
 def test_each_call_is_a_task_elsewhere_and_errors_are_the_function_s_own() -> None:
-    from headrace.cluster.ray_tasks import ray_task
+    from headrace.cluster.ray.tasks import ray_task
 
     def inverse(number: int) -> tuple[float, int]:
         if number == 4:
@@ -41,7 +41,7 @@ def test_each_call_is_a_task_elsewhere_and_errors_are_the_function_s_own() -> No
 
 
 def test_a_cancelled_call_is_cancelled_on_the_cluster(tmp_path: Path) -> None:
-    from headrace.cluster.ray_tasks import ray_task
+    from headrace.cluster.ray.tasks import ray_task
 
     def waits(name: str) -> None:
         try:
@@ -64,7 +64,7 @@ def test_a_cancelled_call_is_cancelled_on_the_cluster(tmp_path: Path) -> None:
 
 def test_a_call_is_cancelled_on_workers_that_ignore_interrupts(tmp_path: Path) -> None:
     """As those of a cluster do that was started in a shell's background."""
-    from headrace.cluster.ray_tasks import ray_task
+    from headrace.cluster.ray.tasks import ray_task
 
     def waits(name: str) -> None:
         try:
@@ -92,7 +92,7 @@ def test_a_call_is_cancelled_on_workers_that_ignore_interrupts(tmp_path: Path) -
 
 
 def test_a_function_that_cannot_be_sent_is_refused_at_once() -> None:
-    from headrace.cluster.ray_tasks import ray_task
+    from headrace.cluster.ray.tasks import ray_task
 
     lock = threading.Lock()
     with pytest.raises(ConfigError, match="cannot be sent to a cluster"):

@@ -84,9 +84,8 @@ def model_at(address: str) -> str:
 
 
 def test_an_update_under_load_fails_no_request(free_tcp_port: int) -> None:
-    from headrace.cluster.ray_serve import deploy, served
-    from headrace.cluster.ray_workers import ClusterResources
-    from headrace.cluster.replicas import Replicas
+    from headrace.cluster.base import ClusterResources, Replicas
+    from headrace.cluster.ray.serving import deploy, served
 
     place = ClusterResources(cpus=0.5)
     with served(fake("first"), Replicas(2, 2), place, "127.0.0.1", free_tcp_port) as address:
@@ -137,9 +136,8 @@ def test_another_command_takes_the_server_over(cluster: str, free_tcp_port: int)
 
 
 def test_the_metrics_are_those_of_all_replicas(free_tcp_port: int) -> None:
-    from headrace.cluster.ray_serve import served
-    from headrace.cluster.ray_workers import ClusterResources
-    from headrace.cluster.replicas import Replicas
+    from headrace.cluster.base import ClusterResources, Replicas
+    from headrace.cluster.ray.serving import served
 
     key = {"Authorization": "Bearer sesame"}
     settings = fake(keys=read_keys(None, "sesame"), allowed_hosts=("localhost",))
@@ -160,9 +158,8 @@ def test_the_metrics_are_those_of_all_replicas(free_tcp_port: int) -> None:
 
 
 def test_a_request_to_no_replica_is_refused_where_that_is_asked_for(free_tcp_port: int) -> None:
-    from headrace.cluster.ray_serve import served
-    from headrace.cluster.ray_workers import ClusterResources
-    from headrace.cluster.replicas import Replicas
+    from headrace.cluster.base import ClusterResources, Replicas
+    from headrace.cluster.ray.serving import served
 
     scaling = Replicas(0, 1, scaledown_after_s=5.0, cold_retry_after_s=7.0)
     with served(fake(), scaling, ClusterResources(cpus=0.5), "127.0.0.1", free_tcp_port) as address:
@@ -182,9 +179,8 @@ def test_a_request_to_no_replica_is_refused_where_that_is_asked_for(free_tcp_por
 
 
 def test_replicas_come_with_what_waits_rather_than_with_the_number_of_requests(free_tcp_port: int) -> None:
-    from headrace.cluster.ray_serve import served
-    from headrace.cluster.ray_workers import ClusterResources
-    from headrace.cluster.replicas import Replicas
+    from headrace.cluster.base import ClusterResources, Replicas
+    from headrace.cluster.ray.serving import served
 
     def ask_for(text: str, enough: Callable[[], bool]) -> None:
         with httpx.Client(timeout=60) as client:
@@ -207,9 +203,8 @@ def test_replicas_come_with_what_waits_rather_than_with_the_number_of_requests(f
 
 
 def test_replicas_come_and_go_with_the_requests(free_tcp_port: int) -> None:
-    from headrace.cluster.ray_serve import served
-    from headrace.cluster.ray_workers import ClusterResources
-    from headrace.cluster.replicas import Replicas
+    from headrace.cluster.base import ClusterResources, Replicas
+    from headrace.cluster.ray.serving import served
 
     settings = ServerSettings(EngineConfig(task="embed", engine=FAKE, engine_options={"seconds_per_batch": 0.2}))
     scaling = Replicas(0, 2, target_ongoing_requests=2.0, scaledown_after_s=8.0, scaleup_after_s=0.5)
@@ -239,9 +234,8 @@ def test_replicas_come_and_go_with_the_requests(free_tcp_port: int) -> None:
 
 
 def test_a_model_that_cannot_be_loaded_is_told_at_the_start(free_tcp_port: int) -> None:
-    from headrace.cluster.ray_serve import served
-    from headrace.cluster.ray_workers import ClusterResources
-    from headrace.cluster.replicas import Replicas
+    from headrace.cluster.base import ClusterResources, Replicas
+    from headrace.cluster.ray.serving import served
 
     settings = ServerSettings(
         EngineConfig(task="embed", engine="tests.integration.cluster.engines:broken", model="/nowhere")
@@ -254,11 +248,10 @@ def test_a_model_that_cannot_be_loaded_is_told_at_the_start(free_tcp_port: int) 
 
 
 def test_what_replicas_cannot_share_is_refused(tmp_path: Path) -> None:
-    from headrace.cluster.ray_serve import application
-    from headrace.cluster.ray_workers import ClusterResources
-    from headrace.cluster.replicas import Replicas
+    from headrace.cluster.base import ClusterResources, Replicas
+    from headrace.cluster.ray.serving import application
 
-    with pytest.raises(ConfigError, match="leave out --state-dir"):
+    with pytest.raises(ConfigError, match="leave out state"):
         application(ServerSettings(state=tmp_path), Replicas(), ClusterResources())
     with pytest.raises(ConfigError, match="replicas are 3 to 2"):
         Replicas(3, 2)

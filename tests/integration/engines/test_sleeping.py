@@ -11,8 +11,8 @@ from tests.contract.engines.fixtures import payloads, together
 from tests.small_models import encoded, picture, text_model, vision_model
 
 from headrace.device import sleeping
+from headrace.engines.capabilities import SLEEPING
 from headrace.engines.choosing.registry import create
-from headrace.engines.profile import sleeper_of
 from headrace.errors import EngineError
 
 CPU = torch.device("cpu")
@@ -45,11 +45,11 @@ def test_a_network_sleeps_and_wakes_with_the_same_outputs(task: str, tmp_path: P
     vision = task == "image-classify"
     folder = vision_model(tmp_path) if vision else text_model(tmp_path)
     engine: Any = create(task, folder, device="cpu")
-    assert sleeper_of(engine) is None, "nothing is gained on a CPU"
+    assert SLEEPING.of(engine) is None, "nothing is gained on a CPU"
     ready = payloads(engine, [encoded(picture())] if vision else ["the mill", "a wheel in the canal"])
     expected = engine.forward(ready)
     engine.network.kind = "cuda"
-    sleeper = sleeper_of(engine)
+    sleeper = SLEEPING.of(engine)
     assert sleeper is not None
     engine.network.kind = "cpu"
     for _ in range(2):

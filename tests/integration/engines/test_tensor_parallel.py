@@ -17,6 +17,7 @@ from tests.acceptance.command import end, headrace, start
 
 from headrace import ContinuousBatcher
 from headrace.engines.generation.continuous import GenerationEngine
+from headrace.engines.generation.options import Generation
 from headrace.errors import ConfigError, EngineDeadError
 
 pytest.importorskip("accelerate")
@@ -80,13 +81,13 @@ def run_steps(engine: GenerationEngine, count: int) -> None:
 
 
 def test_two_processes_give_the_answers_of_one_and_a_dead_one_ends_both() -> None:
-    one = GenerationEngine(max_num_seqs=8)
+    one = GenerationEngine(Generation(max_num_seqs=8))
     expected = answers(one)
     one.close()
-    two = GenerationEngine(max_num_seqs=8, tensor_parallel_size=2)
+    two = GenerationEngine(Generation(max_num_seqs=8, tensor_parallel_size=2))
     [rank] = children(os.getpid())
     with pytest.raises(ConfigError, match="another model of this process has tensor_parallel_size"):
-        GenerationEngine(tensor_parallel_size=2)
+        GenerationEngine(Generation(tensor_parallel_size=2))
     assert answers(two) == expected
     [prepared] = two.prepare([SUMS[0]])
     two.add(0, prepared.payload)  # type: ignore[union-attr]
@@ -128,7 +129,7 @@ def test_a_job_whose_rank_dies_ends_in_one_line_and_goes_on(tmp_path: Path) -> N
 )
 def test_what_cannot_be_split_is_refused_by_name(options: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        GenerationEngine(**options)
+        GenerationEngine(Generation(**options))
     assert children(os.getpid()) == []
 
 
@@ -157,4 +158,4 @@ def test_a_model_without_a_plan_is_refused_by_name(tmp_path: Path) -> None:
         tmp_path
     )
     with pytest.raises(ConfigError, match="no tensor-parallel plan for models of type codegen; leave it out"):
-        GenerationEngine(tmp_path, tensor_parallel_size=2)
+        GenerationEngine(Generation(model=tmp_path, tensor_parallel_size=2))

@@ -12,8 +12,8 @@ from tests.integration.hub.standin import Hub
 
 ON_RAY = """
 import os, sys, ray, headrace
-from headrace.cluster.ray_job import execute
-from headrace.cluster.ray_workers import ClusterResources
+from headrace.cluster.ray.jobs import execute
+from headrace.cluster.base import ClusterResources
 from headrace.engines.choosing.config import EngineConfig
 from headrace.jobs.pipeline.job import StopRequest
 from headrace.jobs.settings import JobSettings

@@ -23,6 +23,7 @@ from headrace.device.placement import choose_device
 from headrace.engines.choosing.config import EngineConfig
 from headrace.engines.networks import pytorch as torch_network
 from headrace.engines.text.embedding import EmbeddingEngine
+from headrace.engines.text.options import Embedding
 from headrace.errors import ConfigError, EngineOutOfMemoryError
 
 ROWS = [{"id": str(n), "text": "a canal feeds a mill " * (n % 9 + 1)} for n in range(60)]
@@ -53,7 +54,7 @@ def room(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
 @pytest.mark.parametrize("device", ["cuda", "cuda:1"])
 def test_a_gpu_that_is_not_there_is_named(encoder_folder: Path, device: str) -> None:
     with pytest.raises(ConfigError, match=f"device '{device}': PyTorch sees 0 CUDA devices; use device=cpu"):
-        EmbeddingEngine(encoder_folder, device=device)
+        EmbeddingEngine(Embedding(model=encoder_folder, device=device))
 
 
 def test_a_driver_that_is_too_old_is_named(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

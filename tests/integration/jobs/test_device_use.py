@@ -20,11 +20,14 @@ from headrace.device.cache import TuningCache
 from headrace.device.forward import ForwardMeter
 from headrace.device.nvml import GpuReading
 from headrace.engines.text.embedding import EmbeddingEngine
+from headrace.engines.text.options import Embedding
 from headrace.events import DeviceUsed, Event, JobDone, JobStarted
 
 
 def test_the_arithmetic_is_what_pytorch_counts(tmp_path: Path) -> None:
-    engine = EmbeddingEngine(text_model(tmp_path, head=False, hidden_size=32), dtype="float32", device="cpu")
+    engine = EmbeddingEngine(
+        Embedding(model=text_model(tmp_path, head=False, hidden_size=32), dtype="float32", device="cpu")
+    )
     meter = engine.forward_meter()
     assert meter is not None
     before = meter.read()

@@ -8,6 +8,7 @@ import socket
 import pytest
 
 from headrace.engines.remote import endpoint
+from headrace.engines.remote.options import EndpointEmbedding
 
 
 def test_what_a_job_waits_for_is_said_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
@@ -22,7 +23,7 @@ def test_what_a_job_waits_for_is_said_once(monkeypatch: pytest.MonkeyPatch, capl
 async def ask_in_vain() -> str:
     with socket.create_server(("127.0.0.1", 0)) as server:  # the system connects, and nobody reads
         address = f"http://127.0.0.1:{server.getsockname()[1]}"
-        engine = endpoint.embed(endpoints=[address])
+        engine = endpoint.embed(EndpointEmbedding(endpoints=[address]))
         payloads = [one.payload for one in engine.prepare(["a", "b"]) if not isinstance(one, Exception)]
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.5):

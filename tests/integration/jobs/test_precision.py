@@ -21,6 +21,7 @@ from headrace.engines.base import Prepared
 from headrace.engines.choosing.config import EngineConfig
 from headrace.engines.networks import pytorch as torch_network
 from headrace.engines.text.embedding import EmbeddingEngine
+from headrace.engines.text.options import Embedding
 from headrace.errors import ConfigError, MissingExtraError, ResumeMismatchError
 from headrace.jobs.pipeline.job import Limits, StopRequest
 from headrace.jobs.pipeline.work import Work
@@ -266,7 +267,7 @@ def test_an_iterator_is_not_read_for_a_sample(speeds: dict[str, float], encoder_
 
 
 def test_vectors_are_pooled_and_normalised_in_float32(sentence_folder: Callable[..., Path]) -> None:
-    engine = EmbeddingEngine(sentence_folder(), device="cpu", dtype="bfloat16")
+    engine = EmbeddingEngine(Embedding(model=sentence_folder(), device="cpu", dtype="bfloat16"))
     payloads = [one.payload for one in engine.prepare([row["text"] for row in ROWS]) if isinstance(one, Prepared)]
     lengths = np.linalg.norm(np.stack(engine.forward(payloads)), axis=1)
     assert np.abs(lengths - 1).max() < 1e-5
@@ -325,12 +326,12 @@ def test_int8_without_its_library_or_with_another_type_is_refused(
     encoder_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(ConfigError, match="quantize is int8, and dtype bfloat16: leave one of them out"):
-        EmbeddingEngine(encoder_folder, quantize="int8", dtype="bfloat16")
+        EmbeddingEngine(Embedding(model=encoder_folder, quantize="int8", dtype="bfloat16"))
     with pytest.raises(ConfigError, match="quantize is 'int4'; it may be int8"):
-        EmbeddingEngine(encoder_folder, quantize="int4")  # type: ignore[arg-type]
+        EmbeddingEngine(Embedding(model=encoder_folder, quantize="int4"))  # type: ignore[arg-type]
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(MissingExtraError, match=r'pip install "headrace\[quantize\]"'):
-        EmbeddingEngine(encoder_folder, quantize="int8")
+        EmbeddingEngine(Embedding(model=encoder_folder, quantize="int8"))
 
 
 def test_other_work_on_the_machine_does_not_hide_the_gain(monkeypatch: pytest.MonkeyPatch) -> None:

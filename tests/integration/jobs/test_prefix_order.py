@@ -8,6 +8,7 @@ import random
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -228,7 +229,8 @@ def test_a_disk_that_fills_up_while_rows_are_sorted_costs_only_order(
         monkeypatch.setattr(ordering, "_LEAST_RUNS", 0)
         monkeypatch.setattr(ordering, "_free", lambda folder: 500_000)
     elif how == "refuses":
-        monkeypatch.setattr(spill.Spill, "_write", raising(OSError(28, "No space left on device")))
+        full = raising(OSError(28, "No space left on device"))
+        monkeypatch.setattr(spill, "pickle", SimpleNamespace(dumps=full, HIGHEST_PROTOCOL=5))
     else:
         monkeypatch.setattr(spill.Spill, "__init__", raising(OSError(30, "Read-only file system")))
     assert large.run() == JobEnd("finished", 3002, 2)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace.engines.base import Prepared
-from headrace.engines.requests.generation import Generation, Sampling, parse
+from headrace.engines.requests.generation import GeneratedText, Sampling, parse
 from headrace.errors import EngineDeadError, EngineOutOfMemoryError
 from headrace.testing import FakeEngine
 
@@ -62,10 +62,10 @@ class Talker:
     def add(self, key: int, record: Turn) -> None:
         self._turns[key], self._said[key] = record, 0
 
-    def step(self) -> list[tuple[int, Generation | Exception]]:
+    def step(self) -> list[tuple[int, GeneratedText | Exception]]:
         time.sleep(self.step_s)
         self.steps += 1
-        ended: list[tuple[int, Generation | Exception]] = []
+        ended: list[tuple[int, GeneratedText | Exception]] = []
         for key, turn in list(self._turns.items()):
             self._said[key] += 1
             self.words_said += 1
@@ -77,7 +77,7 @@ class Talker:
                 ended.append(
                     (
                         key,
-                        Generation(
+                        GeneratedText(
                             text=" ".join(said), finish_reason="stop", prompt_tokens=count, completion_tokens=count
                         ),
                     )

@@ -65,7 +65,7 @@ def test_the_folder_of_a_newer_version_is_named_and_left_alone(state: Path) -> N
     assert mark["format"] == 1
     (state / "format.json").write_text(json.dumps({"format": 2, "version": "9.8.7"}))
     before = {path: path.read_bytes() for path in state.rglob("*.json")}
-    with pytest.raises(ConfigError, match=r"Headrace 9\.8\.7 has written .*format 2.*another --state-dir"):
+    with pytest.raises(ConfigError, match=r"Headrace 9\.8\.7 has written .*format 2.*another folder as state"):
         api_of(state)
     (state / "format.json").write_text("{")
     with pytest.raises(ConfigError, match=r"format\.json is damaged"):

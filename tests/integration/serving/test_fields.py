@@ -214,6 +214,7 @@ def test_a_route_that_the_server_lacks_is_told_with_a_way_out(short: Running) ->
     for path in ("/v1/files", "/v1/batches/batch_1"):
         assert "the Batch API needs headrace serve --state-dir DIR" in short.post(path, {}).text
     assert "/docs lists all routes" in short.post("/v1/filed", {}).text
+    assert "it is of servers with --task score" in short.post("/v1/rerank", {}).text
     assert "/ accepts POST, not GET; for people there are /docs and /dashboard" in short.client.get("/").text
 
 

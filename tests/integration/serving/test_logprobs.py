@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from headrace.app.servers.server import ServerSettings
 from headrace.engines.choosing.config import EngineConfig
 from headrace.engines.generation.causal_lm import ARITHMETIC
+from headrace.engines.generation.options import Generation
 
 PROMPT = "Q: 12+34\nA: "
 CHAT = {"messages": [{"role": "user", "content": "12+34"}]}
@@ -151,7 +152,7 @@ def test_an_engine_without_them_refuses() -> None:
 def test_an_answer_that_was_interrupted_has_all_of_them() -> None:
     from headrace.engines.generation.continuous import GenerationEngine
 
-    engine = GenerationEngine(max_num_seqs=2)
+    engine = GenerationEngine(Generation(max_num_seqs=2))
     [asked] = engine.prepare([{"prompt": PROMPT, "logprobs": 2}])
     assert not isinstance(asked, Exception)
 

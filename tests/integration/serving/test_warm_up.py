@@ -14,7 +14,7 @@ from headrace.app.jobs import tuning
 from headrace.app.servers import warm_up as module
 from headrace.app.servers.warm_up import WarmedUp, warm_up
 from headrace.device.cache import TuningCache
-from headrace.engines.base import AnyEngine
+from headrace.engines.base import Engine
 from headrace.engines.choosing.config import EngineConfig
 from headrace.engines.choosing.loading import load_engine
 from headrace.engines.networks import pytorch as torch_network
@@ -33,7 +33,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(tuning, "LEAST_GAIN", 0.0)
     loaded: list[str] = []
 
-    def load(config: EngineConfig) -> AnyEngine:
+    def load(config: EngineConfig) -> Engine:
         loaded.append(config.engine_options.get("dtype", ""))
         return load_engine(config)
 

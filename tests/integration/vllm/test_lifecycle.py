@@ -16,6 +16,7 @@ import pytest
 from tests.integration.vllm.conftest import OPTIONS
 from tests.processes import command_line, descendants
 
+from headrace.engines.vllm.options import Vllm
 from headrace.errors import ConfigError, EngineDeadError, EngineError, TransientError
 
 LONG = {"prompt": "hello", "max_tokens": 480, "ignore_eos": True}
@@ -60,7 +61,7 @@ def test_an_engine_made_where_an_event_loop_runs_answers_another(model: Path) ->
     from headrace.engines.vllm.engine import VllmEngine
 
     async def made() -> Any:
-        return VllmEngine(model, chat=False, **OPTIONS)
+        return VllmEngine(Vllm(model=model, chat=False, **OPTIONS))
 
     engine = asyncio.run(made())
     (short,) = payloads(engine, SHORT)
@@ -90,7 +91,7 @@ def test_options_that_vllm_does_not_take_are_refused(model: Path, options: dict[
     from headrace.engines.vllm.engine import VllmEngine
 
     with pytest.raises(ConfigError, match=message):
-        VllmEngine(model, **options)
+        VllmEngine(Vllm(model=model, **options))
 
 
 def test_a_model_that_cannot_be_loaded_is_an_error_with_its_folder(model: Path, tmp_path: Path) -> None:
@@ -100,14 +101,14 @@ def test_a_model_that_cannot_be_loaded_is_an_error_with_its_folder(model: Path, 
         (tmp_path / file.name).write_bytes(file.read_bytes())
     (tmp_path / "model.safetensors").write_bytes(b"not weights")
     with pytest.raises(EngineError, match=str(tmp_path)):
-        VllmEngine(tmp_path, **OPTIONS)
+        VllmEngine(Vllm(model=tmp_path, **OPTIONS))
 
 
 def test_a_killed_core_ends_every_request_at_once_and_closing_returns(model: Path) -> None:
     from headrace.engines.vllm.engine import VllmEngine
 
     others = core_processes()
-    engine = VllmEngine(model, **OPTIONS)
+    engine = VllmEngine(Vllm(model=model, **OPTIONS))
     long, short = payloads(engine, LONG, SHORT)
     (core,) = core_processes() - others
 
@@ -127,7 +128,7 @@ def test_a_killed_core_ends_every_request_at_once_and_closing_returns(model: Pat
 def test_closing_ends_what_is_under_way_and_may_be_done_twice(model: Path) -> None:
     from headrace.engines.vllm.engine import VllmEngine
 
-    engine = VllmEngine(model, **OPTIONS)
+    engine = VllmEngine(Vllm(model=model, **OPTIONS))
     long, short = payloads(engine, LONG, SHORT)
 
     async def main() -> None:

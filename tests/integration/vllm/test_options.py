@@ -5,11 +5,13 @@ from __future__ import annotations
 import pytest
 
 from headrace.engines.choosing import registry
+from headrace.engines.vllm.options import VllmArguments, vllm_arguments
 from headrace.errors import UnknownOptionError
+from headrace.options import declared
 
 
 def test_the_typed_options_are_vllm_s() -> None:
-    assert set(registry._vllm_arguments() or ()) >= registry.VLLM_OPTIONS
+    assert set(vllm_arguments() or ()) >= {one.name for one in declared(VllmArguments)}
 
 
 def test_a_misspelt_option_is_refused_and_a_right_one_is_not() -> None:

@@ -9,23 +9,22 @@ from typing import Any
 import pytest
 from tests.unit.virtual_time import VirtualTime
 
-from headrace.app.batchers import BatcherSettings, engine_process, make_batcher
 from headrace.engines.base import Engine
-from headrace.engines.profile import EngineProfile, profile_of
+from headrace.engines.profile import BatcherSettings, EngineProfile, PayloadCalls, profile_of
 from headrace.events import BatchFormed, Event, StepDone
 from headrace.testing import FakeEngine, FakeStepEngine, FakeStreamEngine
 
 TEXTS = [" ".join(["word"] * (1 + number % 7)) for number in range(40)]
 
 
-def run(virtual: VirtualTime, engine: Engine[Any, Any], profile: EngineProfile) -> tuple[list[Any], list[Event]]:
+def run(virtual: VirtualTime, engine: Engine, profile: EngineProfile) -> tuple[list[Any], list[Event]]:
     """The outputs, in order, and what the batcher told."""
     events: list[Event] = []
     ready: list[Any] = engine.prepare(TEXTS)
     settings = BatcherSettings(events.append, cost_estimator=lambda payload: len(str(payload).split()))
 
     async def main() -> list[Any]:
-        async with make_batcher(profile, engine_process(engine), settings) as batcher:
+        async with profile.kind.batcher(engine, profile, PayloadCalls(), settings) as batcher:
             return await asyncio.gather(*[await batcher.submit(one.payload) for one in ready])
 
     return virtual(main()), events
@@ -63,11 +62,12 @@ def test_an_engine_that_batches_by_itself_is_kept_busy(virtual: VirtualTime) -> 
 def test_how_long_a_record_waits_for_others(
     virtual: VirtualTime, engines_own: float | None, asked: float | None, waited_s: float
 ) -> None:
-    profile = replace(FakeEngine().profile, batch_delay_s=engines_own)
+    engine = FakeEngine()
+    profile = replace(engine.profile, batch_delay_s=engines_own)
     settings = BatcherSettings(lambda event: None, batch_delay_s=asked)
 
     async def main() -> float:
-        async with make_batcher(profile, lambda batch: batch, settings) as batcher:
+        async with profile.kind.batcher(engine, profile, PayloadCalls(), settings) as batcher:
             started = asyncio.get_running_loop().time()
             await (await batcher.submit("alone"))
             return asyncio.get_running_loop().time() - started

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from headrace.app.jobs.prefix_caching import prefix_cache_listener
-from headrace.engines.base import PrefixCacheStats
+from headrace.engines.capabilities import PrefixCacheStats
 from headrace.engines.profile import EngineProfile
 from headrace.events import Event, JobDone, PartCommitted, PrefixCacheUsed
 from headrace.testing import FakeStepEngine

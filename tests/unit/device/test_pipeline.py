@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from tests.unit.device.simulated import BatchTimes, Items, SimulatedStreams
 from tests.unit.virtual_time import VirtualTime, now
 
 from headrace import DynamicBatcher
 from headrace.device.pipeline import Computed, Pipeline
-from headrace.device.simulated import BatchTimes, Items, SimulatedStreams
 from headrace.events import BatchDone, Event
 
 TIMES = BatchTimes(compute_s=1.0, copy_in_s=0.2, copy_out_s=0.1, launch_s=0.05)
@@ -27,7 +27,7 @@ class Device:
 
     def __init__(self, room: int = BATCH) -> None:
         self.streams = SimulatedStreams(TIMES, now, lambda seconds: None)
-        self.pipeline = Pipeline[Items, Any, Items](self.streams)
+        self.pipeline = Pipeline(self.streams)
         self.room = room
         self.most = self._inside = 0
         self.durations: list[float] = []
@@ -47,7 +47,7 @@ class Device:
         try:
             batch: Any = self.pipeline.begin(records, self._model)
             await asyncio.sleep(batch.done_at - now())
-            computed: Computed[Items] = batch.wait()
+            computed: Computed = batch.wait()
             return computed.rows
         finally:
             self._inside -= 1
@@ -111,7 +111,7 @@ def test_a_batch_that_is_not_full_waits_for_the_device(virtual: VirtualTime) -> 
 def test_one_thread_at_a_time_calls_the_model() -> None:
     inside, most = [0], [0]
     streams = SimulatedStreams(TIMES, lambda: 0.0, lambda seconds: None)
-    pipeline = Pipeline[Items, Any, Items](streams)
+    pipeline = Pipeline(streams)
     together = threading.Barrier(4)
 
     def model(items: Items) -> Items:

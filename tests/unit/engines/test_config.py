@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import fields
@@ -14,9 +15,7 @@ from typer.testing import CliRunner
 
 import headrace
 from headrace.cli.app import app
-from headrace.engines.choosing import registry
 from headrace.engines.choosing.config import EngineConfig, merged_options
-from headrace.engines.options import EngineOptions
 from headrace.errors import ConfigError, UnknownOptionError
 from headrace.jobs.settings import JobOptions, JobSettings, as_json, from_json
 
@@ -32,7 +31,7 @@ def by_server(task: str, options: dict[str, Any]) -> None:
 
 
 def by_ray_data(task: str, options: dict[str, Any]) -> None:
-    from headrace.cluster.ray_data import Stage
+    from headrace.cluster.ray.data import Stage
 
     Stage(task, **options)
 
@@ -117,8 +116,6 @@ def test_every_command_refuses_it_in_the_same_words(
 
 
 def test_nothing_heavy_is_imported_for_a_refusal(tmp_path: Path) -> None:
-    import subprocess
-
     code = (
         "import sys, headrace.cli.app as cli\n"
         "sys.argv = ['headrace', 'serve', '--truncat-dim', '3']\n"
@@ -153,14 +150,13 @@ def test_an_option_names_its_engine_and_an_engine_its_task() -> None:
     assert EngineConfig("embed", engine_options={"endpoints": ["http://a"]}).resolved().engine == "endpoint"
 
 
-def test_every_option_of_every_engine_has_a_type() -> None:
-    found: set[str] = set()
-    for engines in registry._ENGINES.values():
-        for entry in engines.values():
-            if entry.extra != "vllm":
-                found.update(registry._known_options(entry) or ())
-    assert found <= set(EngineOptions.__annotations__)
-    assert set(EngineOptions.__annotations__) - found <= set(registry.VLLM_OPTIONS)
+def test_the_typed_keywords_are_those_that_the_engines_declare(tmp_path: Path) -> None:
+    from scripts.engine_keywords import FILE, source
+
+    (tmp_path / "keywords.py").write_text(source())
+    ruff = [sys.executable, "-m", "ruff", "format", "--config", str(FILE.parents[3] / "pyproject.toml")]
+    subprocess.run([*ruff, str(tmp_path / "keywords.py")], check=True, capture_output=True)
+    assert (tmp_path / "keywords.py").read_text() == FILE.read_text()
 
 
 def test_a_job_s_settings_are_kept_in_one_level_and_come_back(tmp_path: Path) -> None:

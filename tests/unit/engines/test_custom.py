@@ -62,7 +62,7 @@ def own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "own", sys.modules[__name__])
 
 
-def outputs(engine: BatchEngine[Any, Any, Any], values: Sequence[Any]) -> list[Any]:
+def outputs(engine: BatchEngine, values: Sequence[Any]) -> list[Any]:
     ready = engine.prepare(values)
     return list(engine.forward([one.payload for one in ready if isinstance(one, Prepared)]))
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from headrace.engines.base import Chunks, Prepared
-from headrace.engines.requests.generation import Generation
+from headrace.engines.requests.generation import GeneratedText
 from headrace.engines.requests.long_prompts import LongPrompts, PromptSplitter
 from headrace.engines.requests.templates import FilledTemplate
 from headrace.errors import ConfigError, RecordError
@@ -46,7 +46,7 @@ def words(count: int, start: int = 0) -> str:
     return " ".join(f"w{number}" for number in range(start, start + count))
 
 
-def answer(text: str) -> Generation:
+def answer(text: str) -> GeneratedText:
     return {"text": text, "finish_reason": "stop", "prompt_tokens": 10, "completion_tokens": 1}
 
 

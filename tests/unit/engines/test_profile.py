@@ -190,10 +190,10 @@ def test_what_follows_from_it() -> None:
     assert [one.width for one in (batches, steps, own)] == [64, 8, 8]
     assert [one.full_cost for one in (batches, steps, own)] == [1_024, 4_096, 65_536]
     assert [one.largest_record for one in (records, steps)] == [77, 4_096]
-    assert [one.keeps_busy for one in (batches, records, steps, own)] == [64, 64, 8, 8]
-    assert batches.tuned(160).keeps_busy == 10  # short texts of 16 tokens
+    assert [one.kind.keeps_busy(one) for one in (batches, records, steps, own)] == [64, 64, 8, 8]
+    assert batches.kind.keeps_busy(batches.tuned(160)) == 10  # short texts of 16 tokens
     assert [one.window for one in (batches, batches.tuned(160))] == [1_024, 256]
-    assert [one.estimate(5) for one in (batches, steps, own)] == [5, None, 5]
+    assert [one.kind.estimate(5) for one in (batches, steps, own)] == [5, None, 5]
 
 
 def test_it_travels_to_other_processes() -> None:

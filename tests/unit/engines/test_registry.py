@@ -7,8 +7,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from headrace.engines.choosing.registry import check_options, create, known_tasks
+from headrace.engines.choosing.registry import check_options, create
 from headrace.engines.custom import load_factory
+from headrace.engines.tasks import known_tasks
 from headrace.errors import ConfigError, MissingExtraError
 
 

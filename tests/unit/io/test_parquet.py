@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headrace.errors import JobError
+from headrace.errors import JobError, RecordError
 from headrace.io.formats import parquet_parts
 from headrace.io.formats.parquet import ParquetWriter
 from headrace.io.formats.row_groups import row_bytes
@@ -139,3 +139,20 @@ def test_a_damaged_part_is_named(tmp_path: Path) -> None:
     bad.write_bytes(b"PAR1 no")
     with pytest.raises(JobError, match=r"bad\.parquet is damaged"):
         ParquetWriter("embedding").merge([bad], io.BytesIO())
+
+
+def test_vectors_in_several_types_keep_their_length_when_they_are_merged(tmp_path: Path) -> None:
+    parts = [[Ok(Record(n, n, None), vector)] for n, vector in enumerate((np.float32([0.5, 1]), [0.1, 1.0]))]
+    content = merge(tmp_path, ParquetWriter("embedding"), *parts)
+    kind = pq.read_schema(io.BytesIO(content)).field("embedding").type
+    assert (kind.list_size, kind.value_type) == (2, pa.float64())
+    assert rows(content) == [(0, [0.5, 1.0]), (1, [0.1, 1.0])]
+
+
+def test_a_folder_of_float32_vectors_takes_the_floats_of_python_that_it_can_hold(tmp_path: Path) -> None:
+    first = ParquetWriter("embedding", folder=tmp_path).encode([Ok(Record(0, 0, None), np.float32([0.5, 1]))])
+    (tmp_path / "part-0.parquet").write_bytes(first)
+    writer = ParquetWriter("embedding", folder=tmp_path)
+    assert rows(writer.encode([Ok(Record(1, 1, None), [0.25, 2.0])])) == [(1, [0.25, 2.0])]
+    with pytest.raises(RecordError, match=r"'embedding' is of type fixed_size_list<element: float>\[2\] in the parts"):
+        writer.encode([Ok(Record(2, 2, None), [0.1, 2.0])])

@@ -66,7 +66,7 @@ def test_an_onnx_model_brings_its_external_weights() -> None:
 
 
 def test_what_cannot_be_loaded_is_named() -> None:
-    assert "--engine onnx" in reason_without_weights(["model.onnx"], onnx=False)
-    assert "leave out --engine onnx" in reason_without_weights(["model.safetensors"], onnx=True)
+    assert "``engine=onnx``" in reason_without_weights(["model.onnx"], onnx=False)
+    assert "leave out ``engine=onnx``" in reason_without_weights(["model.safetensors"], onnx=True)
     assert "GGUF" in reason_without_weights(["model.gguf"], onnx=False)
     assert "holds no weights" in reason_without_weights(["config.json"], onnx=False)

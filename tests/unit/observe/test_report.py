@@ -32,6 +32,7 @@ from headrace.observe.accounting.batches import BusyTime
 from headrace.observe.accounting.worker_rows import WorkerRow
 from headrace.observe.reporting.advice import Advice
 from headrace.observe.reporting.report import Report, ReportBuilder
+from headrace.observe.reporting.summary import figures_of
 from headrace.observe.reporting.table import as_text, print_report, rows
 from headrace.wording import Door, speak
 
@@ -280,7 +281,7 @@ def test_the_prompt_tokens_that_came_from_the_cache_are_told() -> None:
     [("python", "batch_tokens", 'on_empty="error"'), ("flags", "--batch-tokens", "--on-empty error")],
 )
 def test_advice_and_table_name_settings_as_the_user_gives_them(door: Door, batches: str, empty: str) -> None:
-    advice = Advice("--batch-tokens", "9", "--batch-tokens 9 helps.", 1.0)
+    advice = Advice("--batch-tokens", "9", "``batch_tokens=9`` helps.", 1.0)
     memory = MemoryUsed(99, 100, "memory", at=1.0)
     found = replace(report_of(*JOB), advice=advice.text, advices=(advice,), empty=2, memory=memory)
     speak(door)
@@ -292,4 +293,4 @@ def test_advice_and_table_name_settings_as_the_user_gives_them(door: Door, batch
     assert spoken.advices[0].text == spoken.advice
     assert batches in table["memory"]
     assert empty in table["empty"]
-    assert found.advice == advice.text, "what is stored names flags"
+    assert figures_of(found)["advice"] == "--batch-tokens 9 helps.", "what is stored names flags"

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from tests.unit.virtual_time import VirtualTime, now
 
 from headrace import ModelPool
+from headrace.concurrency import loading
 from headrace.errors import ConfigError, EngineError
-from headrace.pool import loading
 from headrace.pool.policy import SleeperView, to_sleep
 
 

@@ -25,7 +25,7 @@ class Clock:
 
 def limits(requests: float = 1e9, cost: float = 1e9, max_wait_s: float = 1e9, most_s: float = 1e9) -> AdmissionLimits:
     return AdmissionLimits(
-        Limit(requests, "records", "--max-requests"), Limit(cost, "tokens", "--max-cost"), max_wait_s, most_s
+        Limit(requests, "records", "max_requests"), Limit(cost, "tokens", "max_cost"), max_wait_s, most_s
     )
 
 
@@ -69,8 +69,9 @@ def test_what_alone_is_more_than_allowed_goes_alone() -> None:
 
 
 def test_the_time_to_come_back_follows_a_forecast_from_elsewhere_if_there_is_one() -> None:
-    clock, forecast_s = Clock(), 40.0
-    controller = AdmissionController(limits(cost=100), forecast=lambda: forecast_s, clock=clock, chance=lambda: 0.0)
+    clock = Clock()
+    controller = AdmissionController(limits(cost=100), clock=clock, chance=lambda: 0.0)
+    controller.forecast = lambda: 40.0
     for _ in range(5):  # small ones in between say nothing of large ones
         controller.reserve(1, 1, 1e9)
         clock.now += 1

@@ -6,13 +6,13 @@ import math
 import time
 from collections.abc import Mapping
 from importlib.metadata import version
-from typing import Any
 
 from headrace.batching.dynamic import DynamicBatcher
 from headrace.device.budget import BudgetTuner
 from headrace.device.cache import TuningCache, cpu_facts
 from headrace.device.memory import MemoryWatch
-from headrace.engines.base import AnyEngine, TunableEngine, can_be_tuned, memory_of
+from headrace.engines.base import Engine
+from headrace.engines.capabilities import TUNING, TunableEngine, memory_of
 from headrace.engines.choosing.config import EngineConfig
 from headrace.engines.profile import EngineProfile, profile_of
 from headrace.events import BatchDone, BatchSplit, BudgetChanged, Event, JobDone, Listener, MemoryUsed
@@ -37,12 +37,12 @@ def find_key(engine: TunableEngine, task: str) -> dict[str, object]:
 
 
 def follow(
-    config: EngineConfig, engine: AnyEngine, batcher: object, tell: Listener, cache: TuningCache | None = None
+    config: EngineConfig, engine: Engine, batcher: object, tell: Listener, cache: TuningCache | None = None
 ) -> BudgetListener | None:
     """A listener that adjusts the budget; None if the user set it, or if the engine does not batch by tokens."""
-    if not isinstance(batcher, DynamicBatcher) or not _is_followed(config, engine):
+    tunable = _followed(config, engine)
+    if tunable is None or not isinstance(batcher, DynamicBatcher):
         return None
-    assert can_be_tuned(engine), "that is one of the conditions"
     cache = cache or TuningCache()
     own = batcher.target_batch_cost
     least, most = own / _RANGE[0], own * _RANGE[1]
@@ -50,38 +50,37 @@ def follow(
     start = starting_budget(config, engine, profile, cache)
     tuner = BudgetTuner(start, max(least, profile.max_model_len or least), most)
     watch = MemoryWatch(*memory_of(engine))
-    keep = (cache, find_key(engine, config.task or ""))
+    keep = (cache, find_key(tunable, config.task or ""))
     return BudgetListener(batcher, tuner, watch, tell, keep)
 
 
 def starting_budget(
-    config: EngineConfig, engine: AnyEngine, profile: EngineProfile, cache: TuningCache | None = None
+    config: EngineConfig, engine: Engine, profile: EngineProfile, cache: TuningCache | None = None
 ) -> float:
     """The budget of a job's first batches: the result of an earlier job, or else the engine's default."""
     own = profile.batch_cost
-    if not _is_followed(config, engine):
+    tunable = _followed(config, engine)
+    if tunable is None:
         return own
-    assert can_be_tuned(engine), "that is one of the conditions"
-    kept = budget_in((cache or TuningCache()).read(find_key(engine, config.task or "")))
-    first = own * _START if engine.hardware().get("device", "cpu") == "cpu" else own
+    kept = budget_in((cache or TuningCache()).read(find_key(tunable, config.task or "")))
+    first = own * _START if tunable.hardware().get("device", "cpu") == "cpu" else own
     return min(max(kept or first, own / _RANGE[0]), own * _RANGE[1])
 
 
-def _is_followed(config: EngineConfig, engine: AnyEngine) -> bool:
-    """Whether the budget is adjusted: in tokens, for one of Headrace's own engines, and not set by the user."""
+def _followed(config: EngineConfig, engine: Engine) -> TunableEngine | None:
+    """The engine, if its budget is adjusted: in tokens, for one of Headrace's own engines, and not set by the user."""
     if config.batch_tokens is not None or config.batch_size is not None:
-        return False
-    if not can_be_tuned(engine) or engine.describe().get("model_digest") is None:
-        return False
+        return None
     profile = profile_of(engine)
-    return profile.counts_tokens and profile.pads
+    if not (profile.counts_tokens and profile.pads) or engine.describe().get("model_digest") is None:
+        return None
+    return TUNING.of(engine)
 
 
-def budget_in(found: Mapping[str, Any] | None) -> float | None:
+def budget_in(found: Mapping[str, object] | None) -> float | None:
     """The budget in a tuning result; None if there is none."""
     kept = (found or {}).get("budget")
-    good = isinstance(kept, (int, float)) and math.isfinite(kept) and kept >= 1
-    return float(kept) if kept is not None and good else None
+    return float(kept) if isinstance(kept, (int, float)) and math.isfinite(kept) and kept >= 1 else None
 
 
 class BudgetListener:

@@ -11,7 +11,8 @@ from importlib.metadata import PackageNotFoundError, version
 
 from headrace.app.jobs.plan import Plan
 from headrace.device.cuda import cuda_devices
-from headrace.engines.base import AnyEngine
+from headrace.engines.base import Engine
+from headrace.engines.choosing import registry
 from headrace.engines.choosing.config import EngineConfig
 from headrace.engines.profile import EngineProfile
 from headrace.io.formats.jsonl import JsonlWriter
@@ -30,13 +31,13 @@ _LONGEST = 300
 class WorkerRoom:
     """How many workers a job could have."""
 
-    flag: str
+    setting: str
     """What sets their number."""
     most: int
     """That the devices have room for, those of the job included."""
 
 
-def describe(plan: Plan, engine: AnyEngine, profile: EngineProfile) -> Description:
+def describe(plan: Plan, engine: Engine, profile: EngineProfile) -> Description:
     """The settings of a job that matter for its speed, and the versions of what runs it."""
     settings, limits = plan.settings, plan.settings.limits
     config = settings.config
@@ -55,14 +56,14 @@ def describe(plan: Plan, engine: AnyEngine, profile: EngineProfile) -> Descripti
     return Description(remove_logins(as_named(plan.output.target)), shown, versions())
 
 
-def server_facts(config: EngineConfig, engine: AnyEngine, profile: EngineProfile, most_records: int) -> ServerFacts:
+def server_facts(config: EngineConfig, engine: Engine, profile: EngineProfile, most_records: int) -> ServerFacts:
     """The settings of a server that matter for its speed, and the versions of what runs it."""
     named = {**_of_engine(config, engine, profile), "accepted records at most": f"{most_records:,}"}
     shown = {name: _shown(name, value) for name, value in named.items() if value is not None}
     return ServerFacts(shown, versions(), counts_tokens=profile.counts_tokens)
 
 
-def _of_engine(config: EngineConfig, engine: AnyEngine, profile: EngineProfile) -> dict[str, object]:
+def _of_engine(config: EngineConfig, engine: Engine, profile: EngineProfile) -> dict[str, object]:
     described = engine.describe()
     return {
         "task": config.task,
@@ -86,19 +87,19 @@ def host_of(plan: Plan, profile: EngineProfile, workers: WorkerRoom | None) -> H
         batch_cost=profile.batch_cost,
         counts_tokens=profile.counts_tokens,
         buffer_memory=limits.buffer_memory,
-        slots=profile.max_in_flight if profile.batching == "steps" else 0,
+        slots=profile.slots,
         maps=plan.user.prepares,
         finishes=plan.user.finishes,
         text_output=isinstance(plan.output.writer, JsonlWriter),
         replicas=_replicas(plan.settings.config) if workers is None else workers.most,
-        replicas_flag=workers.flag if workers is not None else "--data-parallel-size",
+        replicas_setting=workers.setting if workers is not None else "data_parallel_size",
         keeps_order=plan.settings.order == "input",
     )
 
 
 def _replicas(config: EngineConfig) -> int:
     """How many engines like this one the CUDA devices have room for; 1 where it cannot run on workers."""
-    if config.engine_process or config.engine == "endpoint":
+    if config.engine_process or registry.is_remote(config.engine):
         return 1
     device = str(config.engine_options.get("device") or "auto")
     if device not in ("auto", "cuda") or not isinstance(config.engine, (str, type(None))):

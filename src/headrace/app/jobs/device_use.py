@@ -9,26 +9,26 @@ from collections.abc import Mapping
 from headrace.device.cache import TuningCache, cpu_facts
 from headrace.device.forward import ForwardMeter
 from headrace.device.nvml import GpuReading, Nvml, open_gpu
-from headrace.engines.base import AnyEngine, RemoteEngine, TunableEngine, can_be_tuned, sends_requests
+from headrace.engines.base import Engine
+from headrace.engines.capabilities import REQUESTING, TUNING, RequestingEngine, TunableEngine
 from headrace.events import DeviceUsed, Event, JobDone, JobStarted, Listener
 
 _WORTH_S = 2.0
 """Peaks are measured, which takes half a second once, for jobs that computed at least this long."""
 
 
-def watch_device(engine: AnyEngine, tell: Listener, cache: TuningCache | None = None) -> Listener | None:
+def watch_device(engine: Engine, tell: Listener, cache: TuningCache | None = None) -> Listener | None:
     """A listener for the engine's job; None if the engine neither measures its forward passes nor sends requests."""
-    if sends_requests(engine):
-        return _watch_requests(engine, tell)
-    if not can_be_tuned(engine):
+    if (requesting := REQUESTING.of(engine)) is not None:
+        return _watch_requests(requesting, tell)
+    tunable = TUNING.of(engine)
+    meter = None if tunable is None else tunable.forward_meter()
+    if tunable is None or meter is None:
         return None
-    meter = engine.forward_meter()
-    if meter is None:
-        return None
-    return DeviceWatch(engine, meter, tell, cache or TuningCache(), open_gpu(meter.gpu) if meter.gpu else None)
+    return DeviceWatch(tunable, meter, tell, cache or TuningCache(), open_gpu(meter.gpu) if meter.gpu else None)
 
 
-def _watch_requests(engine: RemoteEngine, tell: Listener) -> Listener:
+def _watch_requests(engine: RequestingEngine, tell: Listener) -> Listener:
     """A listener that says at the end of a job what became of its requests."""
 
     def at_end(event: Event) -> None:

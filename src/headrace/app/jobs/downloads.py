@@ -42,7 +42,7 @@ def resolved_for(settings: JobSettings, output: JobOutput) -> EngineConfig:
     if (newest := moved(config)) is not None:
         logger.warning(
             "headrace: %s has moved to commit %s since this job was begun: the job continues with %s "
-            + spelled("(--overwrite starts again with the new commit)"),
+            + spelled("(``overwrite=True`` starts again with the new commit)"),
             config.model,
             newest,
             config.commit,

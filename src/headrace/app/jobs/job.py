@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import logging
 import operator
@@ -12,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from headrace.app.batchers import BatcherSettings, Process, make_batcher
 from headrace.app.jobs.budgets import follow, starting_budget
 from headrace.app.jobs.describe import WorkerRoom, describe, host_of
 from headrace.app.jobs.device_use import watch_device
@@ -25,9 +23,9 @@ from headrace.app.jobs.prefix_caching import prefix_cache_listener
 from headrace.app.jobs.tracing import job_spans
 from headrace.app.jobs.tuning import load, tune, wants_sample
 from headrace.batching.batcher import Batcher
-from headrace.engines.base import AnyEngine, batches_itself, runs_batches, works_in_steps
-from headrace.engines.profile import EngineProfile, profile_of
-from headrace.errors import ConfigError, StoppedEarly, text_of
+from headrace.engines.base import Engine
+from headrace.engines.profile import BatcherSettings, EngineProfile, profile_of
+from headrace.errors import ConfigError, attempted, text_of
 from headrace.events import BatchFormed, Event, InputLeftOut, JobDone, JobStarted, Listener, RunDescribed
 from headrace.io.sinks.callback_sink import CallbackWriter
 from headrace.io.sinks.table_writer import TableWriter
@@ -35,7 +33,7 @@ from headrace.io.sources.joined import JoinedSource
 from headrace.io.sources.unique_ids import numpy_or_refuse
 from headrace.io.storage.locations import as_named
 from headrace.jobs import run as main_path
-from headrace.jobs.pipeline.infer import WorkSteps, infer, infer_one
+from headrace.jobs.pipeline.infer import WorkCalls
 from headrace.jobs.pipeline.job import BatcherPort, Job, JobEnd, StopRequest
 from headrace.jobs.pipeline.work import Work
 from headrace.jobs.planning.forecast import Forecast, forecast
@@ -85,7 +83,7 @@ def execute(
 
 def carry_out(  # noqa: PLR0913 - keyword-only, and each caller leaves most of them out
     plan: Plan,
-    engine: AnyEngine,
+    engine: Engine,
     stop: StopRequest,
     *,
     progress: bool,
@@ -151,13 +149,9 @@ def _tracing(plan: Plan, began: float) -> contextlib.AbstractContextManager[Trac
     return TraceWriter(Path(plan.settings.trace), began, as_named(plan.output.target))
 
 
-def _close(engine: AnyEngine) -> None:
+def _close(engine: Engine) -> None:
     """Close the engine; log what it raises."""
-    try:
-        engine.close()
-    except StoppedEarly:
-        raise
-    except BaseException as error:  # noqa: BLE001 - an engine's own code may raise anything
+    if (error := attempted(engine.close)) is not None:
         logger.warning("headrace: closing the engine raised %s: %s", type(error).__name__, text_of(error))
 
 
@@ -209,7 +203,7 @@ def rehearse(settings: JobSettings) -> tuple[Survey, Forecast]:
                 order=job.order,
             )
             profile = tuned_profile(plan.settings, engine)
-            if profile.batching == "batches":
+            if profile.runs_batches:
                 profile = replace(profile, batch_cost=starting_budget(plan.settings.config, engine, profile))
             return found, forecast(job, found, profile, is_folder=plan.output.is_folder)
         finally:
@@ -218,7 +212,7 @@ def rehearse(settings: JobSettings) -> tuple[Survey, Forecast]:
 
 def build(
     plan: Plan,
-    engine: AnyEngine,
+    engine: Engine,
     stop: StopRequest,
     listener: Listener,
     batcher: BatcherPort | None = None,
@@ -248,7 +242,7 @@ def build(
     )
 
 
-def describe_engine(engine: AnyEngine) -> Mapping[str, object]:
+def describe_engine(engine: Engine) -> Mapping[str, object]:
     """The engine's `describe()` after a round trip through JSON.
 
     Raises:
@@ -265,7 +259,7 @@ def describe_engine(engine: AnyEngine) -> Mapping[str, object]:
 
 def build_batcher(
     settings: JobSettings,
-    engine: AnyEngine,
+    engine: Engine,
     stop: StopRequest,
     listener: Listener,
     in_flight: InFlight | None = None,
@@ -274,20 +268,11 @@ def build_batcher(
     batching = BatcherSettings(
         listener, cost_estimator=operator.attrgetter("cost"), process_timeout_s=settings.config.call_timeout_s
     )
-    process = _process(engine, stop, settings.limits.max_attempts, in_flight)
-    return make_batcher(tuned_profile(settings, engine), process, batching)
+    profile = tuned_profile(settings, engine)
+    return profile.kind.batcher(engine, profile, WorkCalls(stop, settings.limits.max_attempts, in_flight), batching)
 
 
-def _process(engine: AnyEngine, stop: StopRequest, max_attempts: int, in_flight: InFlight | None) -> Process[Work]:
-    if batches_itself(engine):
-        return functools.partial(infer_one, engine=engine, stop=stop)
-    if works_in_steps(engine):
-        return WorkSteps(engine, stop)
-    assert runs_batches(engine), "there is no fourth kind"
-    return functools.partial(infer, engine=engine, stop=stop, max_attempts=max_attempts, in_flight=in_flight)
-
-
-def tuned_profile(settings: JobSettings, engine: AnyEngine) -> EngineProfile:
+def tuned_profile(settings: JobSettings, engine: Engine) -> EngineProfile:
     """The engine's profile with the cost budget and batch size of the settings."""
     return profile_of(engine).tuned(settings.config.batch_tokens, settings.config.batch_size)
 

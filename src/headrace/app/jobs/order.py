@@ -28,7 +28,7 @@ def order_plan(plan: Plan, profile: EngineProfile) -> OrderPlan | None:
     if not profile.wants_prefix_order:
         if wanted == "prefix":
             raise ConfigError(
-                "order is 'prefix', but this engine computes every prompt in full: leave --order out; only language "
+                "order is 'prefix', but this engine computes every prompt in full: leave ``order`` out; only language "
                 "models with a cache of prefixes gain from it"
             )
         return None
@@ -36,14 +36,14 @@ def order_plan(plan: Plan, profile: EngineProfile) -> OrderPlan | None:
         return OrderPlan("input", "as asked")
     reasons = (
         (plan.settings.retry, "a retry goes through the dead letters"),
-        (plan.user.prepares, "the prompts are made by --map"),
+        (plan.user.prepares, "the prompts are made by ``prepare``"),
         (plan.output.windows is None, "the output is in an object store"),
         (isinstance(plan.output.writer, CallbackWriter), "the output goes to a function"),
         (plan.output.table is not None, "the output is a table"),
     )
     reason = next((reason for holds, reason in reasons if holds), "")
     if reason and wanted == "prefix":
-        raise ConfigError(f"order is 'prefix', but {reason}: leave --order out")
+        raise ConfigError(f"order is 'prefix', but {reason}: leave ``order`` out")
     return OrderPlan("input", reason) if reason else OrderPlan(wanted)
 
 

@@ -15,10 +15,13 @@ from types import TracebackType
 from typing import Literal, Self
 
 from headrace.app.jobs.downloads import model_state, resolved_for
+from headrace.engines.choosing import registry
 from headrace.engines.choosing.config import EngineConfig
 from headrace.engines.choosing.identity import identity
+from headrace.engines.declaring import Task
 from headrace.engines.requests.generation import SAMPLING
 from headrace.engines.requests.long_prompts import splits
+from headrace.engines.tasks import task_named, tasks_for
 from headrace.errors import ConfigError
 from headrace.io.base import PartWriter, Source
 from headrace.io.formats import openai_batch as openai
@@ -42,10 +45,8 @@ from headrace.jobs.planning.columns import column_of, resolve
 from headrace.jobs.planning.forecast import check_room
 from headrace.jobs.settings import (
     SETTING_NAMES,
-    TASKS,
     JobSettings,
     StepSettings,
-    Task,
     anchored,
     as_json,
     check_values,
@@ -58,15 +59,6 @@ from headrace.records import LeftOut, Unreadable, kept_value
 logger = logging.getLogger("headrace")
 
 _TRIED_ROWS = 64
-
-_OPENAI_TASKS = {
-    openai.EMBEDDINGS: ("embed",),
-    openai.COMPLETIONS: ("generate",),
-    openai.CHAT: ("generate",),
-    openai.SCORE: ("score",),
-    openai.RERANK: ("score",),
-    openai.CLASSIFY: ("classify", "zero-shot"),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,16 +130,16 @@ def _checked(
     if own_engine and url in openai.SERVER_ONLY:
         raise ConfigError(
             f"the batch file asks for {url}, which jobs do not answer; upload it to the Batch API of a server "
-            "(headrace serve --state-dir), or give the texts as columns"
+            "(``headrace serve state``), or give the texts as columns"
         )
-    config = settings.config.resolved(_OPENAI_TASKS[url][0] if url else None)
+    config = settings.config.resolved(tasks_for(url)[0] if url else None)
     settings = replace(settings, config=config)
     if own_engine:
         config.check(SETTING_NAMES)
-    task = TASKS[config.task or ""]
+    task = task_named(config.task)
     if url is None and task.pairs == ("always" if settings.text_pair_column is None else "never"):
         need = "takes pairs: name the column of" if task.pairs == "always" else "takes no pairs: leave out"
-        raise ConfigError(f"task {config.task!r} {need} the second text (--text-pair-column)")
+        raise ConfigError(f"task {config.task!r} {need} the second text (``text_pair_column``)")
     source, shown = _selected(source, settings, url)
     column, makes_folder = task.output, False
     if settings.step is not None:
@@ -163,7 +155,7 @@ def _checked(
     found = replace(found, exact=target.format in FORMATS and url is None, on_empty=settings.on_empty)
     if found.exact and settings.prepare is None:
         _check_kept(shown, found.keep, target.format)
-    if settings.prepare is None and (config.task == "generate" or url == openai.EMBEDDINGS):
+    if settings.prepare is None and (task.requests or url == openai.EMBEDDINGS):
         _check_unsent(shown, config, found, url)
     _check_output(settings, output)
     if own_engine:
@@ -184,7 +176,7 @@ def _columns(settings: JobSettings, task: Task, url: str | None) -> Columns:
         settings.prompt_template,
         ("model",) if url else settings.keep_columns,  # which the answer to a request repeats
         None if settings.step is None else settings.step.choice,
-        settings.config.task == "generate" and splits(settings.config.engine_options, settings.prompt_template),
+        task.requests and splits(settings.config.engine_options, settings.prompt_template),
     )
 
 
@@ -248,10 +240,10 @@ def _check_unsent(source: Source, config: EngineConfig, columns: Columns, url: s
             )  # fmt: skip
         return
     named = next((name for record in rows[:_TRIED_ROWS] if (name := record.data["model"])), None)
-    if named is not None and config.engine == "endpoint" and config.model is None and url == openai.EMBEDDINGS:
+    if named is not None and registry.is_remote(config.engine) and config.model is None and url == openai.EMBEDDINGS:
         raise ConfigError(
             f"the lines of the batch file name the model {named!r}, and the engine endpoint sends texts without: pass "
-            f"--model {named!r}"
+            f"``model={named!r}``"
         )
 
 
@@ -328,8 +320,8 @@ def _writer(settings: JobSettings, target: Target, column: str, url: str | None)
     if url is None:
         return target.writer(column, settings.on_nan, settings.keep_columns)
     chosen = settings.config.task
-    if chosen not in _OPENAI_TASKS[url]:
-        raise ConfigError(f"the batch file asks for {url}, which is task {_OPENAI_TASKS[url][0]!r}, not {chosen!r}")
+    if chosen not in (tasks := tasks_for(url)):
+        raise ConfigError(f"the batch file asks for {url}, which is task {tasks[0]!r}, not {chosen!r}")
     if settings.keep_columns:
         raise ConfigError("the answer to an OpenAI batch file has its own columns; leave out keep_columns")
     return openai_writer(target, url, settings.on_nan)
@@ -342,11 +334,11 @@ def _check_vectors(target: Target, config: EngineConfig) -> None:
         ConfigError: they are not.
     """
     numbers = config.engine_options.get("output_dtype") or "float32"
-    if config.task not in ("embed", "image-embed", "custom"):
+    if task_named(config.task).outputs not in ("vector", "any"):
         raise ConfigError(
             f"cannot write {target}: the outputs of task {config.task!r} are not vectors, and a collection of Qdrant "
             "takes vectors; write to postgresql://, sqlite:///, lancedb:/// or a file, or make vectors with a function "
-            "(--finish)"
+            "(``finish``)"
         )
     if numbers != "float32":
         raise ConfigError(

@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from headrace.engines.base import AnyEngine, PrefixCacheStats, caches_prefixes
+from headrace.engines.base import Engine
+from headrace.engines.capabilities import PREFIX_CACHING, PrefixCacheStats
 from headrace.events import Event, JobDone, Listener, PartCommitted, PrefixCacheUsed
 
 
@@ -30,6 +31,7 @@ class PrefixCacheListener:
         self._tell(PrefixCacheUsed(*counts, time.monotonic(), used.generated, used.computed_s))
 
 
-def prefix_cache_listener(engine: AnyEngine, tell: Listener) -> PrefixCacheListener | None:
+def prefix_cache_listener(engine: Engine, tell: Listener) -> PrefixCacheListener | None:
     """The listener of an engine with a prefix cache; None for others."""
-    return PrefixCacheListener(engine.prefix_cache_stats, tell) if caches_prefixes(engine) else None
+    caching = PREFIX_CACHING.of(engine)
+    return None if caching is None else PrefixCacheListener(caching.prefix_cache_stats, tell)

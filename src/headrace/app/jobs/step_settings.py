@@ -11,14 +11,14 @@ from headrace.app.settings_file import read_settings
 from headrace.argument_types import check_types
 from headrace.engines.choosing.config import EngineConfig
 from headrace.engines.choosing.registry import unknown_key
+from headrace.engines.tasks import known_tasks, task_named
 from headrace.errors import ConfigError, nearest
 from headrace.io.sinks.targets import Target, find_target
-from headrace.jobs.settings import TASKS, EarlierStep, JobSettings, ModelChoice, StepSettings
+from headrace.jobs.settings import EarlierStep, JobSettings, ModelChoice, StepSettings
 from headrace.wording import shown
 
 FOLDER = "steps"
 """In the working folder of the output: the outputs of all steps but the last."""
-_VECTORS = ("embed", "sparse-embed", "image-embed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,13 +133,15 @@ def settings_of(
     if not isinstance(job.sink, (str, Path)):
         raise ConfigError("a job of several steps needs a file or folder as its sink, where it keeps what is done")
     if str(job.source) == "-":
-        raise ConfigError("-i - cannot be used with several steps: each reads the input; write it to a file first")
+        raise ConfigError(
+            "``source=-`` cannot be used with several steps: each reads the input; write it to a file first"
+        )
     if job.prepare is not None:
-        raise ConfigError("--map cannot be used with several steps: prepare the input before the job")
+        raise ConfigError("``prepare`` cannot be used with several steps: prepare the input before the job")
     if job.order == "prefix":
-        raise ConfigError("order is 'prefix', which one model may gain from: with several steps, leave --order out")
+        raise ConfigError("order is 'prefix', which one model may gain from: with several steps, leave ``order`` out")
     configs = [step.config() for step in steps]
-    columns = [TASKS[config.task].output if config.task in TASKS else "output" for config in configs]
+    columns = [task_named(config.task).output if config.task in known_tasks() else "output" for config in configs]
     names = _names(steps, columns, model_column)
     if model_column is None:
         columns = names
@@ -178,8 +180,9 @@ def step_output(target: Target, number: int, format: Literal["jsonl", "parquet"]
 
 def _format(target: Target, config: EngineConfig, model_column: str | None) -> Literal["jsonl", "parquet"]:
     """JSON Lines keeps any output as it is; vectors take less room in Parquet."""
-    vectors = config.task in _VECTORS and target.format == "parquet" and model_column is None
-    return "parquet" if vectors else "jsonl"
+    if target.format != "parquet" or model_column is not None:
+        return "jsonl"
+    return "parquet" if task_named(config.task).outputs in ("vector", "sparse vector") else "jsonl"
 
 
 def _names(steps: Sequence[Step], columns: Sequence[str], model_column: str | None) -> list[str]:

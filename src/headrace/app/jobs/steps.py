@@ -14,7 +14,7 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 from headrace.app.jobs.job import already_finished, describe_engine, rehearse
 from headrace.app.jobs.plan import Plan, changes, check, engine_identity, fingerprint
@@ -36,6 +36,23 @@ from headrace.jobs.state.state_file import read_state
 from headrace.observe.reporting.report import Report, StepFigures
 
 MANIFEST = "steps.json"
+
+
+class ManifestStep(TypedDict):
+    """A step in the manifest."""
+
+    name: str
+    file: str
+    """The name of its output; empty for the last step."""
+
+
+class Manifest(TypedDict):
+    """The steps of a job that has begun."""
+
+    begun: str
+    """`StepSettings.begun`."""
+    steps: list[ManifestStep]
+
 
 Execute = Callable[[JobSettings], tuple[JobEnd, Report]]
 
@@ -215,11 +232,11 @@ def _manifest(target: Target) -> Path:
 def _begun(target: Target) -> str | None:
     """The `StepSettings.begun` of the job that has written here; None if there is none."""
     found = read_manifest(target)
-    return None if found is None else str(found["begun"])
+    return None if found is None else found["begun"]
 
 
-def read_manifest(target: Target) -> dict[str, Any] | None:
-    """The steps of the job that writes this output: `begun`, and `steps` with name and output; None if there are none.
+def read_manifest(target: Target) -> Manifest | None:
+    """The steps of the job that writes this output; None if there are none.
 
     Raises:
         JobError: the file is damaged.
@@ -232,7 +249,7 @@ def read_manifest(target: Target) -> dict[str, Any] | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise JobError(f"{path} is damaged ({error}); start again with --overwrite") from error
+        raise JobError(f"{path} is damaged ({error}); start again with ``overwrite=True``") from error
     return found  # type: ignore[no-any-return]
 
 

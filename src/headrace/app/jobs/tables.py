@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from headrace.errors import ConfigError, JobError, nearest
 from headrace.extras import require
@@ -18,6 +18,7 @@ from headrace.io.sinks.targets import find_target
 from headrace.jobs.settings import JobSettings
 
 if TYPE_CHECKING:
+    import pandas as pd
     import pyarrow as pa
 
 logger = logging.getLogger("headrace")
@@ -98,7 +99,7 @@ def _execute(settings: JobSettings, kind: str, execute: Callable[[JobSettings], 
         raise
 
 
-def _frame(table: pa.Table) -> Any:
+def _frame(table: pa.Table) -> pd.DataFrame:
     """The table as a DataFrame. Null rows of objects do not turn the integers in other rows into floats."""
     import pyarrow as pa
 
@@ -131,19 +132,19 @@ def _for_polars(table: pa.Table) -> pa.Table:
     return table
 
 
-def _by_columns(table: pa.Table) -> Any:
+def _by_columns(table: pa.Table) -> pd.DataFrame:
     """The table as a DataFrame, with Arrow's own types in the columns that pandas has no other type for."""
     import pyarrow as pa
 
-    pd = require("pandas", "io", "sink='pandas'", " pandas")
+    library = require("pandas", "io", "sink='pandas'", " pandas")
 
-    def series(column: pa.ChunkedArray) -> Any:
+    def series(column: pa.ChunkedArray) -> pd.Series:
         try:
             return column.to_pandas()
         except (pa.ArrowException, LookupError):
-            return pd.Series(column, dtype=pd.ArrowDtype(column.type))
+            return library.Series(column, dtype=library.ArrowDtype(column.type))
 
-    return pd.DataFrame({name: series(table[name]) for name in table.column_names})
+    return library.DataFrame({name: series(table[name]) for name in table.column_names})
 
 
 def _read(output: Path) -> pa.Table:

@@ -8,11 +8,11 @@ import random
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from headrace.app.jobs.plan import Plan
 from headrace.device.precision import LEAST_GAIN, candidates, compare, likely_saving
-from headrace.engines.base import AnyBatchEngine, AnyEngine, TunableEngine, can_be_tuned, runs_batches
+from headrace.engines.base import BatchEngine, Engine
+from headrace.engines.capabilities import BATCHES, TUNING, TunableEngine
 from headrace.engines.choosing import registry
 from headrace.engines.choosing.config import EngineConfig
 from headrace.engines.choosing.loading import load_engine
@@ -53,7 +53,7 @@ _SLOWER = 0.95
 class Tuned:
     """An engine, and why it runs in its dtype."""
 
-    engine: AnyEngine
+    engine: Engine
     precision: PrecisionChosen | None
     """None for an engine that chooses its own dtype."""
 
@@ -94,7 +94,7 @@ def exact(config: EngineConfig) -> EngineConfig:
     return in_dtype(config, str(config.engine_options.get("dtype", "auto"))) if is_int8(config) else config
 
 
-def load(plan: Plan) -> AnyEngine:
+def load(plan: Plan) -> Engine:
     """Load the model; a resumed job keeps the dtype it was started with. Blocks.
 
     Raises:
@@ -109,24 +109,25 @@ def load(plan: Plan) -> AnyEngine:
     return engine
 
 
-def _check_native(plan: Plan, dtype: str, engine: AnyEngine) -> None:
-    speed = engine.dtype_speeds().get(dtype, 1.0) if can_be_tuned(engine) else 1.0
+def _check_native(plan: Plan, dtype: str, engine: Engine) -> None:
+    speed = tunable.dtype_speeds().get(dtype, 1.0) if (tunable := TUNING.of(engine)) else 1.0
     if speed >= _EMULATED:
         return
     engine.close()
     raise ResumeMismatchError(
         f"{plan.output.target} was started in {dtype}, which this machine computes at {speed:.2g} times the speed of "
-        f"float32: continue on a machine like the first, pass --dtype {dtype} to continue here nevertheless, or "
-        "--dtype float32 --ignore-changes to compute the rest in float32"
+        f"float32: continue on a machine like the first, pass ``dtype={dtype}`` to continue here nevertheless, or "
+        "``dtype=float32, ignore_changes=True`` to compute the rest in float32"
     )
 
 
-def wants_sample(plan: Plan, engine: AnyEngine) -> bool:
+def wants_sample(plan: Plan, engine: Engine) -> bool:
     """Whether `tune` has anything to try on a sample."""
-    return can_be_tuned(engine) and not _settled(plan, engine)
+    tunable = TUNING.of(engine)
+    return tunable is not None and not _settled(plan, tunable)
 
 
-def tune(plan: Plan, engine: AnyEngine, survey: Survey | None, profile: EngineProfile) -> Tuned:
+def tune(plan: Plan, engine: Engine, survey: Survey | None, profile: EngineProfile) -> Tuned:
     """The engine in the fastest dtype whose outputs for a sample of the job's records are as good as float32's.
 
     Args:
@@ -135,25 +136,27 @@ def tune(plan: Plan, engine: AnyEngine, survey: Survey | None, profile: EnginePr
         survey: of the job's records; None if they were not sampled.
         profile: the limits of a batch.
     """
-    if not can_be_tuned(engine):
+    tunable = TUNING.of(engine)
+    if tunable is None:
         return Tuned(engine, None)
     started = time.monotonic()
     dtype = str(engine.describe().get("dtype", ""))
-    why = _settled(plan, engine)
+    why = _settled(plan, tunable)
     if why or not dtype:
-        return Tuned(engine, _said(dtype, why, engine) if dtype else None)
+        return Tuned(engine, _said(dtype, why, tunable) if dtype else None)
 
     small = replace(profile, batch_cost=profile.batch_cost * _BATCH_SHARE)
     batches = [] if survey is None else batches_of(survey.work, small)
     config = plan.settings.config
-    speed = engine.dtype_speeds().get(to_try(engine, config)[0], math.inf)
-    allowed = None if survey is None else _allowance(engine, batches, survey, likely_saving(speed))
+    first = to_try(tunable, config)[0]
+    speed = tunable.dtype_speeds().get(first, math.inf)
+    allowed = None if survey is None else _allowance(tunable, batches, survey, likely_saving(speed))
     if is_int8(config) and batches:
         allowed = max(allowed or 0.0, _UNKNOWN_S)  # it was asked for
     if allowed is None:
         short = "no record" if not batches else "too few records"
-        return Tuned(engine, _chosen(dtype, f"{short} to try {to_try(engine, config)[0]}", started))
-    return try_faster(engine, config, batches, allowed)
+        return Tuned(engine, _chosen(dtype, f"{short} to try {first}", started))
+    return try_faster(tunable, config, batches, allowed)
 
 
 def try_faster(engine: TunableEngine, config: EngineConfig, batches: Sequence[Sequence[Work]], allowed: float) -> Tuned:
@@ -174,7 +177,7 @@ def try_faster(engine: TunableEngine, config: EngineConfig, batches: Sequence[Se
             return Tuned(other, _chosen(name, "; ".join([detail, *details]), started))
         details.append(detail)
         if name == INT8:
-            logger.warning("%s is not used: %s", spelled(f"--quantize {INT8}"), detail)
+            logger.warning("%s is not used: %s", spelled(f"``quantize={INT8}``"), detail)
     return Tuned(engine, _chosen("float32", "; ".join(details), started))
 
 
@@ -238,9 +241,7 @@ def batches_of(work: Sequence[Work], profile: EngineProfile) -> list[Sequence[Wo
     return batches
 
 
-def _allowance(
-    engine: AnyBatchEngine, batches: Sequence[Sequence[Work]], survey: Survey, saving: float
-) -> float | None:
+def _allowance(engine: BatchEngine, batches: Sequence[Sequence[Work]], survey: Survey, saving: float) -> float | None:
     """How many seconds trying may take; None if the job is too short for a saving of this share of its time."""
     work, records = survey.work, survey.records
     if not work or records is None:
@@ -253,15 +254,16 @@ def _allowance(
 
 
 def _try(
-    engine: AnyBatchEngine, name: str, config: EngineConfig, batches: Sequence[Sequence[Work]], allowed: float
-) -> tuple[AnyEngine | None, str]:
+    engine: BatchEngine, name: str, config: EngineConfig, batches: Sequence[Sequence[Work]], allowed: float
+) -> tuple[Engine | None, str]:
     """The engine in this dtype, and why it is used; or None, and why it is not."""
     try:
         other = load_engine(in_dtype(config, name))
     except EngineError as error:
         return None, f"{name} cannot be loaded: {error}"
-    assert runs_batches(other), "it is loaded as the first was"
-    gain, exact, tried = _run_both(engine, other, batches, allowed)
+    faster = BATCHES.of(other)
+    assert faster is not None, "it is loaded as the first was"
+    gain, exact, tried = _run_both(engine, faster, batches, allowed)
     deviation = compare(exact, tried)
     detail = f"the outputs of {name} cannot be compared"
     if deviation is not None:
@@ -278,17 +280,17 @@ def _try(
 
 
 def _run_both(
-    engine: AnyBatchEngine,
-    other: AnyBatchEngine,
+    engine: BatchEngine,
+    other: BatchEngine,
     batches: Sequence[Sequence[Work]],
     most_s: float,
-) -> tuple[float, list[Any], list[Any]]:
+) -> tuple[float, list[object], list[object]]:
     """How many times as fast the other is, and the outputs of both for the same batches; ends when the time is up.
 
     The fastest batch of each counts: other work on the machine makes a batch longer, never shorter.
     """
     fastest = [math.inf, math.inf]  # seconds per cost
-    outputs: tuple[list[Any], list[Any]] = ([], [])
+    outputs: tuple[list[object], list[object]] = ([], [])
     _forward(other, batches[0])
     ends = time.perf_counter() + most_s
     for tried, batch in enumerate(batches, start=1):
@@ -302,7 +304,7 @@ def _run_both(
     return fastest[0] / fastest[1], *outputs
 
 
-def _forward(engine: AnyBatchEngine, batch: Sequence[Work]) -> tuple[Sequence[Any], float]:
+def _forward(engine: BatchEngine, batch: Sequence[Work]) -> tuple[Sequence[object], float]:
     """Outputs and seconds; if the batch fails, its error for each record."""
     started = time.perf_counter()
     try:

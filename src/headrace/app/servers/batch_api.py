@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,8 +13,8 @@ from fastapi import APIRouter
 import headrace
 from headrace.app.servers.batch_run import BatchWork, BulkModel, ModelRun, UseModel
 from headrace.app.servers.batch_split import MANIFEST, SplitRun
+from headrace.engines.tasks import task_named, tasks_for
 from headrace.errors import ConfigError, NotRunningError
-from headrace.io.formats.openai_batch import CHAT, CLASSIFY, COMPLETIONS, EMBEDDINGS, RERANK, SCORE
 from headrace.io.storage.atomic import atomic_file
 from headrace.jobs.state.lock import exclusive
 from headrace.serving.batches.files import FileStore
@@ -25,15 +25,6 @@ from headrace.serving.limits import ServeLimits
 from headrace.serving.metrics import BulkState
 from headrace.serving.routes.batches import batches_router, files_router
 from headrace.serving.service import Service
-
-_ENDPOINTS: Mapping[str, tuple[str, ...]] = {
-    "embed": (EMBEDDINGS,),
-    "generate": (COMPLETIONS, CHAT),
-    "score": (SCORE, RERANK),
-    "classify": (CLASSIFY,),
-    "zero-shot": (CLASSIFY,),
-}
-
 
 _FORMAT = 1
 """Of the state folder. Raise it when an earlier version could not read what this one writes."""
@@ -59,7 +50,7 @@ def _check_format(state: Path) -> None:
     if found > _FORMAT:
         raise ConfigError(
             f"Headrace {version} has written {state} in format {found}; this version, {headrace.__version__}, reads up "
-            f"to format {_FORMAT}: use that version, or another --state-dir"
+            f"to format {_FORMAT}: use that version, or another folder as ``state``"
         )
 
 
@@ -78,7 +69,7 @@ class BatchModel:
     @property
     def endpoints(self) -> tuple[str, ...]:
         """The endpoints that it supports."""
-        return _ENDPOINTS.get(self.bulk.task, ())
+        return task_named(self.bulk.task).endpoints
 
 
 class BatchApi:
@@ -122,7 +113,7 @@ class BatchApi:
             ConfigError: the folder cannot be written.
             OutputLockedError: another server has it.
         """
-        lock = exclusive(self._state / "lock", self._state, "stop that server, or choose another --state-dir")
+        lock = exclusive(self._state / "lock", self._state, "stop that server, or choose another folder as ``state``")
         with ExitStack() as held:
             try:
                 held.enter_context(lock)
@@ -171,7 +162,7 @@ class BatchApi:
     def _make_run(self, source: Path, folder: Path, url: str, owner: str | None) -> BatchRun:
         def run_of(model: BatchModel | None, source: Path, folder: Path, batch: str) -> ModelRun:
             if model is None:  # the server no longer has it; what is finished needs its task alone
-                task = next(task for task, urls in _ENDPOINTS.items() if url in urls)
+                task = tasks_for(url)[0]
                 model = BatchModel(BulkModel(self._models[0].bulk.server, task, None, []), lambda: ("",))
             return ModelRun(model.bulk, BatchWork(source, folder, url, owner, model.names()[0], batch), model.use)
 

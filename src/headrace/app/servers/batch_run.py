@@ -179,8 +179,7 @@ class ModelRun:
         async with self._use(self.leave):
             service, backfill = self.model.server.service, self.model.backfill
             assert backfill is not None, "it runs while the model is loaded"
-            profile = profile_of(service.engine)
-            ahead = min(8 * profile.batch_size, _AHEAD) if profile.batching == "batches" else _AHEAD
+            ahead = min(8 * profile_of(service.engine).batch_size or _AHEAD, _AHEAD)
             # All batches of a key share one turn.
             caller = ("batch", self._work.owner or self._work.batch)
             client = BackfillClient(backfill, asyncio.get_running_loop(), caller, ahead)

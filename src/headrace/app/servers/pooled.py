@@ -151,7 +151,7 @@ def build_pooled(content: ModelsFile, shared: ServerSettings) -> tuple[FastAPI, 
     account.facts = ServerFacts({"models": ", ".join(entry.name for entry in content.models)}, versions())
     for entry in content.models:
         if missing := sorted(set(entry.keys or ()) - known_keys):
-            raise ConfigError(f"model {entry.name!r}: there is no API key named {missing[0]!r} (--api-key-file)")
+            raise ConfigError(f"model {entry.name!r}: there is no API key named {missing[0]!r} (``api_key_file``)")
         try:
             device = numbered(Broadcast(listeners), len(models), len(content.models))
             model, part = _served(entry, shared, device)

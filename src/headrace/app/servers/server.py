@@ -15,7 +15,6 @@ from fastapi import FastAPI
 from prometheus_client.metrics_core import Metric
 
 import headrace
-from headrace.app.batchers import BatcherSettings, engine_process, make_batcher
 from headrace.app.jobs.describe import server_facts
 from headrace.app.jobs.job import Broadcast, Guarded
 from headrace.app.jobs.tracing import server_spans
@@ -24,12 +23,12 @@ from headrace.app.servers.batch_run import MOST_WAITING, BulkModel
 from headrace.app.servers.observed import ObservedServer
 from headrace.app.servers.warm_up import warm_up
 from headrace.device.cache import TuningCache
-from headrace.engines.base import runs_batches
+from headrace.engines.choosing import registry
 from headrace.engines.choosing.config import EngineConfig, merged_options, model_name
 from headrace.engines.choosing.resolving import resolve, served_names
+from headrace.engines.keywords import EngineKeywords, LocalKeywords
 from headrace.engines.model_folder import pickled_weights
-from headrace.engines.options import EngineOptions, LocalOptions
-from headrace.engines.profile import profile_of
+from headrace.engines.profile import BatcherSettings, PayloadCalls, profile_of
 from headrace.errors import ConfigError
 from headrace.events import Event, Listener, ModelLoaded
 from headrace.observe.exporters.prometheus import PrometheusListener, device_seconds
@@ -47,8 +46,6 @@ if TYPE_CHECKING:
     from headrace.observe.exporters.otel import ServerSpans
 
 logger = logging.getLogger("headrace")
-
-_DEFAULT_NAMES = {"embed": "all-MiniLM-L6-v2", "generate": "arithmetic"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +76,7 @@ SERVER_SETTINGS = tuple(one.name for kind in (ServerSettings, ServeLimits) for o
 """Names to suggest for an unknown engine option."""
 
 
-class ServerOptions(LocalOptions, total=False):
+class ServerOptions(LocalKeywords, total=False):
     """Keyword arguments of `build_app`, for functions that pass them on."""
 
     engine: str | Callable[..., object] | None
@@ -119,7 +116,7 @@ def build_app(  # noqa: PLR0913 - keyword-only settings of the front door, publi
     latency_target_s: float | None = None,
     pickled_weights: bool = False,
     listeners: Sequence[Listener] = (),
-    **options: Unpack[EngineOptions],
+    **options: Unpack[EngineKeywords],
 ) -> FastAPI:
     """A FastAPI app that serves one model: mount it, extend it, or give it to an ASGI server.
 
@@ -275,16 +272,14 @@ def _service(
     profile = profile_of(engine).tuned(config.batch_tokens or ready.tokens, config.batch_size)
     if account is not None:
         account.facts = server_facts(settings.config, engine, profile, settings.limits.max_requests)
-    process = engine_process(engine)
-    if spans is not None and runs_batches(engine):
-        process = spans.batches(engine.forward)
+    calls = PayloadCalls(None if spans is None else spans.batches)
     ended = time.monotonic()
     server.listener(ModelLoaded(server.name, ended - started, ended))
     service = Service(
         _served_model(settings.name, config),
         task,
         engine,
-        make_batcher(profile, process, batching),
+        profile.kind.batcher(engine, profile, calls, batching),
         settings.limits,
         server.engine_died,
     )
@@ -301,11 +296,11 @@ def _served_model(given: str | Sequence[str] | None, config: EngineConfig) -> Se
     """
     if given is None:
         task = config.task or ""
-        name, *others = served_names(config) or (_DEFAULT_NAMES.get(task, task),)
+        name, *others = served_names(config) or (registry.default_model(task) or task,)
         return ServedModel((name,), config.commit, tuple(others))
     names = (given,) if isinstance(given, str) else tuple(given)
     if not names or not all(names):
-        raise ConfigError(f"the name of the served model is {given!r}; it must not be empty (--served-model-name)")
+        raise ConfigError(f"the name of the served model is {given!r}; it must not be empty (``name``)")
     return ServedModel(tuple(dict.fromkeys(names)), config.commit)
 
 
@@ -317,5 +312,5 @@ def _refuse_pickles(model: str | None) -> None:
     if found:
         raise ConfigError(
             f"model {model!r} keeps its weights as pickle ({found[0].name}), which can run code when it is read; "
-            "use its safetensors, or pass --allow-pickled-weights if you trust it"
+            "use its safetensors, or pass ``pickled_weights=True`` if you trust it"
         )

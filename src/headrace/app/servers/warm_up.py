@@ -16,15 +16,8 @@ from headrace.batching.policy.cost import BatchCost, BatchLimits, batch_cost
 from headrace.device.budget import Measured, knee
 from headrace.device.cache import TuningCache
 from headrace.device.memory import MemoryWatch
-from headrace.engines.base import (
-    AnyBatchEngine,
-    AnyEngine,
-    Prepared,
-    TunableEngine,
-    can_be_tuned,
-    memory_of,
-    runs_batches,
-)
+from headrace.engines.base import BatchEngine, Engine, Prepared
+from headrace.engines.capabilities import BATCHES, TUNING, TunableEngine, memory_of
 from headrace.engines.choosing.config import EngineConfig
 from headrace.engines.choosing.loading import load_engine
 from headrace.engines.profile import EngineProfile, profile_of
@@ -52,7 +45,7 @@ _FACTORS = (0.5, 1, 2, 4, 8)
 class WarmedUp:
     """How a served model runs."""
 
-    engine: AnyEngine
+    engine: Engine
     budget: float | None
     """Of a batch; None for the engine's default."""
     detail: str
@@ -80,8 +73,8 @@ def warm_up(config: EngineConfig, latency_target_s: float | None, cache: TuningC
         ConfigError, EngineError: the model cannot be loaded.
     """
     engine = load_engine(exact(config))
-    profile = profile_of(engine)
-    if not can_be_tuned(engine) or not (profile.pads and profile.counts_tokens):
+    profile, tunable = profile_of(engine), TUNING.of(engine)
+    if tunable is None or not (profile.pads and profile.counts_tokens):
         return WarmedUp(engine, None, "")
     cache = cache or TuningCache()
     fixed = {
@@ -89,23 +82,23 @@ def warm_up(config: EngineConfig, latency_target_s: float | None, cache: TuningC
         "batch_tokens": config.batch_tokens,
         "batch_size": config.batch_size,
     }
-    key = {**find_key(engine, config.task or ""), "served": {"latency_target_s": latency_target_s, **fixed}}
+    key = {**find_key(tunable, config.task or ""), "served": {"latency_target_s": latency_target_s, **fixed}}
     kept = cache.read(key)
     if kept is None:
-        engine, kept = _find(engine, config, latency_target_s)
+        engine, kept = _find(tunable, config, latency_target_s)
         cache.write(key, kept)
     elif isinstance(dtype := kept.get("dtype"), str) and dtype != engine.describe().get("dtype", ""):
-        engine = _reloaded(engine, config, dtype)
+        engine = _reloaded(tunable, config, dtype)
     budget = budget_in(kept)
     tuned = profile_of(engine).tuned(
         config.batch_tokens or (None if budget is None else round(budget)), config.batch_size
     )
-    return WarmedUp(engine, budget, str(kept.get("detail", "")), _throughput(engine, tuned))
+    return WarmedUp(engine, budget, str(kept.get("detail", "")), _throughput(_batching(engine), tuned))
 
 
-def _find(engine: TunableEngine, config: EngineConfig, target_s: float | None) -> tuple[AnyEngine, dict[str, object]]:
+def _find(engine: TunableEngine, config: EngineConfig, target_s: float | None) -> tuple[Engine, dict[str, object]]:
     """The engine in the best dtype, and what was found."""
-    chosen: AnyEngine = engine
+    chosen: Engine = engine
     profile = profile_of(engine)
     work, detail = _work(engine), ""
     is_open = is_auto(config) or is_int8(config)
@@ -114,13 +107,12 @@ def _find(engine: TunableEngine, config: EngineConfig, target_s: float | None) -
         chosen = tuned.engine
         if tuned.precision is not None:
             detail = f"{tuned.precision.dtype}: {tuned.precision.detail}"
-    assert runs_batches(chosen), "it is loaded as the first was"
     fixed = config.batch_tokens is not None or config.batch_size is not None
-    budget = None if fixed or not work else _best_budget(chosen, work, profile.batch_cost, target_s)
+    budget = None if fixed or not work else _best_budget(_batching(chosen), work, profile.batch_cost, target_s)
     return chosen, {"dtype": chosen.describe().get("dtype", ""), "detail": detail, "budget": budget}
 
 
-def _reloaded(engine: AnyBatchEngine, config: EngineConfig, dtype: str) -> AnyEngine:
+def _reloaded(engine: BatchEngine, config: EngineConfig, dtype: str) -> Engine:
     try:
         other = load_engine(in_dtype(config, dtype))
     except (EngineError, ConfigError) as error:  # the file may name anything
@@ -130,7 +122,7 @@ def _reloaded(engine: AnyBatchEngine, config: EngineConfig, dtype: str) -> AnyEn
     return other
 
 
-def _work(engine: AnyBatchEngine) -> list[Work]:
+def _work(engine: BatchEngine) -> list[Work]:
     """Made-up texts, or pairs of them if the model takes pairs; empty if it takes neither."""
     texts = [
         " ".join(_WORDS[(number + place * 7) % len(_WORDS)] for place in range(_LENGTHS[number % len(_LENGTHS)]))
@@ -144,7 +136,7 @@ def _work(engine: AnyBatchEngine) -> list[Work]:
     return []
 
 
-def _best_budget(engine: AnyBatchEngine, work: Sequence[Work], own: float, target_s: float | None) -> float | None:
+def _best_budget(engine: BatchEngine, work: Sequence[Work], own: float, target_s: float | None) -> float | None:
     """The knee of throughput over the budgets that leave some memory free; None if there was time for only one."""
     ends = time.perf_counter() + _BUDGETS_S
     points: list[Measured] = []
@@ -169,9 +161,14 @@ def _best_budget(engine: AnyBatchEngine, work: Sequence[Work], own: float, targe
     return knee(fitting, most_s).budget if len(points) > 1 else None
 
 
-def _throughput(engine: AnyEngine, profile: EngineProfile) -> float | None:
+def _batching(engine: Engine) -> BatchEngine:
+    batching = BATCHES.of(engine)
+    assert batching is not None, "it can be tuned, or is loaded as one that can"
+    return batching
+
+
+def _throughput(engine: BatchEngine, profile: EngineProfile) -> float | None:
     """Cost per second of a full batch; None if it could not be measured."""
-    assert runs_batches(engine), "it is one that can be tuned"
     if not (work := _work(engine)):
         return None
     batch = _full_batch(work, profile.batch_cost)[: profile.batch_size]

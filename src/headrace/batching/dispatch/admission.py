@@ -75,17 +75,18 @@ class Admission:
         self._waiters.append(waiter)
         self._set_open()
         self._wakeup.wake()
+        entered = False
         try:
             await admitted
-        except BaseException:  # re-raised: a cancelled or refused record gives its place back
+            entered = True
+        finally:
             if admitted.done() and not admitted.cancelled() and admitted.exception() is None:
-                self._release(cost)  # cancelled just after it was admitted
+                self._release(cost)  # it enters, or was cancelled just after it was admitted
             elif waiter in self._waiters:
                 self._waiters.remove(waiter)
-            self.admit_waiting()
-            self._wakeup.wake()
-            raise
-        self._release(cost)
+            if not entered:
+                self.admit_waiting()
+                self._wakeup.wake()
         if self._refusal is not None:  # refused since it was admitted
             raise own_copy(self._refusal)
 

@@ -248,13 +248,13 @@ class Dispatcher:
         call = asyncio.get_running_loop().create_task(
             self._caller.call(records, timer), name=f"{self._options.name}-call"
         )
+        finished = False
         try:
-            done, _ = await asyncio.wait({call}, timeout=timeout)
-        except BaseException:  # re-raised: this task is cancelled, and the call with it
-            self._cancel_call(call)
-            raise
-        if not done:
-            self._cancel_call(call)
+            finished = bool((await asyncio.wait({call}, timeout=timeout))[0])
+        finally:
+            if not finished:  # it takes too long, or this task is cancelled
+                self._cancel_call(call)
+        if not finished:
             raise ProcessTimeoutError(
                 f"process_fn did not return a batch of {len(records)} records within process_timeout_s={timeout}; "
                 "its result is ignored. Raise the limit or use smaller batches"

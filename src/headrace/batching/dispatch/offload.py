@@ -15,8 +15,7 @@ from typing import Any, TypeVar
 
 from headrace.batching.callables import is_async
 from headrace.batching.results import received
-from headrace.batching.tasks import must_propagate
-from headrace.errors import ProcessError, text_of
+from headrace.batching.tasks import Foreign, Raised, attempt
 
 ResultT = TypeVar("ResultT")
 
@@ -65,17 +64,14 @@ class WorkerThread:
         self._thread.start()
 
     def run(self, loop: asyncio.AbstractEventLoop, fn: Callable[[], object]) -> asyncio.Future[object]:
-        """Run `fn`; returns a future of `loop`. An exception is the future's *result*, as a `CapturedError`.
+        """Run `fn`; returns a future of `loop`. An exception is the future's *result*, as a `Raised`.
 
         (As the future's exception, `StopIteration` and `KeyboardInterrupt` have a special meaning to the loop.)
         """
         future: asyncio.Future[object] = loop.create_future()
 
         def call() -> None:
-            try:
-                outcome: object = fn()
-            except BaseException as exc:  # noqa: BLE001  # it fails the batch, not the thread
-                outcome = CapturedError(exc)
+            outcome = attempt(fn)  # an error fails the batch, not the thread
             try:
                 loop.call_soon_threadsafe(_finish, future, outcome)
             except RuntimeError:
@@ -97,15 +93,6 @@ class WorkerThread:
             call()
             del call  # an idle thread must not keep a batch alive
         self.own_loop.close()
-
-
-class CapturedError:
-    """An exception passed between threads as a value."""
-
-    __slots__ = ("cause",)
-
-    def __init__(self, cause: BaseException) -> None:
-        self.cause = cause
 
 
 def _finish(future: asyncio.Future[object], outcome: object) -> None:
@@ -165,19 +152,8 @@ class ProcessCaller:
             ProcessError: it raised an exception with a special meaning to the loop, such as `KeyboardInterrupt` or its
                 own `CancelledError`, which is the `__cause__`.
         """
-        try:
+        with Foreign("process_fn"):
             return await (self._call_on_loop(records) if self._on_loop else self._call_in_thread(records, timer))
-        except asyncio.CancelledError as exc:
-            task = asyncio.current_task()
-            if task is None or task.cancelling():
-                raise  # this call was cancelled
-            raise ProcessError("process_fn raised CancelledError although it was not cancelled") from exc
-        except Exception:  # an error of the batch, whatever it is; only the others need another name
-            raise
-        except BaseException as exc:  # the user's code may raise SystemExit and the like: fail the batch, not the loop
-            if must_propagate(exc):
-                raise
-            raise ProcessError(f"process_fn raised {type(exc).__name__}: {text_of(exc)}") from exc
 
     async def _call_on_loop(self, records: list[object]) -> list[object]:
         size = len(records)  # it may change the list
@@ -190,14 +166,14 @@ class ProcessCaller:
         running = worker.run(asyncio.get_running_loop(), work)
         try:
             outcome = await running
-        except BaseException:  # cancelled while the call continues: its thread ends after it and is replaced
-            worker.close()
-            raise
-        self._idle.append(worker)
-        if isinstance(outcome, CapturedError):
-            if isinstance(outcome.cause, StopIteration):  # a coroutine cannot raise it
-                raise ProcessError("process_fn raised StopIteration") from outcome.cause
-            raise outcome.cause
+        finally:
+            if running.done() and not running.cancelled():
+                self._idle.append(worker)
+            else:  # cancelled while the call continues: its thread ends after it and is replaced
+                worker.close()
+        if isinstance(outcome, Raised):
+            with Foreign("process_fn"):
+                raise outcome.cause
         if isinstance(outcome, list):
             return outcome
         timer.on_thread = False

@@ -8,13 +8,13 @@ from collections import deque
 from typing import Any
 
 from headrace.batching.dispatch.isolation import should_split
-from headrace.batching.dispatch.offload import CallTimer, CapturedError, WorkerThread
+from headrace.batching.dispatch.offload import CallTimer, WorkerThread
 from headrace.batching.dispatch.submission import DispatchContext
 from headrace.batching.pending import QueueEntry, fail, is_out_of_memory, resolve
 from headrace.batching.policy.growth import Growth
 from headrace.batching.policy.slots import SlotEntry, Slots
 from headrace.batching.step_model import SharingStepModel, StepCall, StepModel, group_of
-from headrace.batching.tasks import must_propagate, run_to_the_end
+from headrace.batching.tasks import Raised, attempt, must_propagate, run_to_the_end
 from headrace.errors import ProcessError, ProcessTimeoutError, text_of
 from headrace.events import BatchSplit, Event, StepDone
 
@@ -123,22 +123,25 @@ class StepScheduler:
             for slot in self._groups.popleft() if self._groups else ():
                 self._join(slot)
         while not self._alone and (entry := self._queue.peek()) is not None:
-            record = entry.records[0]
-            try:
-                slot = SlotEntry(entry, record, *self._model.span(record), group=group_of(self._model, record))
-                slot.shared = self._overlap(record)
-            except BaseException as exc:  # user code: it fails this record, not the loop
-                if must_propagate(exc):
-                    raise
+            found = attempt(self._slot_for, entry)
+            if isinstance(found, Raised):  # by the model: it fails this record, not the loop
+                if must_propagate(found.cause):
+                    raise found.cause
                 self._meter.taken += 1
-                self._meter.failed += fail(self._take_next(), exc)
+                self._meter.failed += fail(self._take_next(), found.cause)
                 continue
-            if not slots.takes(peak, slot):
-                self._no_room = entry, slot.shared, slots.held
+            if not slots.takes(peak, found):
+                self._no_room = entry, found.shared, slots.held
                 return
-            (slot.entry,) = self._take_next()
-            self._join(slot)
-            self._meter.joined(self._clock(), slot.entry.arrival)
+            (found.entry,) = self._take_next()
+            self._join(found)
+            self._meter.joined(self._clock(), found.entry.arrival)
+
+    def _slot_for(self, entry: QueueEntry) -> SlotEntry:
+        record = entry.records[0]
+        slot = SlotEntry(entry, record, *self._model.span(record), group=group_of(self._model, record))
+        slot.shared = self._overlap(record)
+        return slot
 
     def _still_no_room(self) -> bool:
         """Whether no room can have appeared for the next one: no record has left, and no more is shared."""
@@ -235,7 +238,7 @@ class StepScheduler:
             fail(self._queue.clear(), late)
             self._admission.admit_waiting()
         outcome = await running
-        return outcome.cause if isinstance(outcome, CapturedError) else late
+        return outcome.cause if isinstance(outcome, Raised) else late
 
     # -- results of a step ---------------------------------------------------------------------------------
 

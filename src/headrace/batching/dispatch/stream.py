@@ -12,7 +12,7 @@ from headrace.batching.dispatch.submission import Submission
 from headrace.batching.options import Options
 from headrace.batching.pending import EntryHolder, fail, own_copy
 from headrace.batching.policy.cost import CostRule
-from headrace.batching.tasks import must_propagate
+from headrace.batching.tasks import Raised, attempt, must_propagate
 from headrace.errors import ConfigError
 
 RecordT = TypeVar("RecordT")
@@ -269,35 +269,44 @@ class Stream:
             self._runs.append(run)
         rest = RunSlice(self, run, 0, len(records))
         self.entries.add(rest)
-        try:
+        with _FailsWith(rest):  # for example when the batcher has stopped
             shared = self._port.cost(records[0]) if alike else self._port.shared_cost(records)
             while shared is None and rest.count > 1:
                 await self._enter_alone(rest.split(1))
             await (self._enter_alone(rest) if shared is None else self._enter(rest, shared))
-        except BaseException as exc:  # for example the batcher has stopped: fail records that were not admitted
-            fail([rest], exc)
-            raise
 
     async def _enter_alone(self, entry: RunSlice) -> None:
-        try:
-            cost = self._port.cost(entry.records[0])
-        except BaseException as exc:  # from the user's estimator: it fails this record, not the stream
-            if must_propagate(exc):
-                raise
-            entry.set_exception(own_copy(exc))
-        else:
+        cost = attempt(self._port.cost, entry.records[0])
+        if not isinstance(cost, Raised):
             await self._enter(entry, cost)
+        elif must_propagate(cost.cause):
+            raise cost.cause
+        else:  # by the user's estimator: it fails this record, not the stream
+            entry.set_exception(own_copy(cost.cause))
 
     async def _enter(self, entry: RunSlice, cost: float) -> None:
         entry.cost = cost
-        try:
+        with _FailsWith(entry):
             entered = self._port.enter(entry, 0)
             while not entered:
                 await self._port.wait_for_room(cost)
                 entered = self._port.enter(entry, 1)
-        except BaseException as exc:  # re-raised: the record must not wait for a place it never gets
-            fail([entry], exc)
-            raise
+
+
+class _FailsWith:
+    """An entry that fails with what its `with` block raises: it must not wait for a place that it never gets."""
+
+    __slots__ = ("_entry",)
+
+    def __init__(self, entry: RunSlice) -> None:
+        self._entry = entry
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if error is not None:
+            fail([self._entry], error)
 
 
 def read_ahead(records: Iterable[RecordT], clock: Callable[[], float]) -> Iterator[list[RecordT] | Exception]:
@@ -306,17 +315,16 @@ def read_ahead(records: Iterable[RecordT], clock: Callable[[], float]) -> Iterat
     size = 1
     while True:
         chunk: list[RecordT] = []
-        error: Exception | None = None
         started = clock()
-        try:
-            chunk.extend(islice(source, size))
-        except Exception as exc:  # noqa: BLE001  # from the user's input: yield earlier records first
-            error = exc
+        read = attempt(chunk.extend, islice(source, size))  # the records before an error are in the chunk
         slow = clock() - started > _SPIN_S
+        if isinstance(read, Raised) and not isinstance(read.cause, Exception):
+            raise read.cause
         if chunk:
             yield chunk
-        if error is not None:
-            yield error
+        if isinstance(read, Raised):
+            assert isinstance(read.cause, Exception)
+            yield read.cause
             return
         if len(chunk) < size:
             return

@@ -7,14 +7,19 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from headrace.engines.choosing import registry
 from headrace.engines.model_folder import is_included
 from headrace.errors import ConfigError
 
-# Options that only one engine has: each selects that engine.
-_IMPLIED = {"handler": "torchserve", "endpoints": "endpoint"}
+
+class EngineChoice(Protocol):
+    """An engine with its options as one object, such as `headrace.Embedding`."""
+
+    def as_config(self) -> EngineConfig:
+        """The configuration that jobs and servers use."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +78,11 @@ class EngineConfig:
             ConfigError: an option belongs to another engine than the one named.
         """
         config = self
-        for option, engine in _IMPLIED.items():
-            if option in self.engine_options and config.engine is None:
-                config = replace(config, engine=engine)
+        if config.engine is None and config.engine_options:
+            config = replace(config, engine=registry.implied_engine(config.engine_options))
         if config.task is not None:
             return config
-        own = registry.is_custom(config.engine) or config.engine == "torchserve"
+        own = registry.is_custom(config.engine) or config.engine in registry.engine_names("custom")
         return replace(config, task=asked or ("custom" if own else "embed"))
 
     def anchored(self) -> EngineConfig:
@@ -88,13 +92,13 @@ class EngineConfig:
         """
         if not isinstance(self.engine_options, Mapping):
             return self  # its check names it
+        paths = registry.path_options()
         options = {
-            name: _anchored(value) if name in _PATHS or isinstance(value, Path) else value
+            name: _anchored(value) if name in paths or isinstance(value, Path) else value
             for name, value in self.engine_options.items()
         }
-        engine, model = self.engine, self.model
-        named = model is None or (engine is not None and not isinstance(engine, str)) or ":" in (engine or "")
-        if named or engine == "endpoint" or "endpoints" in options or is_included(model or ""):
+        engine, model = self.engine or registry.implied_engine(options), self.model
+        if model is None or registry.is_custom(engine) or is_included(model) or registry.is_remote(engine):
             return replace(self, engine_options=options)
         return replace(self, model=_anchored(model), engine_options=options)
 
@@ -123,10 +127,6 @@ class EngineConfig:
         timeout = self.engine_timeout_s
         if timeout is not None and not 0 < timeout < float("inf"):
             raise ConfigError(f"engine_timeout_s is {timeout!r}; it must be a finite number > 0")
-
-
-_PATHS = ("chat_template", "config", "handler", "tokenizer")
-"""Options that may name a file or folder."""
 
 
 def _anchored(name: Any) -> Any:

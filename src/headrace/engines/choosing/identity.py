@@ -36,11 +36,13 @@ def identity(
     """
     try:
         local = [] if commit is not None else [model, registry.folder_of(task, model, engine)]
-        if commit is None and registry.is_remote(task, model, engine):
+        if commit is None and registry.is_downloaded(task, model, engine):
             return None
         files: list[object] = [*local, *map(_file_part, options.values())]
         name = engine
-        if engine is not None and (not isinstance(engine, str) or ":" in engine):
+        kind = registry.engine_named(task, engine)
+        library = None if kind is None else kind.library
+        if kind is None:
             name, code = _own_code(engine)
             files.append(code)
         facts = {
@@ -49,7 +51,7 @@ def identity(
             "model": None if model is None else str(model),
             "options": {key: str(value) if isinstance(value, Path) else value for key, value in options.items()},
             **({} if commit is None else {"commit": commit}),
-            "version": importlib.metadata.version("vllm") if engine == "vllm" else None,
+            "version": None if library is None else importlib.metadata.version(library),
             "files": [stats for path in files if _exists(path) for stats in _file_stats(Path(path).resolve())],
         }
         text = json.dumps(facts, sort_keys=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headrace.engines.base import AnyEngine
+from headrace.engines.base import Engine
 from headrace.engines.choosing import registry
 from headrace.engines.choosing.config import EngineConfig
 from headrace.engines.choosing.process import ProcessEngine
@@ -10,7 +10,7 @@ from headrace.engines.choosing.resolving import fetch
 from headrace.errors import EngineError, HeadraceError, StoppedEarly, text_of
 
 
-def load_engine(config: EngineConfig) -> AnyEngine:
+def load_engine(config: EngineConfig) -> Engine:
     """Load the model, which is downloaded first if need be. Blocks.
 
     Raises:
@@ -22,7 +22,7 @@ def load_engine(config: EngineConfig) -> AnyEngine:
     if config.engine_process:
         return ProcessEngine(task, model, engine=name, options=options, timeout_s=config.engine_timeout_s)
     try:
-        engine: AnyEngine = registry.create(task, model, engine=name, **options)
+        engine: Engine = registry.create(task, model, engine=name, **options)
     except (HeadraceError, OSError, KeyboardInterrupt, StoppedEarly):
         raise
     except BaseException as error:

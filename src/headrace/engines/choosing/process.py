@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from headrace.batching.results import checked_results
-from headrace.engines.base import AnyBatchEngine, Prepared, TunableEngine, can_be_tuned
+from headrace.engines.base import Prepared
+from headrace.engines.capabilities import BATCHES, TUNING
 from headrace.engines.choosing import registry
 from headrace.engines.profile import EngineProfile, profile_of
 from headrace.errors import ConfigError, EngineDeadError, EngineError, HeadraceError, WorkerDiedError, text_of
@@ -17,8 +18,6 @@ from headrace.processes.crash_isolation import CrashIsolation
 
 _AT_WORK_S = 1.0
 """How long `close` waits for a running call before it kills the process."""
-_REFUSED = frozenset({"vllm", "endpoint"})
-"""Engines that do not run batches: refused before a model is loaded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +59,8 @@ class ProcessEngine:
                 "engine_process needs an engine by name: pass module:name instead of the function or object, so that "
                 "the process can import it"
             )
-        if engine in _REFUSED:
+        declared = registry.engine_named(task, engine)
+        if declared is not None and not declared.runs_batches:  # refused before a model is loaded
             raise _no_batches(engine)
         self._child = ChildProcess(_Host, task, model, engine, dict(options or {}))
         self._closed = False
@@ -145,11 +145,11 @@ class _Host:
             words = " ".join(text_of(error).split())
             raise EngineError(f"the engine cannot be loaded: {type(error).__name__}: {words}") from error
         profile = profile_of(engine)
-        if profile.batching != "batches":
+        batching, tunable = BATCHES.of(engine), TUNING.of(engine)
+        if batching is None:
             engine.close()
             raise _no_batches(name or type(engine).__name__)
-        self._engine: AnyBatchEngine = engine
-        tunable: TunableEngine | None = engine if can_be_tuned(engine) else None
+        self._engine = batching
         self.facts = _Facts(
             replace(profile, followable=False, tokenizes=False, overlaps=False),  # it takes one call at a time
             dict(engine.describe()),
@@ -168,5 +168,5 @@ class _Host:
 
 def _no_batches(name: str | None) -> ConfigError:
     return ConfigError(
-        f"engine {name} takes requests one by one and cannot run in a child process; omit --engine-process"
+        f"engine {name} takes requests one by one and cannot run in a child process; omit ``engine_process=True``"
     )

@@ -1,130 +1,105 @@
-"""Create engines by name. An engine's dependencies are imported only when it is created."""
+"""Engines by name. An engine's dependencies are imported only when it is loaded."""
 
 from __future__ import annotations
 
-import ast
-import functools
-import importlib
-import importlib.machinery
-import importlib.util
-import logging
-import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Any, Literal, TypeGuard, Union, get_args, get_origin
 
 from headrace.engines.custom import load
-from headrace.engines.model_folder import DEFAULT_MODEL, ONNX_WEIGHTS, WEIGHTS, is_local, named_folder
+from headrace.engines.declaring import EngineOptions
+from headrace.engines.model_folder import ONNX_WEIGHTS, WEIGHTS, is_local, named_folder
 from headrace.engines.model_kinds import check_kind, warn_unused_head
-from headrace.engines.options import VLLM_OPTIONS, EncoderOptions
-from headrace.engines.requests.generation import Sampling
-from headrace.engines.requests.long_prompts import LongPrompts, taken_from
-from headrace.engines.task_names import unknown_task
-from headrace.errors import ConfigError, MissingExtraError, UnknownOptionError, nearest
+from headrace.engines.tasks import known_tasks, task_named
+from headrace.errors import ConfigError, UnknownOptionError, nearest
 from headrace.models.names import remote_model
+from headrace.options import Declared, declared
+from headrace.plugins import OWN, known, working
+from headrace.plugins import load as load_plugin
+from headrace.wording import shown
 
 
-@dataclass(frozen=True, slots=True)
-class _Entry:
-    factory: str
-    """`module:attribute`"""
-    extra: str
-    """The extra that installs what the module imports."""
-    default: str | None = None
-    """The default model."""
-    weights: frozenset[str] | None = WEIGHTS
-    """Suffixes of the weight files, one of which must be in the model's folder; None if the model is not a folder."""
-    samples: bool = False
-    """Whether its further options are sampling parameters, and the rules for prompts that are too long."""
-    splits: bool = False
-    """Whether it can split what is too long for the model."""
+def engine_names(task: str) -> tuple[str, ...]:
+    """The names of a task's engines, in order; those that cannot be imported come last."""
+    found = {plugin.rpartition(".")[2]: plugin for plugin in known("engines") if plugin.rpartition(".")[0] == task}
+    declarations = _declarations()
+    order = {name: declarations[plugin].order if plugin in declarations else 1000 for name, plugin in found.items()}
+    return tuple(sorted(found, key=lambda name: order[name]))
 
 
-_ENGINES: Mapping[str, Mapping[str, _Entry]] = {
-    "embed": {
-        "torch": _Entry(
-            "headrace.engines.text.embedding:EmbeddingEngine", extra="torch", default=DEFAULT_MODEL, splits=True
-        ),
-        "onnx": _Entry("headrace.engines.onnx.engine:embed", extra="onnx", weights=ONNX_WEIGHTS, splits=True),
-        "vllm": _Entry("headrace.engines.vllm.pooling:embed", extra="vllm", default=DEFAULT_MODEL),
-        "endpoint": _Entry("headrace.engines.remote.endpoint:embed", extra="client", weights=None),
-    },
-    "sparse-embed": {"torch": _Entry("headrace.engines.text.sparse:SparseEngine", extra="torch")},
-    "multi-vector-embed": {"torch": _Entry("headrace.engines.text.multi_vector:MultiVectorEngine", extra="torch")},
-    "classify": {
-        "torch": _Entry("headrace.engines.text.classification:classify", extra="torch", splits=True),
-        "onnx": _Entry("headrace.engines.onnx.engine:classify", extra="onnx", weights=ONNX_WEIGHTS, splits=True),
-        "vllm": _Entry("headrace.engines.vllm.pooling:classify", extra="vllm"),
-        "endpoint": _Entry("headrace.engines.remote.endpoint:classify", extra="client", weights=None),
-    },
-    "score": {
-        "torch": _Entry("headrace.engines.text.classification:score", extra="torch", splits=True),
-        "onnx": _Entry("headrace.engines.onnx.engine:score", extra="onnx", weights=ONNX_WEIGHTS, splits=True),
-        "vllm": _Entry("headrace.engines.vllm.pooling:score", extra="vllm"),
-    },
-    "zero-shot": {
-        "torch": _Entry("headrace.engines.text.classification:zero_shot", extra="torch"),
-        "onnx": _Entry("headrace.engines.onnx.engine:zero_shot", extra="onnx", weights=ONNX_WEIGHTS),
-    },
-    "image-classify": {
-        "torch": _Entry("headrace.engines.vision.engine:image_classify", extra="vision"),
-        "onnx": _Entry("headrace.engines.onnx.engine:image_classify", extra="onnx", weights=ONNX_WEIGHTS),
-    },
-    "image-embed": {
-        "torch": _Entry("headrace.engines.vision.engine:image_embed", extra="vision"),
-        "onnx": _Entry("headrace.engines.onnx.engine:image_embed", extra="onnx", weights=ONNX_WEIGHTS),
-    },
-    "generate": {
-        "torch": _Entry(
-            "headrace.engines.generation.continuous:GenerationEngine",
-            extra="torch",
-            default="arithmetic",
-            samples=True,
-            splits=True,
-        ),
-        "static": _Entry(
-            "headrace.engines.generation.static:StaticGenerationEngine",
-            extra="torch",
-            default="arithmetic",
-            samples=True,
-        ),
-        "vllm": _Entry(
-            "headrace.engines.vllm.engine:VllmEngine", extra="vllm", default="arithmetic", samples=True, splits=True
-        ),
-        "endpoint": _Entry("headrace.engines.remote.endpoint:generate", extra="client", weights=None),
-    },
-    "custom": {
-        "torchserve": _Entry("headrace.engines.torchserve.engine:TorchServeEngine", extra="torch", weights=None)
-    },
-}
-"""The engines of each task by name; the first is the default."""
+def declared_engines(task: str | None = None) -> tuple[type[EngineOptions], ...]:
+    """The engines of a task, the default first; None for those of all tasks. Without those that cannot be imported."""
+    tasks, every = known_tasks() if task is None else (task,), _declarations()
+    return tuple(every[name] for one in tasks for engine in engine_names(one) if (name := f"{one}.{engine}") in every)
 
 
-_INCLUDED = {"classify": "docstrings", "image-classify": "digits"}
-"""A small model of a task without a default, to begin with."""
-
-
-def known_tasks() -> tuple[str, ...]:
-    """The tasks that `create` supports."""
-    return tuple(_ENGINES)
+def _declarations() -> dict[str, type[EngineOptions]]:
+    every = working("engines", type)
+    return {name: kind for name, kind in every.items() if _is_declaration(kind, name)}
 
 
 def options_by_task() -> dict[str, dict[str, tuple[str, ...]]]:
     """The options of each task's engines, the default first; without those that take another program's."""
-    found = {
-        task: {name: _known_options(entry) for name, entry in engines.items()} for task, engines in _ENGINES.items()
-    }
-    return {
-        task: {name: known for name, known in engines.items() if known is not None and name != "vllm"}
-        for task, engines in found.items()
-    }
+    found: dict[str, dict[str, tuple[str, ...]]] = {task: {} for task in known_tasks()}
+    for kind in declared_engines():
+        if kind.others is None:
+            found[kind.task][kind.engine] = kind.names() or ()
+    return found
+
+
+def engine_options() -> dict[str, Declared]:
+    """Every option of every engine by its name, as the first engine declares it, with the types of all of them.
+
+    One with a `panel` has a line of its own in `--help`.
+    """
+    found: dict[str, Declared] = {}
+    for kind in declared_engines():
+        for one in declared(kind):
+            earlier = found.get(one.name)
+            found[one.name] = one if earlier is None else replace(earlier, kind=_either(earlier.kind, one.kind))
+    return found
+
+
+def _either(one: Any, other: Any) -> Any:
+    """The union of two types; the values of two literals become one literal."""
+    parts = [part for kind in (one, other) for part in (get_args(kind) if _is_union(kind) else (kind,))]
+    values = tuple(dict.fromkeys(value for part in parts if get_origin(part) is Literal for value in get_args(part)))
+    rest = [part for part in dict.fromkeys(parts) if get_origin(part) is not Literal]
+    return Union[(Literal[values], *rest) if values else tuple(rest)]  # noqa: UP007 - made of what is known at run time
+
+
+def _is_union(kind: Any) -> bool:
+    return get_origin(kind) in (Union, UnionType)
 
 
 def is_custom(engine: object) -> bool:
     """Whether it is a custom engine: `module:name`, a function or another object."""
     return engine is not None and (not isinstance(engine, str) or ":" in engine)
+
+
+def implied_engine(options: Iterable[str]) -> str | None:
+    """The engine that an option chooses where none is named."""
+    implied = {kind.implied_by: kind.engine for kind in declared_engines() if kind.implied_by}
+    return next((implied[option] for option in options if option in implied), None)
+
+
+def is_remote(engine: object) -> bool:
+    """Whether the engine of this name asks models on other servers, whatever the task."""
+    return any(kind.remote and kind.engine == engine for kind in declared_engines())
+
+
+def default_model(task: str) -> str | None:
+    """The model that a task has where none is named."""
+    return next((kind.default_model for kind in declared_engines(task) if kind.default_model is not None), None)
+
+
+def path_options() -> frozenset[str]:
+    """The names of options that may be a file or folder."""
+    return frozenset(
+        one.name for kind in declared_engines() for one in declared(kind) if Path in (one.kind, *get_args(one.kind))
+    )
 
 
 def check_options(task: str, engine: object, options: Mapping[str, object], settings: Iterable[str] = ()) -> None:
@@ -136,12 +111,8 @@ def check_options(task: str, engine: object, options: Mapping[str, object], sett
     Raises:
         ConfigError: one of them does not exist.
     """
-    entry = _entry(task, engine)
-    known = _known_options(entry) if entry is not None else None
-    if known is not None:
-        _refuse_unknown(task, None if engine is None else str(engine), known, options, settings)
-    if entry is not None:
-        _check_splitting(entry, options)
+    if (kind := engine_named(task, engine)) is not None:
+        _made(kind, engine, None, options, settings)
 
 
 def check_model(task: str, model: str | Path | None, engine: object) -> None:
@@ -150,10 +121,9 @@ def check_model(task: str, model: str | Path | None, engine: object) -> None:
     Raises:
         ConfigError: it does not.
     """
-    entry = _entry(task, engine)
-    if entry is not None:
+    if (kind := engine_named(task, engine)) is not None:
         folder_of(task, model, engine)
-        _check_kind(task, model, entry)
+        _check_kind(model, kind)
 
 
 def folder_of(task: str, model: str | Path | None, engine: object) -> Path | None:
@@ -162,14 +132,14 @@ def folder_of(task: str, model: str | Path | None, engine: object) -> Path | Non
     Raises:
         ConfigError: the folder does not exist, or no model is named.
     """
-    entry = _entry(task, engine)
-    if entry is None or entry.weights is None or is_remote(task, model, engine):
+    kind = engine_named(task, engine)
+    if kind is None or kind.weights is None or is_downloaded(task, model, engine):
         return None
-    _check_named(task, model, entry)
-    return named_folder(entry.default if model is None else model, entry.weights)
+    _check_named(model, kind)
+    return named_folder(kind.default_model if model is None else model, kind.weights)
 
 
-def is_remote(task: str, model: str | Path | None, engine: object) -> bool:
+def is_downloaded(task: str, model: str | Path | None, engine: object) -> bool:
     """Whether the model must be downloaded: it is neither a local folder nor an included model.
 
     The model of a custom engine and of a server elsewhere is a name of their own.
@@ -177,24 +147,16 @@ def is_remote(task: str, model: str | Path | None, engine: object) -> bool:
     Raises:
         ConfigError: the task or engine does not exist, or the name has a wrong form.
     """
-    return _needs_folder(task, engine) and model is not None and not is_local(model) and bool(remote_model(str(model)))
-
-
-def loads_onnx(task: str, engine: object) -> bool:
-    """Whether the engine reads ONNX files."""
-    entry = _entry(task, engine)
-    return entry is not None and entry.weights == ONNX_WEIGHTS
-
-
-def _needs_folder(task: str, engine: object) -> bool:
-    entry = _entry(task, engine)
-    return entry is not None and entry.weights is not None
+    kind = engine_named(task, engine)
+    if kind is None or kind.weights is None or model is None or is_local(model):
+        return False
+    return bool(remote_model(str(model)))
 
 
 def has_option(task: str | None, engine: object, option: str) -> bool:
     """Whether an engine of Headrace's own has an option of this name; False for others, and where it cannot be told."""
-    entry = _entry(task or "", engine)
-    return entry is not None and option in (_known_options(entry) or ())
+    kind = engine_named(task or "", engine)
+    return kind is not None and option in (kind.names() or ())
 
 
 def unknown_key(key: str, known: Sequence[str]) -> str:
@@ -215,162 +177,137 @@ def create(task: str, model: str | Path | None = None, *, engine: object = None,
         MissingExtraError: a dependency of the engine is not installed.
         EngineError: the model's files cannot be loaded.
     """
-    entry = _entry(task, engine)
-    if entry is None:
+    kind = engine_named(task, engine)
+    if kind is None:
         return load(engine, model, options)
-    _check_named(task, model, entry)
-    _check_kind(task, model, entry)  # before imports that take seconds
-    if entry.extra != "client":
+    _check_named(model, kind)
+    _check_kind(model, kind)  # before imports that take seconds
+    if kind.weights is not None:
         warn_unused_head(task, model)
-    factory = _import_known(task, entry)
-    if (known := _known_options(entry)) is not None:
-        _refuse_unknown(task, None if engine is None else str(engine), known, options)
-    _check_splitting(entry, options)
-    return factory(model, **options)
+    return _made(kind, engine, model, options).load()
 
 
-def _entry(task: str, engine: object) -> _Entry | None:
-    """The engine with that name; None for a custom engine.
+def engine_named(task: str, engine: object) -> type[EngineOptions] | None:
+    """The declaration of the engine with that name; None for a custom engine.
 
     Raises:
-        ConfigError: no such task or engine.
+        ConfigError: no such task or engine, or the package that registers it is broken.
     """
-    engines = _ENGINES.get(task)
-    if engines is None:
-        raise unknown_task(task, _ENGINES)
+    task_named(task)
     if is_custom(engine):
         return None
-    if engine is None and task == "custom":
-        raise ConfigError("task custom needs an engine: set engine (module:name) or handler")
-    entry = engines.get(str(engine) if engine else next(iter(engines)))
-    if entry is None:
+    name = f"{task}.{engine or _default_engine(task)}"
+    if name not in known("engines"):
         raise ConfigError(
-            f"task {task!r} has no engine {engine!r}; known: {', '.join(engines)}, or module:name for a custom engine"
+            f"task {task!r} has no engine {engine!r}; known: {', '.join(engine_names(task))}, or module:name for a "
+            "custom engine"
         )
-    return entry
+    return declaration(name)
 
 
-def _check_named(task: str, model: str | Path | None, entry: _Entry) -> None:
-    if model is None and entry.default is None and entry.weights is not None:
-        own = _INCLUDED.get(task) if entry.weights == WEIGHTS else None
-        included = "" if own is None else f", or {own}, which is included"
-        raise ConfigError(f"task {task!r} has no default model; set one: --model FOLDER or org/name{included}")
-
-
-def _check_kind(task: str, model: str | Path | None, entry: _Entry) -> None:
-    if entry.extra != "client":
-        check_kind(task, model)
-
-
-def _import_known(task: str, entry: _Entry) -> Callable[..., object]:
-    module_name, _, attribute = entry.factory.partition(":")
-    try:
-        with _importing, _quiet_imports():
-            module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        raise MissingExtraError(
-            f'task {task!r} needs {error.name}, which is not installed: pip install "headrace[{entry.extra}]"'
-        ) from error
-    factory: Callable[..., object] = getattr(module, attribute)
-    return factory
-
-
-_importing = threading.Lock()
-"""Imports of torch and transformers on two threads may each see a module of the other half made."""
-
-
-@contextmanager
-def _quiet_imports() -> Iterator[None]:
-    """Without the warnings that torchao gives for kernels of other devices, where transformers finds and imports it."""
-    loggers = [logging.getLogger(name) for name in ("torchao", "torch.utils._pytree")]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
-
-
-@functools.cache
-def _known_options(entry: _Entry) -> tuple[str, ...] | None:
-    """The names of a factory's options, read from its source to avoid slow imports.
-
-    None if they cannot be determined.
-    """
-    module, _, attribute = entry.factory.partition(":")
-    spec = importlib.util.find_spec(module)
-    if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
-        return None
-    body = ast.parse(Path(spec.origin).read_text(encoding="utf-8")).body
-    found = next((node for node in body if getattr(node, "name", None) == attribute), None)
-    if isinstance(found, ast.ClassDef):
-        found = next((node for node in found.body if getattr(node, "name", None) == "__init__"), None)
-    if not isinstance(found, ast.FunctionDef):
-        return None
-    names = [argument.arg for argument in (*found.args.args, *found.args.kwonlyargs) if argument.arg != "self"][1:]
-    if found.args.kwarg is not None and "EncoderOptions" in ast.dump(found.args.kwarg):
-        names = [*EncoderOptions.__annotations__, *names]
-    if found.args.kwarg is not None and "SamplingOptions" in ast.dump(found.args.kwarg):
-        names += Sampling.__slots__
-    if entry.samples:
-        names += [*Sampling.__slots__, *LongPrompts.__slots__]
-    if found.args.kwarg is not None and entry.extra == "vllm":
-        arguments = _vllm_arguments()
-        if arguments is None:
-            return None
-        names += arguments
-    return tuple(dict.fromkeys(names))
-
-
-def _vllm_arguments() -> list[str] | None:
-    """The names of vLLM's engine arguments, from its source; None if it is not installed."""
-    spec = importlib.machinery.PathFinder.find_spec("vllm")
-    file = Path(spec.origin).parent / "engine" / "arg_utils.py" if spec is not None and spec.origin else None
-    if file is None or not file.is_file():
-        return None
-    body = ast.parse(file.read_text(encoding="utf-8")).body
-    kinds = [node for node in body if isinstance(node, ast.ClassDef) and node.name in ("EngineArgs", "AsyncEngineArgs")]
-    assigned = [node.target for kind in kinds for node in kind.body if isinstance(node, ast.AnnAssign)]
-    names = [target.id for target in assigned if isinstance(target, ast.Name)]
-    return [name for name in names if name != "model" and not name.startswith("_")] or None
-
-
-def _refuse_unknown(
-    task: str, engine: str | None, known: Sequence[str], options: Mapping[str, object], settings: Iterable[str] = ()
-) -> None:
-    option = next((name for name in options if name not in known), None)
-    if option is None:
-        return
-    raise UnknownOptionError(option, task, engine, tuple(known), tuple(_owners(option).items()), tuple(settings))
-
-
-def _check_splitting(entry: _Entry, options: Mapping[str, object]) -> None:
-    """Refuse texts that are to be split where they cannot be, and settings of it where they are not.
+def declaration(name: str) -> type[EngineOptions]:
+    """The engine that is registered as `TASK.ENGINE`.
 
     Raises:
-        ConfigError: as said.
+        ConfigError: there is none, or the package that registers it is broken.
     """
-    splits = options.get("on_too_long") == "split"
-    if splits and not entry.splits:
-        raise ConfigError(
-            "on_too_long is 'split', which the engines torch and onnx have for the tasks embed, classify and score, "
-            "and torch and vllm for generate; use 'error', or another engine"
+    found = load_plugin("engines", name, object)
+    if _is_declaration(found, name):
+        return found
+    raise ConfigError(
+        f"{known('engines')[name]} must be a class of EngineOptions with that task and name, not {shown(found)}"
+    )
+
+
+def _is_declaration(found: object, name: str) -> TypeGuard[type[EngineOptions]]:
+    return isinstance(found, type) and issubclass(found, EngineOptions) and f"{found.task}.{found.engine}" == name
+
+
+def _default_engine(task: str) -> str:
+    for name in engine_names(task):
+        plugin = known("engines")[f"{task}.{name}"]
+        if plugin.package == OWN and plugin.problem is not None:
+            return name  # loading it says why: no other engine takes its place
+    kinds = declared_engines(task)
+    default = next((kind.engine for kind in kinds if kind.implied_by is None), None)
+    if default is None:
+        default = next((one for one in engine_names(task) if known("engines")[f"{task}.{one}"].problem), None)
+    if default is None:
+        ways = ["engine (module:name)", *(kind.implied_by for kind in kinds if kind.implied_by is not None)]
+        raise ConfigError(f"task {task} needs an engine: set {' or '.join(ways)}")
+    return default
+
+
+def _made(
+    kind: type[EngineOptions],
+    engine: object,
+    model: str | Path | None,
+    options: Mapping[str, object],
+    settings: Iterable[str] = (),
+) -> EngineOptions:
+    """The engine's options as its own class, checked as far as can be without the model.
+
+    Raises:
+        ConfigError: an option is unknown, or missing, or cannot be used.
+    """
+    names = kind.names()
+    unknown = None if names is None else next((name for name in options if name not in names), None)
+    if names is not None and unknown is not None:
+        owners = tuple(_owners(unknown).items())
+        raise UnknownOptionError(
+            unknown, kind.task, None if engine is None else str(engine), names, owners, tuple(settings)
         )
-    if entry.samples:
-        taken_from(dict(options))
+    splits = options.get("on_too_long") == "split"
+    if splits and not kind.splits:
+        raise ConfigError(f"on_too_long is 'split', which {_who_splits()}; use 'error', or another engine")
+    made = kind.of(model, options)
+    made.check()
     for name in () if splits else ("chunk_overlap", "chunk_join"):
         if options.get(name) is not None:
             raise ConfigError(f"{name} is {options[name]!r}, but no text is split: set on_too_long to 'split'")
+    return made
+
+
+def _check_named(model: str | Path | None, kind: type[EngineOptions]) -> None:
+    if model is None and kind.default_model is None and kind.weights is not None:
+        own = task_named(kind.task).included if kind.weights == WEIGHTS else None
+        included = "" if own is None else f", or {own}, which is included"
+        raise ConfigError(f"task {kind.task!r} has no default model; set one: ``model=FOLDER`` or org/name{included}")
+
+
+def _check_kind(model: str | Path | None, kind: type[EngineOptions]) -> None:
+    if kind.weights is not None:
+        check_kind(kind.task, model)
+
+
+def loads_onnx(task: str, engine: object) -> bool:
+    """Whether the engine reads ONNX files."""
+    kind = engine_named(task, engine)
+    return kind is not None and kind.weights == ONNX_WEIGHTS
+
+
+def _who_splits() -> str:
+    """ "the engines a and b have for the tasks c and d, and a and e for f"."""
+    by_task: dict[str, list[str]] = {}
+    for kind in declared_engines():
+        if kind.splits:
+            by_task.setdefault(kind.task, []).append(kind.engine)
+    by_engines: dict[str, list[str]] = {}
+    for task, engines in by_task.items():
+        by_engines.setdefault(_listed(engines), []).append(task)
+    first, *others = by_engines.items()
+    more = "".join(f", and {who} for {_listed(where)}" for who, where in others)
+    return f"the engines {first[0]} have for the tasks {_listed(first[1])}{more}"
+
+
+def _listed(words: Sequence[str]) -> str:
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
 
 
 def _owners(option: str) -> dict[str, str]:
     """The engines that have `option`, each with its first task."""
     owners: dict[str, str] = {}
-    for task, engines in _ENGINES.items():
-        for name, entry in engines.items():
-            known = _known_options(entry)
-            if option in (VLLM_OPTIONS if known is None else known):
-                owners.setdefault(name, task)
+    for kind in declared_engines():
+        if option in (kind.names() or [one.name for one in declared(kind)]):
+            owners.setdefault(kind.engine, kind.task)
     return owners

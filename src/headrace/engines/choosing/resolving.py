@@ -20,9 +20,6 @@ from headrace.models import files
 from headrace.models.base import Listing, RemoteModel
 from headrace.models.names import remote_model
 
-_PYTORCH = (None, "torch", "static", "onnx")
-"""Engines that load configurations by transformers."""
-
 
 def resolve(config: EngineConfig) -> EngineConfig:
     """The configuration with the commit of a model that must be downloaded. Blocks for small files of the model.
@@ -37,7 +34,7 @@ def resolve(config: EngineConfig) -> EngineConfig:
     if model is None:
         return config
     if "revision" in config.engine_options:
-        raise ConfigError(f"the engine's option revision is not used: write --model {config.model}@REVISION")
+        raise ConfigError(f"the engine's option revision is not used: write ``model={config.model}@REVISION``")
     found = model.look_up(config.commit)
     _check(config, model, found)
     return replace(config, commit=found.commit)
@@ -84,7 +81,7 @@ def remote_model_of(config: EngineConfig) -> RemoteModel | None:
     if config.model is None:
         return None
     # With a commit, it was resolved elsewhere: a folder of that name on this machine is another model.
-    if config.commit is None and not registry.is_remote(config.task or "", config.model, config.engine):
+    if config.commit is None and not registry.is_downloaded(config.task or "", config.model, config.engine):
         return None
     return remote_model(config.model)
 
@@ -115,7 +112,7 @@ def _check_files(config: EngineConfig, found: Listing, folders: Sequence[str]) -
     if (pickled := files.pickles(weights)) and not config.pickled_weights:
         raise ConfigError(
             f"{named} keeps its weights as pickle ({pickled[0]}), which can run code when it is read; choose a model "
-            "or revision with safetensors, or pass --allow-pickled-weights if you trust it"
+            "or revision with safetensors, or pass ``pickled_weights=True`` if you trust it"
         )
 
 
@@ -151,7 +148,8 @@ def _check_architecture(config: EngineConfig, folder: Path) -> None:
         ConfigError: it does not know it.
     """
     facts = _json(folder / "config.json")
-    if config.engine not in _PYTORCH or not isinstance(facts, Mapping) or "model_type" not in facts:
+    declared = registry.engine_named(config.task or "", config.engine)
+    if declared is None or not declared.by_transformers or not isinstance(facts, Mapping) or "model_type" not in facts:
         return
     transformers = importlib.import_module("transformers")  # here, as it takes seconds
     kind, own = facts["model_type"], facts.get("auto_map")
@@ -161,7 +159,7 @@ def _check_architecture(config: EngineConfig, folder: Path) -> None:
     elif kind not in transformers.CONFIG_MAPPING:
         way_out = f"upgrade transformers ({transformers.__version__} is installed), or choose another model"
         if own and registry.has_option(config.task, config.engine, "trust_remote_code"):
-            way_out = "it brings Python code of its own: pass --trust-remote-code if you trust it"
+            way_out = "it brings Python code of its own: pass ``trust_remote_code=True`` if you trust it"
         elif own:
             way_out = f"it needs Python code of its own, which task {config.task!r} does not run"
         raise ConfigError(f"model {config.model!r}: transformers does not know its architecture, {kind}; {way_out}")

@@ -12,19 +12,21 @@ from typing import Any
 
 from jinja2.exceptions import TemplateError
 from tokenizers import Tokenizer
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
+from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedTokenizerBase
 
 from headrace.device.placement import release
 from headrace.device.sleeping import to_device, to_host
 from headrace.engines.base import Prepared
 from headrace.engines.generation import logprobs
 from headrace.engines.generation.model_rules import ModelRules
+from headrace.engines.generation.options import LanguageModelOptions
 from headrace.engines.generation.sampling import TokenSampler
 from headrace.engines.model_folder import check_tokenizer, digest, find_folder
-from headrace.engines.networks.pytorch import load_pretrained, loading
+from headrace.engines.networks.files import load_tokenizer
+from headrace.engines.networks.pytorch import load_pretrained
 from headrace.engines.requests.chat import checked_messages, rendered
-from headrace.engines.requests.generation import Generation, Request, Sampling, default_sampling, derived_seed, parse
-from headrace.engines.requests.long_prompts import LongPrompts, Place, PromptSplitter, prepared_by, room_of, taken_from
+from headrace.engines.requests.generation import GeneratedText, Request, Sampling, derived_seed, parse
+from headrace.engines.requests.long_prompts import LongPrompts, Place, PromptSplitter, prepared_by, room_of
 from headrace.engines.requests.vocabulary import check_ids, detokenized, token_strings
 from headrace.engines.text.max_length import choose_length, usable_positions
 from headrace.engines.text.truncation import TextTruncator
@@ -64,14 +66,14 @@ class PromptSettings:
     long: LongPrompts
 
     @classmethod
-    def of(cls, options: dict[str, object], system_prompt: str | None, chat: bool, seed: int) -> PromptSettings:
-        """The settings, with sampling parameters and the rules for long prompts among an engine's options.
+    def of(cls, options: LanguageModelOptions) -> PromptSettings:
+        """The settings among an engine's options.
 
         Raises:
-            ConfigError: an option is unknown, or out of range.
+            ConfigError: an option is out of range.
         """
-        long = taken_from(options)
-        return cls(default_sampling(options), system_prompt, chat, seed, long)
+        long = options.long_prompts()
+        return cls(options.sampling(), options.system_prompt, options.chat, options.seed, long)
 
 
 class _TooLongError(RecordError):
@@ -99,26 +101,19 @@ class CausalLM:
     """
 
     def __init__(
-        self,
-        model: str | Path | None,
-        prompting: PromptSettings,
-        device: str,
-        dtype: str,
-        max_model_len: int | None,
-        split: Mapping[str, object] | None = None,
+        self, options: LanguageModelOptions, prompting: PromptSettings, split: Mapping[str, object] | None = None
     ) -> None:
-        self._folder, self._is_split = folder_of(model), bool(split)
-        check_tokenizer(self._folder)
-        self.model, self.device, missing = load_pretrained(AutoModelForCausalLM, self._folder, device, dtype, split)
+        self._folder, self._is_split = folder_of(options.model), bool(split)
+        check_tokenizer(self._folder)  # before the weights are read
+        self.model, self.device, missing = load_pretrained(
+            AutoModelForCausalLM, self._folder, options.device, options.dtype, split
+        )
         if missing:
             raise EngineError(f"the model in {self._folder} holds no weights for {', '.join(sorted(missing)[:3])}")
-        with loading(self._folder, weights=False):
-            self._words = AutoTokenizer.from_pretrained(str(self._folder), local_files_only=True)
-        if not getattr(self._words, "is_fast", False):
-            raise EngineError(f"the model in {self._folder} has no fast tokenizer (tokenizer.json)")
+        self._words = load_tokenizer(self._folder)
         self.dtype = str(next(self.model.parameters()).dtype).removeprefix("torch.")
         positions = usable_positions(self.model.config.get_text_config().to_dict())
-        self.max_model_len = choose_length((), positions, 2, max_model_len)
+        self.max_model_len = choose_length((), positions, 2, options.max_model_len)
         # transformers uses these as defaults. Reset them, so that only a record's own parameters count.
         self.model.generation_config, own = GenerationConfig(), self.model.generation_config
         self.prompting = prompting
@@ -188,7 +183,7 @@ class CausalLM:
         if room < 1:
             raise RecordError(
                 f"the prompt has {len(ids)} tokens, which leaves no room for an answer in a context of "
-                f"{self.max_model_len}; shorten it, or split it (--on-too-long split)"
+                f"{self.max_model_len}; shorten it, or split it (``on_too_long=split``)"
             )
         sampling = request.sampling
         if sampling.max_tokens > room:
@@ -202,7 +197,7 @@ class CausalLM:
         if self._cutter.cut(text, self.max_model_len) != text:
             raise _TooLongError(
                 f"the prompt has {self.max_model_len} tokens or more, which leaves no room for an answer in a context "
-                f"of {self.max_model_len}; shorten it, or split it (--on-too-long split)"
+                f"of {self.max_model_len}; shorten it, or split it (``on_too_long=split``)"
             )
         # A chat template writes the special tokens itself.
         # As a batch of one, because `encode` holds the GIL.
@@ -270,11 +265,11 @@ class CausalLM:
         held_back = max(map(len, ask.sampling.stop), default=1) - 1  # may be the start of a stop string
         return text[: len(text) - held_back] if held_back else text
 
-    def answer(self, ask: TokenizedRequest, generated: Sequence[int], sampler: TokenSampler) -> Generation:
+    def answer(self, ask: TokenizedRequest, generated: Sequence[int], sampler: TokenSampler) -> GeneratedText:
         """The result for the tokens of a finished answer."""
         ended = bool(generated) and generated[-1] in self.ends_of(ask)
         cut = self._stop_at(ask, generated)
-        answer = Generation(
+        answer = GeneratedText(
             text=self._decode(generated)[:cut],
             finish_reason="stop" if ended or cut is not None else "length",
             prompt_tokens=len(ask.prompt),

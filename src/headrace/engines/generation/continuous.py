@@ -8,25 +8,27 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from headrace.batching.options import whole
 from headrace.device.placement import running
-from headrace.engines.base import PrefixCacheStats, Prepared
+from headrace.engines.base import Prepared
+from headrace.engines.capabilities import PrefixCacheStats, Sleeper
 from headrace.engines.generation.answers import Answer, Resumed
 from headrace.engines.generation.causal_lm import CausalLM, PromptSettings, TokenizedRequest, folder_of
 from headrace.engines.generation.company import Trial
-from headrace.engines.generation.pageable import cannot_batch, check_pageable, first_line
+from headrace.engines.generation.options import Generation
+from headrace.engines.generation.pageable import cannot_batch, check_pageable
 from headrace.engines.generation.paging import PAGE, Pages, open_cache, share_pages
 from headrace.engines.generation.sampling import BatchSampler, TokenSampler
-from headrace.engines.generation.static import generate
+from headrace.engines.generation.static import trial_of
 from headrace.engines.generation.tensor_parallel import is_follower, load_options, loaded_together, start_ranks
-from headrace.engines.profile import EngineProfile, Sleeper
-from headrace.engines.requests.generation import Generation
-from headrace.errors import ConfigError, EngineDeadError, EngineError, HeadraceError
+from headrace.engines.networks.base import ModelCodeError, model_code
+from headrace.engines.profile import EngineProfile
+from headrace.engines.requests.generation import GeneratedText
+from headrace.errors import ConfigError, EngineDeadError, EngineError
 from headrace.wording import shown
 
 if TYPE_CHECKING:
@@ -39,82 +41,48 @@ _TOKENS_PER_SLOT = 1_024
 class GenerationEngine:
     """Answers prompts and chats with a model from a Hugging Face folder; satisfies `StepEngine`.
 
-    Args:
-        model: a local folder; None for the arithmetic model that ships with Headrace.
-        device: "auto" (CUDA if available), "cpu", "cuda" or "cuda:N".
-        dtype: "auto" (float32 on CPU, the weights' dtype on CUDA), "float32", "float16" or "bfloat16".
-        max_model_len: maximum tokens of prompt and answer together; None for the model's limit.
-        max_num_seqs: maximum concurrent answers.
-        kv_cache_tokens: size of the key-value cache in tokens; None for a size that fits `max_num_seqs`.
-        enable_prefix_caching: whether prompts that begin with the same tokens use the same pages of the key-value
-            cache; None for True if the model's attention allows it.
-        chat: whether a plain text is a user's message instead of a prompt to continue.
-        system_prompt: for each chat without a system message; implies `chat`.
-        seed: combined with each prompt and its place in the job to seed its sampling; a request's own seed takes
-            precedence.
-        tensor_parallel_size: processes that hold a part of the model each, on a device of their own.
-        sampling: defaults for requests that do not set them: `max_tokens`, `temperature`, `top_p`, `top_k`,
-            `min_p`, `stop`, `ignore_eos` and so on, see `headrace.engines.requests.generation.Sampling`; and what
-            happens to prompts that are too long, see `headrace.engines.requests.long_prompts.LongPrompts`.
-
     Raises:
         ConfigError: no such folder, or a parameter out of range.
         EngineError: the files cannot be loaded.
     """
 
-    def __init__(  # noqa: PLR0913  # keyword-only options, each with a flag
-        self,
-        model: str | Path | None = None,
-        *,
-        device: str = "auto",
-        dtype: str = "auto",
-        max_model_len: int | None = None,
-        max_num_seqs: int = 64,
-        kv_cache_tokens: int | None = None,
-        enable_prefix_caching: bool | None = None,
-        chat: bool = False,
-        system_prompt: str | None = None,
-        seed: int = 0,
-        tensor_parallel_size: int = 1,
-        **sampling: object,
-    ) -> None:
-        prompting = PromptSettings.of(sampling, system_prompt, chat, seed)
-        whole("max_num_seqs", max_num_seqs, 1)
-        size = whole("tensor_parallel_size", tensor_parallel_size, 1)
+    def __init__(self, options: Generation) -> None:
+        prompting = PromptSettings.of(options)
+        slots = whole("max_num_seqs", options.max_num_seqs, 1)
+        size = whole("tensor_parallel_size", options.tensor_parallel_size, 1)
+        shares = options.enable_prefix_caching
         self._answers: dict[int, Answer] = {}
         self._is_split = size > 1
         self._before_sleep = PrefixCacheStats(0, 0, 0)
-        other = partial(
-            GenerationEngine, model, device=device, dtype=dtype, max_model_len=max_model_len, max_num_seqs=max_num_seqs,
-            kv_cache_tokens=kv_cache_tokens, enable_prefix_caching=enable_prefix_caching, tensor_parallel_size=size,
-        )  # fmt: skip
-        self._ranks = start_ranks(folder_of(model), size, device, other)
+        self._ranks = start_ranks(folder_of(options.model), size, options.device, partial(GenerationEngine, options))
         with loaded_together(self._ranks):
             split = load_options(size) if self._is_split else None
-            self._lm = CausalLM(model, prompting, device, dtype, max_model_len, split)
+            self._lm = CausalLM(options, prompting, split)
             longest = self._lm.max_model_len
-            wanted = max_num_seqs * min(longest, _TOKENS_PER_SLOT) if kv_cache_tokens is None else kv_cache_tokens
+            wanted = (
+                slots * min(longest, _TOKENS_PER_SLOT) if options.kv_cache_tokens is None else options.kv_cache_tokens
+            )
             if wanted < longest:
                 raise ConfigError(
                     f"kv_cache_tokens is {wanted}: one answer may need {longest}; raise it or lower max_model_len"
                 )
-            if enable_prefix_caching not in (None, False, True):
-                raise ConfigError(f"enable_prefix_caching is {shown(enable_prefix_caching)}: it must be true or false")
+            if shares not in (None, False, True):
+                raise ConfigError(f"enable_prefix_caching is {shown(shares)}: it must be true or false")
             self._sampler = BatchSampler(self._choose, is_split=self._is_split)
             self._attention = self._lm.model.config._attn_implementation
             trial = self._trial()
-            self._pages = Pages(wanted, max_num_seqs, enable_prefix_caching, self._is_split)
+            self._pages = Pages(wanted, slots, shares, self._is_split)
             self._make_cache()
         self.profile = EngineProfile(
             batching="steps",
-            max_in_flight=max_num_seqs,
+            max_in_flight=slots,
             max_cost=wanted,
             max_model_len=longest,
             splits=prompting.long.splits,
             followable=True,
             tokenizes=True,
             draws=True,
-            caches_prefixes=self._scheduler is not None and enable_prefix_caching is not False,
+            caches_prefixes=self._scheduler is not None and shares is not False,
         )
         if not is_follower():  # which repeats the steps of rank 0
             self._try_or_close(trial)
@@ -122,12 +90,7 @@ class GenerationEngine:
     def _trial(self) -> Trial:
         """What the model answers alone, before its attention is replaced. All ranks of a split model take part."""
         check_pageable(self._lm.model, self._lm.max_model_len)
-        try:
-            return Trial(self._lm, partial(generate, self._lm))
-        except HeadraceError:
-            raise
-        except Exception as error:  # a model's code may raise anything
-            raise EngineError(f"the model fails at a short prompt: {first_line(error)}") from error
+        return trial_of(self._lm)
 
     def _try_or_close(self, trial: Trial) -> None:
         with contextlib.ExitStack() as undo:
@@ -142,11 +105,10 @@ class GenerationEngine:
             EngineError: the model cannot be batched continuously.
         """
         try:
-            agrees = trial.agrees(self._together)
-        except HeadraceError:
-            raise
-        except Exception as error:  # a model's code may raise anything
-            raise cannot_batch(f"its first step fails: {first_line(error)}") from error
+            with model_code():
+                agrees = trial.agrees(self._together)
+        except ModelCodeError as error:
+            raise cannot_batch(f"its first step fails: {error}") from error
         if not agrees:
             raise cannot_batch("its answers beside others would not be those that it gives alone")
         if self._scheduler is not None:
@@ -219,7 +181,7 @@ class GenerationEngine:
         )
         self._answers[key] = answer
 
-    def step(self) -> list[tuple[int, Generation | Exception]]:
+    def step(self) -> list[tuple[int, GeneratedText | Exception]]:
         """Generate one token for each answer, or process a part of a prompt.
 
         Raises:
@@ -252,9 +214,9 @@ class GenerationEngine:
         self._run_step()
         self._ended()
 
-    def _ended(self) -> list[tuple[int, Generation | Exception]]:
+    def _ended(self) -> list[tuple[int, GeneratedText | Exception]]:
         """The answers that transformers has ended: by an end token, by `max_tokens`, or by an error."""
-        ended: list[tuple[int, Generation | Exception]] = []
+        ended: list[tuple[int, GeneratedText | Exception]] = []
         while True:
             try:
                 output = self._manager.output_router.output_queue.get_nowait()
@@ -269,9 +231,9 @@ class GenerationEngine:
             else:
                 ended.append((key, self._generation(answer, (*answer.before, *output.generated_tokens))))
 
-    def _stopped(self) -> list[tuple[int, Generation | Exception]]:
+    def _stopped(self) -> list[tuple[int, GeneratedText | Exception]]:
         """The answers that contain a stop string."""
-        stopped: list[tuple[int, Generation | Exception]] = []
+        stopped: list[tuple[int, GeneratedText | Exception]] = []
         for key, answer in list(self._answers.items()):
             if not answer.ask.sampling.stop:
                 continue
@@ -281,7 +243,7 @@ class GenerationEngine:
                 self.remove(key)
         return stopped
 
-    def _generation(self, answer: Answer, generated: Sequence[int]) -> Generation:
+    def _generation(self, answer: Answer, generated: Sequence[int]) -> GeneratedText:
         result = self._lm.answer(answer.ask, generated, answer.sampler)
         return {**result, "cached_tokens": answer.cached or 0} if answer.ask.counts_cached else result
 
@@ -331,7 +293,7 @@ class GenerationEngine:
 
     @property
     def sleeper(self) -> Sleeper | None:
-        """See `SleepingEngine`."""
+        """Moves the model to host memory; None if nothing is gained, as on a CPU."""
         return self if self._lm.can_sleep else None
 
     def sleep(self) -> None:

@@ -10,6 +10,7 @@ import torch
 from transformers import GenerationConfig, PreTrainedModel
 from transformers.generation.logits_process import LogitsProcessorList
 
+from headrace.engines.networks.base import ModelCodeError, model_code
 from headrace.errors import EngineError
 
 logger = logging.getLogger("headrace")
@@ -68,8 +69,9 @@ class ModelRules:
         self._keys = {name: value for name, value in asked.items() if name in OBEYED}
         if self._keys:
             try:
-                self.processors((0,), 1)
-            except Exception as error:  # transformers checks the values in many ways
+                with model_code():  # transformers checks the values in many ways
+                    self.processors((0,), 1)
+            except ModelCodeError as error:
                 raise EngineError(
                     f"transformers refuses the model's generation settings {_listed(self._keys)}: {error}"
                 ) from error

@@ -12,10 +12,11 @@ from transformers import ContinuousBatchingConfig, GenerationConfig
 from transformers.generation.continuous_batching.cache_allocators import FULL_ATTENTION
 
 from headrace.engines.generation.causal_lm import CausalLM
-from headrace.engines.generation.pageable import cannot_batch, first_line
+from headrace.engines.generation.pageable import cannot_batch
 from headrace.engines.generation.ragged_attention import use_ragged_attention
 from headrace.engines.generation.sampling import BatchSampler
 from headrace.engines.generation.scheduler import PageScheduler
+from headrace.engines.networks.base import ModelCodeError, model_code
 from headrace.errors import ConfigError, EngineError
 
 if TYPE_CHECKING:
@@ -87,14 +88,16 @@ def open_cache(
 @contextmanager
 def _refusals(lm: CausalLM, pages: Pages) -> Iterator[None]:
     try:
-        yield
-    except (torch.OutOfMemoryError, MemoryError) as error:
-        raise EngineError(
-            f"{lm.device} has no room for a cache of {pages.count * PAGE:,} tokens; lower kv_cache_tokens, "
-            "max_num_seqs or max_model_len"
-        ) from error
-    except Exception as error:  # transformers refuses an attention or a cache in many ways
-        raise cannot_batch(first_line(error)) from error
+        with model_code():  # transformers refuses an attention or a cache in many ways
+            try:
+                yield
+            except (torch.OutOfMemoryError, MemoryError) as error:
+                raise EngineError(
+                    f"{lm.device} has no room for a cache of {pages.count * PAGE:,} tokens; lower kv_cache_tokens, "
+                    "max_num_seqs or max_model_len"
+                ) from error
+    except ModelCodeError as error:
+        raise cannot_batch(str(error)) from error
 
 
 def share_pages(lm: CausalLM, processor: ContinuousBatchProcessor, pages: Pages) -> PageScheduler | None:

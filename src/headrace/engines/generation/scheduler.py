@@ -10,7 +10,7 @@ from transformers.generation.continuous_batching.cache import PagedAttentionCach
 from transformers.generation.continuous_batching.requests import FutureRequestState, RequestState, RequestStatus
 from transformers.generation.continuous_batching.scheduler import Scheduler
 
-from headrace.engines.base import PrefixCacheStats
+from headrace.engines.capabilities import PrefixCacheStats
 from headrace.engines.generation.prefix_cache import PrefixCache
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -16,13 +16,15 @@ from transformers.generation.stopping_criteria import StoppingCriteria, Stopping
 from headrace.batching.options import whole
 from headrace.device.placement import running
 from headrace.engines.base import Prepared
+from headrace.engines.capabilities import Sleeper
 from headrace.engines.generation.causal_lm import CausalLM, PromptSettings, TokenizedRequest
 from headrace.engines.generation.company import Trial, switches_at
-from headrace.engines.generation.pageable import first_line
+from headrace.engines.generation.options import StaticGeneration
 from headrace.engines.generation.sampling import TokenSampler
-from headrace.engines.profile import EngineProfile, Sleeper
-from headrace.engines.requests.generation import Generation
-from headrace.errors import EngineDeadError, EngineError, EngineOutOfMemoryError, HeadraceError
+from headrace.engines.networks.base import ModelCodeError, model_code
+from headrace.engines.profile import EngineProfile
+from headrace.engines.requests.generation import GeneratedText
+from headrace.errors import EngineDeadError, EngineError
 
 Padding: TypeAlias = Literal["left", "equal lengths", "one at a time"]
 """Or no padding, because a batch holds prompts of one length, or one prompt."""
@@ -41,44 +43,25 @@ _SLOWER = {
 class StaticGenerationEngine:
     """Answers padded batches of prompts, each until its last answer is done; satisfies `BatchEngine`.
 
-    Args:
-        model: a local folder; None for the arithmetic model that ships with Headrace.
-        max_num_seqs: maximum prompts per batch.
-        device, dtype, max_model_len, chat, system_prompt, seed, sampling: as in `GenerationEngine`.
-
     Raises:
         ConfigError: no such folder, or a parameter out of range.
         EngineError: the files cannot be loaded.
     """
 
-    def __init__(  # noqa: PLR0913  # keyword-only options, each with a flag
-        self,
-        model: str | Path | None = None,
-        *,
-        device: str = "auto",
-        dtype: str = "auto",
-        max_model_len: int | None = None,
-        max_num_seqs: int = 16,
-        chat: bool = False,
-        system_prompt: str | None = None,
-        seed: int = 0,
-        **sampling: object,
-    ) -> None:
-        prompting = PromptSettings.of(sampling, system_prompt, chat, seed)
-        self._lm = CausalLM(model, prompting, device, dtype, max_model_len)
+    def __init__(self, options: StaticGeneration) -> None:
+        self._lm = CausalLM(options, PromptSettings.of(options))
         self._switch = switches_at(self._lm.model.config)
-        try:
+        with contextlib.ExitStack() as failed:
+            failed.callback(self.close)
             self._padding = self._choose_padding()
-        except BaseException:
-            self.close()
-            raise
+            failed.pop_all()
         if self._padding in _SLOWER:
             logger.warning(_SLOWER[self._padding])
         self.profile = EngineProfile(
             batching="batches",
             pads=True,
             batch_cost=1 << 20,
-            batch_size=whole("max_num_seqs", max_num_seqs, 1),
+            batch_size=whole("max_num_seqs", options.max_num_seqs, 1),
             max_model_len=self._lm.max_model_len,
             tokenizes=True,
             draws=True,
@@ -104,7 +87,7 @@ class StaticGenerationEngine:
         """See `TokenizingEngine.token_strings`."""
         return self._lm.token_strings(ids)
 
-    def forward(self, batch: list[TokenizedRequest]) -> list[Generation]:
+    def forward(self, batch: list[TokenizedRequest]) -> list[GeneratedText]:
         """Answer the batch.
 
         Raises:
@@ -144,30 +127,37 @@ class StaticGenerationEngine:
         Raises:
             EngineError: the model cannot answer a prompt at all.
         """
-        try:
-            trial = Trial(self._lm, partial(generate, self._lm))
-        except HeadraceError:
-            raise
-        except Exception as error:  # a model's code may raise anything
-            raise EngineError(f"the model fails at a short prompt: {first_line(error)}") from error
+        trial = trial_of(self._lm)
         return next((padding for padding in _TRIED if self._agrees(trial, padding)), "one at a time")
 
     def _agrees(self, trial: Trial, padding: Padding) -> bool:
         try:
-            return trial.agrees(partial(self._run, padding=padding))
-        except (EngineDeadError, EngineOutOfMemoryError):
-            raise
-        except Exception:  # noqa: BLE001 - models that refuse a padded batch raise various errors
+            with model_code():
+                return trial.agrees(partial(self._run, padding=padding))
+        except ModelCodeError:  # it refuses a padded batch
             return False
 
     @property
     def sleeper(self) -> Sleeper | None:
-        """See `SleepingEngine`."""
+        """Moves the model to host memory; None if nothing is gained, as on a CPU."""
         return self._lm if self._lm.can_sleep else None
 
     def close(self) -> None:
         """Free the model's memory. Safe to call twice."""
         self._lm.close()
+
+
+def trial_of(lm: CausalLM) -> Trial:
+    """What a model answers alone.
+
+    Raises:
+        EngineError: it cannot answer a prompt at all.
+    """
+    try:
+        with model_code():
+            return Trial(lm, partial(generate, lm))
+    except ModelCodeError as error:
+        raise EngineError(f"the model fails at a short prompt: {error}") from error
 
 
 def generate(

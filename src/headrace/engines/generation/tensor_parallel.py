@@ -5,6 +5,7 @@ This process is rank 0. It schedules, chooses the tokens and answers. It starts 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.util
 import threading
@@ -16,10 +17,9 @@ from typing import Protocol
 
 import torch
 import torch.distributed as dist
-from transformers import AutoConfig
 
 from headrace.device.placement import choose_device
-from headrace.engines.networks.pytorch import loading
+from headrace.engines.networks.files import load_config
 from headrace.errors import ConfigError, EngineDeadError, EngineError, MissingExtraError, WorkerDiedError, text_of
 from headrace.processes.actor import ActorProcess
 
@@ -73,14 +73,13 @@ class Ranks:
             )
             for rank in range(1, size)
         ]  # fmt: skip
-        try:
+        with contextlib.ExitStack() as failed:
+            failed.callback(self.close)
             self._call("ready")
             self._wait()
             self._call("load")
             dist.init_process_group(_backend(kind), store=store, rank=0, world_size=size)
-        except BaseException:
-            self.close()
-            raise
+            failed.pop_all()
         if kind == "cpu":
             torch.set_num_threads(each)
 
@@ -148,9 +147,7 @@ class Ranks:
 
     def _wait(self) -> None:
         for call in self._calls:
-            try:
-                call.result()
-            except Exception as error:  # a rank may fail at anything that loading does
+            if (error := call.exception()) is not None:
                 raise EngineError(str(self.failure(error))) from error
 
 
@@ -178,19 +175,16 @@ def loaded_together(ranks: Ranks | None) -> Iterator[None]:
     if ranks is None:
         yield
         return
-    try:
-        yield
-        ranks.wait_until_loaded()
-    except ConfigError:
-        ranks.close()
-        raise
-    except Exception as error:  # likewise
-        failure = EngineError(str(ranks.failure(error)))
-        ranks.close()
-        raise failure from error
-    except BaseException:
-        ranks.close()
-        raise
+    with contextlib.ExitStack() as failed:
+        failed.callback(ranks.close)
+        try:
+            yield
+            ranks.wait_until_loaded()
+        except ConfigError:
+            raise
+        except Exception as error:  # a rank may fail at anything that loading does
+            raise EngineError(str(ranks.failure(error))) from error
+        failed.pop_all()
 
 
 class _Rank:
@@ -241,8 +235,7 @@ def check_split(folder: Path, size: int) -> None:
         ConfigError: it cannot.
         EngineError: the model's config.json cannot be read.
     """
-    with loading(folder, weights=False):
-        config = AutoConfig.from_pretrained(str(folder), local_files_only=True).get_text_config()
+    config = load_config(folder).get_text_config()
     kind = config.model_type
     if not getattr(config, "base_model_tp_plan", None):
         raise ConfigError(

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Protocol, TypeAlias
-
-import numpy as np
-from numpy.typing import NDArray
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Protocol
 
 from headrace.device.forward import ForwardMeter
-from headrace.engines.profile import Sleeper
-
-Arrays: TypeAlias = Mapping[str, NDArray[np.generic]]
-Rows: TypeAlias = NDArray[np.float32]
+from headrace.device.pipeline import Arrays, OutputRows
+from headrace.engines.capabilities import Sleeper
+from headrace.errors import EngineError, HeadraceError, first_line
 
 # On CPUs, a padded budget of 1,024 tokens was the fastest of 256 to 8,192: larger batches do not fit in the cache. A
 # GPU needs far larger batches to be busy.
@@ -62,7 +59,7 @@ class Network(Protocol):
         """The length to pad so many texts to: that of the longest, or a little more for a shape that is faster."""
         ...
 
-    def run(self, arrays: Arrays) -> Rows:
+    def run(self, arrays: Arrays) -> OutputRows:
         """One output row per input row, float32, in order.
 
         Raises:
@@ -76,6 +73,25 @@ class Network(Protocol):
         ...
 
 
+class ModelCodeError(EngineError):
+    """A model's own code failed; the message is the first line of what it said."""
+
+
+@contextmanager
+def model_code() -> Iterator[None]:
+    """The body runs a model's code, or a library's on its files, which may raise anything.
+
+    Raises:
+        ModelCodeError: it raised an error that is not one of Headrace's own.
+    """
+    try:
+        yield
+    except HeadraceError:
+        raise
+    except Exception as error:  # the border to models' code
+        raise ModelCodeError(first_line(error)) from error
+
+
 class NetworkEngine:
     """What all engines on a network have in common."""
 
@@ -83,7 +99,7 @@ class NetworkEngine:
 
     @property
     def sleeper(self) -> Sleeper | None:
-        """See `headrace.engines.base.SleepingEngine`."""
+        """Moves the model to host memory; None if nothing is gained, as on a CPU."""
         return self.network.sleeper
 
     def hardware(self) -> Mapping[str, object]:

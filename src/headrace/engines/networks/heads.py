@@ -8,16 +8,14 @@ from typing import ClassVar, Literal, NotRequired, Protocol, TypeAlias, TypedDic
 
 import numpy as np
 
+from headrace.device.pipeline import OutputRows
 from headrace.engines.model_config import ModelConfig
-from headrace.engines.networks.base import Rows
-from headrace.engines.networks.quantizing import OutputDtype, Vector, check_output_dtype, quantized
+from headrace.engines.networks.quantizing import Vector, check_output_dtype, quantized
+from headrace.engines.options import ChunkJoin, OutputDtype
 from headrace.errors import ConfigError, EngineError, RecordError
 
-Head: TypeAlias = Callable[[Rows], Sequence[object]]
+Head: TypeAlias = Callable[[OutputRows], Sequence[object]]
 """Makes one result for each output row of a network."""
-
-ChunkJoin: TypeAlias = Literal["mean", "max"]
-"""How the outputs for the chunks of a long text become one."""
 
 
 @runtime_checkable
@@ -27,11 +25,11 @@ class JoiningHead(Protocol):
     joins: ClassVar[tuple[ChunkJoin, ...]]
     """The ways that it has; the first is the default."""
 
-    def __call__(self, rows: Rows) -> Sequence[object]:
+    def __call__(self, rows: OutputRows) -> Sequence[object]:
         """One result for each row."""
         ...
 
-    def join(self, rows: Rows, weights: Sequence[int], how: ChunkJoin) -> object:
+    def join(self, rows: OutputRows, weights: Sequence[int], how: ChunkJoin) -> object:
         """One result for the rows of one text's chunks."""
         ...
 
@@ -43,12 +41,12 @@ class RowJoin:
     head: JoiningHead
     how: ChunkJoin
 
-    def __call__(self, outputs: Sequence[Rows], weights: Sequence[int]) -> object:
+    def __call__(self, outputs: Sequence[OutputRows], weights: Sequence[int]) -> object:
         """One result for the whole text."""
         return self.head.join(np.stack(outputs), weights, self.how)
 
 
-def _joined(scores: Rows, weights: Sequence[int], how: ChunkJoin) -> Rows:
+def _joined(scores: OutputRows, weights: Sequence[int], how: ChunkJoin) -> OutputRows:
     if how == "max":
         return np.asarray(scores.max(axis=0), dtype=np.float32)
     return np.average(scores, axis=0, weights=weights).astype(np.float32)
@@ -61,7 +59,7 @@ _UNIT = 1e-3
 """How far from 1 the length of a normalised vector may be, by rounding."""
 
 
-class Classification(TypedDict):
+class BestLabels(TypedDict):
     """The most likely label, and the next ones if requested."""
 
     label: str
@@ -92,17 +90,17 @@ class LabelHead:
         self._function = function
         self._top = top
 
-    def __call__(self, logits: Rows) -> list[Classification]:
+    def __call__(self, logits: OutputRows) -> list[BestLabels]:
         """One classification per row."""
         return [self._ranked(row) for row in apply(self._function, logits)]
 
-    def join(self, rows: Rows, weights: Sequence[int], how: ChunkJoin) -> Classification:
+    def join(self, rows: OutputRows, weights: Sequence[int], how: ChunkJoin) -> BestLabels:
         """The mean of the scores of each label, or the largest."""
         return self._ranked(_joined(apply(self._function, rows), weights, how))
 
-    def _ranked(self, scores: Rows) -> Classification:
+    def _ranked(self, scores: OutputRows) -> BestLabels:
         order = np.argsort(-scores, kind="stable")[: self._top or 1]
-        result = Classification(label=self._names[order[0]], score=float(scores[order[0]]))
+        result = BestLabels(label=self._names[order[0]], score=float(scores[order[0]]))
         if self._top:
             result["labels"] = [self._names[index] for index in order]
             result["scores"] = [float(scores[index]) for index in order]
@@ -117,11 +115,11 @@ class ScoreHead:
     def __init__(self, function: Function) -> None:
         self._function = function
 
-    def __call__(self, logits: Rows) -> list[float]:
+    def __call__(self, logits: OutputRows) -> list[float]:
         """The first column."""
         return [float(score) for score in apply(self._function, logits)[:, 0]]
 
-    def join(self, rows: Rows, weights: Sequence[int], how: ChunkJoin) -> float:
+    def join(self, rows: OutputRows, weights: Sequence[int], how: ChunkJoin) -> float:
         """The largest score, as of the best passage of a document, or the mean."""
         return float(_joined(apply(self._function, rows)[:, 0], weights, how))
 
@@ -143,14 +141,14 @@ class VectorHead:
         self._normalize = normalize
         self._output_dtype = output_dtype
 
-    def __call__(self, rows: Rows) -> Sequence[Vector | RecordError]:
+    def __call__(self, rows: OutputRows) -> Sequence[Vector | RecordError]:
         """One vector per row."""
         rows = rows[:, : self._dimension]
         if self._normalize:
             rows = rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-12)
         return quantized(rows, self._output_dtype)
 
-    def join(self, rows: Rows, weights: Sequence[int], how: ChunkJoin) -> Vector | RecordError:
+    def join(self, rows: OutputRows, weights: Sequence[int], how: ChunkJoin) -> Vector | RecordError:
         """The mean, weighted by tokens; of length 1 if the model scales its vectors to that length."""
         mean = _joined(rows, weights, how)[None]
         if np.allclose(np.linalg.norm(rows, axis=1), 1.0, atol=_UNIT):
@@ -169,7 +167,7 @@ def matryoshka_dimensions(config: ModelConfig, dimension: int) -> Sequence[int]:
     return range(1, dimension) if config.get("is_matryoshka") is True else ()
 
 
-def apply(function: Function, logits: Rows) -> Rows:
+def apply(function: Function, logits: OutputRows) -> OutputRows:
     """Scores from logits along the last axis, float32; numerically stable for large logits."""
     if function == "none":
         return logits

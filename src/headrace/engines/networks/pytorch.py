@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -14,9 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors import SafetensorError
 from transformers import PreTrainedModel
-from transformers.utils import logging as transformers_logging
 
 from headrace.device.cpu_lanes import CpuLanes, cpu_lanes, dealt
 from headrace.device.cuda_graphs import cuda_graphs
@@ -25,14 +22,14 @@ from headrace.device.forward import ForwardMeter, NetworkSize
 from headrace.device.graph_runner import GraphRunner
 from headrace.device.memory import memory_limit
 from headrace.device.native import gpu_uuid, hardware, speeds
-from headrace.device.pipeline import Computed
+from headrace.device.pipeline import Arrays, Computed, OutputRows
 from headrace.device.placement import choose_device, choose_dtype, release, running
 from headrace.device.sleeping import to_device, to_host
 from headrace.device.streams import pipeline_on
+from headrace.engines.capabilities import Sleeper
 from headrace.engines.model_folder import digest, read_ahead
-from headrace.engines.networks.base import Arrays, Rows
+from headrace.engines.networks.files import one_line_errors, reading
 from headrace.engines.options import INT8
-from headrace.engines.profile import Sleeper
 from headrace.errors import ConfigError, EngineDeadError, EngineError
 from headrace.wording import shown
 
@@ -140,7 +137,7 @@ class TorchNetwork:
             return speeds(self._device, own="float16")
         return speeds(self._device) if size >= LEAST_PARAMETERS else {}
 
-    def run(self, arrays: Arrays) -> Rows:
+    def run(self, arrays: Arrays) -> OutputRows:
         """See `Network.run`."""
         call, graphs = self.call, self.graphs
         if call is None:
@@ -227,10 +224,10 @@ def _in_parts(
     lengths: NDArray[np.integer] | None,
     dtype: torch.dtype,
     call: Callable[[Mapping[str, torch.Tensor]], torch.Tensor],
-) -> Computed[Rows]:
+) -> Computed:
     """The rows of a batch, of which each lane computes a part."""
 
-    def compute(places: NDArray[np.integer]) -> Rows:
+    def compute(places: NDArray[np.integer]) -> OutputRows:
         part = {name: array[places] for name, array in arrays.items()}
         with torch.inference_mode(), known_mask(part.get("attention_mask")):
             return pipeline_on(torch.device("cpu"), dtype).run(part, call).rows
@@ -267,66 +264,22 @@ def load_pretrained(
     return model.eval(), place, set(facts["missing_keys"])
 
 
-_turn = threading.Lock()
-"""transformers changes settings of the whole process while it loads a model: two loads at once disturb each other."""
-_TURN_TIMEOUT_S = 300.0
-"""Seconds that a load waits for the one before it."""
-_holder: tuple[Path, float] | None = None
-"""The model that is being loaded, and since when."""
-
-
 @contextmanager
-def loading(folder: Path, *, weights: bool = True) -> Iterator[None]:
-    """Wait for other loads, suppress transformers' output, and convert failures to one-line errors.
-
-    Args:
-        folder: of the model.
-        weights: whether its weights are loaded. They are read before it is this model's turn, so a file system that is
-            slow or hangs does not hold up other models.
+def loading(folder: Path) -> Iterator[None]:
+    """`files.reading` for a model's weights. They are read before it is this model's turn, so a file system that is
+    slow or hangs does not hold up other models.
 
     Raises:
         EngineError: the files cannot be loaded, or do not fit on the device; or another load hangs.
     """
-    if weights:
-        with _one_line_errors(folder):
-            read_ahead(folder, memory_limit().bytes // 2)
-    with _in_turn(folder), _one_line_errors(folder), _quietly():
+    with one_line_errors(folder), _fits(folder):
+        read_ahead(folder, memory_limit().bytes // 2)
+    with reading(folder), _fits(folder):
         yield
 
 
 @contextmanager
-def _in_turn(folder: Path) -> Iterator[None]:
-    global _holder  # noqa: PLW0603 - of the one lock of the process
-    if not _turn.acquire(timeout=_TURN_TIMEOUT_S):
-        other, since = _holder or (folder, time.monotonic())
-        raise EngineError(
-            f"the model in {folder} cannot be loaded while the model in {other} is being loaded, which has taken "
-            f"{time.monotonic() - since:.0f} s so far; if that one hangs, restart, and load it in a process of its own "
-            "(engine_process)"
-        )
-    try:
-        _holder = folder, time.monotonic()
-        yield
-    finally:
-        _turn.release()
-
-
-@contextmanager
-def _quietly() -> Iterator[None]:
-    bar, verbosity = transformers_logging.is_progress_bar_enabled(), transformers_logging.get_verbosity()
-    # Its progress bar would interfere with the job's, and the caller reports missing weights.
-    transformers_logging.disable_progress_bar()
-    transformers_logging.set_verbosity_error()
-    try:
-        yield
-    finally:
-        transformers_logging.set_verbosity(verbosity)
-        if bar:
-            transformers_logging.enable_progress_bar()
-
-
-@contextmanager
-def _one_line_errors(folder: Path) -> Iterator[None]:
+def _fits(folder: Path) -> Iterator[None]:
     try:
         yield
     except (torch.OutOfMemoryError, MemoryError) as error:
@@ -335,9 +288,6 @@ def _one_line_errors(folder: Path) -> Iterator[None]:
             f"the model in {folder} does not fit: {size:.1f} GB of weights; use a smaller model, dtype=bfloat16 "
             "or another device"
         ) from error
-    except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise EngineError(f"the model in {folder} cannot be loaded: {reason}") from error
 
 
 def _size(module: torch.nn.Module) -> NetworkSize | None:

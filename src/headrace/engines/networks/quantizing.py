@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, TypeAlias, get_args
+from typing import TypeAlias, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.engines.options import OutputDtype
 from headrace.errors import ConfigError, RecordError
 
-OutputDtype: TypeAlias = Literal["float32", "int8", "uint8", "binary", "ubinary"]
 Vector: TypeAlias = NDArray[np.float32] | NDArray[np.int8] | NDArray[np.uint8]
 
 

@@ -2,33 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 import onnxruntime
 from onnxruntime.capi import onnxruntime_pybind11_state as failures
-from transformers import AutoConfig, AutoTokenizer
 
 from headrace.device.forward import ForwardMeter
+from headrace.device.pipeline import Arrays, OutputRows
+from headrace.engines.capabilities import Sleeper
 from headrace.engines.library_settings import with_own_settings
 from headrace.engines.model_config import ModelConfig
-from headrace.engines.model_folder import ONNX_WEIGHTS, check_tokenizer, digest, named_folder
-from headrace.engines.networks.base import Arrays, Rows
-from headrace.engines.networks.heads import ChunkJoin, VectorHead, check_columns, label_names
-from headrace.engines.networks.quantizing import OutputDtype, check_output_dtype
-from headrace.engines.profile import Sleeper
+from headrace.engines.model_folder import ONNX_WEIGHTS, digest, named_folder
+from headrace.engines.networks.base import ModelCodeError, model_code
+from headrace.engines.networks.files import load_config, load_tokenizer
+from headrace.engines.networks.heads import VectorHead, check_columns, label_names
+from headrace.engines.networks.quantizing import check_output_dtype
+from headrace.engines.onnx.options import (
+    OnnxClassification,
+    OnnxEmbedding,
+    OnnxImageClassification,
+    OnnxImageEmbedding,
+    OnnxOptions,
+    OnnxScoring,
+    OnnxZeroShot,
+)
 from headrace.engines.text.engine import TextEngine
 from headrace.engines.text.pooling import Pooling, pooling_of
-from headrace.engines.text.splitting import LongTexts, TooLong, not_split
+from headrace.engines.text.splitting import LongTexts, not_split
 from headrace.engines.text.tasks import Candidates, ZeroShotEngine, classifier, scorer
 from headrace.engines.text.tokenizing import Takes, TextTokens, tokens_for
-from headrace.engines.vision.images import MAX_PIXELS, ImageInputs, images_for
+from headrace.engines.vision.images import ImageInputs, images_for
 from headrace.engines.vision.tasks import ImageEngine, image_classifier, image_embedder
-from headrace.errors import ConfigError, EngineDeadError, EngineError, EngineOutOfMemoryError, RecordError
-
-T = TypeVar("T")
+from headrace.errors import ConfigError, EngineDeadError, EngineError, RecordError, first_line
 
 # In a folder with several models, prefer the plain export to optimised and quantised ones.
 _NAMES = ("model.onnx", "onnx/model.onnx")
@@ -74,7 +81,7 @@ class OnnxNetwork:
         try:
             session = onnxruntime.InferenceSession(self._file, providers=list(providers) or available)
         except _LOADING as error:
-            raise EngineError(f"the model {self._file} cannot be loaded: {str(error).splitlines()[0]}") from error
+            raise EngineError(f"the model {self._file} cannot be loaded: {first_line(error)}") from error
         self._session: onnxruntime.InferenceSession | None = session
         self.inputs = frozenset(one.name for one in session.get_inputs())
         self._dtypes = {one.name: _DTYPES[one.type] for one in session.get_inputs() if one.type in _DTYPES}
@@ -112,13 +119,13 @@ class OnnxNetwork:
         """See `Network.length_for`."""
         return longest
 
-    def run(self, arrays: Arrays) -> Rows:
+    def run(self, arrays: Arrays) -> OutputRows:
         """See `Network.run`. onnxruntime has no error type for device failures, so they count as the batch's."""
         session = self._session
         if session is None:
             raise EngineDeadError("the engine is closed; create a new one")
         given = {name: array.astype(self._dtypes.get(name, array.dtype), copy=False) for name, array in arrays.items()}
-        rows: Rows = session.run([self._output], given)[0].astype(np.float32, copy=False)
+        rows: OutputRows = session.run([self._output], given)[0].astype(np.float32, copy=False)
         if self._pooling:
             return _pooled(self._pooling, rows, np.asarray(arrays["attention_mask"]))
         return rows
@@ -131,7 +138,9 @@ class OnnxNetwork:
 _POOLING = ("mean", "cls", "max")
 
 
-def _pooled(pooling: Pooling, states: Rows, mask: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> Rows:
+def _pooled(
+    pooling: Pooling, states: OutputRows, mask: np.ndarray[tuple[int, ...], np.dtype[np.generic]]
+) -> OutputRows:
     """Vectors of shape (texts, components)."""
     real = mask[..., None].astype(np.float32)
     if pooling.mode == "cls":
@@ -145,115 +154,67 @@ def _pooled(pooling: Pooling, states: Rows, mask: np.ndarray[tuple[int, ...], np
     return np.asarray(vectors, dtype=np.float32)
 
 
-def embed(  # noqa: PLR0913 - one parameter per setting of the user
-    model: str | Path | None = None,
-    *,
-    providers: Sequence[str] = (),
-    max_model_len: int | None = None,
-    on_too_long: TooLong = "truncate",
-    chunk_overlap: int | None = None,
-    chunk_join: ChunkJoin | None = None,
-    output_dtype: OutputDtype = "float32",
-) -> TextEngine:
+def embed(options: OnnxEmbedding) -> TextEngine:
     """Embed texts: the model's output `sentence_embedding`, else its pooled token states.
-
-    Args:
-        model: a folder with an ONNX model, its config.json and tokenizer.
-        providers: onnxruntime's execution providers, in order; empty for all available ones.
-        max_model_len: in tokens; None for the model's limit.
-        on_too_long: truncate a longer text, fail its record, or split it into chunks.
-        chunk_overlap: tokens that neighbouring chunks have in common; None for none.
-        chunk_join: how the outputs for the chunks become one; None for the default of the task.
-        output_dtype: as of `EmbeddingEngine`.
 
     Raises:
         ConfigError: no such folder, or a parameter that the model does not support.
         EngineError: the files cannot be loaded.
     """
-    check_output_dtype(output_dtype)
-    long_texts = LongTexts(on_too_long, chunk_overlap, chunk_join)
-    folder = named_folder(model, ONNX_WEIGHTS)
+    check_output_dtype(options.output_dtype)
+    long_texts = LongTexts.of(options)
+    folder = named_folder(options.model, ONNX_WEIGHTS)
     pooling = pooling_of(folder, _POOLING, "the engine onnx", way_out=_EXPORT)
-    network = OnnxNetwork(folder, providers, _VECTORS[:1], pooling)
-    tokens = _tokens(folder, "text", max_model_len, long_texts)
+    network = OnnxNetwork(folder, options.providers, _VECTORS[:1], pooling)
+    tokens = _tokens(folder, "text", options.max_model_len, long_texts)
+    output_dtype = options.output_dtype
     facts = {"engine": "embedding"} | ({} if output_dtype == "float32" else {"output_dtype": output_dtype})
     return TextEngine(network, tokens, VectorHead(None, output_dtype=output_dtype), facts)
 
 
-def classify(  # noqa: PLR0913 - as above
-    model: str | Path | None = None,
-    *,
-    providers: Sequence[str] = (),
-    max_model_len: int | None = None,
-    on_too_long: TooLong = "truncate",
-    chunk_overlap: int | None = None,
-    chunk_join: ChunkJoin | None = None,
-    top_labels: int | None = None,
-) -> TextEngine:
-    """Classify texts or text pairs; `top_labels` is the number of labels to list. Other parameters as `embed`."""
-    long_texts = LongTexts(on_too_long, chunk_overlap, chunk_join)
-    folder = named_folder(model, ONNX_WEIGHTS)
-    network = OnnxNetwork(folder, providers, ["logits"])
-    return classifier(network, _tokens(folder, "either", max_model_len, long_texts), _config(folder), top_labels)
+def classify(options: OnnxClassification) -> TextEngine:
+    """Classify texts or text pairs. Errors as `embed`."""
+    long_texts = LongTexts.of(options)
+    folder, network = _with_logits(options)
+    tokens = _tokens(folder, "either", options.max_model_len, long_texts)
+    return classifier(network, tokens, _config(folder), options.top_labels)
 
 
-def score(
-    model: str | Path | None = None,
-    *,
-    providers: Sequence[str] = (),
-    max_model_len: int | None = None,
-    on_too_long: TooLong = "truncate",
-    chunk_overlap: int | None = None,
-    chunk_join: ChunkJoin | None = None,
-) -> TextEngine:
-    """Create a cross-encoder: one score per text pair. Parameters and errors as `embed`."""
-    long_texts = LongTexts(on_too_long, chunk_overlap, chunk_join)
-    folder = named_folder(model, ONNX_WEIGHTS)
-    network = OnnxNetwork(folder, providers, ["logits"])
-    return scorer(network, _tokens(folder, "pair", max_model_len, long_texts), _config(folder))
+def score(options: OnnxScoring) -> TextEngine:
+    """Create a cross-encoder: one score per text pair. Errors as `embed`."""
+    long_texts = LongTexts.of(options)
+    folder, network = _with_logits(options)
+    return scorer(network, _tokens(folder, "pair", options.max_model_len, long_texts), _config(folder))
 
 
-def zero_shot(  # noqa: PLR0913 - one parameter per setting of the user
-    model: str | Path | None = None,
-    *,
-    labels: str | Sequence[str] = (),
-    hypothesis_template: str = "This example is {}.",
-    multi_label: bool = False,
-    providers: Sequence[str] = (),
-    max_model_len: int | None = None,
-    on_too_long: TooLong = "truncate",
-) -> ZeroShotEngine:
-    """Classify by custom `labels`; `multi_label` if several may apply at once. Other parameters as `embed`."""
-    candidates = Candidates(labels, hypothesis_template, multi_label)
-    folder = named_folder(model, ONNX_WEIGHTS)
-    network = OnnxNetwork(folder, providers, ["logits"])
-    tokens = _tokens(folder, "premise", max_model_len, not_split(on_too_long))
+def zero_shot(options: OnnxZeroShot) -> ZeroShotEngine:
+    """Classify by the user's labels. Errors as `embed`."""
+    candidates = Candidates(options.labels, options.hypothesis_template, options.multi_label)
+    folder, network = _with_logits(options)
+    tokens = _tokens(folder, "premise", options.max_model_len, not_split(options.on_too_long))
     return ZeroShotEngine(network, tokens, candidates, _config(folder))
 
 
-def image_classify(
-    model: str | Path | None = None,
-    *,
-    providers: Sequence[str] = (),
-    top_labels: int | None = None,
-    max_pixels: int = MAX_PIXELS,
-) -> ImageEngine:
-    """Classify images; one larger than `max_pixels` fails before it is decoded. Other parameters as `embed`."""
-    folder = named_folder(model, ONNX_WEIGHTS)
-    config, images = _config(folder), images_for(folder, max_pixels)
-    network = _ImageNetwork(folder, providers, ["logits"])
-    engine = image_classifier(network, images, config, top_labels)
+def _with_logits(options: OnnxOptions) -> tuple[Path, OnnxNetwork]:
+    folder = named_folder(options.model, ONNX_WEIGHTS)
+    return folder, OnnxNetwork(folder, options.providers, ["logits"])
+
+
+def image_classify(options: OnnxImageClassification) -> ImageEngine:
+    """Classify images. Errors as `embed`."""
+    folder = named_folder(options.model, ONNX_WEIGHTS)
+    config, images = _config(folder), images_for(folder, options.max_pixels)
+    network = _ImageNetwork(folder, options.providers, ["logits"])
+    engine = image_classifier(network, images, config, options.top_labels)
     check_columns(network.width(images), label_names(config))
     return engine
 
 
-def image_embed(
-    model: str | Path | None = None, *, providers: Sequence[str] = (), max_pixels: int = MAX_PIXELS
-) -> ImageEngine:
-    """Embed images: the output `image_embeds` or `pooler_output`, else the first. Other parameters as `embed`."""
-    folder = named_folder(model, ONNX_WEIGHTS)
-    images = images_for(folder, max_pixels)
-    network = _ImageNetwork(folder, providers, _VECTORS)
+def image_embed(options: OnnxImageEmbedding) -> ImageEngine:
+    """Embed images: the output `image_embeds` or `pooler_output`, else the first. Errors as `embed`."""
+    folder = named_folder(options.model, ONNX_WEIGHTS)
+    images = images_for(folder, options.max_pixels)
+    network = _ImageNetwork(folder, options.providers, _VECTORS)
     network.width(images)
     return image_embedder(network, images)
 
@@ -261,7 +222,7 @@ def image_embed(
 class _ImageNetwork(OnnxNetwork):
     """A model of images. An output that is not a vector is made one as the PyTorch engine does."""
 
-    def run(self, arrays: Arrays) -> Rows:
+    def run(self, arrays: Arrays) -> OutputRows:
         """See `Network.run`."""
         rows = super().run(arrays)
         if rows.ndim == 4:  # of places
@@ -275,16 +236,14 @@ class _ImageNetwork(OnnxNetwork):
             EngineError: it does not run on one.
         """
         try:
-            return int(self.run({"pixel_values": images.sample()[None]}).shape[1])
+            with model_code():
+                return int(self.run({"pixel_values": images.sample()[None]}).shape[1])
         except RecordError:
             return None
-        except (EngineDeadError, EngineOutOfMemoryError):
-            raise
-        except Exception as error:  # onnxruntime may raise anything
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        except ModelCodeError as error:
             raise EngineError(
                 f"the model in {self._folder} takes {', '.join(sorted(self.inputs))} and fails on the pixel_values of "
-                f"an image: {reason}"
+                f"an image: {error}"
             ) from error
 
 
@@ -302,16 +261,8 @@ def _model_file(folder: Path) -> Path:
 
 
 def _tokens(folder: Path, takes: Takes, max_model_len: int | None, long_texts: LongTexts) -> TextTokens:
-    check_tokenizer(folder)
-    return tokens_for(_loaded(AutoTokenizer.from_pretrained, folder), _config(folder), takes, max_model_len, long_texts)
+    return tokens_for(load_tokenizer(folder), _config(folder), takes, max_model_len, long_texts)
 
 
 def _config(folder: Path) -> ModelConfig:
-    return with_own_settings(folder, _loaded(AutoConfig.from_pretrained, folder).to_dict())
-
-
-def _loaded(load: Callable[..., T], folder: Path) -> T:
-    try:
-        return load(str(folder), local_files_only=True)
-    except (OSError, ValueError, KeyError) as error:
-        raise EngineError(f"the model in {folder} cannot be loaded: {str(error).strip().splitlines()[0]}") from error
+    return with_own_settings(folder, load_config(folder).to_dict())

@@ -7,15 +7,14 @@ import logging
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from typing import Any, Unpack
+from typing import Any
 
 from headrace.client import BUSY, AsyncClient, ClientSettings, Delay
 from headrace.concurrency.loop_thread import LoopThread
 from headrace.engines.base import Prepared
-from headrace.engines.options import SamplingOptions
 from headrace.engines.profile import EngineProfile
-from headrace.engines.requests.generation import Generation, Sampling, default_sampling, parse
+from headrace.engines.remote.options import Endpoint, EndpointClassification, EndpointEmbedding, EndpointOptions
+from headrace.engines.requests.generation import GeneratedText, Sampling, parse
 from headrace.errors import EngineDeadError, EngineError, RecordError
 from headrace.events import EndpointUsed
 from headrace.records import text_refusal
@@ -31,40 +30,34 @@ class EndpointEngine:
     """Sends one request per record; satisfies `StreamEngine`.
 
     Args:
-        model: the model name in requests; None for the server's default.
-        endpoints: base URLs; those with the fewest active requests are used first.
+        options: `model` is the model's name in requests; of the servers, those with the fewest active requests are used
+            first.
         ask: converts a value to the path and body of a request. Raises RecordError.
         read: extracts the output from a response.
-        settings: concurrency and number of attempts.
-        api_key: None for the environment variable OPENAI_API_KEY, if set.
         defaults: fields of requests that do not have them.
     """
 
-    def __init__(  # noqa: PLR0913 - the last three are keyword-only
+    def __init__(
         self,
-        model: str | None,
-        endpoints: Sequence[str],
+        options: EndpointOptions,
         ask: Callable[[object], tuple[str, dict[str, object]]],
         read: Callable[[Any], object],
-        *,
-        settings: ClientSettings,
-        api_key: str | None = None,
         defaults: Mapping[str, object] | None = None,
     ) -> None:
+        self._settings = ClientSettings(concurrency=options.concurrency, attempts=options.attempts)
         self.profile = EngineProfile(
-            batching="own", cost_unit="records", max_in_flight=settings.concurrency, remote=True
+            batching="own", cost_unit="records", max_in_flight=options.concurrency, remote=True
         )
-        self._model = model
-        self._endpoints = tuple(endpoints)
-        self._settings = settings
+        self._model = None if options.model is None else str(options.model)
+        self._endpoints = tuple(options.endpoints)
         self._said = False
         self._said_delays: set[tuple[str, int | None]] = set()
         self._ask = ask
         self._read = read
         # A dedicated event loop: connections are bound to one loop, and callers use different ones.
         self._loop: LoopThread | None = LoopThread("headrace-endpoint")
-        key = api_key or os.environ.get("OPENAI_API_KEY")
-        self._client = AsyncClient(endpoints, api_key=key, settings=settings, on_delay=self._delayed)
+        key = options.api_key or os.environ.get("OPENAI_API_KEY")
+        self._client = AsyncClient(options.endpoints, api_key=key, settings=self._settings, on_delay=self._delayed)
         self._defaults = dict(defaults or {})
         self._answered = self._limited = self._unanswered = 0
 
@@ -117,12 +110,12 @@ class EndpointEngine:
         """Count a request that is sent again, and say why the first time. Runs on the client's loop."""
         if delay.status is None:
             self._unanswered += 1
-            words = "%s; it is tried again, %d times in all (--attempts): check the address, and that it runs"
+            words = "%s; it is tried again, %d times in all (``attempts``): check the address, and that it runs"
             number = self._settings.attempts
         elif delay.status == BUSY:
             self._limited += 1
             words = (
-                "%s: it limits the rate, and requests are sent again; fewer at once (--concurrency, now %d) may help"
+                "%s: it limits the rate, and requests are sent again; fewer at once (``concurrency``, now %d) may help"
             )
             number = self._settings.concurrency
         else:
@@ -136,7 +129,7 @@ class EndpointEngine:
             self._said = True
             logger.warning(
                 "headrace: no answer to a request for %s from %s after %g s; there are up to %d attempts of %g s "
-                + spelled("each (--engine-timeout limits a request with all its attempts)"),
+                + spelled("each (``engine_timeout_s`` limits a request with all its attempts)"),
                 path,
                 ", ".join(self._endpoints),
                 SILENCE_S,
@@ -153,63 +146,28 @@ class EndpointEngine:
         loop.close()
 
 
-def embed(
-    model: str | Path | None = None,
-    *,
-    endpoints: Sequence[str],
-    concurrency: int = 64,
-    attempts: int = 6,
-    api_key: str | None = None,
-) -> EndpointEngine:
+def embed(options: EndpointEmbedding) -> EndpointEngine:
     """Vectors from /v1/embeddings."""
     return EndpointEngine(
-        _name(model),
-        endpoints,
+        options,
         lambda value: ("/v1/embeddings", {"input": _text(value)}),
         lambda answer: answer["data"][0]["embedding"],
-        settings=ClientSettings(concurrency=concurrency, attempts=attempts),
-        api_key=api_key,
     )
 
 
-def classify(
-    model: str | Path | None = None,
-    *,
-    endpoints: Sequence[str],
-    concurrency: int = 64,
-    attempts: int = 6,
-    api_key: str | None = None,
-) -> EndpointEngine:
+def classify(options: EndpointClassification) -> EndpointEngine:
     """Labels from /classify."""
     return EndpointEngine(
-        _name(model),
-        endpoints,
+        options,
         lambda value: ("/classify", {"input": _text(value)}),
         lambda answer: {name: part for name, part in answer["data"][0].items() if name != "index"},
-        settings=ClientSettings(concurrency=concurrency, attempts=attempts),
-        api_key=api_key,
     )
 
 
-def generate(
-    model: str | Path | None = None,
-    *,
-    endpoints: Sequence[str],
-    concurrency: int = 64,
-    attempts: int = 6,
-    api_key: str | None = None,
-    **sampling: Unpack[SamplingOptions],
-) -> EndpointEngine:
-    """Answers from /v1/completions, or for chats from /v1/chat/completions; `sampling` is for requests without it."""
-    default_sampling(sampling)  # checks it
-    settings = ClientSettings(concurrency=concurrency, attempts=attempts)
-    return EndpointEngine(
-        _name(model), endpoints, _request, _generation, settings=settings, api_key=api_key, defaults=sampling
-    )
-
-
-def _name(model: str | Path | None) -> str | None:
-    return None if model is None else str(model)
+def generate(options: Endpoint) -> EndpointEngine:
+    """Answers from /v1/completions, or for chats from /v1/chat/completions; sampling is for requests without it."""
+    options.sampling()  # checks it
+    return EndpointEngine(options, _request, _generation, options.given_sampling())
 
 
 def _lacks(body: Mapping[str, object], name: str) -> bool:
@@ -234,9 +192,9 @@ def _request(value: object) -> tuple[str, dict[str, object]]:
     return "/v1/chat/completions", {**body, "messages": list(request.messages or ())}
 
 
-def _generation(answer: Any) -> Generation:
+def _generation(answer: Any) -> GeneratedText:
     choice, usage = answer["choices"][0], answer["usage"]
-    return Generation(
+    return GeneratedText(
         text=choice["message"]["content"] if "message" in choice else choice["text"],
         finish_reason=choice["finish_reason"],
         prompt_tokens=usage["prompt_tokens"],

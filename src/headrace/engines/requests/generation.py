@@ -1,4 +1,4 @@
-"""Generation requests with OpenAI's and vLLM's field names: a prompt or chat, and sampling parameters."""
+"""GeneratedText requests with OpenAI's and vLLM's field names: a prompt or chat, and sampling parameters."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class TokenChance(Chance):
     top_logprobs: list[Chance]
 
 
-class Generation(TypedDict):
+class GeneratedText(TypedDict):
     """The answer to one request."""
 
     text: str

@@ -8,7 +8,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 
 from headrace.batching.options import whole
 from headrace.engines.base import Chunks, Placed, Prepared
-from headrace.engines.requests.generation import Generation
+from headrace.engines.requests.generation import GeneratedText
 from headrace.engines.requests.templates import FilledTemplate, filled, template_fields
 from headrace.errors import ConfigError, RecordError
 from headrace.wording import shown
@@ -78,7 +78,8 @@ class LongPrompts:
         if self.reduce_template is None or ANSWERS not in template_fields(self.reduce_template):
             raise ConfigError(
                 "a prompt that is split needs a reduce template with {answers}, the last prompt, such as "
-                "--reduce-template 'Combine these summaries: {answers}'; or take the first answer: --chunk-join first"
+                "``reduce_template='Combine these summaries: {answers}'``; or take the first answer: "
+                "``chunk_join=first``"
             )
 
     @property
@@ -91,16 +92,6 @@ class LongPrompts:
         return {field.name: getattr(self, field.name) for field in fields(self)} if self.splits else {}
 
 
-def taken_from(options: dict[str, Any]) -> LongPrompts:
-    """The settings among an engine's options, which are removed.
-
-    Raises:
-        ConfigError: see `LongPrompts`.
-    """
-    given = {field.name: options.pop(field.name) for field in fields(LongPrompts) if field.name in options}
-    return LongPrompts(**{name: value for name, value in given.items() if value is not None})
-
-
 def splits(options: Mapping[str, object], prompt_template: str | None) -> bool:
     """Whether the prompts of a template are split.
 
@@ -111,7 +102,7 @@ def splits(options: Mapping[str, object], prompt_template: str | None) -> bool:
     reduce = options.get("reduce_template")
     if reduce is not None and (unknown := [name for name in template_fields(str(reduce)) if name not in known]):
         raise ConfigError(
-            f"the reduce template names {unknown[0]!r}; it may have {{{ANSWERS}}} and the fields of --prompt-template"
+            f"the reduce template names {unknown[0]!r}; it may have {{{ANSWERS}}} and the fields of ``prompt_template``"
         )
     return options.get("on_too_long") == "split"
 
@@ -162,13 +153,13 @@ class _Used:
     prompt: int = 0
     completion: int = 0
 
-    def plus(self, answers: Sequence[Generation]) -> _Used:
+    def plus(self, answers: Sequence[GeneratedText]) -> _Used:
         return _Used(
             self.prompt + sum(answer["prompt_tokens"] for answer in answers),
             self.completion + sum(answer["completion_tokens"] for answer in answers),
         )
 
-    def added_to(self, answer: Generation) -> Generation:
+    def added_to(self, answer: GeneratedText) -> GeneratedText:
         total = self.plus([answer])
         return {**answer, "prompt_tokens": total.prompt, "completion_tokens": total.completion}
 
@@ -205,7 +196,7 @@ class PromptSplitter:
     def _first(self, chunks: Sequence[Prepared[Any]], asked: int, used: _Used) -> Chunks[Any]:
         """Asks one chunk after the other until one answers."""
 
-        def join(answers: Sequence[Generation], _: Sequence[int]) -> object:
+        def join(answers: Sequence[GeneratedText], _: Sequence[int]) -> object:
             if asked + 1 == len(chunks) or self._answers(answers[0]["text"]):
                 return used.added_to(answers[0])
             return self._first(chunks, asked + 1, used.plus(answers))
@@ -222,12 +213,12 @@ class PromptSplitter:
     def _all(self, request: object, place: Place, chunks: Sequence[Prepared[Any]], used: _Used) -> Chunks[Any]:
         """Asks all chunks, and then about their answers."""
 
-        def join(answers: Sequence[Generation], _: Sequence[int]) -> object:
+        def join(answers: Sequence[GeneratedText], _: Sequence[int]) -> object:
             return self._about(request, place, answers, used.plus(answers))
 
         return Chunks([chunk.payload for chunk in chunks], [chunk.cost for chunk in chunks], [1] * len(chunks), join, 0)
 
-    def _about(self, request: object, place: Place, answers: Sequence[Generation], used: _Used) -> Chunks[Any]:
+    def _about(self, request: object, place: Place, answers: Sequence[GeneratedText], used: _Used) -> Chunks[Any]:
         """Asks about these answers; if they are too long together, about chunks of them first.
 
         Raises:

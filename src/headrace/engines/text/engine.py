@@ -9,13 +9,21 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
+from headrace.device.pipeline import OutputRows
 from headrace.engines.base import Chunks, Part, Prepared
-from headrace.engines.networks.base import BATCH_TEXTS, BATCH_TOKENS, Network, NetworkEngine, Rows
+from headrace.engines.networks.base import (
+    BATCH_TEXTS,
+    BATCH_TOKENS,
+    ModelCodeError,
+    Network,
+    NetworkEngine,
+    model_code,
+)
 from headrace.engines.networks.heads import Head, JoiningHead, RowJoin
 from headrace.engines.profile import EngineProfile
 from headrace.engines.text.splitting import LongTexts, not_split
 from headrace.engines.text.tokenizing import TextTokens, Tokens, longest_of
-from headrace.errors import ConfigError, EngineDeadError, EngineError, EngineOutOfMemoryError
+from headrace.errors import ConfigError, EngineError
 
 Padding: TypeAlias = Literal["right", "left", "equal lengths", "one at a time"]
 """The padding side; or no padding, because a batch holds texts of one length, or one text."""
@@ -117,7 +125,7 @@ class TextEngine(TokenizingTexts, NetworkEngine):
             for item, row, output in zip(batch, rows, outputs, strict=True)
         ]
 
-    def _outputs(self, batch: list[Tokens], rows: Rows) -> Sequence[object]:  # noqa: ARG002 - for subclasses
+    def _outputs(self, batch: list[Tokens], rows: OutputRows) -> Sequence[object]:  # noqa: ARG002 - for subclasses
         return self._head(rows)
 
 
@@ -146,7 +154,7 @@ class TextRows:
         if self.padding in _SLOWER:
             logger.warning(_SLOWER[self.padding])
 
-    def __call__(self, batch: Sequence[Tokens]) -> Rows:
+    def __call__(self, batch: Sequence[Tokens]) -> OutputRows:
         """One row per text, or per token, in order.
 
         Raises:
@@ -163,7 +171,7 @@ class TextRows:
         """The settings that affect an output."""
         return {} if self.padding == "right" else {"padding": self.padding}
 
-    def _run(self, batch: Sequence[Tokens], padding: Padding) -> Rows:
+    def _run(self, batch: Sequence[Tokens], padding: Padding) -> OutputRows:
         if padding == "right" or padding == "left":
             return self._padded(batch, padding, longest_of(batch))
         groups: dict[int, list[int]] = {}
@@ -174,19 +182,17 @@ class TextRows:
         counts = [batch[place].shape[1] if self._per_token else 1 for place in places]
         return rows[np.argsort(np.repeat(places, counts), kind="stable")]
 
-    def _padded(self, batch: Sequence[Tokens], side: Literal["right", "left"], length: int) -> Rows:
+    def _padded(self, batch: Sequence[Tokens], side: Literal["right", "left"], length: int) -> OutputRows:
         return self._network.run(self._tokens.collate(batch, self._network.inputs, side, length))
 
     def _choose_padding(self) -> Padding:
         samples = self._tokens.samples()
         samples += samples[1:]  # two of one length
         try:
-            alone = self._run(samples, "one at a time")
-        except (EngineDeadError, EngineOutOfMemoryError):
-            raise
-        except Exception as error:  # a model's code or an ONNX runtime may raise anything
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-            raise EngineError(f"the model fails on a text of {samples[0].shape[1]} tokens: {reason}") from error
+            with model_code():
+                alone = self._run(samples, "one at a time")
+        except ModelCodeError as error:
+            raise EngineError(f"the model fails on a text of {samples[0].shape[1]} tokens: {error}") from error
         if alone.ndim != 2:
             shape = " × ".join(map(str, alone.shape[1:]))
             raise EngineError(f"the model gives {shape} numbers for a text, not a row of them: it has another task")
@@ -196,12 +202,11 @@ class TextRows:
                 return padding
         return "one at a time"
 
-    def _agrees(self, samples: list[Tokens], alone: Rows, padding: Padding) -> bool:
+    def _agrees(self, samples: list[Tokens], alone: OutputRows, padding: Padding) -> bool:
         try:
-            together = self._run(samples, padding)
-        except (EngineDeadError, EngineOutOfMemoryError):
-            raise
-        except Exception:  # noqa: BLE001 - models that refuse a padded batch raise various errors
+            with model_code():
+                together = self._run(samples, padding)
+        except ModelCodeError:  # it refuses a padded batch
             return False
         room = self._network.tolerance * float(np.abs(alone).max())
         return together.shape == alone.shape and float(np.abs(together - alone).max()) <= room  # never with NaN

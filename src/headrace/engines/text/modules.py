@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, TypeVar, cast
+from typing import Generic, TypeVar
 
 import torch
 from sentence_transformers import MultiVectorEncoder, SentenceTransformer, SparseEncoder
@@ -22,7 +22,7 @@ from headrace.engines.library_settings import (
 )
 from headrace.engines.model_config import ModelConfig
 from headrace.engines.model_folder import check_tokenizer, find_folder
-from headrace.engines.networks.heads import ChunkJoin
+from headrace.engines.networks.files import check_fast
 from headrace.engines.networks.pytorch import TorchNetwork, loading
 from headrace.engines.options import EncoderOptions
 from headrace.engines.text import static
@@ -74,7 +74,7 @@ class Encoder(Generic[ModuleT]):
     def facts(self) -> Mapping[str, object]:
         """The prompt, which determines an output. Left out at its default, as before it could be chosen: an older
         output can be continued."""
-        asked = {"prompt", "prompt_name"} & {name for name, value in self.options.items() if value is not None}
+        asked = self.options.prompt is not None or self.options.prompt_name is not None
         return {"prompt": self.prompts.default} if asked else {}
 
     def tokens(self, prompts: Prompts | None = None, limit: int | None = None) -> TextTokens:
@@ -88,11 +88,9 @@ class Encoder(Generic[ModuleT]):
         if not self.processing.special_tokens:
             tokenizer = without_special_tokens(tokenizer)
         shortest = tokenizer.num_special_tokens_to_add() + 1
-        wanted = self.options.get("max_model_len")
+        wanted = self.options.max_model_len
         length = choose_length([limit or own], usable_positions(self.config), shortest, wanted)
-        options = self.options
-        join = cast("ChunkJoin | None", options.get("chunk_join"))  # the task's head refuses others
-        too_long = LongTexts(options.get("on_too_long", "truncate"), options.get("chunk_overlap"), join)
+        too_long = LongTexts.of(self.options)
         pad_id = self.config.get("pad_token_id")
         return TextTokens(tokenizer, length, too_long, prompts=prompts or self.prompts, pad_id=pad_id)
 
@@ -108,26 +106,26 @@ class Encoder(Generic[ModuleT]):
             return TorchNetwork(self.folder, self.module, self.device, static.bagged(call), inputs)
         network = TorchNetwork(self.folder, self.module, self.device, call, inputs, by_length(self.module[0].model))
         if not per_token:  # the number of tokens differs in batches of one shape
-            network.allow_graphs(self.options.get("enforce_eager", False))
+            network.allow_graphs(self.options.enforce_eager)
             if is_packed(self.module):
                 network.allow_parts()
         return network
 
 
-def open_encoder(model: str | Path | None, kind: type[ModuleT], options: EncoderOptions) -> Encoder[ModuleT]:
+def open_encoder(kind: type[ModuleT], options: EncoderOptions) -> Encoder[ModuleT]:
     """Load a model of this kind; None for all-MiniLM-L6-v2.
 
     Raises:
         ConfigError: no such folder, or an option that the model does not support.
         EngineError: the files cannot be loaded, or it has modules that are not supported.
     """
-    folder = find_folder(model)
+    folder = find_folder(options.model)
     check_tokenizer(folder)
     check_settings(folder, LOADING | PROMPTS | _OWN_SETTINGS[kind])
     processing = processing_of(folder)
-    device = choose_device(options.get("device", "auto"))
-    module = _load(folder, device, options.get("dtype", "auto"), kind, options.get("trust_remote_code", False))
-    prompts = _prompts(module, options.get("prompt_name"), options.get("prompt"))
+    device = choose_device(options.device)
+    module = _load(folder, device, options.dtype, kind, options.trust_remote_code)
+    prompts = _prompts(module, options.prompt_name, options.prompt)
     config: ModelConfig = {} if isinstance(module[0], StaticEmbedding) else module[0].config.to_dict()
     return Encoder(folder, device, module, config, prompts, options, processing)
 
@@ -151,8 +149,7 @@ def _load(folder: Path, device: torch.device, dtype: str, kind: type[ModuleT], t
     if isinstance(module[0], StaticEmbedding):
         static.check_dtype(dtype)
         return module.float().eval()
-    if not getattr(module.tokenizer, "is_fast", False):
-        raise EngineError(f"the model in {folder} has no fast tokenizer (tokenizer.json)")
+    check_fast(folder, module.tokenizer)
     if reason := _SOME_LENGTHS.get(module[0].model.config.model_type):
         raise EngineError(f"the model in {folder} {reason}, and texts have other lengths; choose another model")
     random = _not_loaded(module[0].model)

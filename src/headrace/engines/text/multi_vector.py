@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import Literal, TypeAlias, Unpack, get_args
+from typing import TypeAlias, get_args
 
 import numpy as np
 import torch
@@ -13,17 +12,16 @@ from numpy.typing import NDArray
 from sentence_transformers import MultiVectorEncoder
 from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
 
+from headrace.device.pipeline import OutputRows
 from headrace.engines.base import Chunks, Part, Prepared, PromptedText
 from headrace.engines.model_folder import named_folder
-from headrace.engines.networks.base import Rows
-from headrace.engines.options import EncoderOptions
 from headrace.engines.text.encoders import keep_padding
 from headrace.engines.text.engine import TextEngine
 from headrace.engines.text.modules import Encoder, open_encoder
+from headrace.engines.text.options import MultiVectorEmbedding, TokenVectorDtype
 from headrace.engines.text.tokenizing import TOKEN_MASK, Tokens
 from headrace.errors import ConfigError, EngineError, RecordError
 
-TokenVectorDtype: TypeAlias = Literal["float32", "float16"]
 TokenVectors: TypeAlias = NDArray[np.float32] | NDArray[np.float16]
 """Of shape (tokens, components)."""
 
@@ -38,31 +36,25 @@ class MultiVectorEngine(TextEngine):
     model's skip list. A query has vectors for the model's expansion tokens too.
 
     Args:
-        model: a local folder.
-        output_dtype: "float32" or "float16".
-        options: those of every engine for models of sentence-transformers. `prompt_name` is "document" by default.
+        options: `prompt_name` is "document" by default.
 
     Raises:
         ConfigError: no such folder, or a parameter that the model does not support.
         EngineError: the files cannot be loaded, or the model is not a multi-vector encoder of texts.
     """
 
-    def __init__(
-        self,
-        model: str | Path | None = None,
-        *,
-        output_dtype: TokenVectorDtype = "float32",
-        **options: Unpack[EncoderOptions],
-    ) -> None:
+    def __init__(self, options: MultiVectorEmbedding) -> None:
+        output_dtype = options.output_dtype
         if output_dtype not in get_args(TokenVectorDtype):
             raise ConfigError(f"output_dtype is {output_dtype!r}; it must be {' or '.join(get_args(TokenVectorDtype))}")
-        if options.get("prompt_name") is None and options.get("prompt") is None:
-            options = {**options, "prompt_name": _DOCUMENT}
-        encoder = open_encoder(named_folder(model), MultiVectorEncoder, options)
+        if options.prompt_name is None and options.prompt is None:
+            options = replace(options, prompt_name=_DOCUMENT)
+        named_folder(options.model)
+        encoder = open_encoder(MultiVectorEncoder, options)
         mask = _mask_of(encoder)
         keep_padding(encoder.module[0].model)  # expansion tokens must stay, though nothing attends to them
         named = encoder.prompts.named
-        self._asks = options.get("prompt_name") == _QUERY
+        self._asks = options.prompt_name == _QUERY
         self._expansion = encoder.module[0].query_expansion
         self._expansion_id = _expansion_id(encoder)
         self._queries = encoder.tokens(replace(encoder.prompts, default=named.get(_QUERY, "")), _query_length(encoder))
@@ -106,11 +98,11 @@ class MultiVectorEngine(TextEngine):
         tokens = self._queries.expanded(query.payload, [self._expansion_id] * missing, attended)
         return Prepared(tokens, tokens.shape[1], query.truncated)
 
-    def _outputs(self, batch: list[Tokens], rows: Rows) -> list[TokenVectors | RecordError]:
+    def _outputs(self, batch: list[Tokens], rows: OutputRows) -> list[TokenVectors | RecordError]:
         ends = np.cumsum([tokens.shape[1] for tokens in batch])
         return [self._kept(tokens, part) for tokens, part in zip(batch, np.split(rows, ends[:-1]), strict=True)]
 
-    def _kept(self, tokens: Tokens, rows: Rows) -> TokenVectors | RecordError:
+    def _kept(self, tokens: Tokens, rows: OutputRows) -> TokenVectors | RecordError:
         """The vectors of the tokens that take part."""
         if self._skips_queries if self.tokens.is_expanded(tokens) else self._skips_documents:
             rows = rows[~np.isin(tokens[0], self._skipped)]

@@ -46,7 +46,7 @@ def chosen_prompt(
         return named.get(default_name or "") or ""
     if prompt_name not in named:
         raise ConfigError(
-            f"{unknown_prompt(prompt_name, named)} (in config_sentence_transformers.json); --prompt sets its text"
+            f"{unknown_prompt(prompt_name, named)} (in config_sentence_transformers.json); ``prompt`` sets its text"
         )
     return named[prompt_name]
 

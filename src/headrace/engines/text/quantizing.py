@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
-from typing import Literal, TypeAlias
 
 from transformers import PreTrainedModel
 
 from headrace.engines.networks.prepacking import unpack
 from headrace.engines.options import INT8
 from headrace.errors import ConfigError, EngineError, MissingExtraError
-
-Quantize: TypeAlias = Literal["int8"] | None
 
 
 def check_quantize(quantize: object, dtype: str) -> bool:
@@ -29,7 +26,7 @@ def check_quantize(quantize: object, dtype: str) -> bool:
         raise ConfigError(f"quantize is {INT8}, and dtype {dtype}: leave one of them out")
     if importlib.util.find_spec("torchao") is None:
         raise MissingExtraError(
-            f'--quantize {INT8} needs torchao, which is not installed: pip install "headrace[quantize]"'
+            f'``quantize={INT8}`` needs torchao, which is not installed: pip install "headrace[quantize]"'
         )
     return True
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from pathlib import Path
-from typing import TypedDict, Unpack
+from typing import TypedDict
 
 import numpy as np
 import torch
@@ -13,11 +12,11 @@ from numpy.typing import NDArray
 from sentence_transformers import SparseEncoder
 
 from headrace.batching.options import whole
+from headrace.device.pipeline import OutputRows
 from headrace.engines.model_folder import named_folder
-from headrace.engines.networks.base import Rows
-from headrace.engines.options import EncoderOptions
 from headrace.engines.text.engine import TextEngine
 from headrace.engines.text.modules import open_encoder
+from headrace.engines.text.options import SparseEmbedding
 
 _BATCH_WEIGHTS = 1 << 26
 """Maximum tokens × vocabulary of a batch by default: a network gives a weight of each word for each token."""
@@ -41,11 +40,11 @@ class SparseHead:
     def __init__(self, max_active_dims: int | None) -> None:
         self._most = max_active_dims
 
-    def __call__(self, rows: Rows) -> list[SparseVector]:
+    def __call__(self, rows: OutputRows) -> list[SparseVector]:
         """One vector per row."""
         return [self._sparse(row) for row in rows]
 
-    def _sparse(self, row: Rows) -> SparseVector:
+    def _sparse(self, row: OutputRows) -> SparseVector:
         indices = np.flatnonzero(row)
         if self._most is not None and len(indices) > self._most:
             order = np.argsort(-np.abs(row[indices]), kind="stable")
@@ -56,27 +55,18 @@ class SparseHead:
 class SparseEngine(TextEngine):
     """One sparse vector per text.
 
-    Args:
-        model: a local folder.
-        max_active_dims: how many components of a vector to keep, the largest; None for the model's own limit.
-        options: those of every engine for models of sentence-transformers.
-
     Raises:
         ConfigError: no such folder, or a parameter that the model does not support.
         EngineError: the files cannot be loaded.
     """
 
-    def __init__(
-        self,
-        model: str | Path | None = None,
-        *,
-        max_active_dims: int | None = None,
-        **options: Unpack[EncoderOptions],
-    ) -> None:
-        if max_active_dims is not None:
-            whole("max_active_dims", max_active_dims, 1)
-        encoder = open_encoder(named_folder(model), SparseEncoder, options)
-        most = encoder.module.max_active_dims if max_active_dims is None else max_active_dims
+    def __init__(self, options: SparseEmbedding) -> None:
+        most = options.max_active_dims
+        if most is not None:
+            whole("max_active_dims", most, 1)
+        named_folder(options.model)
+        encoder = open_encoder(SparseEncoder, options)
+        most = encoder.module.max_active_dims if most is None else most
         facts: dict[str, object] = {"engine": "sparse-embedding", "max_active_dims": most, **encoder.facts}
         tokens = encoder.tokens()
         network = encoder.network(_caller(encoder.module, most), tokens.inputs)

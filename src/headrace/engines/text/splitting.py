@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias, get_args
+from typing import get_args
 
 from tokenizers import Encoding
 
 from headrace.batching.options import whole
-from headrace.engines.networks.heads import ChunkJoin
+from headrace.engines.options import ChunkJoin, ChunkOptions, TooLong
 from headrace.errors import ConfigError
-
-TooLong: TypeAlias = Literal["truncate", "error", "split"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +33,14 @@ class LongTexts:
             raise ConfigError(f"on_too_long is {self.on_too_long!r}; it must be 'truncate', 'error' or 'split'")
         for name, value in (("chunk_overlap", self.chunk_overlap), ("chunk_join", self.chunk_join)):
             if value is not None and not self.splits:
-                raise ConfigError(f"{name} is {value!r}, but no text is split: use --on-too-long split")
+                raise ConfigError(f"{name} is {value!r}, but no text is split: use ``on_too_long=split``")
         if self.chunk_overlap is not None:
             whole("chunk_overlap", self.chunk_overlap, 0)
+
+    @classmethod
+    def of(cls, options: ChunkOptions) -> LongTexts:
+        """The choice among an engine's options."""
+        return cls(options.on_too_long, options.chunk_overlap, options.chunk_join)
 
     @property
     def splits(self) -> bool:

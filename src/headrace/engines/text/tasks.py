@@ -6,11 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
+from headrace.device.pipeline import OutputRows
 from headrace.engines.base import Chunks, Prepared
 from headrace.engines.model_config import ModelConfig
-from headrace.engines.networks.base import BATCH_TOKENS, Network, NetworkEngine, Rows
+from headrace.engines.networks.base import BATCH_TOKENS, Network, NetworkEngine
 from headrace.engines.networks.heads import (
-    Classification,
+    BestLabels,
     Function,
     Head,
     LabelHead,
@@ -83,7 +84,7 @@ class ZeroShotEngine(NetworkEngine):
             truncated = truncated or pair.truncated
         return Prepared(rows, cost=len(rows) * max(row.shape[1] for row in rows), truncated=truncated)
 
-    def forward(self, batch: list[list[Tokens]]) -> list[Classification]:
+    def forward(self, batch: list[list[Tokens]]) -> list[BestLabels]:
         """All labels of each text, most likely first.
 
         Raises:
@@ -96,7 +97,7 @@ class ZeroShotEngine(NetworkEngine):
         logits = np.concatenate([self._rows(some) for some in _within(rows, self._row_tokens)])
         return self._head(self._scores(logits.reshape(len(batch), len(self._candidates.labels), -1)))
 
-    def _scores(self, logits: Rows) -> Rows:
+    def _scores(self, logits: OutputRows) -> OutputRows:
         """One score per text and label, from logits of shape (texts, labels, columns)."""
         entailed = logits[..., self._entailment]
         if self._candidates.multi_label or len(self._candidates.labels) == 1:

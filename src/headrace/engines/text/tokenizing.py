@@ -12,15 +12,15 @@ from numpy.typing import NDArray
 from tokenizers import Encoding, Tokenizer
 from tokenizers.processors import TemplateProcessing
 
+from headrace.device.pipeline import OutputRows
 from headrace.engines.base import Chunks, Part, Prepared, PromptedText, TokenIds
 from headrace.engines.model_config import ModelConfig
-from headrace.engines.networks.base import Rows
 from headrace.engines.requests.vocabulary import check_ids, detokenized, token_strings
 from headrace.engines.text.max_length import choose_length, usable_positions
 from headrace.engines.text.prompts import Prompts
 from headrace.engines.text.splitting import LongTexts, joined_ids, tokens_before_text
 from headrace.engines.text.truncation import TextTruncator
-from headrace.errors import ConfigError, RecordError
+from headrace.errors import RecordError
 from headrace.records import kind_of, text_refusal
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ TOKEN_MASK = "token_mask"
 """The input array that marks the tokens of a text, also those that nothing attends to."""
 
 
-Join: TypeAlias = Callable[[Sequence[Rows], Sequence[int]], object]
+Join: TypeAlias = Callable[[Sequence[OutputRows], Sequence[int]], object]
 """Makes one output of the rows of a text's chunks, and their weights."""
 
 Ready: TypeAlias = "Prepared[Tokens] | Prepared[Chunks[Part[Tokens]]] | RecordError"
@@ -354,10 +354,8 @@ def tokens_for(
     """Create the tokenization of a plain transformers model from its tokenizer and config.json.
 
     Raises:
-        ConfigError: the tokenizer is not a fast one, or `max_model_len` is out of range.
+        ConfigError: `max_model_len` is out of range.
     """
-    if not getattr(tokenizer, "is_fast", False):
-        raise ConfigError("the model has no fast tokenizer (tokenizer.json)")
     smallest = tokenizer.num_special_tokens_to_add(pair=takes != "text") + 1
     own = config.get("sentence_transformers") or {}
     if not own.get("special_tokens", True):

@@ -9,7 +9,6 @@ import inspect
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -21,6 +20,7 @@ from headrace.engines.torchserve import files as handler_files
 from headrace.engines.torchserve import ts_package
 from headrace.engines.torchserve.context import Context
 from headrace.engines.torchserve.files import HandlerFiles
+from headrace.engines.torchserve.options import TorchServe
 from headrace.engines.torchserve.thread import HandlerThread
 from headrace.errors import BadResultError, ConfigError, EngineDeadError, EngineError, RecordError
 from headrace.records import text_refusal
@@ -32,30 +32,17 @@ class TorchServeEngine:
     The handler receives text as bytes, and an object or list as parsed JSON. Maximum batch size and delay are the
     handler's own settings. An answer with a status of 400 or more (`context.set_response_status`) fails its record.
 
-    Args:
-        model: the folder with the model's files, if the handler is a file.
-        handler: a handler file, `file.py:function`, a .mar archive or an unpacked archive.
-        config: a model-config.yaml or config.properties; None for one beside the model or the handler.
-        device: "auto" (CUDA if available), "cpu", "cuda" or "cuda:N"; the handler receives its index.
-
     Raises:
         ConfigError: a file is missing or invalid, or the handler has no entry point.
         EngineError: the handler cannot be imported or initialized.
     """
 
-    def __init__(
-        self,
-        model: str | Path | None = None,
-        *,
-        handler: str | Path | None = None,
-        config: str | Path | None = None,
-        device: str = "auto",
-    ) -> None:
-        if handler is None:
+    def __init__(self, options: TorchServe) -> None:
+        if options.handler is None:
             raise ConfigError("no handler is set; name a handler file, a .mar archive or its folder")
-        place = choose_device(device)
+        place = choose_device(options.device)
         gpu = None if place.type == "cpu" else place.index or 0
-        self._files = handler_files.read(handler, model, config)
+        self._files = handler_files.read(options.handler, options.model, options.config)
         self._context = Context(self._files, gpu)
         self._thread = HandlerThread(self._files.name)
         self._handle: Callable[[object, Context], object] | None = None

@@ -164,7 +164,7 @@ def _from_folder(
         if wanted in _BUILT_IN:
             raise ConfigError(
                 f"{name or folder} uses TorchServe's built-in handler {wanted}, which is not supported; run its model "
-                "with --task classify or --task generate, or name a custom handler file"
+                "with ``task=classify`` or ``task=generate``, or name a custom handler file"
             )
         raise ConfigError(f"{name or folder} names the handler {wanted!r}, which it does not contain")
     named = described.get("configFile")

@@ -14,66 +14,45 @@ from headrace.engines.model_folder import named_folder
 from headrace.engines.networks import cpu_attention
 from headrace.engines.networks.prepacking import UNFIT, can_prepack, keep_if_equal, prepack, unpack
 from headrace.engines.networks.pytorch import TorchNetwork, load_pretrained
-from headrace.engines.vision.images import MAX_PIXELS, ImageInputs, images_for
+from headrace.engines.vision.images import ImageInputs, images_for
+from headrace.engines.vision.options import ImageClassification, ImageEmbedding
 from headrace.engines.vision.tasks import ImageEngine, image_classifier, image_embedder
 from headrace.errors import EngineError, RecordError
 
 _INPUTS = frozenset({"pixel_values"})
 
 
-def image_classify(
-    model: str | Path | None = None,
-    *,
-    device: str = "auto",
-    dtype: str = "auto",
-    top_labels: int | None = None,
-    max_pixels: int = MAX_PIXELS,
-) -> ImageEngine:
+def image_classify(options: ImageClassification) -> ImageEngine:
     """Create an image classifier.
-
-    Args:
-        model: the folder of an image classification model, such as a ViT or ResNet.
-        device: "auto" (CUDA if available), "cpu", "cuda" or "cuda:N".
-        dtype: "auto" (float32 on CPU, the weights' dtype on CUDA; a job may choose, see docs/tuning.md), "float32",
-            "float16" or "bfloat16".
-        top_labels: how many labels to list with their scores.
-        max_pixels: a larger image fails before it is decoded.
 
     Raises:
         ConfigError: no such folder, or a parameter that the model does not support.
         EngineError: the files cannot be loaded, or the model is of another kind.
     """
-    folder = named_folder(model)
-    module, place, missing = load_pretrained(AutoModelForImageClassification, folder, device, dtype)
+    folder = named_folder(options.model)
+    module, place, missing = load_pretrained(AutoModelForImageClassification, folder, options.device, options.dtype)
     if missing:
         raise EngineError(
             f"the model in {folder} is not an image classifier: its weights lack {', '.join(sorted(missing)[:3])}"
         )
-    images = images_for(folder, max_pixels)
-    return image_classifier(
-        _network(folder, module, place, _logits, images), images, module.config.to_dict(), top_labels
-    )
+    images = images_for(folder, options.max_pixels)
+    network = _network(folder, module, place, _logits, images)
+    return image_classifier(network, images, module.config.to_dict(), options.top_labels)
 
 
-def image_embed(
-    model: str | Path | None = None,
-    *,
-    device: str = "auto",
-    dtype: str = "auto",
-    max_pixels: int = MAX_PIXELS,
-) -> ImageEngine:
+def image_embed(options: ImageEmbedding) -> ImageEngine:
     """Embed images: a CLIP-like model's image features, else the model's pooled output, else its first token.
 
-    Parameters and errors as `image_classify`.
+    Errors as `image_classify`.
     """
-    folder = named_folder(model)
-    module, place, missing = load_pretrained(AutoModel, folder, device, dtype)
+    folder = named_folder(options.model)
+    module, place, missing = load_pretrained(AutoModel, folder, options.device, options.dtype)
     # A pooling layer without weights, as in a classifier's folder, would return random numbers.
     unpooled = {name for name in missing if "pooler" in name.split(".")}
     if missing - unpooled:
         raise EngineError(f"the model in {folder} is incomplete: it lacks {', '.join(sorted(missing - unpooled)[:3])}")
     vectors = _features if hasattr(module, "get_image_features") else partial(_vectors, pooled=not unpooled)
-    images = images_for(folder, max_pixels)
+    images = images_for(folder, options.max_pixels)
     return image_embedder(_network(folder, module, place, vectors, images), images)
 
 

@@ -21,6 +21,7 @@ from transformers import AutoImageProcessor
 from transformers.image_transforms import convert_to_rgb
 
 from headrace.engines.base import Prepared
+from headrace.engines.options import MAX_PIXELS
 from headrace.errors import ConfigError, RecordError
 
 if TYPE_CHECKING:
@@ -28,9 +29,6 @@ if TYPE_CHECKING:
 
 Pixels: TypeAlias = NDArray[np.float32]
 """One preprocessed image, of shape (channels, height, width)."""
-
-MAX_PIXELS = 89_478_485
-"""A quarter of a gigabyte as RGB; a larger image is probably a decompression bomb."""
 
 # Errors that decoders raise on damaged files, found by fuzzing each format. An error that is missing here would end the
 # job instead of the record.

@@ -25,7 +25,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError as VllmDeadError
 
 from headrace.concurrency.loop_thread import LoopThread
-from headrace.engines.profile import Sleeper
+from headrace.engines.capabilities import Sleeper
 from headrace.errors import ConfigError, EngineDeadError, EngineError, RecordError
 
 ResultT = TypeVar("ResultT")
@@ -100,7 +100,7 @@ class VllmCore:
 
     @property
     def sleeper(self) -> Sleeper | None:
-        """See `SleepingEngine`."""
+        """Moves the model to host memory; None if nothing is gained, as on a CPU."""
         return self if self.config.model_config.enable_sleep_mode else None
 
     def sleep(self) -> None:

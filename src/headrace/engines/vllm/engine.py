@@ -6,9 +6,8 @@ import copy
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from headrace.engines.vllm.core import VllmCore, deciding, line  # before vLLM: it sets vLLM's log level
@@ -21,18 +20,19 @@ from vllm.renderers.inputs.preprocess import parse_model_prompt
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from headrace.engines.base import PrefixCacheStats, Prepared
+from headrace.engines.base import Prepared
+from headrace.engines.capabilities import PrefixCacheStats, Sleeper
 from headrace.engines.model_folder import check_tokenizer, digest, find_folder
-from headrace.engines.profile import EngineProfile, Sleeper
+from headrace.engines.profile import EngineProfile
 from headrace.engines.requests.chat import TEXT_ONLY, with_known_roles
-from headrace.engines.requests.generation import Generation, Request, Sampling, default_sampling, derived_seed, parse
-from headrace.engines.requests.long_prompts import Place, PromptSplitter, prepared_by, room_of, taken_from
+from headrace.engines.requests.generation import GeneratedText, Request, derived_seed, parse
+from headrace.engines.requests.long_prompts import Place, PromptSplitter, prepared_by, room_of
+from headrace.engines.vllm.options import Vllm
 from headrace.engines.vllm.requests import EXTRA, MULTIMODAL, check_unicode, sampling_params
 from headrace.errors import EngineError, RecordError, TransientError
 
 _TOO_LONG = ("input_tokens", "input_text")
 """What vLLM's errors for prompts that are too long name as their parameter."""
-_SAMPLING = frozenset(field.name for field in fields(Sampling)) - {"seed"}  # --seed is the engine's
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,38 +49,20 @@ class _Payload:
 class VllmEngine:
     """Answers prompts and chats with vLLM's asynchronous engine.
 
-    Args:
-        model: a local folder; None for the arithmetic model that ships with Headrace.
-        chat: whether a plain text is a user's message (True) or a prompt to continue (False); None for True if the
-            model has a chat template.
-        system_prompt: for each chat without a system message; a plain text is then a user's message.
-        seed: vLLM's seed. If set, a sampled answer depends only on it, on the prompt and on its place in the job, and
-            sampling is somewhat slower; a request's own seed takes precedence.
-        options: default sampling parameters (`max_tokens`, `temperature`, `stop`, ...), and any argument of vLLM's
-            `EngineArgs` (`tensor_parallel_size`, `max_model_len`, `dtype`, ...).
-
     Raises:
         ConfigError: no such folder, a file is missing in it, or vLLM does not have or refuses an option.
         EngineError: vLLM cannot start.
     """
 
-    def __init__(
-        self,
-        model: str | Path | None = None,
-        *,
-        chat: bool | None = None,
-        system_prompt: str | None = None,
-        seed: int | None = None,
-        **options: object,
-    ) -> None:
-        self._folder = find_folder("arithmetic" if model is None else model)
-        if "tokenizer" not in options:
+    def __init__(self, options: Vllm) -> None:
+        self._folder = find_folder("arithmetic" if options.model is None else options.model)
+        if options.tokenizer is None:
             check_tokenizer(self._folder)
-        self._long = taken_from(options)
+        self._long = options.long_prompts()
         self._splitter = PromptSplitter(self._long, self) if self._long.splits else None
-        self._defaults = default_sampling({name: options.pop(name) for name in sorted(_SAMPLING & options.keys())})
-        self._system_prompt, self._seed = system_prompt, seed
-        self._engine_args = options if seed is None else {"seed": seed, **options}
+        self._defaults = options.sampling()
+        self._system_prompt, self._seed = options.system_prompt, options.seed
+        self._engine_args = options.engine_args() | ({} if options.seed is None else {"seed": options.seed})
         self._core = VllmCore(self._folder, self._engine_args)
         config, self.max_model_len = self._core.config, self._core.max_model_len
         self.profile = EngineProfile(
@@ -89,7 +71,7 @@ class VllmEngine:
             max_model_len=self.max_model_len,
             splits=self._long.splits,
             followable=True,
-            draws=seed is not None,
+            draws=options.seed is not None,
             caches_prefixes=bool(config.cache_config.enable_prefix_caching),
         )
         self._prompt_tokens = self._cached_tokens = self._generated_tokens = 0
@@ -100,7 +82,7 @@ class VllmEngine:
         self._renderer.tokenizer = copy.deepcopy(self._renderer.tokenizer)
         self._rendering = threading.Lock()
         self._template = getattr(self._renderer.tokenizer, "chat_template", None)
-        self._chat = self._template is not None if chat is None else chat
+        self._chat = self._template is not None if options.chat is None else options.chat
         self._parts = TEXT_ONLY | MULTIMODAL if config.model_config.is_multimodal_model else TEXT_ONLY
 
     def describe(self) -> Mapping[str, object]:
@@ -176,7 +158,7 @@ class VllmEngine:
         if length >= self.max_model_len:
             raise RecordError(
                 f"the prompt has {length} tokens, and max_model_len is {self.max_model_len}: there is no room for an "
-                "answer; shorten it, raise --max-model-len, or split it (--on-too-long split)"
+                "answer; shorten it, raise ``max_model_len``, or split it (``on_too_long=split``)"
             )
         return Prepared(_Payload(prompt, params), cost=length, greedy=params.temperature == 0)
 
@@ -201,7 +183,7 @@ class VllmEngine:
         """See `PrefixCachingEngine.count_cached`."""
         return replace(payload, counts_cached=True)
 
-    async def infer(self, payload: _Payload) -> Generation:
+    async def infer(self, payload: _Payload) -> GeneratedText:
         """The answer to one request.
 
         Raises:
@@ -212,7 +194,7 @@ class VllmEngine:
         """
         return await self._core.run(partial(self._generate, payload))
 
-    async def _generate(self, payload: _Payload, engine: AsyncLLM, number: str) -> Generation:
+    async def _generate(self, payload: _Payload, engine: AsyncLLM, number: str) -> GeneratedText:
         async with aclosing(engine.generate(payload.prompt, payload.params, number)) as outputs:
             async for output in outputs:
                 if payload.listener is not None and output.outputs[0].text:
@@ -233,7 +215,7 @@ class VllmEngine:
 
     @property
     def sleeper(self) -> Sleeper | None:
-        """See `SleepingEngine`."""
+        """Moves the model to host memory; None if nothing is gained, as on a CPU."""
         return self._core.sleeper
 
     def close(self) -> None:
@@ -242,13 +224,13 @@ class VllmEngine:
         self._renderer.shutdown()
 
 
-def _generation(output: vllm.RequestOutput) -> Generation:
+def _generation(output: vllm.RequestOutput) -> GeneratedText:
     answer = output.outputs[0]
     if answer.finish_reason == "abort":  # as when the core shuts down: not a record failure
         raise TransientError("vLLM aborted the request")
     if answer.finish_reason not in ("stop", "length"):
         raise EngineError(f"vLLM ended the request with {answer.finish_reason!r}")
-    return Generation(
+    return GeneratedText(
         text=answer.text,
         finish_reason=answer.finish_reason,
         prompt_tokens=len(output.prompt_token_ids),

@@ -13,25 +13,28 @@ from headrace.engines.vllm.core import VllmCore, deciding  # before vLLM: it set
 # isort: split
 import numpy as np
 import vllm
-from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 from vllm import PoolingParams
 from vllm.config.pooler import PoolerConfig
 from vllm.inputs.engine import tokens_input
 from vllm.tasks import PoolingTask
 from vllm.v1.engine.async_llm import AsyncLLM
 
+from headrace.device.pipeline import OutputRows
+from headrace.engines.capabilities import Sleeper
 from headrace.engines.library_settings import with_own_settings
 from headrace.engines.model_config import ModelConfig
-from headrace.engines.model_folder import check_tokenizer, digest, find_folder
-from headrace.engines.networks.base import Rows
+from headrace.engines.model_folder import digest, find_folder
+from headrace.engines.networks.files import load_config, load_tokenizer
 from headrace.engines.networks.heads import Head, VectorHead, matryoshka_dimensions
-from headrace.engines.networks.quantizing import OutputDtype, check_output_dtype, length_of
-from headrace.engines.profile import EngineProfile, Sleeper
+from headrace.engines.networks.quantizing import check_output_dtype, length_of
+from headrace.engines.profile import EngineProfile
 from headrace.engines.text.engine import TokenizingTexts
 from headrace.engines.text.pooling import Pooling, check_pooled_prompts, pooling_of, prompts_in
-from headrace.engines.text.splitting import TooLong, not_split
+from headrace.engines.text.splitting import not_split
 from headrace.engines.text.tasks import label_head, score_head
 from headrace.engines.text.tokenizing import TextTokens, Tokens, tokens_for
+from headrace.engines.vllm.options import VllmClassification, VllmEmbedding, VllmPooling, VllmScoring
 from headrace.errors import ConfigError, EngineError, HeadraceError, RecordError
 
 _MODES = ("mean", "cls", "last")
@@ -108,19 +111,19 @@ class PoolingEngine(TokenizingTexts):
             raise output
         return output
 
-    async def _row(self, payload: Tokens, engine: AsyncLLM, number: str) -> Rows:
+    async def _row(self, payload: Tokens, engine: AsyncLLM, number: str) -> OutputRows:
         # Logits and vectors as the network gives them: the head converts them as it does those of other engines.
         params = PoolingParams(task=self._kind, use_activation=False, extra_kwargs=_types(payload))
         async with aclosing(engine.encode(tokens_input(payload[0].tolist()), params, number)) as outputs:
             async for output in outputs:
                 if output.finished:
-                    row: Rows = output.outputs.data.float().numpy().reshape(-1)
+                    row: OutputRows = output.outputs.data.float().numpy().reshape(-1)
                     return row
         raise EngineError("vLLM ended the request without an answer")
 
     @property
     def sleeper(self) -> Sleeper | None:
-        """See `SleepingEngine`."""
+        """Moves the model to host memory; None if nothing is gained, as on a CPU."""
         return self._core.sleeper
 
     def close(self) -> None:
@@ -128,39 +131,26 @@ class PoolingEngine(TokenizingTexts):
         self._core.close()
 
 
-def embed(  # noqa: PLR0913 - one parameter per setting of the user
-    model: str | Path | None = None,
-    *,
-    max_model_len: int | None = None,
-    on_too_long: TooLong = "truncate",
-    truncate_dim: int | None = None,
-    normalize: bool = False,
-    output_dtype: OutputDtype = "float32",
-    prompt_name: str | None = None,
-    prompt: str | None = None,
-    **options: object,
-) -> PoolingEngine:
-    """One vector per text, as `EmbeddingEngine` makes it. Parameters that are not listed here are its own.
-
-    Args:
-        model: a local folder; None for all-MiniLM-L6-v2.
-        options: any argument of vLLM's `EngineArgs` (`tensor_parallel_size`, `dtype`, ...).
+def embed(options: VllmEmbedding) -> PoolingEngine:
+    """One vector per text, as `EmbeddingEngine` makes it.
 
     Raises:
         ConfigError: no such folder, a parameter that the model does not support, or vLLM refuses an option.
         EngineError: vLLM cannot start, or lacks a part of the model.
     """
+    truncate_dim, normalize, output_dtype = options.truncate_dim, options.normalize, options.output_dtype
     check_output_dtype(output_dtype)
-    folder = _folder(model, options)
+    args = options.engine_args()
+    folder = _folder(options, args)
     pooling = pooling_of(folder, _MODES, "vLLM", dense=True)
     _check_dense(folder, pooling)
-    prompts = prompts_in(folder, prompt_name, prompt)
+    prompts = prompts_in(folder, options.prompt_name, options.prompt)
     check_pooled_prompts(pooling, prompts, "vLLM")
     config, tokenizer = _files(folder, options)
     config = with_own_settings(folder, config, prompted=True)
-    tokens = tokens_for(tokenizer, config, "text", max_model_len, not_split(on_too_long), prompts)
+    tokens = tokens_for(tokenizer, config, "text", options.max_model_len, not_split(options.on_too_long), prompts)
     pooler = PoolerConfig(seq_pooling_type=_TYPES[pooling.mode], use_activation=False)
-    core = _start(folder, tokens, {"convert": "embed", "pooler_config": pooler, **options})
+    core = _start(folder, tokens, {"convert": "embed", "pooler_config": pooler, **args})
     full = int(core.config.model_config.embedding_size)
     if truncate_dim is not None and not 1 <= truncate_dim <= full:
         core.close()
@@ -168,7 +158,7 @@ def embed(  # noqa: PLR0913 - one parameter per setting of the user
     dimension = truncate_dim or full
     facts: dict[str, object] = {
         "engine": "embedding", "pooling": pooling.describe(), "dimension": dimension, "normalize": normalize,
-        "output_dtype": output_dtype, "prompt": prompts.default, "options": deciding(options),
+        "output_dtype": output_dtype, "prompt": prompts.default, "options": deciding(args),
     }  # fmt: skip
     head = _Normalized(pooling.normalize, VectorHead(dimension, normalize=normalize, output_dtype=output_dtype))
     embedder = PoolingEngine(folder, core, "embed", tokens, head, facts)
@@ -181,52 +171,41 @@ def embed(  # noqa: PLR0913 - one parameter per setting of the user
     return embedder
 
 
-def classify(
-    model: str | Path | None = None,
-    *,
-    max_model_len: int | None = None,
-    on_too_long: TooLong = "truncate",
-    top_labels: int | None = None,
-    **options: object,
-) -> PoolingEngine:
-    """Labels of texts or pairs; `top_labels` is the number of labels to list. Other parameters as `embed`."""
-    folder = _folder(model, options)
+def classify(options: VllmClassification) -> PoolingEngine:
+    """Labels of texts or pairs. Errors as `embed`."""
+    args = options.engine_args()
+    folder = _folder(options, args)
     config, tokenizer = _files(folder, options)
     config = with_own_settings(folder, config)
-    head, facts = label_head(config, top_labels)
-    tokens = tokens_for(tokenizer, config, "either", max_model_len, not_split(on_too_long))
-    core = _start(folder, tokens, options)
-    return PoolingEngine(folder, core, "classify", tokens, head, {**facts, "options": deciding(options)})
+    head, facts = label_head(config, options.top_labels)
+    tokens = tokens_for(tokenizer, config, "either", options.max_model_len, not_split(options.on_too_long))
+    core = _start(folder, tokens, args)
+    return PoolingEngine(folder, core, "classify", tokens, head, {**facts, "options": deciding(args)})
 
 
-def score(
-    model: str | Path | None = None,
-    *,
-    max_model_len: int | None = None,
-    on_too_long: TooLong = "truncate",
-    **options: object,
-) -> PoolingEngine:
-    """A cross-encoder: one score per pair. Parameters and errors as `embed`."""
-    folder = _folder(model, options)
+def score(options: VllmScoring) -> PoolingEngine:
+    """A cross-encoder: one score per pair. Errors as `embed`."""
+    args = options.engine_args()
+    folder = _folder(options, args)
     config, tokenizer = _files(folder, options)
     config = with_own_settings(folder, config)
     head, facts = score_head(config)
-    tokens = tokens_for(tokenizer, config, "pair", max_model_len, not_split(on_too_long))
-    core = _start(folder, tokens, options)
-    return PoolingEngine(folder, core, "classify", tokens, head, {**facts, "options": deciding(options)})
+    tokens = tokens_for(tokenizer, config, "pair", options.max_model_len, not_split(options.on_too_long))
+    core = _start(folder, tokens, args)
+    return PoolingEngine(folder, core, "classify", tokens, head, {**facts, "options": deciding(args)})
 
 
 class _Normalized:
     """A head for the vectors of a model that scales them to length 1, which vLLM does not do here.
 
-    Rows before the normalisation keep all their digits.
+    OutputRows before the normalisation keep all their digits.
     """
 
     def __init__(self, on: bool, head: Head) -> None:
         self._on = on
         self._head = head
 
-    def __call__(self, rows: Rows) -> Sequence[object]:
+    def __call__(self, rows: OutputRows) -> Sequence[object]:
         if self._on:
             rows = rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-12)
         return self._head(rows)
@@ -242,34 +221,26 @@ def _types(payload: Tokens) -> dict[str, int] | None:
 _TYPES: Mapping[str, str] = {"mean": "MEAN", "cls": "CLS", "last": "LAST"}
 
 
-def _folder(model: str | Path | None, options: Mapping[str, object]) -> Path:
+def _folder(options: VllmPooling, args: Mapping[str, object]) -> Path:
     """The model's folder.
 
     Raises:
         ConfigError: it does not exist, or an option is one that the task sets.
     """
-    if taken := sorted({"runner", "convert", "pooler_config"} & options.keys()):
+    if taken := sorted({"runner", "convert", "pooler_config"} & args.keys()):
         raise ConfigError(f"{taken[0]} is set by the task; leave it out")
-    folder = find_folder(model)
-    if "tokenizer" not in options:
-        check_tokenizer(folder)
-    return folder
+    return find_folder(options.model)
 
 
-def _files(folder: Path, options: Mapping[str, object]) -> tuple[ModelConfig, PreTrainedTokenizerBase]:
+def _files(folder: Path, options: VllmPooling) -> tuple[ModelConfig, PreTrainedTokenizerBase]:
     """The model's config.json and its tokenizer.
 
     Raises:
         EngineError: they cannot be loaded.
     """
-    trusted = bool(options.get("trust_remote_code"))
-    try:
-        config = AutoConfig.from_pretrained(str(folder), local_files_only=True, trust_remote_code=trusted)
-        tokenizer = AutoTokenizer.from_pretrained(
-            str(options.get("tokenizer", folder)), local_files_only=True, trust_remote_code=trusted
-        )
-    except (OSError, ValueError, KeyError) as error:
-        raise EngineError(f"the model in {folder} cannot be loaded: {str(error).strip().splitlines()[0]}") from error
+    trusted = bool(options.trust_remote_code)
+    config = load_config(folder, trust_remote_code=trusted)
+    tokenizer = load_tokenizer(folder, options.tokenizer, trust_remote_code=trusted)
     return config.to_dict(), tokenizer
 
 
@@ -280,8 +251,8 @@ def _check_dense(folder: Path, pooling: Pooling) -> None:
             raise EngineError(f"the model in {folder} has a dense layer with {name}, which vLLM does not compute")
 
 
-def _start(folder: Path, tokens: TextTokens, options: Mapping[str, object]) -> VllmCore:
-    core = VllmCore(folder, {"runner": "pooling", "max_model_len": tokens.max_model_len, **options})
+def _start(folder: Path, tokens: TextTokens, args: Mapping[str, object]) -> VllmCore:
+    core = VllmCore(folder, {"runner": "pooling", "max_model_len": tokens.max_model_len, **args})
     if core.max_model_len < tokens.max_model_len:
         core.close()
         raise ConfigError(f"max_model_len is {tokens.max_model_len}; vLLM takes {core.max_model_len} tokens")

@@ -208,6 +208,6 @@ def _fitted(row: Row, table: sa.Table) -> dict[str, object]:
         if allowed and (not isinstance(value, allowed) or (isinstance(value, bool) and bool not in allowed)):
             raise RecordError(
                 f"column {name!r} is {kind}, and the value of type {type(value).__name__}; "
-                "give the column one type with a function (--map)"
+                "give the column one type with a function (``prepare``)"
             )
     return fitted

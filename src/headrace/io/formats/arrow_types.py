@@ -33,6 +33,11 @@ def common_type(one: pa.DataType, other: pa.DataType) -> pa.DataType:
     """A type that holds the values of both as they are; text if no other does."""
     import pyarrow as pa
 
+    are_vectors = pa.types.is_fixed_size_list(one) and pa.types.is_fixed_size_list(other)
+    if are_vectors and one.list_size == other.list_size:
+        number = common_type(one.value_type, other.value_type)
+        if number != pa.string():
+            return pa.list_(one.value_field.with_type(number), one.list_size)
     one, other = (pa.list_(k.value_type) if pa.types.is_fixed_size_list(k) else k for k in (one, other))
     try:
         schemas = [pa.schema([("", kind)]) for kind in (one, other)]

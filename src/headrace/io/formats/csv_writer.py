@@ -107,7 +107,7 @@ class CsvWriter(LineWriter):
             first, second = list(headers.values())[:2]
             raise JobError(
                 f"{first.name} and {second.name} have different columns, which one file cannot hold: start again with "
-                "--overwrite"
+                "``overwrite=True``"
             )
         return next(iter(headers), self._header)
 

@@ -31,7 +31,7 @@ def check_parquet_column(name: str, values: Sequence[object]) -> None:
     if isinstance(found, str):
         raise ConfigError(
             f"cannot keep column {name!r}: Parquet does not have its type, {kind}; write to a .jsonl file, or make "
-            "another value of it with a function of your own (--map)"
+            "another value of it with a function of your own (``prepare``)"
         )
     if nests_dictionary(kind):
         logger.warning("headrace: column %r is of type %s, whose dictionaries become their values", name, kind)
@@ -66,5 +66,5 @@ def check_text_column(name: str, values: Sequence[object]) -> None:
     more = "" if isinstance(reason, TypeError) else f" ({reason})"
     raise ConfigError(
         f"cannot keep column {name!r}: a text file cannot hold its values, of type {kind}{more}; "
-        "write to a .parquet file, or turn them into text with a function of your own (--map)"
+        "write to a .parquet file, or turn them into text with a function of your own (``prepare``)"
     )

@@ -29,7 +29,7 @@ MOST_ROWS = 1 << 19
 _READ_BYTES = 4 * 1024 * 1024
 """Approximate size of the rows read together for a merge, in bytes."""
 _READ_ROWS = 4096
-_WAY_OUT = "give the column one type with a function (--map), or write one .parquet file, whose columns widen"
+_WAY_OUT = "give the column one type with a function (``prepare``), or write one .parquet file, whose columns widen"
 
 
 class ParquetParts(RowWriter):
@@ -216,9 +216,17 @@ class ParquetParts(RowWriter):
         if self._fits(field.type, found):
             with contextlib.suppress(self._pa.ArrowException):  # an integer that a float cannot hold, say
                 return column.cast(field.type)
+        if self._are_floats(field.type) and self._are_floats(found):
+            narrow = column.cast(field.type)  # vectors of Python's floats, in parts that an earlier version began
+            if narrow.cast(found).equals(column):
+                return narrow
         raise RecordError(
             f"column {field.name!r} is of type {field.type} in the parts committed before, and here {found}; {_WAY_OUT}"
         )
+
+    def _are_floats(self, kind: pa.DataType) -> bool:
+        types = self._pa.types
+        return bool(types.is_fixed_size_list(kind) and types.is_floating(kind.value_type))
 
     def _fits(self, kept: pa.DataType, found: pa.DataType) -> bool:
         return bool(self._pa.types.is_null(found) or common_type(kept, found) == kept)

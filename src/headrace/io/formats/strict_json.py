@@ -61,7 +61,7 @@ class StrictJson:
                 raise  # for example a circular reference
             if self._on_nan == "error":
                 self.nulled = before
-                problem = spelled("it holds NaN or an infinity, which JSON lacks; --on-nan null writes null")
+                problem = spelled("it holds NaN or an infinity, which JSON lacks; ``on_nan=null`` writes null")
                 raise ValueError(problem) from None
             return self.encode(plain)
 
@@ -140,7 +140,7 @@ def own_text(value: object) -> object:
     if getattr(value, "ndim", None):
         return json_default(value)
     if type(value).__str__ is object.__str__ and type(value).__repr__ is object.__repr__:
-        way_out = spelled("make one with a function (--map)")
+        way_out = spelled("make one with a function (``prepare``)")
         raise TypeError(f"a value of type {type(value).__name__} has no text; {way_out}")
     return str(value)
 

@@ -44,7 +44,7 @@ def _damage(file: InputFile, kind: type[HeadraceError]) -> Iterator[list[str]]:
         within = f" in {part[-1]}" if part else ""
         raise kind(
             f"{file.path} is damaged or truncated{within}, or of another format: {reason}; replace it with a whole "
-            "file, or say what it is with --input-format"
+            "file, or say what it is with ``input_format``"
         ) from error
 
 

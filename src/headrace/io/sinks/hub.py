@@ -73,7 +73,7 @@ class HubWriter(ParquetWriter):
             if self._shards(self._address.revision) and not begun:
                 raise ConfigError(
                     f"{self._address} has rows of the split {self._split!r} that no job here has "
-                    "pushed; pass --overwrite to replace them, or name another split (?split=NAME)"
+                    "pushed; pass ``overwrite=True`` to replace them, or name another split (?split=NAME)"
                 )
 
     def push(self, parts: Sequence[Path], scratch: Path) -> None:

@@ -46,7 +46,8 @@ class TableWriter(NoFileWriter, RowWriter):
             self._store.close()
         if count and not begun:
             raise ConfigError(
-                f"{self._address.shown} holds rows that no job here has written; pass --overwrite to replace those "
+                f"{self._address.shown} holds rows that no job here has written; pass ``overwrite=True`` to replace "
+                "those "
                 "with the same ids and keep the others, or choose another table"
             )
 

@@ -136,13 +136,14 @@ def _check_format(name: str | Path, chosen: str, found: str, packing: str) -> No
     if not chosen:
         raise ConfigError(
             f"cannot tell the format of output {name}: it must end in one of {_ENDINGS}, or in / for a folder of "
-            "parts; or pass --output-format"
+            "parts; or pass ``output_format``"
         )
     if chosen not in FORMATS:
         raise ConfigError(f"unknown output format {chosen!r}; known: {', '.join(FORMATS)}")
     if found not in ("", chosen):
         raise ConfigError(
-            f"cannot write {name} as {chosen}: the name says {found}; end it in .{chosen}, or leave out --output-format"
+            f"cannot write {name} as {chosen}: the name says {found}; end it in .{chosen}, or leave out "
+            "``output_format``"
         )
     if packing and chosen not in _TEXTS:
         raise ConfigError(f"cannot write {name}: {chosen} has its own compression; leave out {packing}")

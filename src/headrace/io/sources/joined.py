@@ -138,7 +138,7 @@ class _Outputs:
                 return self._value(row)
         raise JobError(
             f"{self._step.file} has no row for record {position}: it has changed since step {self._step.name!r} "
-            "wrote it; start again with --overwrite"
+            "wrote it; start again with ``overwrite=True``"
         )
 
     def _value(self, row: Mapping[str, object]) -> object:

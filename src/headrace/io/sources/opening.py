@@ -156,7 +156,7 @@ def _many(names: Sequence[Name], root: Path, format: str | None) -> Source:  # n
 def _with_format(file: InputFile, format: str | None) -> tuple[InputFile, FileFormat]:  # noqa: A002 - as above
     name = format or _format_name(file.path)
     if name is None:
-        raise ConfigError(f"cannot tell the format of {file.path} from its name; {_known()}; or pass --input-format")
+        raise ConfigError(f"cannot tell the format of {file.path} from its name; {_known()}; or pass ``input_format``")
     if name not in _FORMATS:
         raise ConfigError(f"unknown input format {name!r}; known: {', '.join(_FORMATS)}")
     if name == "jsonl" and format is None and (url := batch_url(file)) is not None:
@@ -178,7 +178,8 @@ def _stdin_suffix(format: str | None) -> str:  # noqa: A002 - as above
     if name not in _FORMATS or (packing and f".{packing}" not in compression.SUFFIXES):
         unknown = f"; {format!r} is none of these" if format else ""
         raise ConfigError(
-            f"-i - needs --input-format, one of {', '.join(_FORMATS)}, with {' or '.join(compression.SUFFIXES)} "
+            f"``source=-`` needs ``input_format``, one of {', '.join(_FORMATS)}, with "
+            f"{' or '.join(compression.SUFFIXES)} "
             f"behind it if compressed{unknown}; such as jsonl or csv.gz"
         )
     return f".{name}{'.' + packing if packing else ''}"

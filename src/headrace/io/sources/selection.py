@@ -38,11 +38,11 @@ class Selection:
     def __post_init__(self) -> None:
         check_types(self, seed="sample_seed")
         if self.shard is not None and not 0 <= self.shard[0] < self.shard[1]:
-            raise ConfigError(f"--shard is {self.shard[0]}/{self.shard[1]}; it must be i/n with 0 <= i < n")
+            raise ConfigError(f"``shard`` is {self.shard[0]}/{self.shard[1]}; it must be i/n with 0 <= i < n")
         if self.sample is not None and not 0 < self.sample <= 1:
-            raise ConfigError(f"--sample is {self.sample:g}; it must be a fraction > 0 and <= 1")
+            raise ConfigError(f"``sample`` is {self.sample:g}; it must be a fraction > 0 and <= 1")
         if self.limit is not None and self.limit < 1:
-            raise ConfigError(f"--limit is {self.limit}; it must be >= 1")
+            raise ConfigError(f"``limit`` is {self.limit}; it must be >= 1")
 
     @property
     def is_all(self) -> bool:
@@ -67,7 +67,7 @@ def parse_shard(text: str) -> tuple[int, int]:
     """
     index, slash, count = text.partition("/")
     if not (slash and index.isdecimal() and count.isdecimal()):
-        raise ConfigError(f"--shard is {text!r}; write i/n, such as 0/4 for the first of four")
+        raise ConfigError(f"``shard`` is {text!r}; write i/n, such as 0/4 for the first of four")
     return int(index), int(count)
 
 

@@ -259,7 +259,7 @@ def sql_source(source: object, query: str | None) -> SqlSource:
         raise ConfigError(f"sql needs a database as the input, and that is {kind}")
     if query is None or not query.strip():
         raise ConfigError(
-            f"{database.shown} is a database: give a query, such as --sql 'SELECT * FROM docs ORDER BY id'"
+            f"{database.shown} is a database: give a query, such as ``sql='SELECT * FROM docs ORDER BY id'``"
         )
     return SqlSource(database, query)
 

@@ -21,7 +21,7 @@ def spool(suffix: str) -> Path:
         ConfigError: stdin is a terminal, or the disk is full.
     """
     if sys.stdin is None or sys.stdin.isatty():
-        raise ConfigError("-i - reads standard input, which is a terminal here: pipe a file in")
+        raise ConfigError("``source=-`` reads standard input, which is a terminal here: pipe a file in")
     folder = Path(tempfile.mkdtemp(prefix="headrace-stdin-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     path = folder / f"stdin{suffix}"

@@ -112,8 +112,9 @@ class SeenIds:
                 first, second = sorted((position, suspect))
                 raise JobError(
                     f"id {identity!r} comes twice: in column {self._column!r} of records {first} and "
-                    f'{second}. Make ids unique, name another --id-column, or give --id-column "" to use positions; '
-                    "each needs --overwrite, which computes finished records again"
+                    f'{second}. Make ids unique, name another ``id_column``, or give ``id_column=""`` to use '
+                    "positions; "
+                    "each needs ``overwrite=True``, which computes finished records again"
                 )
 
 
@@ -124,7 +125,7 @@ def numpy_or_refuse() -> ModuleType:
         MissingExtraError: it is not installed.
     """
     module: ModuleType = require(
-        "numpy", "io", "checking for duplicate ids", '; or give --id-column "" to use positions as ids'
+        "numpy", "io", "checking for duplicate ids", '; or give ``id_column=""`` to use positions as ids'
     )
     return module
 

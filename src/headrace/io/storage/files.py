@@ -58,7 +58,7 @@ class InputFile:
             change = f"{self.size} bytes then, {now.size} now" if now.size != self.size else "another time or tag"
             raise JobError(
                 f"{self.path} changed while it was read ({change}); finished records are kept; restore the file and "
-                "run again to continue, or start again with --overwrite"
+                "run again to continue, or start again with ``overwrite=True``"
             )
 
     def describe(self, samples: int | None) -> dict[str, object]:

@@ -43,11 +43,11 @@ _BINARY = {
 } | {b"BZh%d1AY&SY" % level: "bzip2 data" for level in range(1, 10)}
 """The first bytes of formats that users mistake for text, by name or with a wrong input format."""
 _WAYS_OUT = {
-    "a Parquet file": "name it .parquet, or take --input-format parquet",
-    "an Arrow file": "name it .arrow, or take --input-format arrow",
+    "a Parquet file": "name it .parquet, or take ``input_format=parquet``",
+    "an Arrow file": "name it .arrow, or take ``input_format=arrow``",
     "gzip data": "add .gz to its name",
     "Zstandard data": "add .zst to its name",
-    "a SQLite database": "name it sqlite:///FILE, with --sql",
+    "a SQLite database": "name it sqlite:///FILE, with ``sql``",
 }
 NOT_UTF_8 = "not valid UTF-8; a file in Latin-1 or Windows-1252 needs: iconv -f WINDOWS-1252 -t UTF-8"
 """What is said of bytes that are not text."""
@@ -183,7 +183,7 @@ def _raw_blocks(file: InputFile) -> Iterator[tuple[bytes, int]]:
                 if left is None:
                     break
                 raise JobError(
-                    f"{file.path} became {left} bytes shorter while it was read; start again with --overwrite"
+                    f"{file.path} became {left} bytes shorter while it was read; start again with ``overwrite=True``"
                 )
             left = None if left is None else left - len(block)
             number += 1

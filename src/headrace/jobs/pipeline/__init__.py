@@ -1,5 +1,4 @@
 """The way of a record through a job: read, prepare, infer, settle, write.
 
 - `job.Job`: a job as it is handed to its run
-- `job.Limits`: how far it may go
 """

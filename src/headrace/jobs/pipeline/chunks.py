@@ -6,11 +6,12 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterator, Sequence
 from contextlib import aclosing
-from typing import Any
+from typing import cast
 
 from headrace.batching.continuous import ContinuousBatcher
+from headrace.batching.pending import own_copy
 from headrace.engines.base import Chunks
-from headrace.errors import StoppedEarly
+from headrace.errors import attempted
 from headrace.jobs.pipeline.infer import in_order
 from headrace.jobs.pipeline.job import BatcherPort
 from headrace.jobs.pipeline.work import Answered, Work
@@ -43,8 +44,9 @@ async def answers(batcher: BatcherPort, runs: AsyncIterable[Sequence[Work]]) -> 
                 yield run, outputs, some_failed
                 continue
             for item, output in zip(run, outputs, strict=True):
-                record: _Split = item.row.record
-                if not record.has_all(item.row.number, output):
+                part = cast("_PartOf", item.row)
+                record = part.record
+                if not record.has_all(part.number, output):
                     continue
                 joined = record.joined()
                 if isinstance(joined, Chunks):
@@ -146,7 +148,7 @@ class _Split:
         chunks: its parts to compute next.
     """
 
-    def __init__(self, whole: Work, chunks: Chunks[Any]) -> None:
+    def __init__(self, whole: Work, chunks: Chunks[object]) -> None:
         self.whole = whole
         self._chunks = chunks
         self.asks = chunks.later is not None
@@ -175,12 +177,8 @@ class _Split:
         error = next((output for output in self._outputs if isinstance(output, Exception)), None)
         if error is not None:
             return error
-        try:
-            return self._chunks.join(self._outputs, self._chunks.weights)
-        except StoppedEarly:
-            raise
-        except Exception as failure:  # noqa: BLE001 - an engine's own code may raise anything: it fails this record
-            return failure
+        found = attempted(self._chunks.join, self._outputs, self._chunks.weights)
+        return own_copy(found) if isinstance(found, BaseException) else found
 
 
 class _PartOf:

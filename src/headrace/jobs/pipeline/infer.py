@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
-from collections.abc import AsyncIterator, Callable, Hashable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass
 
 from headrace.batching.callables import PROMISES, unfinished
 from headrace.batching.results import checked
 from headrace.batching.step_model import SharingStepModel, group_of
-from headrace.engines.base import AnyBatchEngine, AnyStepEngine, AnyStreamEngine
+from headrace.engines.base import BatchEngine, StepEngine, StreamEngine
 from headrace.errors import EngineDeadError, ProcessError, ProcessTimeoutError, StoppedError, text_of
 from headrace.jobs.pipeline.job import StopRequest
 from headrace.jobs.pipeline.work import Work
@@ -65,7 +67,7 @@ def _cost(work: Work) -> int:
 
 def infer(
     work: list[Work],
-    engine: AnyBatchEngine,
+    engine: BatchEngine,
     stop: StopRequest,
     max_attempts: int,
     in_flight: InFlight | None = None,
@@ -93,7 +95,7 @@ def infer(
     return list(map(sound, results)) if type(results) is list else results  # numbers are sound
 
 
-def _forward(work: list[Work], engine: AnyBatchEngine, in_flight: InFlight | None) -> object:
+def _forward(work: list[Work], engine: BatchEngine, in_flight: InFlight | None) -> object:
     if in_flight is None:
         return engine.forward([item.payload for item in work])
     positions = [item.record.position for item in work]
@@ -104,7 +106,7 @@ def _forward(work: list[Work], engine: AnyBatchEngine, in_flight: InFlight | Non
         in_flight.leave(positions)
 
 
-async def infer_one(work: Work, engine: AnyStreamEngine, stop: StopRequest) -> object:
+async def infer_one(work: Work, engine: StreamEngine, stop: StopRequest) -> object:
     """One record through an engine that batches by itself, unless the job was asked to stop first."""
     if not stop.requested:
         try:
@@ -118,10 +120,33 @@ async def infer_one(work: Work, engine: AnyStreamEngine, stop: StopRequest) -> o
     return StoppedError("the job was asked to stop")
 
 
+@dataclass(frozen=True, slots=True)
+class WorkCalls:
+    """The `EngineCalls` of a job."""
+
+    stop: StopRequest
+    max_attempts: int
+    in_flight: InFlight | None = None
+
+    def batches(self, engine: BatchEngine) -> Callable[[list[Work]], Sequence[object]]:
+        """`infer`."""
+        return functools.partial(
+            infer, engine=engine, stop=self.stop, max_attempts=self.max_attempts, in_flight=self.in_flight
+        )
+
+    def steps(self, engine: StepEngine) -> WorkSteps:
+        """`WorkSteps`."""
+        return WorkSteps(engine, self.stop)
+
+    def requests(self, engine: StreamEngine) -> Callable[[Work], Awaitable[object]]:
+        """`infer_one`."""
+        return functools.partial(infer_one, engine=engine, stop=self.stop)
+
+
 class WorkSteps:
     """A `StepModel` of work: the engine sees the payloads. After a stop request no record is added."""
 
-    def __init__(self, engine: AnyStepEngine, stop: StopRequest) -> None:
+    def __init__(self, engine: StepEngine, stop: StopRequest) -> None:
         self._engine = engine
         self._sharing = engine if isinstance(engine, SharingStepModel) else None
         self._stop = stop

@@ -7,14 +7,15 @@ from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Literal, Protocol, Self
+from typing import Literal, Protocol, Self
 
-from headrace.engines.base import AnyEngine
+from headrace.engines.base import Engine
 from headrace.errors import TooManyErrorsError
 from headrace.events import Listener
 from headrace.io.base import Source
 from headrace.jobs.pipeline.prepare import Columns
 from headrace.jobs.pipeline.user_code import UserCode
+from headrace.jobs.pipeline.work import Work
 from headrace.jobs.settings import JobSettings, Order
 from headrace.jobs.settings import Limits as Limits
 from headrace.jobs.state.in_flight import InFlight
@@ -80,8 +81,8 @@ class BatcherPort(Protocol):
         ...
 
     def runs_as_completed(
-        self, runs: AsyncIterable[Sequence[Any]]
-    ) -> AsyncGenerator[tuple[Sequence[Any], Sequence[Any], bool], None]:
+        self, runs: AsyncIterable[Sequence[Work]]
+    ) -> AsyncGenerator[tuple[Sequence[Work], Sequence[object], bool], None]:
         """Process runs of equal cost. Yields completed records, their results, and whether one may be an exception.
 
         Memory is bounded. An empty run says that no run follows before results do, so no batch need wait for records.
@@ -96,7 +97,7 @@ class Job:
     settings: JobSettings
     source: Source
     columns: Columns
-    engine: AnyEngine
+    engine: Engine
     batcher: BatcherPort
     output: JobOutput
     start: StartMode
@@ -170,7 +171,7 @@ class Tally:
         most = self._limits.max_errors
         if most is not None and self.failed > most:
             raise TooManyErrorsError(
-                f"{self.failed} records failed, more than --max-errors {most} allows{self._kinds()}"
+                f"{self.failed} records failed, more than ``max_errors={most}`` allows{self._kinds()}"
             )
         total = self._whole()
         if self._known >= self._judged_from() or (total and self.failed > self._limits.max_error_rate * total):
@@ -201,9 +202,9 @@ class Tally:
         limit = self._limits.max_error_rate
         if self.failed > limit * self._known:
             raise TooManyErrorsError(
-                f"{self.failed} of {self._known} records failed, more than --max-error-rate {limit:g} allows"
+                f"{self.failed} of {self._known} records failed, more than ``max_error_rate={limit:g}`` allows"
                 f"{self._kinds()}; finished records are kept. Once the cause is fixed, run again with "
-                "--max-error-rate 1, then `headrace retry`: it runs the failed records again"
+                "``max_error_rate=1``, then `headrace retry`: it runs the failed records again"
             )
 
     def _kinds(self) -> str:

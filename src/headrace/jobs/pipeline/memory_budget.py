@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from sys import getsizeof
 
+from headrace.errors import attempted
 from headrace.jobs.pipeline.work import Work
 from headrace.records import Failed, Ok, Outcome, Record
 
@@ -162,10 +163,8 @@ def value_bytes(value: object, level: int = 0) -> int:
         return getsizeof(value) + _inner_bytes(value, level)
     if type(value) is dict:
         return getsizeof(value) + _inner_bytes(list(value.values()), level)
-    try:
-        return _object_bytes(value, level)
-    except BaseException:  # noqa: BLE001 - an object's own attributes may raise anything, and this is an estimate
-        return _NUMBER_BYTES
+    size = attempted(_object_bytes, value, level)  # an object's own attributes may raise anything
+    return size if isinstance(size, int) else _NUMBER_BYTES
 
 
 def _object_bytes(value: object, level: int) -> int:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
-from headrace.errors import BrokenOffError, ConfigError, JobError
+from headrace.errors import BrokenOffError, ConfigError, JobError, attempted
 from headrace.events import OrderChosen
 from headrace.io.base import Chunk
 from headrace.jobs.pipeline.job import Job, Length, StopRequest
@@ -52,8 +52,9 @@ def in_windows(job: Job, todo: Pass) -> tuple[Pass, Ordering | None]:
         return todo if windows is not None and windows.all else replace(todo, windows=None), None
     if job.user.prepares and windows.open:
         raise ConfigError(
-            "the finished records are in an order by prompt, which cannot go with --map: leave --map out, or start "
-            "again with --overwrite"
+            "the finished records are in an order by prompt, which cannot go with ``prepare``: leave ``prepare`` "
+            "out, or start "
+            "again with ``overwrite=True``"
         )
     order: Order = "input" if plan is None else plan.order
     room = 0 if order == "input" else job.settings.limits.buffer_memory // 4
@@ -147,7 +148,7 @@ class Ordering:
             window = next(iter(self._begun.values()))
             raise JobError(
                 f"the input has changed: it had record {_missing(window, self._rows[window.number])} when this job "
-                "began; restore it, or start again with --overwrite"
+                "began; restore it, or start again with ``overwrite=True``"
             )
 
     @property
@@ -282,10 +283,8 @@ class Ordering:
             yield from self._window(held, is_sorted=True)
 
     def _prompt(self, record: Record) -> str:
-        try:
-            return prompt_text(self._columns.input_of(record))
-        except Exception:  # noqa: BLE001 - a row may be a mapping of the user's own; the next stage reports its error
-            return ""
+        found = attempted(lambda: prompt_text(self._columns.input_of(record)))
+        return found if isinstance(found, str) else ""  # the next stage reports the error
 
     def _tell(self, order: Literal["sorted", "prefix", "input"], records: int, reason: str) -> None:
         self._chosen.append(OrderChosen(order, records, reason, time.monotonic()))

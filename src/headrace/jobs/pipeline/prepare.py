@@ -13,7 +13,7 @@ from headrace.batching.callables import unfinished
 from headrace.batching.pending import own_copy
 from headrace.batching.policy.cost import MOST_COST, checked_cost
 from headrace.batching.results import checked_results
-from headrace.engines.base import AnyEngine, Placed, Prepared
+from headrace.engines.base import Engine, Placed, Prepared
 from headrace.engines.profile import profile_of
 from headrace.engines.requests.templates import FilledTemplate, field_text, filled, template_fields
 from headrace.errors import (
@@ -23,6 +23,7 @@ from headrace.errors import (
     ProcessTimeoutError,
     RecordError,
     StoppedEarly,
+    attempted,
 )
 from headrace.events import StageDone
 from headrace.io.base import Chunk
@@ -98,7 +99,7 @@ class Columns:
         """
         value = self._input_of(record)
         if self.on_empty == "error" and is_empty(value):
-            raise RecordError(f"the text of {' and '.join(map(repr, self.inputs()))} is empty (--on-empty error)")
+            raise RecordError(f"the text of {' and '.join(map(repr, self.inputs()))} is empty (``on_empty=error``)")
         return value
 
     def _input_of(self, record: Record) -> object:
@@ -195,7 +196,7 @@ def _id_refusal(value: object, column: str) -> RecordError:
     hint = "; pandas makes floats of integers if some are missing" if isinstance(value, float) else ""
     return RecordError(
         f"column {column!r} is {given}; an id is an integer or text: convert the column, or name another with "
-        f'--id-column ("" for positions){hint}'
+        f'``id_column`` ("" for positions){hint}'
     )
 
 
@@ -213,7 +214,7 @@ class InTime:
         self._timeout_s = timeout_s
         self._in_a_row = 0
 
-    def prepare(self, engine: AnyEngine, inputs: Sequence[object]) -> list[Prepared[object] | Exception]:
+    def prepare(self, engine: Engine, inputs: Sequence[object]) -> list[Prepared[object] | Exception]:
         """The prepared form of each input, or its error.
 
         Raises:
@@ -221,14 +222,11 @@ class InTime:
         """
         if self._timeout_s is None:
             return prepare_all(engine, inputs)
-        profile = profile_of(engine)
-        rows = profile.batch_size if profile.batching == "batches" else _ROWS
+        rows = profile_of(engine).batch_size or _ROWS
         pieces = [inputs[start : start + rows] for start in range(0, len(inputs), rows)]
         return [answer for piece in pieces for answer in self._within(engine, piece, self._timeout_s)]
 
-    def _within(
-        self, engine: AnyEngine, inputs: Sequence[object], timeout_s: float
-    ) -> list[Prepared[object] | Exception]:
+    def _within(self, engine: Engine, inputs: Sequence[object], timeout_s: float) -> list[Prepared[object] | Exception]:
         future: Future[list[Prepared[object] | Exception]] = Future()
         threading.Thread(target=_answer, args=(future, engine, inputs), name="headrace-prepare", daemon=True).start()
         try:
@@ -242,7 +240,7 @@ class InTime:
         if half := len(inputs) // 2:
             return self._within(engine, inputs[:half], timeout_s) + self._within(engine, inputs[half:], timeout_s)
         self._in_a_row += 1
-        limit = f"{timeout_s:g} s (--engine-timeout)"
+        limit = f"{timeout_s:g} s (``engine_timeout_s``)"
         if self._in_a_row >= MOST_IN_A_ROW:
             raise BrokenOffError(
                 f"the engine's prepare had no result after {limit} for {self._in_a_row} records in a row: the engine "
@@ -251,14 +249,15 @@ class InTime:
         return [ProcessTimeoutError(f"the engine's prepare had no result after {limit}")]
 
 
-def _answer(future: Future[list[Prepared[object] | Exception]], engine: AnyEngine, inputs: Sequence[object]) -> None:
-    try:
-        future.set_result(prepare_all(engine, inputs))
-    except BaseException as error:  # noqa: BLE001 - raised again in the waiting thread
-        future.set_exception(error)
+def _answer(future: Future[list[Prepared[object] | Exception]], engine: Engine, inputs: Sequence[object]) -> None:
+    found = attempted(prepare_all, engine, inputs)
+    if isinstance(found, BaseException):
+        future.set_exception(found)  # raised again in the waiting thread
+    else:
+        future.set_result(found)
 
 
-def prepare_all(engine: AnyEngine, inputs: Sequence[object]) -> list[Prepared[object] | Exception]:
+def prepare_all(engine: Engine, inputs: Sequence[object]) -> list[Prepared[object] | Exception]:
     """The prepared form of each input, or its error.
 
     If the call fails, each input is prepared alone. If it returns something other than one entry per input, all fail.
@@ -266,21 +265,19 @@ def prepare_all(engine: AnyEngine, inputs: Sequence[object]) -> list[Prepared[ob
     Raises:
         BrokenOffError: the engine died, which is not a record failure.
     """
-    try:
-        return _prepared(engine, inputs)
-    except EngineDeadError as error:
+    found = attempted(_prepared, engine, inputs)
+    if not isinstance(found, BaseException):
+        return found
+    if isinstance(found, EngineDeadError):
         raise BrokenOffError(
-            f"the engine cannot continue: {error}; finished records are kept; run again to continue"
-        ) from error
-    except StoppedEarly:
-        raise
-    except BaseException as error:  # noqa: BLE001 - an engine may raise anything
-        if len(inputs) == 1 or isinstance(error, BadResultError):
-            return [own_copy(error) for _ in inputs]
+            f"the engine cannot continue: {found}; finished records are kept; run again to continue"
+        ) from found
+    if len(inputs) == 1 or isinstance(found, BadResultError):
+        return [own_copy(found) for _ in inputs]
     return [prepare_all(engine, [value])[0] for value in inputs]
 
 
-def _prepared(engine: AnyEngine, inputs: Sequence[object]) -> list[Prepared[object] | Exception]:
+def _prepared(engine: Engine, inputs: Sequence[object]) -> list[Prepared[object] | Exception]:
     answers: object = engine.prepare(list(inputs))  # it may change the list
     if type(answers) is not list or len(answers) != len(inputs):
         answers = checked_results(answers, len(inputs), "prepare")
@@ -300,11 +297,8 @@ def _checked(answer: object) -> Prepared[object] | Exception:
             f"the engine's prepare returned {type(answer).__name__} for a record; "
             "it must return Prepared or an exception"
         )
-    try:
-        checked_cost(answer.cost, type(answer.payload))
-    except Exception as error:  # noqa: BLE001 - comparing an engine's own cost type may raise anything
-        return own_copy(error)
-    return answer
+    error = attempted(checked_cost, answer.cost, type(answer.payload))  # comparing a cost of the engine's own type
+    return own_copy(error) if isinstance(error, BaseException) else answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,7 +306,7 @@ class Preparation:
     """Prepares records: user code, columns, then the engine."""
 
     columns: Columns
-    engine: AnyEngine
+    engine: Engine
     user: UserCode
     dedupe: bool | None
     in_time: InTime = field(default_factory=InTime)
@@ -401,7 +395,5 @@ class Preparation:
 
     def _id_of(self, row: Record) -> object:
         """The id of a row that cannot be prepared, if the row has the column."""
-        try:
-            return self.columns.id_of(row)
-        except BaseException:  # noqa: BLE001 - as above
-            return row.id
+        found = attempted(self.columns.id_of, row)
+        return row.id if isinstance(found, BaseException) else found

@@ -97,7 +97,8 @@ class Reader:
                 if not self._may_be(item.record.position, item.record.id):
                     raise JobError(
                         f"record {item.record.position} has the id {shown(item.record.id)}, and is not the one that "
-                        "failed there: put all rows back to their places, or run the whole job again with --overwrite"
+                        "failed there: put all rows back to their places, or run the whole job again with "
+                        "``overwrite=True``"
                     )
         if self._seen is None or not self._user.prepares:
             return
@@ -183,7 +184,7 @@ class Prefetcher:
         self._memory = memory
         settings = job.settings
         # Engines of other kinds generate, perhaps by chance.
-        counts = settings.dedupe is None and profile_of(job.engine).batching == "batches"
+        counts = settings.dedupe is None and profile_of(job.engine).runs_batches
         self._preparation = Preparation(
             job.columns, job.engine, job.user, settings.dedupe, InTime(settings.config.call_timeout_s),
             RepeatCounter() if counts else None,

@@ -49,7 +49,7 @@ class Settling:
         self._retries = RetryQueue(RetryPolicy(limits.max_attempts, limits.retry_wait_s))
         self._dedupe: Deduplicator[Work] | None = None
         """Made for the first record that may be equal to another."""
-        self._suspects = SuspectFailures(profile_of(job.engine).batching, config.call_timeout_s)
+        self._suspects = SuspectFailures(profile_of(job.engine).kind, config.call_timeout_s)
         self._in_flight = self._done = 0
         self._began = math.inf
         self._settled = asyncio.Event()

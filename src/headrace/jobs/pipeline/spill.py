@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeAlias
 
-from headrace.errors import text_of
+from headrace.errors import attempted, text_of
 from headrace.io.base import Chunk
 from headrace.jobs.pipeline.memory_budget import rows_bytes
 from headrace.records import Failed, Record
@@ -74,25 +74,24 @@ class Spill:
     def _write_run(self) -> None:
         start = self._runs[-1][1] if self._runs else 0
         self._held.sort(key=itemgetter(0))
-        try:
-            self._file.seek(start)
-            rows = (_packed(row) for _, row in self._held)
-            count = max(1, _BLOCK_BYTES * len(self._held) // max(1, self._size))
-            while block := list(itertools.islice(rows, count)):
-                self._write(pickle.dumps(block, pickle.HIGHEST_PROTOCOL))
-            self._file.flush()
-        except Exception as error:  # noqa: BLE001 - a row may hold the user's own objects, which may raise anything
+        error = attempted(self._write_held, start)  # a row may hold the user's own objects
+        if error is not None:
             reason = error.strerror if isinstance(error, OSError) else f"{type(error).__name__}: {text_of(error)}"
             self.full, self.failed = f"the rows cannot be stored: {reason}", True
-        else:
-            self._runs.append((start, self._file.tell()))
-            self._held, self._size = [], 0
-            if self._runs[-1][1] >= self._most:
-                self.full = "half of the free disk is used"
+            return
+        self._runs.append((start, self._file.tell()))
+        self._held, self._size = [], 0
+        if self._runs[-1][1] >= self._most:
+            self.full = "half of the free disk is used"
 
-    def _write(self, content: bytes) -> None:
-        self._file.write(len(content).to_bytes(_LENGTH_BYTES))
-        self._file.write(content)
+    def _write_held(self, start: int) -> None:
+        self._file.seek(start)
+        rows = (_packed(row) for _, row in self._held)
+        count = max(1, _BLOCK_BYTES * len(self._held) // max(1, self._size))
+        while block := list(itertools.islice(rows, count)):
+            content = pickle.dumps(block, pickle.HIGHEST_PROTOCOL)
+            self._file.write(len(content).to_bytes(_LENGTH_BYTES) + content)
+        self._file.flush()
 
     def sorted(self) -> Iterator[Row]:
         """All rows, sorted by prompt; those that could not be read come first."""

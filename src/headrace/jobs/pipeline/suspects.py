@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headrace.engines.profile import Batching
+from headrace.engines.profile import Kind
 from headrace.errors import BrokenOffError, ProcessTimeoutError, WorkerDiedError
 from headrace.records import Outcome
 
@@ -14,17 +14,17 @@ class SuspectFailures:
     """Holds such failures back until a record succeeds; if none does, the engine is the cause.
 
     Args:
-        batching: how the engine of the job batches.
+        kind: how the engine of the job is fed.
         timeout_s: the batcher's limit for a batch, step or request; None for no limit.
     """
 
-    def __init__(self, batching: Batching, timeout_s: float | None) -> None:
+    def __init__(self, kind: Kind, timeout_s: float | None) -> None:
         self._timeout_s = timeout_s
-        self._steps = batching == "steps"
+        self._finds_record = kind.finds_late_record
         self._stuck = (
             ""
-            if batching == "own"
-            else "; the engine's thread cannot be ended: it continues unheeded (--engine-process ends it)"
+            if kind.ends_late_calls
+            else "; the engine's thread cannot be ended: it continues unheeded (``engine_process=True`` ends it)"
         )
         self._in_a_row = 0
         self._held: list[Outcome] = []
@@ -37,8 +37,8 @@ class SuspectFailures:
         """
         if self._timeout_s is None:  # from an engine or engine process with a limit of its own
             return error
-        limit = f"{self._timeout_s:g} s (--engine-timeout)"
-        if self._steps:
+        limit = f"{self._timeout_s:g} s (``engine_timeout_s``)"
+        if not self._finds_record:
             raise BrokenOffError(
                 f"the engine has not finished a step after {limit}, and the record that causes it is unknown; "
                 "finished records are kept; run again to continue"

@@ -10,12 +10,12 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Self, cast
+from typing import Self, cast
 
 from headrace.batching.callables import plain_function, unfinished
 from headrace.batching.results import own
 from headrace.engines.custom import load_factory
-from headrace.errors import BrokenOffError, ConfigError, EngineDeadError, RecordError, StoppedEarly, text_of
+from headrace.errors import BrokenOffError, ConfigError, EngineDeadError, RecordError, attempted, text_of
 from headrace.jobs.settings import FinishFn, JobSettings, PrepareFn, WorkerKind
 from headrace.processes.child import ChildProcess
 from headrace.processes.crash_isolation import CrashIsolation
@@ -185,7 +185,7 @@ def _unreadable(row: object) -> RecordError | None:
     """The error for a row with a value that cannot be read: a function may use every column."""
     if isinstance(row, dict) and Unreadable in map(type, row.values()):
         name, value = next((name, value) for name, value in row.items() if type(value) is Unreadable)
-        return RecordError(f"{value.refusal(name)}; a function (--map, --finish) gets whole rows")
+        return RecordError(f"{value.refusal(name)}; a function (``prepare``, ``finish``) gets whole rows")
     return None
 
 
@@ -199,22 +199,23 @@ def _copied(value: object) -> object:
     return [_copied(inner) for inner in value] if type(value) is list else value
 
 
-def _mapped(record: Record, row: Any) -> Record | Exception:
+def _mapped(record: Record, row: object) -> Record | Exception:
     read = record.data
-    if type(read) is TableRow and type(row) in (dict, TableRow):
+    if type(read) is TableRow and isinstance(row, dict) and type(row) in (dict, TableRow):
         exact = {name: cell for name, cell in read.exact.items() if _is_same(row.get(name), read[name])}
         return Record(record.position, record.id, TableRow(row, exact))
     if isinstance(row, Mapping):
         return Record(record.position, record.id, row)
-    return RecordError(f"--map returned {type(row).__name__}, not a mapping of columns; return a dict for each row")
+    return RecordError(
+        f"``prepare`` returned {type(row).__name__}, not a mapping of columns; return a dict for each row"
+    )
 
 
 def _is_same(value: object, read: object) -> bool:
     """Whether a function left a value of a table as it was, which then keeps its type there."""
-    try:
-        return value is read or (type(value) is type(read) and bool(value == read))  # NaN is not equal to itself
-    except Exception:  # noqa: BLE001 - objects of the user's own; they are compared only to keep a type
-        return False
+    if value is read:  # NaN is not equal to itself
+        return True
+    return type(value) is type(read) and attempted(lambda: bool(value == read)) is True
 
 
 def _apply(function: Callable[..., object], calls: Sequence[tuple[object, ...]]) -> list[object]:
@@ -223,17 +224,17 @@ def _apply(function: Callable[..., object], calls: Sequence[tuple[object, ...]])
 
 def _called(function: Callable[..., object], arguments: tuple[object, ...]) -> object:
     """The result of the function, or its error as an Exception."""
-    try:
-        result = function(*arguments)
-        return unfinished(_name(function), result) or own(result)
-    except StoppedEarly:
-        raise
-    except SystemExit as error:
-        return RecordError(f"{_name(function)} asked the process to exit with {error.code!r}")
-    except Exception as error:  # noqa: BLE001 - a user's function may raise anything; only its record fails
-        return error
-    except BaseException as error:  # noqa: BLE001 - likewise
-        return RecordError(f"{_name(function)} raised {type(error).__name__}: {text_of(error)}")
+    found = attempted(_result_of, function, arguments)
+    if isinstance(found, SystemExit):
+        return RecordError(f"{_name(function)} asked the process to exit with {found.code!r}")
+    if isinstance(found, BaseException) and not isinstance(found, Exception):
+        return RecordError(f"{_name(function)} raised {type(found).__name__}: {text_of(found)}")
+    return found
+
+
+def _result_of(function: Callable[..., object], arguments: tuple[object, ...]) -> object:
+    result = function(*arguments)
+    return unfinished(_name(function), result) or own(result)
 
 
 def _applier(

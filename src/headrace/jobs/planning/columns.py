@@ -17,9 +17,9 @@ _LOOK_S = 3.0
 """Maximum seconds to look for a column to keep that the first rows lack."""
 _SEPARATORS = {
     ";": "write it with commas, or with tabs as .tsv",
-    "\t": "take --input-format tsv",
+    "\t": "take ``input_format=tsv``",
     "|": "write it with commas, or with tabs as .tsv",
-    ",": "take --input-format csv",
+    ",": "take ``input_format=csv``",
 }
 """Marks that separate columns in other files than the format says, and the way out."""
 _HEAD = 64
@@ -48,7 +48,7 @@ def resolve(source: Source, wanted: Columns, user: UserCode | None = None) -> Co
     read = known if head or user is None else _names(next(_prepared(source, None), []))  # if the function refused all
     identity = "id" if wanted.id is None and "id" in read else wanted.id or None
     if "id" in wanted.keep and identity != "id":
-        raise ConfigError('cannot keep column "id": the output\'s own id is named so; name it with --id-column')
+        raise ConfigError('cannot keep column "id": the output\'s own id is named so; name it with ``id_column``')
     return replace(wanted, id=identity, keep=tuple(name for name in wanted.keep if name != "id"))
 
 
@@ -76,7 +76,7 @@ def _look_further(source: Source, keep: tuple[str, ...], user: UserCode | None) 
             return
         if time.monotonic() > ends or getattr(source, "reads_once", False):
             break
-    raise _missing(next(iter(missing)), seen, list(known), "; name yours with --keep-columns")
+    raise _missing(next(iter(missing)), seen, list(known), "; name yours with ``keep_columns``")
 
 
 def _missing(column: str, among: int, known: Sequence[str], way_out: str) -> ConfigError:
@@ -91,20 +91,20 @@ def _missing(column: str, among: int, known: Sequence[str], way_out: str) -> Con
 
 
 def _way_out(column: str, wanted: Columns, known: Sequence[str]) -> str:
-    """What to do about a missing column: the flag that names another."""
+    """What to do about a missing column: the setting that names another."""
     if column == wanted.text == "text" and "image" in known:
-        return "; for images take --task image-embed or --task image-classify"
+        return "; for images take ``task=image-embed`` or ``task=image-classify``"
     if wanted.choice is not None and column == wanted.choice.column:
-        flag = "--model-column"
+        setting = "model_column"
     elif column == wanted.id:
-        flag = "--id-column"
+        setting = "id_column"
     elif wanted.template is not None:
-        flag = "--prompt-template"
+        setting = "prompt_template"
     elif column == wanted.pair:
-        flag = "--text-pair-column"
+        setting = "text_pair_column"
     else:
-        flag = "--image-column" if column == "image" else "--text-column"
-    return f"; name yours with {flag}"
+        setting = "image_column" if column == "image" else "text_column"
+    return f"; name yours with ``{setting}``"
 
 
 def _header_hint(source: Source) -> str:

@@ -18,7 +18,8 @@ from headrace.batching.policy.bucketing import MAX_STRETCH
 from headrace.batching.policy.cost import BatchCost, BatchLimits, batch_cost
 from headrace.batching.policy.cost_line import CostLine
 from headrace.device.memory import MemoryLimit, MemoryWatch
-from headrace.engines.base import AnyBatchEngine, can_be_tuned, memory_of, runs_batches
+from headrace.engines.base import BatchEngine
+from headrace.engines.capabilities import BATCHES, TUNING, memory_of
 from headrace.engines.profile import EngineProfile
 from headrace.errors import ConfigError, DiskFullError
 from headrace.io.storage.locations import is_remote
@@ -104,9 +105,9 @@ def forecast(job: Job, survey: Survey, profile: EngineProfile, *, is_folder: boo
         return Forecast(None, None, None, free)
     good = survey.records * len(work) / survey.sampled
     memory: MemoryForecast | None = None
-    if runs_batches(job.engine):
-        watch = _watch_memory(job.engine)
-        seconds, done = _measure(job.engine, pack(work, profile), profile, watch)
+    if (engine := BATCHES.of(job.engine)) is not None:
+        watch = _watch_memory(engine)
+        seconds, done = _measure(engine, pack(work, profile), profile, watch)
         if watch is not None and watch.highest:
             memory = MemoryForecast(watch.highest, watch.limit, watch.bound and watch.bound / profile.batch_cost)
     else:
@@ -126,9 +127,10 @@ def forecast(job: Job, survey: Survey, profile: EngineProfile, *, is_folder: boo
     )
 
 
-def _watch_memory(engine: AnyBatchEngine) -> MemoryWatch | None:
+def _watch_memory(engine: BatchEngine) -> MemoryWatch | None:
     """Only for engines that run in this process and measure their passes."""
-    if not can_be_tuned(engine) or engine.forward_meter() is None:
+    tunable = TUNING.of(engine)
+    if tunable is None or tunable.forward_meter() is None:
         return None
     return MemoryWatch(*memory_of(engine))
 
@@ -152,7 +154,7 @@ def pack(work: Sequence[Work], profile: EngineProfile) -> list[Sequence[Work]]:
 
 
 def _measure(
-    engine: AnyBatchEngine, batches: Sequence[Sequence[Work]], profile: EngineProfile, watch: MemoryWatch | None
+    engine: BatchEngine, batches: Sequence[Sequence[Work]], profile: EngineProfile, watch: MemoryWatch | None
 ) -> tuple[float, list[tuple[Work, object]]]:
     """The estimated seconds of all these batches, and the outputs of those that were run."""
     chosen = sorted({round(n * (len(batches) - 1) / max(_MEASURED - 1, 1)) for n in range(_MEASURED)})

@@ -6,11 +6,11 @@ import math
 import time
 from collections.abc import Sequence
 
-from headrace.engines.base import AnyBatchEngine
+from headrace.engines.base import BatchEngine
 from headrace.jobs.pipeline.work import Work
 
 
-def timed(engine: AnyBatchEngine, batch: Sequence[Work]) -> tuple[Sequence[object], float]:
+def timed(engine: BatchEngine, batch: Sequence[Work]) -> tuple[Sequence[object], float]:
     """The outputs of a batch, and its seconds.
 
     Raises:
@@ -21,7 +21,7 @@ def timed(engine: AnyBatchEngine, batch: Sequence[Work]) -> tuple[Sequence[objec
     return outputs, time.perf_counter() - started
 
 
-def fastest(engine: AnyBatchEngine, batch: Sequence[Work], *, runs: int, ends: float = math.inf) -> float:
+def fastest(engine: BatchEngine, batch: Sequence[Work], *, runs: int, ends: float = math.inf) -> float:
     """Seconds of the fastest run of a batch: other work on the machine makes a run longer, never shorter.
 
     Args:

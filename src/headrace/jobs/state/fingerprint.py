@@ -7,30 +7,17 @@ from collections.abc import Mapping
 
 from headrace.errors import ResumeMismatchError
 
-_FLAGS = {
-    "source.selection.limit": "--limit",
-    "source.selection.sample": "--sample",
-    "source.selection.sample_seed": "--sample-seed",
-    "source.selection.shard": "--shard",
-    "engine.commit": "--model",
-    "engine.model_digest": "--model",
-    "finish": "--finish",
-    "id_column": "--id-column",
-    "keep_columns": "--keep-columns",
-    "prepare": "--map",
-    "prompt_template": "--prompt-template",
-    "task": "--task",
-    "text_column": "--text-column",
-    "text_pair_column": "--text-pair-column",
-}
-"""The command-line flag of each setting."""
+_ONE_BY_ONE = frozenset(
+    {"finish", "id_column", "keep_columns", "prepare", "prompt_template", "task", "text_column", "text_pair_column"}
+)
+"""Settings that stand under their own names."""
 _OPTIONS = (
     "chunk_join", "chunk_overlap", "dtype", "frequency_penalty", "ignore_eos", "max_model_len", "max_tokens", "min_p",
     "min_tokens", "multi_label", "no_answer", "normalize", "on_too_long", "output_dtype", "presence_penalty", "prompt",
     "quantize", "reduce_template", "repetition_penalty", "seed", "stop", "system_prompt", "temperature", "top_k",
     "top_labels", "top_p", "truncate_dim",
 )  # fmt: skip
-"""What engines describe under the name of their option, whose flag has that name too."""
+"""What engines describe under the name of their option."""
 _DIGESTS = {"engine.model_digest": "the model's folder", "engine.handler_digest": "the handler"}
 
 
@@ -42,10 +29,10 @@ def check_same(output: object, then: Mapping[str, object], now: Mapping[str, obj
     """
     if differences := _differences(then, now):
         ways = (
-            "or pass --ignore-changes to retry with what is there now"
+            "or pass ``ignore_changes=True`` to retry with what is there now"
             if retry
-            else "choose another output, pass --overwrite to start again, or --ignore-changes to keep what is finished "
-            "and continue"
+            else "choose another output, pass ``overwrite=True`` to start again, or ``ignore_changes=True`` to keep "
+            "what is finished and continue"
         )
         raise ResumeMismatchError(f"{output} was started with other settings: {differences}. Restore that, {ways}")
 
@@ -59,7 +46,7 @@ def check_same_input(output: object, then: Mapping[str, object], now: Mapping[st
     if differences := _differences({"source": then.get("source")}, {"source": now.get("source")}):
         raise ResumeMismatchError(
             f"{output} is finished, and its input has changed since: {differences}. Write to another output, or pass "
-            "--overwrite to start again"
+            "``overwrite=True`` to start again"
         )
 
 
@@ -71,18 +58,20 @@ def _differences(then: Mapping[str, object], now: Mapping[str, object]) -> str:
 
 
 def _difference(key: str, old: object, new: object) -> str:
-    flag = _flag(key)
+    setting = _setting(key)
     if (what := _content(key)) and old and new:  # a digest tells people nothing
-        return f"the content of {what} has changed{flag and f' ({flag})'}"
-    return f"{flag or key} was {_shown(old)}, now {_shown(new)}"
+        return f"the content of {what} has changed{setting and f' (``{setting}``)'}"
+    return f"{f'``{setting}``' if setting else key} was {_shown(old)}, now {_shown(new)}"
 
 
-def _flag(key: str) -> str:
-    """The command-line flag of a setting; empty if it has none."""
-    section, _, option = key.rpartition(".")
-    if section == "engine.options" or (section in ("engine", "engine.sampling") and option in _OPTIONS):
-        return f"--{option.replace('_', '-')}"
-    return _FLAGS.get(key, "")
+def _setting(key: str) -> str:
+    """The setting that a key of the fingerprint is of; empty if it is of none."""
+    section, _, name = key.rpartition(".")
+    if key in ("engine.commit", "engine.model_digest"):
+        return "model"
+    if section in ("engine.options", "source.selection") or (not section and name in _ONE_BY_ONE):
+        return name
+    return name if section in ("engine", "engine.sampling") and name in _OPTIONS else ""
 
 
 def _shown(value: object) -> str:

@@ -89,7 +89,7 @@ def warn_of_crash(output: JobOutput, *, overwrite: bool) -> None:
         if (left := in_flight.left_behind()) and not overwrite:
             logger.warning(
                 "headrace: the last run was killed or crashed while the engine had %s. If the engine crashes, "
-                + spelled("--engine-process turns the record that causes it into a dead letter"),
+                + spelled("``engine_process=True`` turns the record that causes it into a dead letter"),
                 left,
             )
         in_flight.forget()

@@ -47,7 +47,8 @@ class Ledger:
             if twice := page & bits:
                 position = first + (twice & -twice).bit_length() - 1
                 raise JobError(
-                    f"two parts hold position {position}: the parts folder is damaged; start again with --overwrite"
+                    f"two parts hold position {position}: the parts folder is damaged; start again with "
+                    "``overwrite=True``"
                 )
             page |= bits
             self._pages[number] = _FULL if page == _FULL else page  # finished pages share one object

@@ -121,7 +121,7 @@ def _check_files(name: str | Path, source: Target, into: str | Path, target: Tar
         raise ConfigError(f"cannot merge into {into}: it is in the job's own folder; name another place")
     for path in (target.place, target.errors):
         if exists(path) and not overwrite:
-            raise ConfigError(f"{path} exists; pass --overwrite to replace it")
+            raise ConfigError(f"{path} exists; pass ``overwrite=True`` to replace it")
 
 
 def _format(target: Target) -> str:

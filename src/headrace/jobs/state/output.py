@@ -132,7 +132,7 @@ class JobOutput:
             taken = bool(set(file_names(path)) - {self.work.name}) if is_output_folder else exists(path)
             if taken and not exists(self._state):
                 raise ConfigError(
-                    f"{path} exists and was not written by a job here; pass --overwrite to replace it, "
+                    f"{path} exists and was not written by a job here; pass ``overwrite=True`` to replace it, "
                     "or choose another output"
                 )
 
@@ -247,7 +247,9 @@ class JobOutput:
         if not exists(self.target):  # the user has removed the result and wants a new one
             return self._reopen(start)  # a kill may have left some parts
         if self.target.stat().st_size != finished.bytes:
-            raise ConfigError(f"{self.target} is not the file the finished job wrote; pass --overwrite to replace it")
+            raise ConfigError(
+                f"{self.target} is not the file the finished job wrote; pass ``overwrite=True`` to replace it"
+            )
         self.parts.clear()  # the job may have been killed after it was marked finished
         self._clear_scratch()
         return finished
@@ -271,7 +273,7 @@ class JobOutput:
         if damaged := self.parts.check(self.parts.committed()):
             raise ConfigError(
                 f"{self.target}/ has changed since the job finished: {listed(damaged)}; remove the damaged files and "
-                "run again to compute them again, or pass --overwrite"
+                "run again to compute them again, or pass ``overwrite=True``"
             )
         return finished if Ledger(self.parts.take_over()).done == finished.records else self._reopen(start)
 
@@ -286,7 +288,7 @@ class JobOutput:
         finished = None if state is None else self._resumed(state, start, retry=True)
         if finished is None:
             raise ConfigError(
-                f"there is no finished job at {self._target}: finish it first (with --max-error-rate 1 if it stops "
+                f"there is no finished job at {self._target}: finish it first (with ``max_error_rate=1`` if it stops "
                 "because of errors), then retry"
             )
         if not finished.failed:
@@ -294,7 +296,7 @@ class JobOutput:
         if changed := changes(self._target, self.parts, finished, read=not self.is_folder):
             raise ConfigError(
                 f"{changed[0]} has changed since the job finished: restore it to retry, or run the job again with "
-                "--overwrite"
+                "``overwrite=True``"
             )
 
         def commit(ended: Finished) -> None:

@@ -26,7 +26,7 @@ def read_state(path: Path) -> JobState | None:
     except FileNotFoundError:
         return None
     except (ValueError, RecursionError) as error:
-        raise JobError(f"{path} is damaged ({error}); start again with --overwrite") from error
+        raise JobError(f"{path} is damaged ({error}); start again with ``overwrite=True``") from error
     return None if state.get("clearing") else state
 
 

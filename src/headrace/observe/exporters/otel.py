@@ -20,6 +20,7 @@ from opentelemetry.context import Context
 from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, TracerProvider
 from opentelemetry.util.types import AttributeValue
 
+from headrace.engines.tasks import task_named
 from headrace.events import BatchDone, BatchFormed, BatchSplit, Event, JobDone, PartCommitted, StageDone, WorkerLost
 from headrace.observe.live.frame import wall_clock
 
@@ -28,8 +29,6 @@ T = TypeVar("T")
 _FLUSH_S = 3.0
 _LONGEST = 300
 _MOST_REASONS = 64
-_OPERATIONS = {"embed": "embeddings", "generate": "text_completion"}
-"""The conventions' names of operations; other tasks keep their own."""
 _SAMPLING = {
     "max_tokens": "gen_ai.request.max_tokens",
     "max_completion_tokens": "gen_ai.request.max_tokens",
@@ -73,6 +72,11 @@ class Tracing:
 def _text(value: object) -> str:
     """What a protobuf string can hold."""
     return str(value)[:_LONGEST].encode("utf-8", "replace").decode()
+
+
+def _operation(task: str) -> str:
+    """The conventions' name of a task's operation."""
+    return task_named(task).operation or task
 
 
 def _model_attributes(model: str, operation: str) -> dict[str, AttributeValue]:
@@ -127,7 +131,7 @@ class RequestSpan:
         span, route = self.span, _text(route)
         span.update_name(f"{self._method} {route}")
         if self.model:
-            operation = "chat" if route == "/v1/chat/completions" else _OPERATIONS.get(self.task, self.task)
+            operation = "chat" if route == "/v1/chat/completions" else _operation(self.task)
             span.update_name(_text(f"{operation} {self.model}"))
             span.set_attributes(_model_attributes(self.model, operation))
         span.set_attributes({"http.route": route, "http.response.status_code": status})
@@ -186,7 +190,7 @@ class ServerSpans:
             "batch",
             trace.set_span_in_context(first.span),
             attributes={
-                **_model_attributes(first.model, _OPERATIONS.get(first.task, first.task)),
+                **_model_attributes(first.model, _operation(first.task)),
                 "headrace.batch.size": size,
                 "headrace.batch.requests": len(requests),
             },
@@ -249,7 +253,7 @@ class JobSpans:
         self._lock = threading.Lock()
         self._formed: dict[tuple[int, int], BatchFormed] = {}
         self._done = self._failed = self._tokens = 0
-        operation = _OPERATIONS.get(task, task)
+        operation = _operation(task)
         self._common = _model_attributes(model, operation)
         self._span = self._tracer.start_span(
             _text(f"{operation} {model}"),

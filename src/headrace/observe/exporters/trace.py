@@ -69,7 +69,7 @@ class TraceWriter:
             self._file: IO[str] | None = path.open("w", encoding="utf-8", buffering=1 << 16)
         except OSError as error:
             raise ConfigError(
-                f"cannot write {path}: {error.strerror or error}; name another file for --trace"
+                f"cannot write {path}: {error.strerror or error}; name another file for ``trace``"
             ) from None
         self._process = os.getpid()
         self._write("[", {"ph": "M", "name": "process_name", "args": {"name": name}})

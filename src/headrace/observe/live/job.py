@@ -11,6 +11,7 @@ from headrace.observe.accounting.accountant import Account
 from headrace.observe.accounting.meter import StageProgress
 from headrace.observe.live.frame import Frame, Replica, Totals, Window, shares, shorten, wall_clock
 from headrace.observe.reporting.report import Report
+from headrace.wording import spelled
 
 _MOST_REASONS = 20
 
@@ -57,7 +58,7 @@ def job_frame(  # noqa: PLR0913 - what is known of a job at one moment
         ),
         fraction=fraction,
         eta_s=done * (1 - fraction) / fraction / rate if fraction and rate and state == "running" else None,
-        advice=shorten(report.advice) if report.ok else "",
+        advice=shorten(spelled(report.advice, "flags")) if report.ok else "",
     )  # fmt: skip
 
 

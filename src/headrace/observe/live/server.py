@@ -15,6 +15,7 @@ from headrace.observe.live.frame import Totals, wall_clock
 from headrace.observe.reporting import summary
 from headrace.observe.reporting.report import ReportBuilder
 from headrace.observe.reporting.summary import RunSummary
+from headrace.wording import spelled
 
 _PERIOD_S = 3600.0
 _SAMPLE_S = 5.0
@@ -178,16 +179,16 @@ def server_advice(causes: Mapping[Cause, float]) -> str:
     busy = share.get("real", 0.0) + share.get("padding", 0.0) + share.get("retry", 0.0)
     first = f"The device was busy {busy:.0%} of the time"
     rules: tuple[tuple[Cause, str], ...] = (
-        ("padding", "{:.0%} went into padding: fewer records a batch, a smaller --batch-tokens"),
+        ("padding", "{:.0%} went into padding: fewer records a batch, a smaller ``batch_tokens``"),
         ("retry", "{:.0%} went into batches that failed: read the server's log"),
-        ("company", "{:.0%} it waited for more records to join a batch: a smaller --batch-timeout-ms"),
+        ("company", "{:.0%} it waited for more records to join a batch: a smaller ``batch_timeout_s``"),
         ("prepare", "{:.0%} it waited for texts or images to be prepared: more cores, or a second server"),
         ("other", "{:.0%} it waited for requests to be read and answered: fewer, larger requests, or a second server"),
     )
     lost, text = max((share.get(cause, 0.0), text) for cause, text in rules)
     idle = share.get("idle", 0.0)
     if lost >= max(_MUCH, idle / 4):
-        return f"{first}; {text.format(lost)}."
+        return f"{first}; {spelled(text.format(lost), 'flags')}."
     if idle >= _MUCH:
         return f"{first}, and for {idle:.0%} there was no request: it has room for more."
     return f"{first}: only a faster device, a lower precision or another replica makes it faster."

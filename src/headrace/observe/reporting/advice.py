@@ -10,6 +10,7 @@ from headrace.observe.reporting.advice_inputs import Advice as Advice
 from headrace.observe.reporting.advice_inputs import AdviceInputs as AdviceInputs
 from headrace.observe.reporting.advice_inputs import Host as Host
 from headrace.observe.reporting.advice_models import endpoint, order, replicas, slots, small_model, template
+from headrace.wording import flag_of
 
 _BUSY_ENOUGH = 0.95
 _PADDING_ENOUGH = 0.85
@@ -84,12 +85,14 @@ def _prepare(numbers: AdviceInputs) -> Advice | None:
     if usable > at_once:
         rounds = math.ceil(numbers.chunks / usable) / max(numbers.chunks, 1)  # no worker takes a part of a chunk
         gain = numbers.gain(lost, max(floor + numbers.fill_s, work * rounds + numbers.fill_s))
-        text = f"{words}; --workers {usable} would {_would_be(numbers, gain)}."
-        return Advice("--workers", str(usable), text, gain)
+        text = f"{words}; ``workers={usable}`` would {_would_be(numbers, gain)}."
+        return Advice(flag_of("workers"), str(usable), text, gain)
     if numbers.host.maps and numbers.locked:
         gain = numbers.gain(lost, floor + numbers.fill_s / at_once)
-        text = f"{words}, for Python runs one thread at a time; --worker-kind process would {_would_be(numbers, gain)}."
-        return Advice("--worker-kind", "process", text, gain)
+        text = (
+            f"{words}, for Python runs one thread at a time; ``worker_kind=process`` would {_would_be(numbers, gain)}."
+        )
+        return Advice(flag_of("worker_kind"), "process", text, gain)
     gain = numbers.gain(lost, floor + numbers.fill_s)
     return Advice("cores", "", f"{words}; a machine with {wanted} cores would {_would_be(numbers, gain)}.", gain)
 
@@ -103,10 +106,10 @@ def _memory(numbers: AdviceInputs) -> Advice | None:
     gain = numbers.gain(lost, max(numbers.device_s, numbers.host_floor()))
     value = max(limit * 4, 64_000_000)  # an eighth of the default, unless it is larger already
     return Advice(
-        "--buffer-memory",
+        flag_of("buffer_memory"),
         str(value),
-        f"{_free(numbers)}, {lost / numbers.wall_s:.0%} because as many records as --buffer-memory allows were in "
-        f"memory: --buffer-memory {value} would {_would_be(numbers, gain)} at best.",
+        f"{_free(numbers)}, {lost / numbers.wall_s:.0%} because as many records as ``buffer_memory`` allows were in "
+        f"memory: ``buffer_memory={value}`` would {_would_be(numbers, gain)} at best.",
         gain,
     )
 
@@ -148,14 +151,14 @@ def _sink(numbers: AdviceInputs) -> Advice | None:
         return None
     gain = numbers.gain(lost, max(numbers.device_s, numbers.host_floor("sink")))
     what = "finished and encoded" if finish >= write else "written"
-    host, flag, value = numbers.host, "", ""
+    host, setting, value = numbers.host, "", ""
     change = "a smaller output (fewer columns)" if finish >= write else "faster storage or a smaller output"
     if host.finishes and finish >= write:
-        flag, value, change = "--worker-kind", "process", "a cheaper --finish function or --worker-kind process"
+        setting, value, change = "worker_kind", "process", "a cheaper ``finish`` function or ``worker_kind=process``"
     elif host.text_output:
-        flag, value, change = "--output-file", ".parquet", "a .parquet output, which is smaller and quicker to encode,"
+        setting, value, change = "sink", ".parquet", "a .parquet output, which is smaller and quicker to encode,"
     return Advice(
-        flag,
+        setting and flag_of(setting),
         value,
         f"{_free(numbers)}, {lost / numbers.wall_s:.0%} waiting for results to be {what}: that gives "
         f"{_rate(numbers, finish + write)} records/s, the engine takes {_rate(numbers, numbers.device_s)}; {change} "
@@ -174,13 +177,14 @@ def _padding(numbers: AdviceInputs) -> Advice | None:
     times = min(2 ** math.ceil(math.log2(share / _PADDING_WANTED)), _MOST_LARGER)
     saved = numbers.lost("padding") * (1 - 1 / times) - (numbers.fixed_s or 0.0) * numbers.batches * (times - 1)
     gain = numbers.device_gain(saved)
-    flag, _ = numbers.host.limit(by_size=False)
+    setting, _ = numbers.host.limit(by_size=False)
     unit = numbers.mean_cost if numbers.host.counts_tokens else numbers.records / numbers.batches
     value = _round(unit / times)
     return Advice(
-        flag,
+        flag_of(setting),
         str(value),
-        f"{share:.0%} of what the engine computed was padding: {flag} {value} would batch records of more similar "
+        f"{share:.0%} of what the engine computed was padding: ``{setting}={value}`` would batch records of more "
+        "similar "
         f"length, which would save up to {saving(numbers, gain)}.",
         gain,
     )
@@ -199,7 +203,7 @@ def _batches(numbers: AdviceInputs) -> Advice | None:
         return None
     if not by_size and numbers.larger_pay is False:
         return None  # as was measured
-    flag, limit = numbers.host.limit(by_size=by_size)
+    setting, limit = numbers.host.limit(by_size=by_size)
     fixed = min(numbers.fixed_s * numbers.batches, numbers.device_s)
     wanted = fixed / max(numbers.device_s - fixed, 1e-9) / FIXED_ENOUGH
     if not limit or wanted < 2:
@@ -208,11 +212,11 @@ def _batches(numbers: AdviceInputs) -> Advice | None:
     gain = numbers.device_gain(fixed * (1 - 1 / times))
     value = round(limit * times)
     return Advice(
-        flag,
+        flag_of(setting),
         str(value),
         f"Each of {numbers.batches:,} batches of {numbers.records / numbers.batches:,.0f} records takes "
         f"{numbers.fixed_s * 1000:,.1f} ms regardless of its size, {fixed / numbers.wall_s:.0%} of the time: "
-        f"{flag} {value} would save about {saving(numbers, gain)}.",
+        f"``{setting}={value}`` would save about {saving(numbers, gain)}.",
         gain,
     )
 
@@ -224,11 +228,11 @@ def _retry(numbers: AdviceInputs) -> Advice | None:
     lost = numbers.lost("retry")
     gain = numbers.device_gain(lost)
     records, cost = numbers.fitted
-    flag, _ = numbers.host.limit(by_size=False)
-    value = math.floor(cost if flag == "--batch-tokens" else records)
-    words = f"{flag} {value}" if value else f"a smaller {flag}"
+    setting, _ = numbers.host.limit(by_size=False)
+    value = math.floor(cost if setting == "batch_tokens" else records)
+    words = f"``{setting}={value}``" if value else f"a smaller ``{setting}``"
     return Advice(
-        flag,
+        flag_of(setting),
         str(value) if value else "",
         f"{lost / numbers.wall_s:.0%} of the time went into batches that failed, {numbers.out_of_memory:,} of them for "
         f"lack of memory: {words} would save up to {saving(numbers, gain)}.",
@@ -240,9 +244,10 @@ def _duplicates(numbers: AdviceInputs) -> Advice | None:
     """Equal records are computed again and again."""
     gain = numbers.device_gain(numbers.device_s * numbers.repeated)
     return Advice(
-        "--dedupe",
+        flag_of("dedupe"),
         "true",
-        f"{numbers.repeated:.0%} of the records are equal to an earlier one and were computed again: --dedupe computes "
+        f"{numbers.repeated:.0%} of the records are equal to an earlier one and were computed again: ``dedupe=True`` "
+        "computes "
         f"them once, which would save about {saving(numbers, gain)}.",
         gain,
     )
@@ -254,10 +259,10 @@ def _starting(numbers: AdviceInputs) -> Advice | None:
         return None
     starting, total = numbers.lost("starting"), sum(numbers.causes.values())
     return Advice(
-        "--dtype",
+        flag_of("dtype"),
         numbers.dtype,
         f"Starting took {starting:,.0f} s of {total:,.0f} s, {numbers.tuning_s:,.0f} s of it to choose a data type: "
-        f"--dtype {numbers.dtype} would save those {numbers.tuning_s:,.0f} s of the next run.",
+        f"``dtype={numbers.dtype}`` would save those {numbers.tuning_s:,.0f} s of the next run.",
         numbers.tuning_s,
     )
 
@@ -268,10 +273,10 @@ def _slow_dtype(numbers: AdviceInputs) -> Advice | None:
         return None
     gain = numbers.device_gain(numbers.device_s * (1 - numbers.dtype_speed))
     return Advice(
-        "--dtype",
+        flag_of("dtype"),
         "float32",
         f"This device computes {numbers.dtype} at {numbers.dtype_speed:.2g} times the speed of float32: "
-        f"--dtype float32 would save about {saving(numbers, gain)}, in a new job or with --ignore-changes.",
+        f"``dtype=float32`` would save about {saving(numbers, gain)}, in a new job or with ``ignore_changes=True``.",
         gain,
     )
 

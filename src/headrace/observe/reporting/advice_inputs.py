@@ -44,16 +44,16 @@ class Host:
     """Whether the output is written as text, which takes longer than Parquet."""
     replicas: int = 1
     """Engines that the devices of this machine or cluster have room for, those in use included."""
-    replicas_flag: str = "--data-parallel-size"
+    replicas_setting: str = "data_parallel_size"
     """What sets their number."""
     keeps_order: bool = False
     """Whether the user wants a language model's records in the order of the input."""
 
     def limit(self, *, by_size: bool) -> tuple[str, float]:
-        """The flag of a limit of batches, and its value."""
+        """The setting of a limit of batches, and its value."""
         if by_size or not self.counts_tokens:
-            return "--batch-size", self.batch_size
-        return "--batch-tokens", self.batch_cost
+            return "batch_size", self.batch_size
+        return "batch_tokens", self.batch_cost
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,11 +185,11 @@ class Advice:
     """One thing to change."""
 
     setting: str
-    """The flag or setting, or what takes its place."""
+    """The flag of the setting, or what takes its place."""
     value: str
     """What to set it to; empty where it is not a setting."""
     text: str
-    """One sentence."""
+    """One sentence, its settings marked as `headrace.wording` has it."""
     gain_s: float
     """Seconds that it is expected to save, of a run like this one."""
 

@@ -8,6 +8,7 @@ import string
 
 from headrace.events import EndpointUsed
 from headrace.observe.reporting.advice_inputs import FIXED_ENOUGH, LIMITED, Advice, AdviceInputs, saving
+from headrace.wording import flag_of
 
 _SHOWN = 200
 """Characters of a template that are shown in a sentence."""
@@ -26,10 +27,10 @@ def slots(numbers: AdviceInputs) -> Advice | None:
     times = min(2 ** math.ceil(math.log2(wanted)), 4)
     gain = numbers.device_gain(fixed * (1 - 1 / times))
     return Advice(
-        "--max-num-seqs",
+        flag_of("max_num_seqs"),
         str(now * times),
         f"Each of {numbers.batches:,} steps takes {each * 1000:,.1f} ms with any number of its {now} "
-        f"records, {fixed / numbers.wall_s:.0%} of the time: --max-num-seqs {now * times} would save about "
+        f"records, {fixed / numbers.wall_s:.0%} of the time: ``max_num_seqs={now * times}`` would save about "
         f"{saving(numbers, gain)}.",
         gain,
     )
@@ -42,12 +43,12 @@ def template(numbers: AdviceInputs) -> Advice | None:
         return None
     gain = _reading_gain(numbers, found.better)
     fields = ", ".join(name for _, name, _, _ in string.Formatter().parse(found.template) if name is not None)
-    shown = f" {_quoted(found.template)}" if len(found.template) <= _SHOWN else ""
+    shown = f"={_quoted(found.template)}" if len(found.template) <= _SHOWN else ""
     return Advice(
-        "--prompt-template",
+        flag_of("prompt_template"),
         found.template,
         f"{_cached(numbers):.0%} of the prompt tokens came from the prefix cache: a new job with "
-        f"--prompt-template{shown}, its fields in the order {fields}, would have {found.better:.0%} of the prompts' "
+        f"``prompt_template{shown}``, its fields in the order {fields}, would have {found.better:.0%} of the prompts' "
         f"text in common beginnings and save up to {saving(numbers, gain)}.",
         gain,
     )
@@ -68,10 +69,10 @@ def order(numbers: AdviceInputs) -> Advice | None:
         return None
     gain = _reading_gain(numbers, found.shared)
     return Advice(
-        "--order",
+        flag_of("order"),
         "auto",
         f"{_cached(numbers):.0%} of the prompt tokens came from the prefix cache, in the order of the input: "
-        f"--order auto would put prompts that begin alike beside each other, which have {found.shared:.0%} of their "
+        f"``order=auto`` would put prompts that begin alike beside each other, which have {found.shared:.0%} of their "
         f"text in common, and save up to {saving(numbers, gain)}.",
         gain,
     )
@@ -106,11 +107,12 @@ def small_model(numbers: AdviceInputs) -> Advice | None:
     gain = numbers.device_gain(fixed / 2)
     used = "" if device.mfu is None else f", which computes at {device.mfu:.0%} of its peak"
     return Advice(
-        "--shard",
+        flag_of("shard"),
         "0/2",
         f"The model is too small for this device{used}: each of {numbers.batches:,} batches takes "
         f"{numbers.fixed_s * 1000:,.1f} ms regardless of its size, {fixed / numbers.wall_s:.0%} of the time; two jobs "
-        f"at once, with --shard 0/2 and --shard 1/2, would save up to {saving(numbers, gain)}, or a cheaper device "
+        f"at once, with ``shard=0/2`` and ``shard=1/2``, would save up to {saving(numbers, gain)}, or a "
+        "cheaper device "
         "would do.",
         gain,
     )
@@ -122,8 +124,8 @@ def endpoint(used: EndpointUsed, busy: float) -> str:
         fewer = max(used.at_once * (used.sent - used.limited) // used.sent, 1)
         return (
             f"The server limits the rate: {used.limited:,} of {used.sent:,} requests were refused (429) and sent "
-            f"again: --concurrency {fewer} would send fewer of them in vain; a higher limit there, or another "
-            "--endpoint, would save time."
+            f"again: ``concurrency={fewer}`` would send fewer of them in vain; a higher limit there, or another "
+            "``endpoints``, would save time."
         )
     if used.unanswered:
         return (
@@ -131,8 +133,9 @@ def endpoint(used: EndpointUsed, busy: float) -> str:
             "away before tuning anything."
         )
     return (
-        f"The server was at work {busy:.0%} of the time: more requests at once (--concurrency, now {used.at_once}) or "
-        "another --endpoint may be faster."
+        f"The server was at work {busy:.0%} of the time: more requests at once (``concurrency``, now {used.at_once}) "
+        "or "
+        "another ``endpoints`` may be faster."
     )
 
 
@@ -148,9 +151,9 @@ def replicas(numbers: AdviceInputs) -> Advice | None:
     words = f", the first of them {saving(numbers, one_more)}" if value > now + 1 else ""
     engines = "one engine" if now == 1 else f"{now} engines"
     return Advice(
-        host.replicas_flag,
+        flag_of(host.replicas_setting),
         str(value),
         f"The engine was busy {numbers.busy:.0%} of the time, with {engines} where the devices have room for {most}: "
-        f"{host.replicas_flag} {value} would save up to {saving(numbers, gain)}{words}.",
+        f"``{host.replicas_setting}={value}`` would save up to {saving(numbers, gain)}{words}.",
         gain,
     )

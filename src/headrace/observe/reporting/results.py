@@ -142,7 +142,7 @@ class Report:
     """The first 1,000 failed records; the errors file has all of them."""
 
     def spoken(self) -> Report:
-        """The report with its advice in the terms of the user's door; what is stored names flags, as its page does."""
+        """The report with its advice in the terms of the user's door; what is stored names flags."""
         advices = tuple(replace(one, text=spelled(one.text)) for one in self.advices)
         return replace(self, advice=spelled(self.advice), advices=advices)
 

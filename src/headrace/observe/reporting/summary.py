@@ -18,7 +18,7 @@ from headrace.observe.accounting.accountant import Account
 from headrace.observe.accounting.device_limit import DeviceFigures
 from headrace.observe.accounting.histogram import merge_histograms
 from headrace.observe.reporting.report import Report
-from headrace.wording import shown
+from headrace.wording import shown, spelled
 
 VERSION = 1
 _FORMAT = "headrace-report"
@@ -84,6 +84,8 @@ def figures_of(report: Report) -> dict[str, object]:
         if isinstance(value, tuple):
             value = [asdict(one) for one in value]
         found[name] = asdict(value) if hasattr(value, "__dataclass_fields__") else value
+    found["advice"] = spelled(report.advice, "flags")
+    found["advices"] = [{**asdict(one), "text": spelled(one.text, "flags")} for one in report.advices]
     reasons = list(report.failures.items())
     rest = sum(count for _, count in reasons[_MOST_REASONS:])
     found["failures"] = dict(reasons[:_MOST_REASONS]) | ({"other reasons": rest} if rest else {})

@@ -26,7 +26,7 @@ def print_report(report: Report, stream: TextIO) -> None:
         return
     if getattr(stream, "as_json", False):
         said: Any = stream  # it writes objects
-        said.emit("info", _title(report), report=dict(rows(report)), advice=report.advice)
+        said.emit("info", _title(report), report=dict(rows(report)), advice=spelled(report.advice))
         return
     if stream.isatty():
         try:
@@ -40,7 +40,7 @@ def print_report(report: Report, stream: TextIO) -> None:
             for name, value in rows(report):
                 table.add_row(name, value)
             console.print(table)
-            console.print(report.advice, highlight=False)
+            console.print(spelled(report.advice), highlight=False)
             return
     stream.write(as_text(report))
 
@@ -49,7 +49,9 @@ def as_text(report: Report) -> str:
     """The report as aligned lines, the advice last."""
     lines = rows(report)
     width = max(len(name) for name, _ in lines)
-    return "\n".join([_title(report), *(f"  {name:<{width}}  {value}" for name, value in lines), report.advice, ""])
+    return "\n".join(
+        [_title(report), *(f"  {name:<{width}}  {value}" for name, value in lines), spelled(report.advice), ""]
+    )
 
 
 def rows(report: Report) -> list[tuple[str, str]]:
@@ -62,7 +64,7 @@ def rows(report: Report) -> list[tuple[str, str]]:
         lines.append(("recomputed", _damaged(report)))
     lines += _too_long(report)
     if report.empty:
-        lines.append(("empty", f"{report.empty:,} records with an empty text; --on-empty error fails them"))
+        lines.append(("empty", f"{report.empty:,} records with an empty text; ``on_empty=error`` fails them"))
     if report.nulled:
         lines.append(("written as null", f"{report.nulled:,} numbers that are NaN or infinite"))
     lines += savings_rows(report.order, report.duplicates, report.prefix_cache)
@@ -96,9 +98,9 @@ def _tuning(report: Report) -> list[tuple[str, str]]:
         lines.append(("batch budget", f"{report.budget:,.0f} tokens, found while the job ran"))
     if (memory := report.memory) is not None:
         share = memory.peak / memory.limit
-        warning = "; set a smaller --batch-tokens or --buffer-memory" if share > _MEMORY_ENOUGH else ""
+        warning = "; set a smaller ``batch_tokens`` or ``buffer_memory``" if share > _MEMORY_ENOUGH else ""
         if share < _MEMORY_LITTLE and memory.larger_pay is not None:
-            larger = f"a --batch-tokens above {report.budget or 0:,.0f} may be faster"
+            larger = f"a ``batch_tokens`` above {report.budget or 0:,.0f} may be faster"
             warning = f"; {larger if memory.larger_pay else 'larger batches were no faster'}"
         lines.append(("memory", f"{memory.peak / 1e9:.1f} GB at most, {share:.0%} of {memory.source}{warning}"))
     return lines

@@ -9,7 +9,7 @@ from collections.abc import Callable, Hashable
 
 from headrace.batching.batcher import Batcher
 from headrace.batching.policy.cost_line import CostLine
-from headrace.engines.base import AnyEngine, Chunks, Prepared
+from headrace.engines.base import Chunks, Engine, Prepared
 from headrace.engines.profile import profile_of
 from headrace.errors import NotRunningError, StoppedError
 from headrace.events import BatchDone, BatchFormed, Event, RequestDone, StepDone
@@ -45,14 +45,14 @@ class Backfill:
 
     def __init__(
         self,
-        engine: AnyEngine,
+        engine: Engine,
         batcher: Batcher[object, object],
         target_s: float | None,
         held: Callable[[], int],
         tokens: Tokens | None = None,
     ) -> None:
         self._profile = profile_of(engine)
-        self._per_batch = self._profile.batching == "batches"
+        self._per_batch = self._profile.runs_batches
         self._batcher = batcher
         self._target_s = target_s
         self._held = held
@@ -93,7 +93,7 @@ class Backfill:
             raise
         try:
             future = self._batcher.submit_nowait(
-                entry.payload, estimated_cost=self._profile.estimate(entry.cost), priority=BULK, caller=caller
+                entry.payload, estimated_cost=self._profile.kind.estimate(entry.cost), priority=BULK, caller=caller
             )
         except NotRunningError as error:  # the drain timed out; not an error of the record
             self._admitted.pop(turn, None)

@@ -37,13 +37,13 @@ class Limit:
 
     value: float
     unit: str
-    flag: str
+    setting: str
 
     def refusal(self, held: float, more: float, kept: float) -> str:
         """What to say to a request that exceeds it, where so much is kept for others."""
         return (
             f"the server has {held:,.0f} {self.unit} to answer, and this request has {more:,.0f} more: the limit is "
-            f"{self.value:,.0f} ({self.flag}){_note(kept, self.unit)}"
+            f"{self.value:,.0f} (``{self.setting}``){_note(kept, self.unit)}"
         )
 
 
@@ -72,7 +72,6 @@ class AdmissionController:
         width_cost: their total cost, if reached first.
         left: the cost of submitted records that still wait; None to count a request's whole cost until it is answered,
             and to learn the throughput from answers.
-        forecast: seconds for all that is in progress, if something else knows better than the answers tell.
         clock: monotonic seconds.
         chance: a random number from 0 to 1.
     """
@@ -84,7 +83,6 @@ class AdmissionController:
         width_cost: float = math.inf,
         left: Callable[[], float] | None = None,
         *,
-        forecast: Callable[[], float] | None = None,
         clock: Callable[[], float] = time.monotonic,
         chance: Callable[[], float] = random.random,
     ) -> None:
@@ -97,13 +95,14 @@ class AdmissionController:
         """Records refused so far."""
         self.batches = BatchRate()
         """The throughput, if it is learned from batches."""
+        self.forecast: Callable[[], float] | None = None
+        """Seconds for all that is in progress, if something else knows them better than answers tell."""
         self._unsubmitted = 0.0
         self._callers = 0
         self._since = 0.0
         self._width = width
         self._width_cost = width_cost
         self._left = left
-        self._forecast = forecast
         self._clock = clock
         self._chance = chance
         self._answers = Rate(width, width_cost)
@@ -112,7 +111,7 @@ class AdmissionController:
     @property
     def per_s(self) -> float:
         """Measured cost per second; 0 while unknown."""
-        if self._forecast is not None and (seconds := self._forecast()):
+        if self.forecast is not None and (seconds := self.forecast()):
             return self.cost / seconds
         return self.batches.per_s or self._answers.per_s
 
@@ -217,11 +216,13 @@ class AdmissionController:
             message = f"the answer would take {(before + asked.cost) / rate:.0f} s; the request allows {timeout_s:g} s"
             retry_s = min(max(ahead / rate, 1.0), LONGEST_RETRY_S)
             raise ApiError(408, message, code="deadline_exceeded", retry_after_s=retry_s)
-        for cost, limit_s, flag in ((before, limits.max_wait_s, "--max-wait"), (ahead, limits.most_s, "--timeout")):
+        for cost, limit_s, setting in ((before, limits.max_wait_s, "max_wait_s"), (ahead, limits.most_s, "timeout_s")):
             others_part = kept(expected.cost, limit_s * rate, asked.cost)
             if cost > limit_s * rate - others_part:
                 note = _note(others_part / rate, "s")
-                message = f"{cost / rate:.1f} s of work come before this request: the limit is {limit_s:g} s ({flag})"
+                message = (
+                    f"{cost / rate:.1f} s of work come before this request: the limit is {limit_s:g} s (``{setting}``)"
+                )
                 raise self._refused(message + note, asked, (ahead + waits) / rate - _FREE * limit_s)
 
     def _refused(self, why: str, asked: Expected, seconds: float) -> ApiError:

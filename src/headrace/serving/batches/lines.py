@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from headrace.engines.base import AnyEngine, Placed, Prepared
+from headrace.engines.base import Engine, Placed, Prepared
 from headrace.engines.profile import profile_of
 from headrace.errors import RecordError
 from headrace.io.formats.openai_batch import CHAT, CLASSIFY, COMPLETIONS, EMBEDDINGS, RERANK, SCORE, Answers
@@ -81,7 +81,7 @@ class Lines:
         state: holds the limits of requests.
     """
 
-    def __init__(self, engine: AnyEngine, url: str, state: ServerState) -> None:
+    def __init__(self, engine: Engine, url: str, state: ServerState) -> None:
         self._engine = engine
         self._state = state
         readers: Mapping[str, tuple[str, type[BaseRequest], Callable[[object], _Inputs]]] = {

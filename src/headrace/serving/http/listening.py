@@ -20,7 +20,7 @@ def bind(host: str, port: int) -> socket.socket:
         listener.bind((host, port))
     except OSError as error:
         listener.close()
-        raise ConfigError(f"cannot listen on {host} port {port}: {error.strerror}; choose another --port") from error
+        raise ConfigError(f"cannot listen on {host} port {port}: {error.strerror}; choose another ``port``") from error
     return listener
 
 

@@ -168,7 +168,7 @@ class RequestMiddleware:
     ) -> None:
         upload = path == UPLOADS
         limits = self._state.limits
-        most = (limits.max_file_bytes, "max_file_bytes") if upload else (limits.max_body_bytes, "--max-body-bytes")
+        most = (limits.max_file_bytes, "max_file_bytes") if upload else (limits.max_body_bytes, "``max_body_bytes``")
         body = _Body(receive, limits, most, per_block=upload)
         if not upload and "headrace_counted" not in scope:  # an upload is written to disk
             scope["headrace_counted"] = True

@@ -82,7 +82,7 @@ class RerankRequest(TextsRequest):
         """Raise 400 for a limit on chunks if the server splits long documents, into as many as they need."""
         for name in ("max_chunk_per_doc", "max_chunks_per_doc", "overlap_tokens"):
             if splits and getattr(self, name) is not None:
-                message = f"{name}: this server splits long documents by its own settings (--on-too-long split)"
+                message = f"{name}: this server splits long documents by its own settings (``on_too_long=split``)"
                 raise ApiError(400, message, code="invalid_value", param=name)
 
     @property

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, FailFast, Field, GetCoreSchemaHandle
 from pydantic_core import core_schema
 
 from headrace.engines.base import PromptedText, TokenIds
-from headrace.engines.networks.quantizing import OutputDtype
+from headrace.engines.options import OutputDtype
 from headrace.engines.requests.generation import meaningful
 from headrace.errors import nearest
 from headrace.records import JsonObject

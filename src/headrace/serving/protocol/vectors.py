@@ -8,7 +8,8 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.engines.networks.quantizing import OutputDtype, quantized
+from headrace.engines.networks.quantizing import quantized
+from headrace.engines.options import OutputDtype
 from headrace.errors import RecordError
 from headrace.serving.errors import ApiError
 from headrace.serving.protocol.requests import VectorRequest

@@ -6,7 +6,7 @@ from functools import partial
 
 from fastapi import APIRouter, Request, Response
 
-from headrace.engines.base import TokenizingEngine, can_tokenize
+from headrace.engines.capabilities import TOKENIZING, TokenizingEngine
 from headrace.errors import RecordError
 from headrace.serving.errors import ApiError, api_error
 from headrace.serving.http.direct import DirectRoute
@@ -48,7 +48,7 @@ def router(state: ServerState) -> APIRouter:
 
 def _engine(state: ServerState, model: str | None) -> TokenizingEngine:
     state.check_model(model)
-    engine = state.service.engine
-    if not can_tokenize(engine):
+    engine = TOKENIZING.of(state.service.engine)
+    if engine is None:
         raise ApiError(404, "the engine of this server does not give its tokens", code="no_tokenizer")
     return engine

@@ -10,11 +10,11 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
 from typing import NoReturn, TypeVar
 
 from headrace.app.jobs.describe import WorkerRoom
 from headrace.cluster import heartbeat
+from headrace.cluster.base import ClusterResources
 from headrace.cluster.work_units import IN_FLIGHT
 from headrace.cluster.worker import WorkerActor, WorkerInfo, WorkerSpec, loaded, unpack
 from headrace.cluster.worker_pool import NoRoomError, WorkUnitReply
@@ -36,18 +36,6 @@ _SHUTDOWN_S = 20.0
 """Timeout for disconnecting from the cluster."""
 _KILL_S = 2.0
 """Timeout for a request to kill a worker."""
-
-
-@dataclass(frozen=True, slots=True)
-class ClusterResources:
-    """The cluster, and the resources of each worker."""
-
-    address: str | None = None
-    """`host:port` or `ray://host:port`. None uses RAY_ADDRESS, or else starts a local cluster."""
-    replicas: int = 1
-    gpus: float | None = None
-    """GPUs per worker. None uses one GPU if the cluster has any."""
-    cpus: float = 1.0
 
 
 @contextmanager
@@ -148,7 +136,7 @@ class RayWorkers:
         except (pickle.PicklingError, TypeError, AttributeError) as error:
             raise ConfigError(f"the engine's options cannot be sent to a worker: {error}") from error
         gpus = check_room(resources, resources.replicas)
-        self.room = WorkerRoom("--replicas", _most(resources.cpus, gpus, resources.replicas))
+        self.room = WorkerRoom("replicas", _most(resources.cpus, gpus, resources.replicas))
         self._actor_class = ray.remote(  # registered once: the call blocks, forever if the cluster is gone
             num_cpus=resources.cpus,
             num_gpus=gpus,

@@ -18,8 +18,7 @@ from headrace.serving.routes.status import METRICS_TYPE
 
 if TYPE_CHECKING:
     from headrace.app.servers.server import ServerSettings
-    from headrace.cluster.ray_workers import ClusterResources
-    from headrace.cluster.replicas import Replicas
+    from headrace.cluster.base import ClusterResources, Replicas
 
 try:
     from ray import serve

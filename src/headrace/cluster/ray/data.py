@@ -13,7 +13,7 @@ import numpy as np
 import headrace
 from headrace.cluster.worker import WorkerActor, WorkerInfo, WorkerSpec, loaded, unpack
 from headrace.engines.choosing.config import EngineConfig, merged_options, model_name
-from headrace.engines.options import EngineOptions
+from headrace.engines.keywords import EngineKeywords
 from headrace.errors import ConfigError, EngineDeadError
 from headrace.records import JsonObject
 
@@ -50,7 +50,7 @@ class Stage:
         engine_timeout_s: float | None = None,
         batch_tokens: int | None = None,
         batch_size: int | None = None,
-        **options: Unpack[EngineOptions],
+        **options: Unpack[EngineKeywords],
     ) -> None:
         config = EngineConfig(
             task=task,

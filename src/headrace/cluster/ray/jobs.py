@@ -1,4 +1,4 @@
-"""`headrace run --on ray`: workers on a Ray cluster."""
+"""A job with workers on a Ray cluster."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from headrace.cluster import remote_job
-from headrace.cluster.ray_workers import ClusterResources, RayWorkers, connected
+from headrace.cluster.base import ClusterResources
+from headrace.cluster.ray.workers import RayWorkers, connected
 from headrace.cluster.worker import WorkerSpec
 from headrace.jobs.pipeline.job import JobEnd, StopRequest
 from headrace.jobs.settings import JobSettings

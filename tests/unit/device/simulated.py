@@ -59,7 +59,7 @@ class SimulatedStreams:
         return sum(end - start for start, end in self.computed) / wall
 
     def copy_in(self, arrays: Items) -> SimulatedBatch:
-        """See `Streams.copy_in`."""
+        """Queue the copy of a batch to the device."""
         batch = SimulatedBatch(self, arrays, self.queue("in", self.times.copy_in_s, self.clock()))
         self._batches.add(batch)
         return batch
@@ -70,7 +70,7 @@ class SimulatedStreams:
         return self._free_at[name]
 
     def settle(self) -> None:
-        """See `Streams.settle`."""
+        """Count a wait for the whole device."""
         self.settled += 1
 
 
@@ -84,7 +84,7 @@ class SimulatedBatch:
         self.done_at = 0.0
 
     def compute(self, call: Model) -> None:
-        """See `DeviceBatch.compute`. Raises what the model raises."""
+        """Queue the work. Raises what the model raises."""
         times, streams = self._streams.times, self._streams
         self._rows = call(self._arrays)
         launched = streams.queue("host", times.launch_s, streams.clock())
@@ -93,10 +93,10 @@ class SimulatedBatch:
         streams.computed.append((end - times.compute_s, end))
 
     def copy_out(self) -> None:
-        """See `DeviceBatch.copy_out`."""
+        """Queue the copy of the output."""
         self.done_at = self._streams.queue("out", self._streams.times.copy_out_s, self._streams.computed[-1][1])
 
-    def wait(self) -> Computed[Items]:
-        """See `DeviceBatch.wait`."""
+    def wait(self) -> Computed:
+        """Wait for this batch alone."""
         self._streams.sleep(max(self.done_at - self._streams.clock(), 0.0))
         return Computed(self._rows, self._streams.times.compute_s)

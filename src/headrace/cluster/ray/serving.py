@@ -1,4 +1,4 @@
-"""`headrace serve --on ray`: replicas of the server on Ray Serve, autoscaled with the load."""
+"""A server on Ray Serve: replicas, autoscaled with the load."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from pathlib import Path
 from fastapi import FastAPI
 
 from headrace.app.servers.server import ServerSettings, build_part
-from headrace.cluster.ray_workers import ClusterResources, check_room, connected
-from headrace.cluster.replicas import Replicas
+from headrace.cluster.base import ClusterResources, Replicas
+from headrace.cluster.ray.workers import check_room, connected
 from headrace.errors import ConfigError, EngineError
 from headrace.openai_protocol import error_body
 from headrace.records import JsonObject
@@ -28,8 +28,8 @@ try:
     from ray import serve
     from ray.serve.context import _get_global_client
 
-    from headrace.cluster import ray_overview
-    from headrace.cluster.ray_scaling import COST, QueuedCost, RefusesWhenCold
+    from headrace.cluster.ray import overview
+    from headrace.cluster.ray.scaling import COST, QueuedCost, RefusesWhenCold
 except ImportError as error:
     raise ConfigError(f'Ray Serve cannot be imported ({error}): pip install "headrace[ray]"') from error
 
@@ -99,7 +99,7 @@ def application(
         ConfigError: the settings enable the Batch API.
     """
     if settings.state is not None:
-        raise ConfigError("the Batch API needs a single server: leave out --state-dir, or --on ray")
+        raise ConfigError("the Batch API needs a single server: leave out ``state``, or ``on=ray``")
     scaling: JsonObject = {
         "min_replicas": replicas.least,
         # At least one, so that load failures are reported at the start.
@@ -146,7 +146,7 @@ class Deployed:
     @property
     def ours(self) -> bool:
         """Whether no other command has replaced the deployment."""
-        known = ray_overview.known(OVERVIEW)
+        known = overview.known(OVERVIEW)
         return known is None or known[0] == self.owner
 
 
@@ -164,8 +164,8 @@ def deploy(settings: ServerSettings, replicas: Replicas, resources: ClusterResou
     resources = replace(resources, gpus=check_room(resources, replicas.most))
     serve.start(http_options={"host": host, "port": port, "request_timeout_s": settings.limits.timeout_s})
     if (taken := _get_global_client().http_config.port) != port:
-        raise ConfigError(f"Ray Serve on this cluster already listens on port {taken}: use --port {taken}")
-    before = ray_overview.known(OVERVIEW)
+        raise ConfigError(f"Ray Serve on this cluster already listens on port {taken}: use ``port={taken}``")
+    before = overview.known(OVERVIEW)
     try:
         _run(settings, replicas, resources)
     except RuntimeError as error:  # raised by Ray if no replica starts
@@ -176,8 +176,8 @@ def deploy(settings: ServerSettings, replicas: Replicas, resources: ClusterResou
         _run(*before[1])
         raise EngineError(f"the update could not be started and was rolled back: {why}") from error
     owner = uuid.uuid4().hex
-    overview = serve.deployment(ray_overview.Overview, name=OVERVIEW, ray_actor_options=_actor_options(0.0, 0.0))
-    bound = overview.bind(NAME, owner, (settings, replicas, resources))
+    beside = serve.deployment(overview.Overview, name=OVERVIEW, ray_actor_options=_actor_options(0.0, 0.0))
+    bound = beside.bind(NAME, owner, (settings, replicas, resources))
     serve.run(bound, name=OVERVIEW, route_prefix="/metrics")
     return Deployed(f"http://{host}:{port}", owner)
 

@@ -5,15 +5,12 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
-import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from headrace.batching.batcher import Batcher
 from headrace.concurrency.daemon_thread import on_daemon_thread
-from headrace.errors import ConfigError, text_of
-
-logger = logging.getLogger("headrace")
+from headrace.errors import ConfigError
 
 _NOTHING = object()
 
@@ -27,22 +24,23 @@ async def make(load: Callable[[], object]) -> tuple[object, object]:
         ConfigError: a generator yields nothing.
         Exception: what the function raised.
     """
-    rest: object = None
-    if inspect.isasyncgenfunction(load):
-        rest = load()
-        model = await anext(rest, _NOTHING)
-    elif inspect.isgeneratorfunction(load):
-        rest = load()
-        model = await on_daemon_thread(functools.partial(next, rest, _NOTHING), lambda _: rest.close())
-    elif inspect.iscoroutinefunction(load):
-        model = await load()
+    if inspect.iscoroutinefunction(load) or inspect.isasyncgenfunction(load):
+        made: object = load()
     else:
-        model = await on_daemon_thread(load, _close)
-    if model is _NOTHING:
+        made = await on_daemon_thread(load, _close)
+    rest: object = None
+    if inspect.isasyncgen(made):
+        rest, made = made, await anext(made, _NOTHING)
+    elif inspect.isgenerator(made):
+        rest = made
+        made = await on_daemon_thread(functools.partial(next, made, _NOTHING), lambda _: _close(rest))
+    elif inspect.isawaitable(made):
+        made = await made
+    if made is _NOTHING:
         raise ConfigError("its generator yields no model")
-    if isinstance(model, Batcher) and not model.is_running:
-        await model.start()
-    return model, rest
+    if isinstance(made, Batcher) and not made.is_running:
+        await made.start()
+    return made, rest
 
 
 async def unload(model: object, rest: object, within_s: float | None) -> None:
@@ -56,15 +54,6 @@ async def unload(model: object, rest: object, within_s: float | None) -> None:
             await on_daemon_thread(functools.partial(next, rest, None))
         elif not isinstance(model, Batcher) and callable(close := getattr(model, "close", None)):
             await on_daemon_thread(close)
-
-
-def can_sleep(model: object) -> bool:
-    """Whether a model has the methods `sleep` and `wake`, and `can_sleep` does not say otherwise."""
-    return (
-        getattr(model, "can_sleep", True)
-        and callable(getattr(model, "sleep", None))
-        and callable(getattr(model, "wake", None))
-    )
 
 
 async def call(method: Callable[[], object], within_s: float | None = None) -> None:
@@ -98,14 +87,3 @@ def _close(model: object) -> None:
     """Close a model or a generator whose loading took too long."""
     if callable(close := getattr(model, "close", None)):
         close()
-
-
-def warn(doing: str, name: str, error: BaseException) -> None:
-    """Log what a model's own code raised."""
-    logger.warning("headrace: %s model %r raised %s: %s", doing, name, type(error).__name__, text_of(error))
-
-
-def is_cancelled(error: BaseException) -> bool:
-    """Whether this task is being cancelled. A user's function may raise the same error, or any other."""
-    task = asyncio.current_task()
-    return isinstance(error, asyncio.CancelledError) and task is not None and bool(task.cancelling())

@@ -1,0 +1,106 @@
+"""`headrace list`: the tasks, engines, formats and other plugins that are installed."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Annotated, Literal
+
+import typer
+
+from headrace.cli.outcome import guarded
+from headrace.engines.choosing.registry import declaration
+from headrace.engines.declaring import Task
+from headrace.engines.tasks import task_named
+from headrace.errors import ConfigError
+from headrace.extras import missing_packages
+from headrace.plugins import GROUPS, Group, Plugin, known
+
+EXAMPLES = """Examples:
+
+headrace list
+
+headrace list engines --json
+"""
+
+Which = Annotated[
+    Literal["tasks", "engines", "formats", "sources", "sinks", "exporters", "protocols", "clusters"] | None,
+    typer.Argument(help="What to list. Default: everything."),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print a JSON array with one object for each.")]
+
+
+_OF_GROUP: Mapping[Group, Callable[[str], object]] = {"tasks": task_named, "engines": declaration}
+"""Where more than the import is checked."""
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """One plugin, as it is shown."""
+
+    group: Group
+    name: str
+    package: str
+    reference: str
+    extra: str
+    """The extra of its package that it needs; empty if it needs none."""
+    missing: Sequence[str]
+    """Packages of the extra that are not installed."""
+    problem: str | None
+    """Why it cannot be used at all; None if it can."""
+    about: str
+
+    @property
+    def state(self) -> str:
+        """One word, or the way out."""
+        if self.problem is not None:
+            return "broken"
+        return f'pip install "{self.package}[{self.extra}]"' if self.missing else "installed"
+
+
+def list_plugins(which: Which = None, as_json: AsJson = False) -> None:
+    """List the tasks, engines, formats, sources, sinks, exporters, protocols and clusters that are registered.
+
+    Each is shown with the package that registers it, and whether what it needs is installed. A plugin that cannot be
+    used is shown with its reason, and the exit status is 0 all the same: it costs only itself.
+    """
+    sys.exit(guarded(lambda: _list(GROUPS if which is None else (which,), as_json=as_json)))
+
+
+def _list(groups: Sequence[Group], *, as_json: bool) -> int:
+    found = [_listed(plugin) for group in groups for plugin in known(group).values()]
+    if as_json:
+        print(json.dumps([asdict(one) for one in found], indent=2))
+        return 0
+    for group in groups:
+        rows = [(one.name, one.package, one.state, one.about) for one in found if one.group == group]
+        if rows:
+            widths = [max(len(row[column]) for row in rows) for column in range(3)]
+            print(f"{group}:")
+            for row in rows:
+                cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
+                print(f"  {'  '.join([*cells, row[3]])}".rstrip())
+    for one in found:
+        if one.problem is not None:
+            print(f"broken: {one.problem}")
+    return 0
+
+
+def _listed(plugin: Plugin) -> Listed:
+    facts = plugin.group, plugin.name, plugin.package, plugin.reference
+    try:
+        found = _OF_GROUP[plugin.group](plugin.name) if plugin.group in _OF_GROUP else plugin.load()
+    except ConfigError as error:
+        return Listed(*facts, "", (), str(error), "")
+    extra = str(getattr(found, "extra", ""))
+    return Listed(*facts, extra, missing_packages(plugin.package, extra), None, _about(found))
+
+
+def _about(found: object) -> str:
+    """A few words: a task's columns, or the first line of what a plugin's own docstring says."""
+    if isinstance(found, Task):
+        return f"{found.input} -> {found.output}"
+    own = found.__doc__ if isinstance(found, type) or callable(found) else None
+    return (own or "").strip().partition("\n")[0]

@@ -1,0 +1,79 @@
+"""A kind of cluster that runs jobs and servers, and what it is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from headrace.app.servers.server import ServerSettings
+from headrace.errors import ConfigError
+from headrace.jobs.pipeline.job import JobEnd, StopRequest
+from headrace.jobs.settings import JobSettings
+from headrace.observe.reporting.report import Report
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterResources:
+    """The cluster, and the resources of each worker."""
+
+    address: str | None = None
+    """Where the cluster is, in its own form; None lets it choose. Ray: `host:port` or `ray://host:port`, by default
+    RAY_ADDRESS or a new local cluster."""
+    replicas: int = 1
+    gpus: float | None = None
+    """GPUs per worker. None uses one GPU if the cluster has any."""
+    cpus: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Replicas:
+    """Autoscaling settings."""
+
+    least: int = 0
+    most: int = 2
+    target_ongoing_requests: float = 10.0
+    """Average concurrent requests per replica; scale up above this number."""
+    scaledown_after_s: float = 300.0
+    """Seconds until an unneeded replica is removed, including the last one."""
+    scaleup_after_s: float = 2.0
+    """Seconds of higher load until a replica is added."""
+    target_queued_cost: float | None = None
+    """Average cost in progress per replica. If set, it replaces `target_ongoing_requests`."""
+    cold_retry_after_s: float | None = None
+    """Retry-After of the 503 for requests while no replica is loaded. None lets them wait."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.least <= self.most or self.most < 1:
+            raise ConfigError(f"replicas are {self.least} to {self.most}: it must be 0 <= least <= most, and most >= 1")
+
+
+class Cluster(Protocol):
+    """A kind of cluster. Registered by name in the group `headrace.clusters`."""
+
+    def run(
+        self, settings: JobSettings, resources: ClusterResources, stop: StopRequest, *, progress: bool
+    ) -> tuple[JobEnd, Report]:
+        """Run a job with workers on the cluster. Blocks.
+
+        Raises:
+            ConfigError: like `remote_job.execute`, or the cluster cannot be reached or is too small.
+            JobError: like `remote_job.execute`.
+        """
+        ...
+
+    def serve(
+        self,
+        settings: ServerSettings,
+        replicas: Replicas,
+        resources: ClusterResources,
+        address: tuple[str, int],
+        say: Callable[[str], None],
+    ) -> None:
+        """Serve until SIGTERM or Ctrl-C, then finish accepted requests. Blocks; main thread only.
+
+        Raises:
+            ConfigError: the cluster cannot be reached or is too small.
+            EngineError: the model cannot be loaded.
+        """
+        ...

@@ -1,0 +1,4 @@
+"""Flyte.
+
+- `app.app_environment`: a model as an app of Flyte
+"""

@@ -1,0 +1,39 @@
+"""Ray as a kind of cluster. Ray itself is imported when it is used."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from headrace.app.servers.server import ServerSettings
+from headrace.cluster.base import ClusterResources, Replicas
+from headrace.jobs.pipeline.job import JobEnd, StopRequest
+from headrace.jobs.settings import JobSettings
+from headrace.observe.reporting.report import Report
+
+
+class Ray:
+    """A Ray cluster; satisfies `Cluster`."""
+
+    def run(
+        self, settings: JobSettings, resources: ClusterResources, stop: StopRequest, *, progress: bool
+    ) -> tuple[JobEnd, Report]:
+        """See `Cluster.run`."""
+        from headrace.cluster.ray.jobs import execute
+
+        return execute(settings, resources, stop, progress=progress)
+
+    def serve(
+        self,
+        settings: ServerSettings,
+        replicas: Replicas,
+        resources: ClusterResources,
+        address: tuple[str, int],
+        say: Callable[[str], None],
+    ) -> None:
+        """See `Cluster.serve`."""
+        from headrace.cluster.ray.serving import serve_until_stopped
+
+        serve_until_stopped(settings, replicas, resources, address, say)
+
+
+CLUSTER = Ray()

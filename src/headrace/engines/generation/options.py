@@ -1,0 +1,71 @@
+"""Engines of language models on transformers, declared."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from headrace.engines.model_folder import WEIGHTS
+from headrace.engines.options import ChatOptions, DeviceOptions, LongPromptOptions, SamplingOptions
+from headrace.options import option
+
+
+@dataclass(frozen=True, kw_only=True)
+class LanguageModelOptions(LongPromptOptions, SamplingOptions, ChatOptions, DeviceOptions):
+    """Options of both engines."""
+
+    task = "generate"
+    extra = "torch"
+    default_model = "arithmetic"
+    weights = WEIGHTS
+    by_transformers = True
+
+    max_model_len: int | None = option(
+        None,
+        "Maximum tokens in a text. Default: the model's limit.",
+        panel="Engine",
+        minimum=1,
+        changes_output=True,
+    )
+    chat: bool = option(
+        False, "Whether a plain text is a user's message, not a prompt to continue.", changes_output=True
+    )
+    seed: int = option(
+        0,
+        "Combined with each prompt and its place in the job to seed its sampling; a request's own seed takes "
+        "precedence.",
+        changes_output=True,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Generation(LanguageModelOptions):
+    """Answers to prompts and chats; requests join and leave between steps."""
+
+    engine = "torch"
+    factory = "headrace.engines.generation.continuous:GenerationEngine"
+    splits = True
+    order = 0
+
+    max_num_seqs: int = option(64, "Maximum concurrent answers.", minimum=1)
+    kv_cache_tokens: int | None = option(
+        None, "Size of the key-value cache in tokens. Default: a size that fits max_num_seqs."
+    )
+    enable_prefix_caching: bool | None = option(
+        None,
+        "Whether prompts that begin with the same tokens use the same pages of the key-value cache. Default: yes, if "
+        "the model's attention allows it.",
+    )
+    tensor_parallel_size: int = option(
+        1, "Processes that hold a part of the model each, on a device of their own.", minimum=1
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class StaticGeneration(LanguageModelOptions):
+    """Answers to padded batches of prompts, each until its last answer is done."""
+
+    engine = "static"
+    factory = "headrace.engines.generation.static:StaticGenerationEngine"
+    order = 1
+
+    max_num_seqs: int = option(16, "Maximum prompts per batch.", minimum=1)

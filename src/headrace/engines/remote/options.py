@@ -1,0 +1,63 @@
+"""Engines of models on other servers, declared."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from headrace.engines.declaring import EngineOptions
+from headrace.engines.options import PANEL, SamplingOptions
+from headrace.options import option
+
+
+@dataclass(frozen=True, kw_only=True)
+class EndpointOptions(EngineOptions):
+    """Options of all of them; `model` is the model's name in requests, None for the server's default."""
+
+    engine = "endpoint"
+    extra = "client"
+    remote = True
+    runs_batches = False
+    implied_by = "endpoints"
+    order = 3
+
+    endpoints: Sequence[str] = option(
+        dataclasses.MISSING,
+        "Address of an OpenAI-compatible server to use; repeatable. Default: run the model here.",
+        flags=("--endpoint",),
+        panel=PANEL,
+    )
+    concurrency: int = option(64, "Maximum requests in flight.", minimum=1)
+    attempts: int = option(6, "How often a request is sent at most.", minimum=1)
+    api_key: str | None = option(None, "Default: the environment variable OPENAI_API_KEY, if it is set.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EndpointEmbedding(EndpointOptions):
+    """Vectors from /v1/embeddings."""
+
+    task = "embed"
+    factory = "headrace.engines.remote.endpoint:embed"
+
+
+@dataclass(frozen=True, kw_only=True)
+class EndpointClassification(EndpointOptions):
+    """Labels from /classify."""
+
+    task = "classify"
+    factory = "headrace.engines.remote.endpoint:classify"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Endpoint(SamplingOptions, EndpointOptions):
+    """Answers from /v1/completions, or for chats from /v1/chat/completions."""
+
+    task = "generate"
+    factory = "headrace.engines.remote.endpoint:generate"
+
+    seed: int | None = option(None, "Seed of sampled answers.", changes_output=True)
+
+    def given_sampling(self) -> dict[str, object]:
+        """See `SamplingOptions.given_sampling`; the seed is the request's own here."""
+        return super().given_sampling() | ({} if self.seed is None else {"seed": self.seed})

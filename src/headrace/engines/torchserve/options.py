@@ -1,0 +1,34 @@
+"""The engine of TorchServe handlers, declared."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from headrace.engines.declaring import EngineOptions
+from headrace.engines.options import PANEL
+from headrace.options import option
+
+
+@dataclass(frozen=True, kw_only=True)
+class TorchServe(EngineOptions):
+    """A TorchServe handler; `model` is the folder with the model's files, if the handler is a file."""
+
+    task = "custom"
+    engine = "torchserve"
+    factory = "headrace.engines.torchserve.engine:TorchServeEngine"
+    extra = "torch"
+    implied_by = "handler"
+
+    handler: str | Path | None = option(
+        None,
+        "TorchServe handler to run: a .py file or a .mar archive. Default: none.",
+        panel=PANEL,
+        changes_output=True,
+    )
+    config: str | Path | None = option(
+        None, "Its model-config.yaml or config.properties. Default: one beside the model or the handler."
+    )
+    device: str = option(
+        "auto", "Device: auto (a GPU if there is one), cpu, cuda or cuda:N. Default: auto.", panel=PANEL
+    )

@@ -1,0 +1,36 @@
+"""Engines for images on PyTorch, declared."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from headrace.engines.declaring import EngineOptions
+from headrace.engines.model_folder import WEIGHTS
+from headrace.engines.options import DeviceOptions, ImageOptions, LabelOptions
+
+
+@dataclass(frozen=True, kw_only=True)
+class _OnTorch(EngineOptions):
+    """What both have in common."""
+
+    engine = "torch"
+    extra = "vision"
+    weights = WEIGHTS
+    by_transformers = True
+    order = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageClassification(ImageOptions, LabelOptions, DeviceOptions, _OnTorch):
+    """The labels of images."""
+
+    task = "image-classify"
+    factory = "headrace.engines.vision.engine:image_classify"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageEmbedding(ImageOptions, DeviceOptions, _OnTorch):
+    """One vector for each image."""
+
+    task = "image-embed"
+    factory = "headrace.engines.vision.engine:image_embed"

@@ -1,0 +1,187 @@
+"""A process that holds one object, and both ends of the connection to it.
+
+The parent sends the pickled `(make, arguments)`, then calls: a number and the pickled `(method, arguments)`. An answer
+is the number, whether the call failed, and the pickled result or error. An empty message ends the process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import os
+import pickle
+import signal
+import struct
+import subprocess
+import threading
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.connection import Connection
+from typing import Any, NamedTuple, NoReturn
+
+from headrace.errors import BadResultError, WorkerDiedError
+from headrace.processes.portable import Portable
+from headrace.processes.spawn import child_connection, end_child, exit_text, spawn, wait_for_message
+
+_HEAD = struct.Struct("!q?")
+"""Begins a message: the number of the call, and whether it failed."""
+_GRACE_S = 3.0
+"""Seconds for a process to end that was asked to, or that closed its connection."""
+
+
+class Answer(NamedTuple):
+    """The answer to a call."""
+
+    number: int
+    result: Any
+    error: Exception | None
+
+    def value(self) -> Any:
+        """The result; raises the error if there is one."""
+        if self.error is not None:
+            raise self.error
+        return self.result
+
+
+class LinkedProcess:
+    """A process that holds an object, seen from its parent.
+
+    If the object has async methods, several calls run at the same time on an event loop; otherwise one at a time, on
+    the main thread. One thread at a time may send, and one receive.
+
+    Args:
+        packed_make: the pickled `(make, arguments)`; `make` returns the object.
+        environment: variables for the process, added to those of this one.
+        cores: the CPU cores that the process may use; None for all. Ignored where the system cannot set them.
+    """
+
+    def __init__(
+        self, packed_make: bytes, environment: Mapping[str, str] | None = None, cores: Iterable[int] | None = None
+    ) -> None:
+        self._first: tuple[bytes, ...] = (packed_make,)
+        self._process, self._connection = spawn("headrace.processes.link", environment)
+        if cores is not None and hasattr(os, "sched_setaffinity"):
+            with contextlib.suppress(OSError):  # it may have ended already
+                os.sched_setaffinity(self._process.pid, cores)
+
+    def send(self, number: int, packed: bytes) -> None:
+        """Send a call: its number, and the pickled `(method, arguments)`. Blocks until the process reads it."""
+        first, self._first = self._first, ()
+        with contextlib.suppress(OSError):  # `receive` reports that the process has ended
+            for message in (*first, _HEAD.pack(number, False) + packed):
+                self._connection.send_bytes(message)
+
+    def receive(self, timeout_s: float | None = None) -> Answer | None:
+        """The next answer; None on timeout.
+
+        Raises:
+            WorkerDiedError: the process has ended.
+        """
+        try:
+            if not wait_for_message(self._process, self._connection, timeout_s):
+                return None
+            message = memoryview(self._connection.recv_bytes())
+        except (EOFError, OSError):
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(_GRACE_S)
+            ended = exit_text(self._process.poll())
+            self.kill()
+            self._connection.close()
+            raise WorkerDiedError(ended) from None
+        number, failed = _HEAD.unpack_from(message)
+        try:
+            outcome = pickle.loads(message[_HEAD.size :])
+        except Exception as error:  # noqa: BLE001 - a class of the outcome may be missing here: only its call fails
+            return Answer(number, None, BadResultError(f"the answer of the process cannot be unpickled: {error}"))
+        return Answer(number, None, outcome.unpacked()) if failed else Answer(number, outcome, None)
+
+    def close(self) -> None:
+        """Ask the process to call the object's `close` and end; kill it if it takes too long. Safe to call twice."""
+        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+            self._connection.send_bytes(b"")
+            self._process.wait(_GRACE_S)
+        self.kill()
+
+    def kill(self) -> str:
+        """Kill the process and those it started; returns how it ended. Safe to call twice, and during `receive`."""
+        if self._process.poll() is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, signal.SIGKILL)  # it leads its own session
+            self._process.wait()
+        return exit_text(self._process.poll())
+
+
+def serve(fd: int) -> NoReturn:
+    """The child's main function: make the object, then answer calls."""
+    try:
+        connection = child_connection(fd)
+        target = _made(connection.recv_bytes())
+        if any(inspect.iscoroutinefunction(method) for _, method in inspect.getmembers(type(target))):
+            asyncio.run(_answer_at_once(target, connection))
+        else:
+            while request := connection.recv_bytes():
+                connection.send_bytes(_message(request, *_called(target, request)))
+            getattr(target, "close", int)()
+    finally:
+        end_child()
+
+
+async def _answer_at_once(target: object, connection: Connection) -> None:
+    """Answer calls as they come; each runs as a task."""
+    loop = asyncio.get_running_loop()
+    requests: asyncio.Queue[bytes] = asyncio.Queue()
+
+    def receive() -> None:
+        with contextlib.suppress(EOFError, OSError):
+            while True:
+                loop.call_soon_threadsafe(requests.put_nowait, connection.recv_bytes())
+        loop.call_soon_threadsafe(requests.put_nowait, b"")
+
+    async def answer(request: bytes) -> None:
+        outcome, failed = _called(target, request)
+        if inspect.isawaitable(outcome):
+            try:
+                outcome = await outcome
+            except BaseException as error:  # noqa: BLE001 - process boundary: the caller receives the error
+                outcome, failed = Portable.of(error), True
+        with contextlib.suppress(OSError):  # the parent is gone, and so is this process soon
+            await loop.run_in_executor(sender, connection.send_bytes, _message(request, outcome, failed))
+
+    threading.Thread(target=receive, name="headrace-requests", daemon=True).start()
+    sender = ThreadPoolExecutor(1, "headrace-answers")
+    running: set[asyncio.Task[None]] = set()
+    while request := await requests.get():
+        task = loop.create_task(answer(request))
+        running.add(task)
+        task.add_done_callback(running.discard)
+
+
+def _made(request: bytes) -> object:
+    """The object, or the error of making it, which every call then receives."""
+    try:
+        make, arguments = pickle.loads(request)
+        return make(*arguments)
+    except BaseException as error:  # noqa: BLE001 - process boundary, as below
+        return Portable.of(error)
+
+
+def _called(target: object, request: bytes) -> tuple[object, bool]:
+    """What a method returned or raised, and whether it raised."""
+    if isinstance(target, Portable):
+        return target, True
+    try:
+        method, arguments = pickle.loads(memoryview(request)[_HEAD.size :])
+        return getattr(target, method)(*arguments), False
+    except BaseException as error:  # noqa: BLE001 - process boundary: the caller receives the error
+        return Portable.of(error), True
+
+
+def _message(request: bytes, outcome: object, failed: bool) -> bytes:
+    """The answer to a request."""
+    try:
+        packed = pickle.dumps(outcome, protocol=5)
+    except BaseException as error:  # noqa: BLE001 - pickling the outcome runs foreign code, as calling the method does
+        failed, packed = True, pickle.dumps(Portable.of(error), protocol=5)
+    number, _ = _HEAD.unpack_from(request)
+    return _HEAD.pack(number, failed) + packed

@@ -1,0 +1,160 @@
+"""Packages of others: a task and an engine from one that is installed, and broken ones, which cost only themselves."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.acceptance.command import ROOT
+
+PAGE = (ROOT / "docs" / "plugins.md").read_text(encoding="utf-8")
+TEXTS = ["Return the running event loop.", "Parse the headers.", "Create a window.", "Fail the test."]
+MAIN = "from headrace.cli.main import main; main()"
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", PAGE, flags=re.DOTALL | re.MULTILINE)
+
+
+def installed(code: str, project: str, folder: Path, *names: str) -> Path:
+    """The folder into which a package of one module is installed, by pip and without a network."""
+    source, target = folder / "source", folder / "installed"
+    source.mkdir(exist_ok=True)
+    (source / "pyproject.toml").write_text(project)
+    (source / f"{names[0] if names else 'headrace_shout'}.py").write_text(code)
+    offline = ["--no-deps", "--no-build-isolation", "--no-index", "--quiet", "--disable-pip-version-check"]
+    pip = [sys.executable, "-m", "pip", "install", *offline, "--target", str(target), str(source)]
+    subprocess.run(pip, check=True, capture_output=True, text=True)
+    return target
+
+
+@pytest.fixture(scope="module")
+def shout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the package of docs/plugins.md is installed."""
+    return installed(blocks("python")[0], blocks("toml")[0], tmp_path_factory.mktemp("shout"))
+
+
+@pytest.fixture
+def run(shout: Path, tmp_path: Path) -> Run:
+    """Runs Python with the package, and with other folders before it."""
+    (tmp_path / "docs.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
+
+    def run(*arguments: str, code: str = MAIN, also: tuple[Path, ...] = ()) -> subprocess.CompletedProcess[str]:
+        path = os.pathsep.join(map(str, [*also, shout, ROOT / "src", os.environ.get("PYTHONPATH", "")]))
+        return subprocess.run(
+            [sys.executable, "-c", f"import sys; sys.argv[0] = 'headrace'; {code}", *arguments],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": path, "COLUMNS": "200"},
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+
+    return run
+
+
+def test_the_command_of_the_page_writes_what_it_shows(run: Run, tmp_path: Path) -> None:
+    command, said, head, shown = blocks("console")[1].strip().splitlines()
+    ended = run(*command.split()[2:])
+    assert (ended.returncode, said in ended.stdout + ended.stderr) == (0, True), ended.stderr
+    assert (tmp_path / head.split()[-1]).read_text().splitlines()[0] == shown
+
+
+def test_it_is_there_in_python_too(run: Run) -> None:
+    job = "import headrace; rows = headrace.run([{'text': 'hush'}], sink='list', progress=False, "
+    ended = run(code=job + "task='shout', marks=3); print(rows[0]['shouted'])")
+    assert ended.stdout == "HUSH!!!\n", ended.stderr
+    ended = run(code=job + "task='yell')")
+    assert "unknown task 'yell': use 'shout'" in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--mark", "2"), "--mark: task 'shout' has no such flag; known: --marks; did you mean --marks?"),
+        (("--marks", "many"), "marks is 'many'; it must be a whole number"),
+        (("--marks", "-1"), "marks is -1: it must be an int >= 0"),
+        (("--engine", "louder"), "task 'shout' has no engine 'louder'; known: capitals, or module:name"),
+    ],
+)
+def test_its_options_are_checked_as_headrace_s_own(run: Run, arguments: tuple[str, ...], message: str) -> None:
+    ended = run("run", "--task", "shout", "-i", "docs.jsonl", "-o", "out.jsonl", *arguments)
+    assert ended.returncode == 2
+    assert message in ended.stderr
+
+
+def test_an_output_of_other_options_is_not_continued(run: Run) -> None:
+    command = ("run", "--task", "shout", "-i", "docs.jsonl", "-o", "out.jsonl", "--marks")
+    assert run(*command, "2").returncode == 0
+    ended = run(*command, "3")
+    assert (ended.returncode, "marks" in ended.stderr) == (2, True), ended.stderr
+
+
+def test_it_is_listed_with_its_package(run: Run) -> None:
+    found = {(one["group"], one["name"]): one for one in json.loads(run("list", "--json").stdout)}
+    assert found["tasks", "shout"]["package"] == "headrace-shout"
+    assert found["engines", "shout.capitals"]["about"] == "Texts in capitals."
+    assert found["engines", "embed.torch"]["package"] == "headrace"
+    assert all(one["problem"] is None for one in found.values())
+
+
+PROJECT = """
+[build-system]
+requires = ["setuptools"]
+build-backend = "setuptools.build_meta"
+[project]
+name = "headrace-{name}"
+version = "1.0"
+dependencies = ["headrace>={least}"]
+[tool.setuptools]
+py-modules = ["headrace_{name}"]
+[project.entry-points."headrace.engines"]
+"shout.{engine}" = "headrace_{name}:ENGINE"
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "engine", "least", "code", "message"),
+    [
+        (
+            "raises",
+            "raises",
+            "0.1",
+            "raise RuntimeError('boom')",
+            "of package headrace-raises cannot be imported: Runt",
+        ),
+        ("exits", "exits", "0.1", "raise SystemExit(4)", "of package headrace-exits cannot be imported: SystemExit: 4"),
+        ("newer", "newer", "99", "ENGINE = None", "of package headrace-newer needs headrace>=99"),
+        ("twice", "capitals", "0.1", "ENGINE = None", "two packages register the engine 'shout.capitals'"),
+        (
+            "other",
+            "other",
+            "0.1",
+            "ENGINE = 3",
+            "of package headrace-other must be a class of EngineOptions with that task",
+        ),
+        ("else", "else", "0.1", "ENGINE = int", "of package headrace-else must be a class of EngineOptions"),
+    ],
+)
+def test_a_broken_package_is_named_and_costs_only_itself(
+    run: Run, tmp_path: Path, name: str, engine: str, least: str, code: str, message: str
+) -> None:
+    project = PROJECT.format(name=name, engine=engine, least=least)
+    broken = installed(code, project, tmp_path, f"headrace_{name}")
+    job = ("run", "-i", "docs.jsonl", "-o", "out.jsonl")
+    ended = run(*job, "--task", "shout", "--engine", engine, also=(broken,))
+    assert (ended.returncode, message in ended.stderr) == (2, True), ended.stderr
+    assert "Traceback" not in ended.stderr
+    listed = run("list", "engines", also=(broken,))
+    assert (listed.returncode, "broken" in listed.stdout, message in listed.stdout) == (0, True, True), listed.stdout
+    fine = run(*job, "--engine", "headrace.testing:FakeEngine", "--task", "embed", also=(broken,))
+    assert fine.returncode == 0, fine.stderr
