@@ -12,7 +12,7 @@ from headrace.engines.base import PromptedText, TokenIds
 from headrace.engines.capabilities import TOKENIZING
 from headrace.events import Listener
 from headrace.records import JsonObject
-from headrace.serving.admission.controller import AdmissionController, AdmissionLimits, Limit
+from headrace.serving.admission.controller import AdmissionController, AdmissionLimits, Ceiling
 from headrace.serving.auth import Keys
 from headrace.serving.errors import ApiError
 from headrace.serving.hosts import Hosts
@@ -57,7 +57,7 @@ class ServerState:
     """Called when the engine has died. The server then exits, so that its supervisor restarts it."""
 
     def __post_init__(self) -> None:
-        most = Limit(self.limits.max_waiting_bytes, "bytes of requests", "max_waiting_bytes")
+        most = Ceiling(self.limits.max_waiting_bytes, "bytes of requests", "max_waiting_bytes")
         self.bodies = AdmissionController(AdmissionLimits(cost=most))
         self.bodies.forecast = self._forecast_s
 

@@ -10,7 +10,7 @@ from headrace.serving.admission.controller import (
     LONGEST_RETRY_S,
     AdmissionController,
     AdmissionLimits,
-    Limit,
+    Ceiling,
 )
 from headrace.serving.admission.throughput import BatchRate
 from headrace.serving.errors import ApiError
@@ -25,7 +25,10 @@ class Clock:
 
 def limits(requests: float = 1e9, cost: float = 1e9, max_wait_s: float = 1e9, most_s: float = 1e9) -> AdmissionLimits:
     return AdmissionLimits(
-        Limit(requests, "records", "max_requests"), Limit(cost, "tokens", "max_cost"), max_wait_s, most_s
+        Ceiling(requests, "records", "max_requests"),
+        Ceiling(cost, "tokens", "max_cost"),
+        max_wait_s,
+        most_s,
     )
 
 

@@ -12,7 +12,7 @@ from tests.unit.virtual_time import VirtualTime
 from headrace.errors import QueueFullError
 from headrace.serving.errors import ApiError, ClientGoneError
 from headrace.serving.limits import ServeLimits
-from headrace.serving.service import Call, InFlight, ServedModel, Service
+from headrace.serving.service import Call, RequestInFlight, ServedModel, Service
 from headrace.testing import FakeEngine
 
 
@@ -95,7 +95,7 @@ def test_a_client_that_has_gone_is_counted_and_its_records_are_given_up(virtual:
         served = service(batcher)
 
         async def leave() -> None:
-            with InFlight(served, ["a", "b"], 2, call()) as request:
+            with RequestInFlight(served, ["a", "b"], 2, call()) as request:
                 await request.submit()
                 raise ClientGoneError("the client closed the connection")
 

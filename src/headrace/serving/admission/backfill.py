@@ -14,8 +14,8 @@ from headrace.engines.profile import profile_of
 from headrace.errors import NotRunningError, StoppedError
 from headrace.events import BatchDone, BatchFormed, Event, RequestDone, StepDone
 from headrace.serving.admission.chunks import run_chunks
-from headrace.serving.admission.pacing import Margin, Recent
-from headrace.serving.tokens import Tokens
+from headrace.serving.admission.pacing import Margin, RecentMaximum
+from headrace.serving.tokens import TokenCounter
 
 BULK = -6
 """Priority of bulk work. Requests go first, but bulk work that has waited a minute longer precedes them, so that it is
@@ -49,7 +49,7 @@ class Backfill:
         batcher: Batcher[object, object],
         target_s: float | None,
         held: Callable[[], int],
-        tokens: Tokens | None = None,
+        tokens: TokenCounter | None = None,
     ) -> None:
         self._profile = profile_of(engine)
         self._per_batch = self._profile.runs_batches
@@ -59,7 +59,7 @@ class Backfill:
         self._tokens = tokens
         self.model = CostLine(decay=0.98)  # the last 50 batches or so count
         self.margin = Margin()
-        self._online = Recent(_ONLINE_WINDOW_S)
+        self._online = RecentMaximum(_ONLINE_WINDOW_S)
         self._queue: deque[tuple[asyncio.Future[None], float]] = deque()
         self._admitted: dict[asyncio.Future[None] | asyncio.Future[object], float] = {}
         self.done = 0

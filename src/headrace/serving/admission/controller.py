@@ -32,7 +32,7 @@ _SMALL = 0.01
 
 
 @dataclass(frozen=True, slots=True)
-class Limit:
+class Ceiling:
     """A limit on what is accepted and not yet answered."""
 
     value: float
@@ -55,8 +55,8 @@ def _note(kept: float, unit: str) -> str:
 class AdmissionLimits:
     """The limits of an `AdmissionController`. None for no limit."""
 
-    requests: Limit | None = None
-    cost: Limit | None = None
+    requests: Ceiling | None = None
+    cost: Ceiling | None = None
     max_wait_s: float = math.inf
     """Maximum forecast wait of a request for others."""
     most_s: float = math.inf

@@ -79,7 +79,7 @@ class Margin:
         self.value = min(max(self.value + self._step * change, _LEAST), _MOST)
 
 
-class Recent:
+class RecentMaximum:
     """The maximum of the last one to two periods. Callers pass the time."""
 
     def __init__(self, period_s: float) -> None:

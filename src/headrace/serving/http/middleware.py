@@ -20,7 +20,7 @@ from headrace.serving.http.request_id import HEADER, request_id
 from headrace.serving.limits import ServeLimits
 from headrace.serving.protocol.responses import JsonReply
 from headrace.serving.state import ServerState
-from headrace.serving.tracing import RequestSpan
+from headrace.serving.tracing import RequestTrace
 from headrace.wording import shown
 
 OPEN_PATHS = frozenset({"/health", "/ready", "/dashboard"})
@@ -134,7 +134,7 @@ class RequestMiddleware:
                 _log("" if inner else identity, scope, (method, route, status), now - began)
             _end_span(span, route, status)
 
-    def _begin_span(self, scope: Scope) -> RequestSpan | None:
+    def _begin_span(self, scope: Scope) -> RequestTrace | None:
         tracing = self._state.tracing
         if tracing is None or scope["method"] != "POST" or "headrace_span" in scope:
             return None
@@ -190,7 +190,7 @@ class RequestMiddleware:
                 account.leave()
 
 
-def _end_span(span: RequestSpan | None, route: str, status: int) -> None:
+def _end_span(span: RequestTrace | None, route: str, status: int) -> None:
     if span is not None:
         span.end(route, status)
 
@@ -277,7 +277,7 @@ class _Body:
         except StopIteration as stop:  # usual: the body came with the headers, no timer is needed
             message: Message = stop.value
         else:
-            message = await self._in_time(_Resumed(coming, first))
+            message = await self._in_time(_RestOfAwaitable(coming, first))
         self._received += len(message.get("body", b""))
         if self._received > self._max_bytes:
             await self._discard()
@@ -287,7 +287,7 @@ class _Body:
         self._complete = not message.get("more_body", False)
         return message
 
-    async def _in_time(self, coming: _Resumed) -> Message:
+    async def _in_time(self, coming: _RestOfAwaitable) -> Message:
         loop = asyncio.get_running_loop()
         now = loop.time()
         if self._per_block or not self._deadline:
@@ -320,7 +320,7 @@ class _Body:
         return ApiError(413, message, code="too_long")
 
 
-class _Resumed:
+class _RestOfAwaitable:
     """The rest of an awaitable that was already started and has yielded `first`."""
 
     def __init__(self, coming: Generator[object, None, Message], first: object) -> None:

@@ -17,7 +17,7 @@ from headrace.serving.protocol.responses import JsonReply
 from headrace.serving.protocol.schemas import ERRORS
 from headrace.serving.protocols import ServerProtocol
 from headrace.serving.routes.text import truncation_header
-from headrace.serving.service import Answers
+from headrace.serving.service import RequestAnswers
 from headrace.serving.state import ServerState
 
 
@@ -56,7 +56,7 @@ def _router(state: ServerState) -> APIRouter:
 
 async def _infer(
     state: ServerState, body: TextsRequest, pairs: list[tuple[str, str]], request: Request, params: tuple[str, str]
-) -> Answers:
+) -> RequestAnswers:
     state.check_model(body.model)
     size = state.check_pairs(pairs, *params)
     service = state.service

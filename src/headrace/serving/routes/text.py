@@ -21,7 +21,7 @@ from headrace.serving.protocol.responses import JsonReply
 from headrace.serving.protocol.schemas import ERRORS, Classifications, GenerateResponse
 from headrace.serving.protocols import ServerProtocol
 from headrace.serving.routes import images, tokens
-from headrace.serving.service import Answers
+from headrace.serving.service import RequestAnswers
 from headrace.serving.state import ServerState
 
 
@@ -70,7 +70,7 @@ async def infer_texts(
     texts: Sequence[str | TokenIds | PromptedText],
     request: Request,
     param: str,
-) -> Answers:
+) -> RequestAnswers:
     """The answers to a request's texts, which are in the field `param`."""
     state.check_model(body.model)
     size = state.check_texts(texts, param)
@@ -79,7 +79,7 @@ async def infer_texts(
     return await service.infer(texts, size, state.call(request, body.timeout, param, may_cut=may_cut))
 
 
-def truncation_header(answers: Answers) -> dict[str, str] | None:
+def truncation_header(answers: RequestAnswers) -> dict[str, str] | None:
     """The header with the number of truncated texts."""
     return {"X-Truncated-Inputs": str(len(answers.truncated))} if answers.truncated else None
 
