@@ -166,8 +166,8 @@ async def _with_timeout(self: middleware._Body) -> Any:
         return await self._receive()
     async with asyncio.timeout(self._timeout_s):
         message = await self._receive()
-    self._got += len(message.get("body", b""))
-    if self._got > self._most:
+    self._received += len(message.get("body", b""))
+    if self._received > self._max_bytes:
         raise self._too_long()
     self._complete = not message.get("more_body", False)
     return message

@@ -95,7 +95,7 @@ def create_app(
     app = bare_app("Dynamic batching for one model.", version, lifespan)
     app.state.server = state
     known = list(routers_of(state, task_named(task)))
-    for router in (*known, status_routes.router(state, task), dashboard_routes.server_router(state), *routers):
+    for router in (*known, status_routes.model_routes(state, task), dashboard_routes.server_router(state), *routers):
         app.router.routes.extend(router.routes)  # include_router would add a layer to each request
     app.add_api_route("/docs", lambda: documents_page(app.openapi()), include_in_schema=False)
     direct = {route.path: route for router in known for route in router.routes if isinstance(route, DirectRoute)}

@@ -23,10 +23,9 @@ from headrace.engines.profile import profile_of
 from headrace.engines.tasks import task_named
 from headrace.errors import EngineDeadError
 from headrace.events import BatchDone, BatchFormed, Event, Listener, StageDone
-from headrace.serving.admission.chunks import run_chunks
+from headrace.serving.admission.batch_bound import BatchBound
 from headrace.serving.admission.controller import AdmissionController, AdmissionLimits, Ceiling
-from headrace.serving.admission.pacing import BatchBound
-from headrace.serving.admission.waiting import CancelScope
+from headrace.serving.admission.waiting import CancelScope, run_chunks
 from headrace.serving.errors import ApiError, ClientGoneError, api_error
 from headrace.serving.limits import ServeLimits
 from headrace.serving.tokens import TokenCounter

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from headrace.serving.admission.pacing import Margin, RecentMaximum
+from headrace.serving.admission.backfill import Margin, RecentMaximum
 
 
 def test_the_largest_of_late_is_forgotten_after_two_periods() -> None:

@@ -91,7 +91,7 @@ class BatchWork:
     url: str
     owner: str | None
     name: str
-    """Of the model, in answers."""
+    """The model's name in answers."""
     batch: str
     """In the ids of answers."""
 

@@ -20,7 +20,8 @@ class DirectRoute(APIRoute):
     """A POST route of `async def endpoint(body: Model, request: Request) -> Response`.
 
     It appears in the API documentation like any other route. FastAPI would resolve dependencies, open exit stacks and
-    parse the body twice, which for a small request takes longer than batching.
+    parse the body twice: a server answers 1.4 times as many small requests this way as through Starlette's router, and
+    1.9 times as many as by FastAPI's own route (`python -m benchmarks.serving routes`).
 
     Args:
         path: has no parameters.

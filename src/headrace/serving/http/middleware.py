@@ -42,7 +42,7 @@ _PROBES = {
 _SILENT_S = 1.0
 """How long a body may take to arrive before only what has arrived counts."""
 _DISCARDED = 4
-"""Of a body that is too long, this many times the limit is read before the answer."""
+"""The most of a body over the limit that is read before the answer, as a multiple of the limit."""
 CLIENT_GONE = 499
 """nginx's status for a client that disconnected. It appears only in metrics."""
 
@@ -250,7 +250,7 @@ class _Body:
                 _refuse_coding(value, b"chunked", 501, "Transfer-Encoding", "only chunked is known, once")
 
     def _hold(self, size: int) -> None:
-        """Count so many bytes instead of fewer."""
+        """Count this many bytes, if they are more than before."""
         if self._counter is not None and size > self._counted:
             self.release()
             self._counter.reserve(1, size, math.inf, self._who)
