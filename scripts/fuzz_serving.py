@@ -290,7 +290,11 @@ def fuzz(requests: int, seed: int, different: int, at_once: int, **options: Any)
 
             done = asyncio.run(main())
             waited = time.monotonic()  # a request leaves a moment after its answer
-            while server.engine._scheduler.pages.available != free and time.monotonic() - waited < LONGEST_S:
+            while (
+                not done.wrong
+                and server.engine._scheduler.pages.available != free
+                and time.monotonic() - waited < LONGEST_S
+            ):
                 time.sleep(0.05)
             if server.engine._scheduler.pages.available != free:
                 done.wrong.append(f"{server.engine._scheduler.pages.available} pages are free, of {free}")

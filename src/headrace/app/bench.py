@@ -19,7 +19,7 @@ from importlib import metadata, util
 from pathlib import Path
 from typing import Any
 
-from headrace.app.bench_contender import CONTENDERS, Measurement, Request
+from headrace.app.bench_contender import CONTENDERS, BenchRequest, Measurement
 from headrace.device.cache import cpu_facts
 from headrace.device.memory import memory_limit
 from headrace.errors import ConfigError
@@ -47,14 +47,14 @@ class BenchSettings:
     """Batch sizes to try beside each contender's default."""
     rounds: int
     timeout_s: float
-    """Of one contender in one round, its loading included."""
+    """The time limit of a contender in a round, its loading included."""
     dtype: str = "float32"
     device: str = "auto"
     max_tokens: int = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class BenchRow:
     """One contender in one setting."""
 
     contender: str
@@ -71,11 +71,11 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class BenchResult:
     """The result."""
 
     task: str
-    rows: tuple[Row, ...]
+    rows: tuple[BenchRow, ...]
     reference: str
     """The contender with whose outputs all others were compared."""
     settings: Mapping[str, str]
@@ -88,7 +88,7 @@ class Comparison:
 
 
 @dataclass(slots=True)
-class _Entry:
+class _ContenderFigures:
     """What is known of a contender."""
 
     name: str
@@ -96,7 +96,7 @@ class _Entry:
     outputs: dict[int | None, list[object]] = field(default_factory=dict)
     errors: dict[int | None, str] = field(default_factory=dict)
     error: str = ""
-    """Of the whole contender."""
+    """Why the contender could not be measured at all."""
 
     @property
     def best(self) -> int | None:
@@ -132,12 +132,12 @@ def read_texts(source: str, column: str, most: int) -> list[str]:
     return texts
 
 
-def compare(settings: BenchSettings, say: Callable[[str], None]) -> Comparison:
+def compare(settings: BenchSettings, say: Callable[[str], None]) -> BenchResult:
     """Measure all contenders in turn, each in its own process. Blocks.
 
     The first round tries all batch sizes; the others repeat the default and the best. The turns go there and back.
     """
-    entries = {name: _Entry(name) for name in settings.contenders}
+    entries = {name: _ContenderFigures(name) for name in settings.contenders}
     with tempfile.TemporaryDirectory(prefix="headrace-bench-") as folder:
         for number in range(settings.rounds):
             for entry in list(entries.values())[:: -1 if number % 2 else 1]:
@@ -155,11 +155,11 @@ def compare(settings: BenchSettings, say: Callable[[str], None]) -> Comparison:
     return _compared(settings, entries)
 
 
-def _measure(entry: _Entry, settings: BenchSettings, sizes: Sequence[int | None], folder: Path) -> None:
+def _measure(entry: _ContenderFigures, settings: BenchSettings, sizes: Sequence[int | None], folder: Path) -> None:
     """Run a contender once, and add what it measured."""
     results = folder / "results.jsonl"
     results.unlink(missing_ok=True)
-    request: Request = {
+    request: BenchRequest = {
         "task": settings.task, "model": settings.model, "dtype": settings.dtype, "device": settings.device,
         "max_tokens": settings.max_tokens, "texts": list(settings.texts), "contender": entry.name, "sizes": list(sizes),
         "results": str(results), "ready": str(folder / "ready"),
@@ -174,7 +174,7 @@ def _measure(entry: _Entry, settings: BenchSettings, sizes: Sequence[int | None]
         entry.error = entry.error or next(iter(entry.errors.values()), "it measured nothing")
 
 
-def _add(entry: _Entry, found: Measurement) -> None:
+def _add(entry: _ContenderFigures, found: Measurement) -> None:
     size = found["size"]
     if "error" in found:
         entry.errors[size] = _line(found["error"])
@@ -213,7 +213,7 @@ def _line(text: str) -> str:
     return "".join(letter for letter in words if letter.isprintable())[:_LONGEST]
 
 
-def _compared(settings: BenchSettings, entries: Mapping[str, _Entry]) -> Comparison:
+def _compared(settings: BenchSettings, entries: Mapping[str, _ContenderFigures]) -> BenchResult:
     """The rows of all contenders."""
     order = ("sentence-transformers", "transformers pipeline", "headrace", *entries)
     reference = next((name for name in order if name in entries and entries[name].seconds), "")
@@ -225,20 +225,24 @@ def _compared(settings: BenchSettings, entries: Mapping[str, _Entry]) -> Compari
         for entry in entries.values()
         for size in (dict.fromkeys((None, entry.best)) if entry.seconds else (None,))
     ]
-    return Comparison(settings.task, tuple(rows), reference, _described(settings), machine(), _versions())
+    return BenchResult(settings.task, tuple(rows), reference, _described(settings), machine(), _versions())
 
 
 def _row(
-    settings: BenchSettings, entry: _Entry, size: int | None, best: Sequence[float], expected: Sequence[object]
-) -> Row:
+    settings: BenchSettings,
+    entry: _ContenderFigures,
+    size: int | None,
+    best: Sequence[float],
+    expected: Sequence[object],
+) -> BenchRow:
     setting = "default" if size is None else f"batch size {size}"
     times = entry.seconds.get(size, [])
     if not times:
-        return Row(entry.name, setting, None, error=entry.error or entry.errors.get(size, "it measured nothing"))
+        return BenchRow(entry.name, setting, None, error=entry.error or entry.errors.get(size, "it measured nothing"))
     rates = tuple(len(settings.texts) / seconds for seconds in times)
     ratios = [theirs / mine for mine, theirs in itertools.zip_longest(best, times) if mine and theirs]
     agreement = _agreement(settings.task, entry.outputs[size], expected) if expected else None
-    return Row(
+    return BenchRow(
         entry.name,
         setting,
         statistics.median(rates),

@@ -22,11 +22,11 @@ from pathlib import Path
 from typing import Any, NamedTuple, NotRequired, TypeAlias, TypedDict
 
 Texts: TypeAlias = list[str]
-Run: TypeAlias = Callable[[Texts, int | None], tuple[float, Sequence[object]]]
+RunTexts: TypeAlias = Callable[[Texts, int | None], tuple[float, Sequence[object]]]
 """Runs all texts with a batch size, None for the contender's default; returns the seconds and the outputs in order."""
 
 
-class Request(TypedDict):
+class BenchRequest(TypedDict):
     """What a contender is to do."""
 
     contender: str
@@ -59,7 +59,7 @@ _WARM_UP = 16
 _COLUMNS = {"embed": "embedding", "classify": "classification", "generate": "generation"}
 
 
-def _timed(call: Callable[[Texts, int | None], Sequence[object]]) -> Run:
+def _timed(call: Callable[[Texts, int | None], Sequence[object]]) -> RunTexts:
     def run(texts: Texts, size: int | None) -> tuple[float, Sequence[object]]:
         started = time.perf_counter()
         outputs = call(texts, size)
@@ -68,7 +68,7 @@ def _timed(call: Callable[[Texts, int | None], Sequence[object]]) -> Run:
     return run
 
 
-def _headrace(request: Request, engine_name: str | None = None) -> Run:
+def _headrace(request: BenchRequest, engine_name: str | None = None) -> RunTexts:
     """A job from a list to a list, its model loaded before the clock starts, as for the others."""
     from headrace.app.jobs.job import carry_out
     from headrace.app.jobs.plan import check
@@ -94,7 +94,7 @@ def _headrace(request: Request, engine_name: str | None = None) -> Run:
     return run
 
 
-def _plain(request: Request) -> Callable[[Texts, int | None], list[object]]:
+def _plain(request: BenchRequest) -> Callable[[Texts, int | None], list[object]]:
     """The usual library of the task, without any batching around it."""
     device = None if request["device"] == "auto" else request["device"]
     if request["task"] == "embed":
@@ -119,7 +119,7 @@ def _size(size: int | None) -> dict[str, int]:
     return {} if size is None else {"batch_size": size}
 
 
-def _vllm(request: Request) -> Run:
+def _vllm(request: BenchRequest) -> RunTexts:
     vllm = import_module("vllm")
     runner = "generate" if request["task"] == "generate" else "pooling"
     llm = vllm.LLM(request["model"], runner=runner, dtype=request["dtype"])
@@ -137,10 +137,10 @@ def _vllm(request: Request) -> Run:
     return _timed(lambda texts, _: [one.outputs[0].text for one in llm.generate(texts, sampling, use_tqdm=False)])
 
 
-class _RayWorker:
+class _RayDataWorker:
     """What `map_batches` calls. Each execution starts it again, so it says when its model is loaded."""
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: BenchRequest) -> None:
         self._call = _plain(request)
         Path(request["ready"]).write_text(str(time.monotonic()))  # this clock is the same in all processes
 
@@ -150,7 +150,7 @@ class _RayWorker:
         return {"output": [json.dumps(_json(one)) for one in outputs]}
 
 
-def _ray_data(request: Request) -> Run:
+def _ray_data(request: BenchRequest) -> RunTexts:
     ray = import_module("ray")
     data = import_module("ray.data")
     ray.init(address="local", include_dashboard=False, log_to_driver=False)
@@ -160,7 +160,7 @@ def _ray_data(request: Request) -> Run:
 
     def run(texts: Texts, size: int | None) -> tuple[float, Sequence[object]]:
         mapped = data.from_items(texts).map_batches(
-            _RayWorker, fn_constructor_args=(request,), concurrency=1, **_size(size)
+            _RayDataWorker, fn_constructor_args=(request,), concurrency=1, **_size(size)
         )
         rows = mapped.take_all()
         return time.monotonic() - float(Path(request["ready"]).read_text()), [json.loads(row["output"]) for row in rows]
@@ -168,7 +168,7 @@ def _ray_data(request: Request) -> Run:
     return run
 
 
-def _flyte(request: Request) -> Run:
+def _flyte(request: BenchRequest) -> RunTexts:
     extras = import_module("flyte.extras")
     call = _plain(request)
 
@@ -185,7 +185,7 @@ def _flyte(request: Request) -> Run:
 class Contender(NamedTuple):
     """What Headrace is compared with."""
 
-    load: Callable[[Request], Run]
+    load: Callable[[BenchRequest], RunTexts]
     module: str
     """It is there if this can be imported."""
     tasks: tuple[str, ...] = TASKS
@@ -226,7 +226,7 @@ def _end_with_parent() -> None:
 def main() -> None:
     """Measure each size of the request."""
     _end_with_parent()
-    request: Request = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    request: BenchRequest = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
     texts = request["texts"]
     run = CONTENDERS[request["contender"]].load(request)
     run(texts[:_WARM_UP], None)

@@ -38,7 +38,7 @@ _IN_FLIGHT = 2
 _TURN = 4
 """Batches of a point that run after one another on such a device: the first and the last overlap with nothing."""
 _FACTORS = (0.5, 1, 2, 4, 8, 16)
-"""Of the engine's own budget."""
+"""The budgets to measure, as multiples of the engine's own."""
 _COMPARED = 256
 """Records whose outputs are compared with those in float32."""
 
@@ -48,11 +48,11 @@ class GridOptions:
     """The settings to measure."""
 
     budgets: tuple[int, ...] = ()
-    """Of a batch; empty for half to 16 times the engine's default."""
+    """Budgets of a batch; empty for half to 16 times the engine's default."""
     dtypes: tuple[str, ...] = ()
     """Empty for float32 and the dtypes that the device computes faster."""
     threads: tuple[int, ...] = ()
-    """Of PyTorch; empty for its default."""
+    """Thread counts of PyTorch; empty for its default."""
     engines: tuple[str, ...] = ()
     """Empty for torch, and onnx if the model's folder has an ONNX file."""
     seconds: float = 60.0
@@ -155,7 +155,7 @@ class _Measuring:
         off, passes = _compared(engine, self._work, self._reference)
         key = find_key(engine, config.task or "")
         for threads in (self._options.threads if name != "onnx" else ()) or (None,):
-            way = _Way(Setting(name, dtype, threads), engine, key, off, passes)
+            way = _LoadedSetting(Setting(name, dtype, threads), engine, key, off, passes)
             self._points += _points(way, self._work, self._options.budgets)
         return candidates(engine.dtype_speeds())
 
@@ -192,7 +192,7 @@ class _Measuring:
 
 
 @dataclass(frozen=True, slots=True)
-class _Way:
+class _LoadedSetting:
     """A loaded engine, and the quality of its outputs."""
 
     setting: Setting
@@ -231,7 +231,7 @@ def _compared(engine: BatchEngine, work: Sequence[Work], reference: list[object]
 
 
 def _outputs(engine: BatchEngine, batch: Sequence[Work]) -> list[object]:
-    """Of a batch, or of its halves if it does not fit."""
+    """The outputs of a batch, which is halved if it does not fit into memory."""
     try:
         return list(timed(engine, batch)[0])
     except EngineOutOfMemoryError:
@@ -241,7 +241,7 @@ def _outputs(engine: BatchEngine, batch: Sequence[Work]) -> list[object]:
         return _outputs(engine, batch[:half]) + _outputs(engine, batch[half:])
 
 
-def _points(way: _Way, work: Sequence[Work], budgets: Sequence[int]) -> Iterator[_Point]:
+def _points(way: _LoadedSetting, work: Sequence[Work], budgets: Sequence[int]) -> Iterator[_Point]:
     own = profile_of(way.engine)
     for budget in budgets or [round(own.batch_cost * factor) for factor in _FACTORS]:
         shape = replace(own, batch_cost=budget, batch_size=max(own.batch_size, budget // 8))
@@ -268,7 +268,7 @@ class _Point:
         batches: costliest first.
     """
 
-    def __init__(self, way: _Way, budget: int, batches: Sequence[Sequence[Work]]) -> None:
+    def __init__(self, way: _LoadedSetting, budget: int, batches: Sequence[Sequence[Work]]) -> None:
         self.way = way
         self._budget = budget
         self._longest = batches[0]

@@ -26,11 +26,11 @@ from types import TracebackType
 from typing import Generic, Self, TypedDict, TypeVar, Unpack
 
 from headrace.batching.blocking import current_loop, iterate, raising
-from headrace.batching.dispatch.stream import RUN, Chunk, Stream, StreamPort
+from headrace.batching.dispatch.stream import RUN, MappedRun, MappedStream, StreamPort
 from headrace.batching.dispatch.submission import DispatchContext, Dispatching, Submission
 from headrace.batching.options import Options, number, optional
 from headrace.batching.policy.cost import CostRule, checked_cost
-from headrace.batching.stats import BatchStats, Meter
+from headrace.batching.stats import BatchMeter, BatchStats
 from headrace.batching.tasks import current_task
 from headrace.errors import AlreadyRunningError, ConfigError, NotRunningError, StoppedError
 from headrace.tracebacks import public
@@ -67,7 +67,7 @@ class Batcher(Generic[RecordT, ResultT]):
         self._cost = cost
         self._estimate = cost.estimate
         self._make_dispatcher = make_dispatcher
-        self._meter = Meter()
+        self._meter = BatchMeter()
         self._submission: Submission | None = None
         self._task: asyncio.Task[None] | None = None
         self._stopping: set[asyncio.Task[None]] = set()
@@ -308,16 +308,16 @@ class Batcher(Generic[RecordT, ResultT]):
                 for pair in zip(done, results, strict=True):
                     yield pair
 
-    def runs_as_completed(self, runs: AsyncIterable[Sequence[RecordT]]) -> AsyncGenerator[Chunk, None]:
+    def runs_as_completed(self, runs: AsyncIterable[Sequence[RecordT]]) -> AsyncGenerator[MappedRun, None]:
         """`as_completed` for runs of records; all records of a run cost as much as its first.
 
         An empty run says that no run follows before results do: records that wait are batched immediately.
         """
         return self._stream(0, ordered=False).run_chunks(runs)
 
-    def _stream(self, priority: int, *, ordered: bool) -> Stream:
+    def _stream(self, priority: int, *, ordered: bool) -> MappedStream:
         port = StreamPort(self._open(), self._cost, self._options, priority)
-        return Stream(port, self._options.capacity + self._options.in_flight, ordered=ordered)
+        return MappedStream(port, self._options.capacity + self._options.in_flight, ordered=ordered)
 
     # -- from other threads and loops ----------------------------------------------------------------------------
 
@@ -356,7 +356,7 @@ class Batcher(Generic[RecordT, ResultT]):
         port = StreamPort(self._open(), self._cost, self._options, 0)
 
         async def results_of(chunk: Sequence[RecordT]) -> list[ResultT]:
-            stream = Stream(port, len(chunk), ordered=True, flush=False)
+            stream = MappedStream(port, len(chunk), ordered=True, flush=False)
             return [result async for _, results, _ in stream.chunks(chunk) for result in results]
 
         async def flush() -> None:

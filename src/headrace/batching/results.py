@@ -17,6 +17,7 @@ from typing import Any
 
 from headrace.batching.callables import unfinished
 from headrace.batching.pending import is_out_of_memory
+from headrace.batching.tasks import Raised, attempt
 from headrace.errors import BadResultError, text_of
 
 _PLAIN = frozenset((str, int, float, bool, bytes, complex, type(None)))
@@ -60,14 +61,12 @@ def checked_results(results: Any, size: int, name: str = "process_fn") -> list[A
     else:
         unfinished(name, results)  # closes a coroutine
         count = _count(results, size, name)
-        try:
-            # Iterate instead of indexing, as some index by label; stop after one too many, as some never end.
-            given = list(itertools.islice(_rows(results), size + 1)) if count == size else []
-        except Exception as error:
-            if is_out_of_memory(error):
-                raise
-            raise _refused(results, size, name, f"{type(error).__name__}: {text_of(error)}") from error
-        count = len(given) if count == size else count
+        given = []
+        if count == size:
+            rows = attempt(_first, results, size + 1)
+            if isinstance(rows, Raised):
+                raise _refused(results, size, name, _failure(rows)) from rows.cause
+            given, count = rows, len(rows)
     if count != size:
         shape = "" if type(results) in (list, tuple) else f" ({_named(results)})"
         raise BadResultError(
@@ -91,13 +90,11 @@ def own(value: Any) -> Any:
 
 def own_result(value: Any, name: str) -> Any:
     """`own`, or the BadResultError of the record if the result of the function `name` cannot be copied."""
-    try:
-        return _copier(type(value))(value)
-    except Exception as error:  # copying calls methods of the user's classes; only the record fails
-        if is_out_of_memory(error):
-            raise
-        words = f"{type(error).__name__}: {text_of(error)}"
-        return BadResultError(f"{name} returned a result of type {type(value).__name__} that cannot be copied: {words}")
+    copied = attempt(own, value)
+    if not isinstance(copied, Raised):
+        return copied
+    words = _failure(copied)
+    return BadResultError(f"{name} returned a result of type {type(value).__name__} that cannot be copied: {words}")
 
 
 def _count(results: Any, size: int, name: str) -> int:
@@ -105,15 +102,23 @@ def _count(results: Any, size: int, name: str) -> int:
         raise _refused(results, size, name)
     if hasattr(type(results), "columns") or hasattr(type(results), "column_names"):
         raise _refused(results, size, name, "a table; return its rows, such as to_dict('records') or to_pylist()")
-    try:
-        return len(results)
-    except Exception as error:  # a single value, something lazy, or a __len__ of the user's that raises
-        raise _refused(results, size, name) from error
+    count = attempt(len, results)
+    if isinstance(count, Raised):  # a single value, something lazy, or a __len__ of the user's that raises
+        raise _refused(results, size, name) from count.cause
+    return count
 
 
-def _rows(results: Any) -> Any:
-    """What to iterate: an Arrow array gives Python's values, as other sequences do."""
-    return results.to_pylist() if hasattr(results, "to_pylist") else results
+def _first(results: Any, most: int) -> list[Any]:
+    """The results, at most so many, as some never end. They are iterated, as some index by label."""
+    values = results.to_pylist() if hasattr(results, "to_pylist") else results  # an Arrow array, as others do
+    return list(itertools.islice(values, most))
+
+
+def _failure(raised: Raised) -> str:
+    """What a method of the user's classes raised, in words; raised again if it is no failure of the results."""
+    if not isinstance(raised.cause, Exception) or is_out_of_memory(raised.cause):
+        raise raised.cause
+    return f"{type(raised.cause).__name__}: {text_of(raised.cause)}"
 
 
 def _refused(results: object, size: int, name: str, why: str = "") -> BadResultError:
@@ -126,10 +131,7 @@ def _refused(results: object, size: int, name: str, why: str = "") -> BadResultE
 def _named(results: object) -> str:
     """The type, and the shape if it has one."""
     kind = type(results).__name__
-    try:
-        shape = getattr(results, "shape", None)
-    except Exception:  # noqa: BLE001 - such as of a nested tensor, which has none
-        return kind
+    shape = attempt(getattr, results, "shape", None)  # a nested tensor raises
     return f"{kind} of shape {tuple(shape)}" if isinstance(shape, tuple) else kind
 
 

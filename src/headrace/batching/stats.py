@@ -174,7 +174,7 @@ _SUMMED = (
 )
 
 
-class Meter:
+class BatchMeter:
     """The counters behind `BatchStats`. Every `now` is the batcher's clock, in seconds."""
 
     def __init__(self) -> None:

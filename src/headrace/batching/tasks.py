@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import ParamSpec, TypeVar
 
 from headrace.errors import ProcessError, StoppedError, text_of
@@ -57,6 +57,16 @@ def attempt(fn: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R | Raised
     try:
         return fn(*args, **kwargs)
     except BaseException as error:  # noqa: BLE001 - the border to foreign code
+        return Raised(error)
+
+
+async def attempt_async(awaitable: Awaitable[R]) -> R | Raised:
+    """`attempt` for an awaitable; raises what is meant for this task."""
+    try:
+        return await awaitable
+    except BaseException as error:
+        if must_propagate(error):
+            raise
         return Raised(error)
 
 

@@ -6,13 +6,12 @@ import asyncio
 import warnings
 from collections.abc import Awaitable, Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeVar
+from typing import TypeVar, Unpack
 
-from headrace.batching.dynamic import DynamicBatcher
+from headrace.batching.dynamic import BatcherOptions, DynamicBatcher
 from headrace.batching.options import function, number
 from headrace.batching.policy.cost import CostRule, TokenEstimatorFn
 from headrace.errors import ConfigError
-from headrace.events import Listener
 
 RecordT = TypeVar("RecordT")
 ResultT = TypeVar("ResultT")
@@ -53,65 +52,39 @@ class TokenBatcher(DynamicBatcher[RecordT, ResultT]):
         TypeError: neither `inference_fn` nor `process_fn` is given.
     """
 
-    def __init__(  # noqa: PLR0913  # the drop-in's constructor, all but one of them keyword-only
+    def __init__(
         self,
         inference_fn: Callable[[list[RecordT]], Awaitable[Sequence[ResultT]] | Sequence[ResultT]] | None = None,
         *,
         process_fn: Callable[[list[RecordT]], Awaitable[Sequence[ResultT]] | Sequence[ResultT]] | None = None,
         token_estimator: TokenEstimatorFn | None = None,
-        cost_estimator: TokenEstimatorFn | None = None,
         target_batch_tokens: float | None = None,
-        target_batch_cost: float = _DEFAULT_BUDGET,
         default_token_estimate: float | None = None,
-        default_cost: float = 1,
-        max_batch_size: int = 256,
-        min_batch_size: int = 1,
-        batch_timeout_s: float = 0.05,
-        max_queue_size: int = 5_000,
-        prefetch_batches: int = 2,
-        padded: bool = False,
-        length_bucketing: bool | int = False,
-        max_queue_cost: float | None = None,
-        max_concurrent_batches: int = 1,
-        on_error: Literal["fail", "isolate"] = "fail",
-        oversized: Literal["alone", "reject"] = "alone",
-        process_timeout_s: float | None = None,
-        offload: bool = False,
-        listener: Listener | None = None,
+        **options: Unpack[BatcherOptions],
     ) -> None:
         process = _only_one("inference_fn", inference_fn, "process_fn", process_fn)
         if process is None:
             raise TypeError("TokenBatcher requires either 'inference_fn' or 'process_fn'")
-        other_budget = None if target_batch_cost == _DEFAULT_BUDGET else target_batch_cost
-        _only_one("target_batch_tokens", target_batch_tokens, "target_batch_cost", other_budget)
+        budget = options.get("target_batch_cost", _DEFAULT_BUDGET)
+        _only_one(
+            "target_batch_tokens",
+            target_batch_tokens,
+            "target_batch_cost",
+            None if budget == _DEFAULT_BUDGET else budget,
+        )
         if target_batch_tokens is not None:
-            target_batch_cost = number("target_batch_tokens", target_batch_tokens, above=0)
-        estimator = _only_one("token_estimator", token_estimator, "cost_estimator", cost_estimator)
+            budget = number("target_batch_tokens", target_batch_tokens, above=0)
+        other = options.get("cost_estimator")
+        estimator = _only_one("token_estimator", token_estimator, "cost_estimator", other)
         function("token_estimator", token_estimator, needed=False, plain=True)
-        function("cost_estimator", cost_estimator, needed=False, plain=True)
-        default = number("default_cost", default_cost, minimum=0)
+        function("cost_estimator", other, needed=False, plain=True)
+        default = number("default_cost", options.pop("default_cost", 1), minimum=0)
+        warn = _WarnOnce(default, budget) if default_token_estimate is None and default == 1 else None
         if default_token_estimate is not None:
             default = number("default_token_estimate", default_token_estimate, minimum=0)
-        warn = _WarnOnce(default, target_batch_cost) if default_token_estimate is None and default_cost == 1 else None
-        super().__init__(
-            process,
-            cost_estimator=CostRule(estimator, ("estimate_tokens", "estimate_cost"), default, warn),
-            target_batch_cost=target_batch_cost,
-            max_batch_size=max_batch_size,
-            min_batch_size=min_batch_size,
-            batch_timeout_s=batch_timeout_s,
-            max_queue_size=max_queue_size,
-            prefetch_batches=prefetch_batches,
-            padded=padded,
-            length_bucketing=length_bucketing,
-            max_queue_cost=max_queue_cost,
-            max_concurrent_batches=max_concurrent_batches,
-            on_error=on_error,
-            oversized=oversized,
-            process_timeout_s=process_timeout_s,
-            offload=offload,
-            listener=listener,
-        )
+        options["cost_estimator"] = CostRule(estimator, ("estimate_tokens", "estimate_cost"), default, warn)
+        options["target_batch_cost"] = budget
+        super().__init__(process, **options)
 
     async def submit(
         self,

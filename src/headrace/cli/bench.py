@@ -13,7 +13,7 @@ from typing import Annotated, ClassVar, Literal
 
 import typer
 
-from headrace.app.bench import BenchSettings, Comparison, Row, compare, contenders_for, read_texts
+from headrace.app.bench import BenchResult, BenchRow, BenchSettings, compare, contenders_for, read_texts
 from headrace.cli.flags import FlagGroup, comma_separated, positive_numbers, with_groups
 from headrace.cli.outcome import aligned, guarded, say
 from headrace.cli.report import check_file, check_target
@@ -156,7 +156,7 @@ def _contenders(task: str, wanted: str | None) -> list[str]:
     return list(names) or installed
 
 
-def as_lines(found: Comparison) -> list[str]:
+def as_lines(found: BenchResult) -> list[str]:
     """The table, and the machine."""
     head = ("contender", "setting", "records/s", "headrace is x", "agrees", "")
     table = [head, *(_cells(row, found.reference) for row in found.rows)]
@@ -164,7 +164,7 @@ def as_lines(found: Comparison) -> list[str]:
     return [*aligned(table, len(head)), "", there]
 
 
-def _cells(row: Row, reference: str) -> tuple[str, ...]:
+def _cells(row: BenchRow, reference: str) -> tuple[str, ...]:
     agrees = "reference" if row.contender == reference else "" if row.agreement is None else f"{row.agreement:.4f}"
     return (
         row.contender,

@@ -9,7 +9,7 @@ import os
 import pickle
 from collections.abc import Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Literal, NoReturn
 
@@ -139,14 +139,13 @@ class LocalWorkers:
         except (pickle.PicklingError, TypeError, AttributeError) as error:
             raise ConfigError(f"the engine's options cannot be sent to a worker: {error}") from error
         self._workers: list[LocalWorker] = []
-        try:
+        with ExitStack() as undo:
+            undo.callback(self.close)
             for share in shares:
                 self._workers.append(LocalWorker(spec, share))
             self.initial = list(self._workers)
             self.info = self._first_info()
-        except BaseException:
-            self.close()
-            raise
+            undo.pop_all()
 
     @property
     def room(self) -> WorkerRoom:

@@ -14,11 +14,12 @@ import headrace
 from headrace.app.jobs import job as jobs
 from headrace.app.jobs.prefix_caching import PrefixCacheListener, prefix_cache_listener
 from headrace.batching.batcher import Batcher
+from headrace.batching.tasks import Raised, attempt, attempt_async
 from headrace.cluster.worker_pool import WorkUnitReply
 from headrace.engines.choosing.config import EngineConfig
 from headrace.engines.choosing.loading import load_engine
 from headrace.engines.profile import EngineProfile, profile_of
-from headrace.errors import BadResultError, ConfigError, EngineError, HeadraceError, RecordError
+from headrace.errors import BadResultError, ConfigError, EngineError, HeadraceError, RecordError, text_of
 from headrace.events import BatchDone, BatchFormed, BatchSplit, Event, StageDone, StepDone
 from headrace.jobs.pipeline.chunks import answers
 from headrace.jobs.pipeline.infer import stream_in_order, stream_longest_first
@@ -79,20 +80,19 @@ class WorkerActor:
 
     async def load(self) -> WorkerInfo | Portable:
         """Load the model; returns the error if that fails."""
-        try:
-            if self._spec.version != headrace.__version__:
-                raise ConfigError(
-                    f"{await self.hello()} has Headrace {headrace.__version__}, this job {self._spec.version}; "
-                    "install the same version on both sides"
-                )
-            settings = self._spec.settings()
-            self._engine = await asyncio.to_thread(load_engine, settings.config)
-            self._batcher: Batcher[Work, object] = jobs.build_batcher(
-                settings, self._engine, StopRequest(), self._on_event
+        info = await attempt_async(self._load())
+        return Portable.of(info.cause) if isinstance(info, Raised) else info
+
+    async def _load(self) -> WorkerInfo:
+        if self._spec.version != headrace.__version__:
+            raise ConfigError(
+                f"{await self.hello()} has Headrace {headrace.__version__}, this job {self._spec.version}; "
+                "install the same version on both sides"
             )
-            await self._batcher.start()
-        except Exception as error:  # noqa: BLE001 - process boundary: the job receives every error
-            return Portable.of(error)
+        settings = self._spec.settings()
+        self._engine = await asyncio.to_thread(load_engine, settings.config)
+        self._batcher: Batcher[Work, object] = jobs.build_batcher(settings, self._engine, StopRequest(), self._on_event)
+        await self._batcher.start()
         self._prefix_cache = prefix_cache_listener(self._engine, self._on_event)
         profile = jobs.tuned_profile(settings, self._engine)
         greedy = profile.caches_prefixes and getattr(prepare_all(self._engine, ["a prompt"])[0], "greedy", False)
@@ -116,11 +116,11 @@ class WorkerActor:
         inputs: list[object] = []
         indices: list[int] = []
         for index, payload in enumerate(payloads):
-            try:
-                inputs.append(pickle.loads(payload))
-            except Exception as error:  # noqa: BLE001 - the class of this record may be missing here: only this record fails
-                results[index] = RecordError(f"the record cannot be unpickled on the worker: {error}")
+            record = attempt(pickle.loads, payload)
+            if isinstance(record, Raised):  # its class may be missing here
+                results[index] = RecordError(f"the record cannot be unpickled on the worker: {text_of(record.cause)}")
             else:
+                inputs.append(record)
                 indices.append(index)
         for index, entry in zip(indices, prepare_all(self._engine, inputs), strict=True):
             if isinstance(entry, Exception):

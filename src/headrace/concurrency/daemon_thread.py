@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
+from headrace.batching.tasks import Raised, attempt
 from headrace.errors import ProcessError, text_of
 
 ResultT = TypeVar("ResultT")
@@ -32,26 +33,22 @@ async def on_daemon_thread(call: Callable[[], ResultT], too_late: Callable[[Resu
     loop = asyncio.get_running_loop()
     done: asyncio.Future[ResultT] = loop.create_future()
 
-    def settle(answer: tuple[ResultT] | Exception) -> None:
+    def settle(answer: ResultT | Raised) -> None:
         if not done.done():
-            if isinstance(answer, Exception):
-                done.set_exception(answer)
+            if isinstance(answer, Raised):
+                done.set_exception(as_exception(answer.cause))
             else:
-                done.set_result(answer[0])
-        elif too_late is not None and not isinstance(answer, Exception):
-            threading.Thread(target=too_late, args=answer, name=_NAME, daemon=True).start()
+                done.set_result(answer)
+        elif too_late is not None and not isinstance(answer, Raised):
+            threading.Thread(target=too_late, args=(answer,), name=_NAME, daemon=True).start()
 
     def run() -> None:
-        answer: tuple[ResultT] | Exception
-        try:
-            answer = (call(),)
-        except BaseException as raised:  # noqa: BLE001 - of a user's function; the caller receives it
-            answer = as_exception(raised)
+        answer = attempt(call)
         try:
             loop.call_soon_threadsafe(settle, answer)
         except RuntimeError:  # the loop is closed
-            if too_late is not None and not isinstance(answer, Exception):
-                too_late(*answer)
+            if too_late is not None and not isinstance(answer, Raised):
+                too_late(answer)
 
     threading.Thread(target=contextvars.copy_context().run, args=(run,), name=_NAME, daemon=True).start()
     return await done

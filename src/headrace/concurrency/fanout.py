@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from headrace.batching.options import function, number, optional, whole
+from headrace.batching.tasks import Raised, attempt, attempt_async
 from headrace.concurrency.attempts import Attempts, AttemptSettings
 from headrace.concurrency.loop_thread import LoopThread
 from headrace.errors import ConfigError
@@ -110,20 +111,22 @@ class FanOut(Generic[ResultT]):
                 loop.run(pool.stop())
 
     def _open(self, result: Any) -> Any:
-        if type(result) is _Failure:
-            if not (self._return_exceptions and result.of_item):
-                raise result.error
-            return result.error
+        if isinstance(result, Raised):
+            if not self._return_exceptions or isinstance(result, _ItemsFailed):
+                raise result.cause
+            return result.cause
         return result
 
 
-class _Failure:
-    __slots__ = ("error", "of_item")
+class _ItemsFailed(Raised):
+    """Raised by the items themselves, which ends them."""
 
-    def __init__(self, error: Exception, of_item: bool) -> None:
-        self.error = error
-        self.of_item = of_item
-        """False if the items themselves raised it, which ends them."""
+
+def _failure(raised: Raised) -> Exception:
+    """What was raised; raised again if it is no failure of an item."""
+    if not isinstance(raised.cause, Exception):
+        raise raised.cause
+    return raised.cause
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,20 +223,15 @@ class _TaskPool:
                 await room
             if self._ended:
                 break
-            try:
-                item = self._next() if self._lock is None else await self._pull()
-            except (StopIteration, StopAsyncIteration):
-                break
-            except Exception as error:  # noqa: BLE001 - an exception of the items is passed on to the consumer
-                self._place(self._begin(), _Failure(error, of_item=False))
-                break
-            if item is _END:
+            item = attempt(self._next) if self._lock is None else await attempt_async(self._pull())
+            if isinstance(item, Raised) and not isinstance(item.cause, (StopIteration, StopAsyncIteration)):
+                self._place(self._begin(), _ItemsFailed(_failure(item)))
+            if item is _END or isinstance(item, Raised):
                 break
             index = self._begin()
-            try:
-                result: object = await call(item)
-            except Exception as error:  # noqa: BLE001 - user code may raise anything
-                result = _Failure(error, of_item=True)
+            result = await attempt_async(call(item))
+            if isinstance(result, Raised):
+                _failure(result)
             self._place(index, result)
         self._end()
 
@@ -251,7 +249,7 @@ class _TaskPool:
 
     def _place(self, index: int, result: object) -> None:
         self._placed += 1
-        if self._fail_fast and type(result) is _Failure:
+        if self._fail_fast and isinstance(result, Raised):
             self._ended = True  # running calls still finish, as their results may come first
         if not self._ordered:
             self.ready.append(result)

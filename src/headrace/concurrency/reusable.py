@@ -20,7 +20,7 @@ from headrace.batching.blocking import current_loop
 from headrace.batching.options import optional
 from headrace.batching.pending import own_copy
 from headrace.batching.stats import BatchStats
-from headrace.batching.tasks import current_task
+from headrace.batching.tasks import Raised, attempt_async, current_task
 from headrace.concurrency.loading import make, unload
 from headrace.concurrency.loop_thread import run_on_thread
 from headrace.errors import ConfigError
@@ -36,7 +36,26 @@ _instances: dict[str, Reusable[Any, Any]] = {}
 _instances_lock = threading.Lock()
 
 
-class _LoadedModel:
+class Loading:
+    """A batcher that is loaded or will be, and the event loop that it runs on."""
+
+    def __init__(self) -> None:
+        self.ready: Future[tuple[Batcher[Any, Any], asyncio.AbstractEventLoop]] = Future()
+        self.ready.set_running_or_notify_cancel()  # a cancelled caller must not cancel it for the others
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it is loaded."""
+        return self.ready.done() and self.ready.exception() is None
+
+    def fail(self, error: BaseException) -> None:
+        """Pass an error to every waiting caller; raise it if they have got the batcher."""
+        if self.ready.done():
+            raise error
+        self.ready.set_exception(error)
+
+
+class _LoadedModel(Loading):
     """A model that is loading, in use or shutting down: a thread with an event loop, and its batcher."""
 
     def __init__(
@@ -45,11 +64,10 @@ class _LoadedModel:
         previous: threading.Thread | None,
         idle_check: Callable[[_LoadedModel], float | None] | None,
     ) -> None:
+        super().__init__()
         self.users = 0
         self.used_at = 0.0
         """When the last call ended, on `time.monotonic()`'s scale."""
-        self.ready: Future[tuple[Batcher[Any, Any], asyncio.AbstractEventLoop]] = Future()
-        self.ready.set_running_or_notify_cancel()  # a cancelled caller must not cancel it for the others
         self._factory = factory
         self._previous = previous
         self._idle_check = idle_check
@@ -57,11 +75,6 @@ class _LoadedModel:
         self._wake: Callable[[], object] = self._closing.set
         # The model serves all callers and must not see the first caller's context variables.
         self.thread = run_on_thread(self._run(), "headrace-reusable", contextvars.Context())
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether the model is loaded."""
-        return self.ready.done() and self.ready.exception() is None
 
     def shut_down(self) -> None:
         """Process the waiting records, then end. Thread-safe."""
@@ -71,12 +84,9 @@ class _LoadedModel:
     async def _run(self) -> None:
         if self._previous is not None:
             self._previous.join()  # two models may not fit in memory; nothing else runs on this loop
-        try:
-            await self._serve()
-        except BaseException as error:  # every waiting caller receives the error
-            if self.ready.done():
-                raise
-            self.ready.set_exception(error)
+        served = await attempt_async(self._serve())
+        if isinstance(served, Raised):
+            self.fail(served.cause)
 
     async def _serve(self) -> None:
         made, rest = await make(self._factory)
@@ -196,7 +206,7 @@ class Reusable(Generic[RecordT, ResultT]):
     # -- lifecycle --------------------------------------------------------------------------------------------------
 
     @contextmanager
-    def _use(self) -> Iterator[_LoadedModel]:
+    def _use(self) -> Iterator[Loading]:
         with self._lock:
             if self._loaded_model is None:
                 self._loaded_model = _LoadedModel(
@@ -306,7 +316,7 @@ def _unpickle(name: str, make: Callable[[str], Reusable[Any, Any]]) -> Reusable[
         return _instances[name]
 
 
-async def _wait_loaded(loaded: _LoadedModel) -> tuple[Batcher[Any, Any], asyncio.AbstractEventLoop]:
+async def _wait_loaded(loaded: Loading) -> tuple[Batcher[Any, Any], asyncio.AbstractEventLoop]:
     try:
         return await asyncio.wrap_future(loaded.ready)
     except Exception as error:  # whatever loading raised

@@ -23,7 +23,7 @@ _WORTHWHILE = 1.1
 _KNEE = 0.97
 """A budget with this share of the best throughput is as good as the best."""
 _EARNED = 4
-"""A comparison begins once so many times the cost of its other batches was computed: it may turn out to be slower."""
+"""A comparison begins once this many times the cost of its other batches was computed: it may turn out to be slower."""
 _HOLD = 64
 """Batches between comparisons, doubled whenever one changes nothing."""
 _LONGEST_HOLD = 4_096
@@ -39,9 +39,9 @@ class Measured:
     cost_per_s: float
     """Real cost, padding not counted."""
     latency_s: float
-    """Of one batch."""
+    """Seconds of one batch."""
     padding: float = 0.0
-    """Share of the computed cost."""
+    """Padding's share of the computed cost."""
     memory: int | None = None
     """Peak in bytes; None if not measured."""
 
@@ -59,7 +59,7 @@ def knee(points: Sequence[Measured], latency_target_s: float | None = None) -> M
 
 
 @dataclass(slots=True)
-class _Comparison:
+class _BudgetComparison:
     """Two budgets, and the throughput of batches of each."""
 
     best: float
@@ -115,7 +115,7 @@ class BudgetTuner:
         self.best = min(max(start, least), self._most)
         """The budget found so far."""
         self._computed = 0.0
-        self._comparison: _Comparison | None = None
+        self._comparison: _BudgetComparison | None = None
         self._next = [self.best * _STEP, self.best / _STEP]
         self._hold = _HOLD
         self._left = 0
@@ -169,7 +169,7 @@ class BudgetTuner:
             self._left = self._hold
         self._next = [budget for budget in self._next if budget <= self._most]
 
-    def _has_earned(self, comparison: _Comparison) -> bool:
+    def _has_earned(self, comparison: _BudgetComparison) -> bool:
         return self._computed >= _EARNED * _PAIRS * comparison.other
 
     def _plan(self) -> None:
@@ -186,11 +186,11 @@ class BudgetTuner:
             if other > most >= _WORTHWHILE * self.best:
                 other = most  # the largest allowed
             if self._least <= other <= most:
-                self._comparison = _Comparison(self.best, other)
+                self._comparison = _BudgetComparison(self.best, other)
                 return
         self._left = self._hold
 
-    def _judge(self, comparison: _Comparison) -> None:
+    def _judge(self, comparison: _BudgetComparison) -> None:
         self.has_compared = self.has_compared or comparison.is_fair
         if comparison.favours_other:
             up = comparison.other > comparison.best

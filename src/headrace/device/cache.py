@@ -56,7 +56,7 @@ class TuningCache:
     def __init__(self, folder: Path | None = None) -> None:
         self._folder = folder
 
-    def read(self, key: Mapping[str, Any]) -> dict[str, Any] | None:
+    def read(self, key: Mapping[str, object]) -> dict[str, object] | None:
         """The result for this key; None if there is none, or if the file is damaged or of another version."""
         path = self._path(key)
         if path is None:
@@ -75,7 +75,7 @@ class TuningCache:
             logger.warning("%s is damaged and is ignored: %s", path, error)
             return None
 
-    def write(self, key: Mapping[str, Any], found: Mapping[str, Any]) -> None:
+    def write(self, key: Mapping[str, object], found: Mapping[str, object]) -> None:
         """Store a result. A process that reads meanwhile finds the whole old file or the whole new one."""
         path = self._path(key)
         if path is None:
@@ -91,7 +91,7 @@ class TuningCache:
         except OSError as error:
             logger.info("the tuning result cannot be stored: %s", error)
 
-    def _path(self, key: Mapping[str, Any]) -> Path | None:
+    def _path(self, key: Mapping[str, object]) -> Path | None:
         try:
             folder = self._folder or cache_folder()
         except RuntimeError:  # there is no home
@@ -100,6 +100,6 @@ class TuningCache:
         return folder / f"{name}.json"
 
 
-def _plain(key: Mapping[str, Any]) -> Any:
+def _plain(key: Mapping[str, object]) -> object:
     """The key after a round trip through JSON."""
     return json.loads(json.dumps(dict(key), sort_keys=True))

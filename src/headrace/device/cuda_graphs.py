@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -16,7 +15,7 @@ from headrace.device.pipeline import NetworkCall, Pipeline
 from headrace.device.streams import CAPTURING, side_streams
 
 _SHARE = 0.05
-"""Of a device's memory, that graphs may take."""
+"""The share of a device's memory that graphs may take."""
 _aten = torch.ops.aten
 _WAITING = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 _INDEXING = (_aten.index.Tensor, _aten.index_put.default, _aten.index_put_.default)
@@ -39,8 +38,12 @@ class MemoryRead(TorchDispatchMode):  # type: ignore[misc]  # torch's types are 
         self._made: set[int] = set()
 
     def __torch_dispatch__(
-        self, func: Any, types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+        self,
+        func: torch._ops.OpOverload,
+        types: object,
+        args: tuple[object, ...] = (),
+        kwargs: dict[str, object] | None = None,
+    ) -> object:
         """Run an operation."""
         taken = _tensors((args, kwargs))
         target = (kwargs or {}).get("device")
@@ -50,7 +53,7 @@ class MemoryRead(TorchDispatchMode):  # type: ignore[misc]  # torch's types are 
         self._made.update(_storages(_tensors(found)).keys() - self.kept.keys())
         return found
 
-    def _check(self, func: Any, args: tuple[Any, ...], devices: list[torch.device]) -> None:
+    def _check(self, func: torch._ops.OpOverload, args: tuple[object, ...], devices: list[torch.device]) -> None:
         if func in _INDEXING:
             waits = any(one.dtype in (torch.bool, torch.uint8) for one in _tensors(args[1]))
         elif func in _COPIES:

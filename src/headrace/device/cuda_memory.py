@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from headrace.device.memory import MemoryLimit, PeakMeter
+from headrace.device.memory import AvailableMemory, PeakMeter
 
 
 class CudaPeakMeter(PeakMeter):
@@ -24,9 +24,9 @@ class CudaPeakMeter(PeakMeter):
         return int(torch.cuda.max_memory_reserved(self._device))
 
 
-def cuda_memory(device: torch.device) -> tuple[MemoryLimit, PeakMeter]:
+def cuda_memory(device: torch.device) -> tuple[AvailableMemory, PeakMeter]:
     """What this process may use of the device, which others may share, and a meter."""
     free, total = torch.cuda.mem_get_info(device)
     allowed = int(torch.cuda.get_per_process_memory_fraction(device) * total)
     limit = min(free + torch.cuda.memory_reserved(device), allowed)
-    return MemoryLimit(limit, f"{torch.cuda.get_device_name(device)}"), CudaPeakMeter(device)
+    return AvailableMemory(limit, f"{torch.cuda.get_device_name(device)}"), CudaPeakMeter(device)

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from headrace.device.memory import MemoryLimit, PeakMeter
+from headrace.device.memory import AvailableMemory, PeakMeter
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class ForwardMeter:
         self,
         size: NetworkSize | None,
         gpu: str = "",
-        memory: Callable[[], tuple[MemoryLimit, PeakMeter]] | None = None,
+        memory: Callable[[], tuple[AvailableMemory, PeakMeter]] | None = None,
     ) -> None:
         self.gpu = gpu
         self.memory = memory

@@ -10,7 +10,7 @@ from typing import Protocol, TypeAlias
 import numpy as np
 import torch
 
-from headrace.device.graphs import Shape, ShapeBook
+from headrace.device.graphs import BatchShape, ShapeBook
 from headrace.device.pipeline import Arrays, Computed, NetworkCall, OutputRows, Pipeline
 
 logger = logging.getLogger("headrace")
@@ -46,7 +46,7 @@ class GraphRunner:
         self._capture = capture
         self._tolerance = tolerance
         self._book = book
-        self._graphs: dict[Shape, Graph] = {}
+        self._graphs: dict[BatchShape, Graph] = {}
         self._lock = threading.Lock()
         self.failure = ""
         """Why nothing is captured any more; empty while shapes are."""
@@ -79,7 +79,7 @@ class GraphRunner:
             self._try(shape, arrays, padded_call, computed.rows)
         return computed
 
-    def _replay(self, shape: Shape, graph: Graph, arrays: Arrays) -> Computed:
+    def _replay(self, shape: BatchShape, graph: Graph, arrays: Arrays) -> Computed:
         computed = self._pipeline.run(_filled(arrays, shape.texts), graph)
         with self._lock:
             self._book.replayed(shape, computed.seconds)
@@ -87,7 +87,7 @@ class GraphRunner:
                 self._graphs.pop(shape, None)
         return Computed(computed.rows[: len(arrays["attention_mask"])], computed.seconds, replayed=True)
 
-    def _try(self, shape: Shape, arrays: Arrays, call: NetworkCall, expected: OutputRows) -> None:
+    def _try(self, shape: BatchShape, arrays: Arrays, call: NetworkCall, expected: OutputRows) -> None:
         """Capture a shape, and keep it if it gives the rows that are expected."""
         made: list[Graph] = []
 
@@ -110,7 +110,7 @@ class GraphRunner:
 
 
 def _filled(arrays: Arrays, texts: int) -> Arrays:
-    """The batch with so many texts: copies of its first one at the end."""
+    """The batch filled up to `texts` texts with copies of its first one."""
     missing = texts - len(arrays["attention_mask"])
     if not missing:
         return arrays

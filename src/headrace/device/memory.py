@@ -15,13 +15,13 @@ _PEAKS = 4
 _NOISE = 1 << 20
 """Bytes: a smaller rise of the peak does not count."""
 _LIMIT_FILES = ("memory.max", "memory/memory.limit_in_bytes")
-"""Of control groups, versions 2 and 1."""
+"""The files with the limit in control groups of versions 2 and 1."""
 _NONE = 1 << 60
 """A control group without a limit has a number above this one."""
 
 
 @dataclass(frozen=True, slots=True)
-class MemoryLimit:
+class AvailableMemory:
     """The memory that this process may use."""
 
     bytes: int
@@ -30,13 +30,13 @@ class MemoryLimit:
 
 
 @dataclass(frozen=True, slots=True)
-class Peak:
+class BatchPeak:
     """The most memory the process held while a batch ran."""
 
     tokens: float
-    """Of the batch, padding included."""
+    """Tokens of the batch, padding included."""
     length: float
-    """Of its longest record."""
+    """Tokens of its longest record."""
     bytes: float
 
 
@@ -62,7 +62,7 @@ class MemoryModel:
         return max(limit - self.fixed, 0.0) / each if each > 0 else float("inf")
 
 
-def fit(peaks: Sequence[Peak]) -> MemoryModel:
+def fit(peaks: Sequence[BatchPeak]) -> MemoryModel:
     """Fit the model to the peaks by least squares; no term is negative.
 
     Raises:
@@ -117,11 +117,11 @@ class MemoryWatch:
         meter: measures the peak; None if it cannot be measured.
     """
 
-    def __init__(self, limit: MemoryLimit, meter: PeakMeter | None) -> None:
+    def __init__(self, limit: AvailableMemory, meter: PeakMeter | None) -> None:
         self.limit = limit
         self._meter = meter if meter is not None and meter.restart() else None
         self._highest = (self._meter.peak() if self._meter is not None else None) or 0
-        self._peaks = [Peak(0, 0, self._highest)]
+        self._peaks = [BatchPeak(0, 0, self._highest)]
         """What was held before the first batch, and each batch that raised the peak."""
         self._longest = 0.0
         self.bound: float | None = None
@@ -141,7 +141,7 @@ class MemoryWatch:
         is_new = length > self._longest
         self._longest = max(self._longest, length)
         if peak > self._highest + _NOISE:  # otherwise it used memory that an earlier one had left
-            self._peaks.append(Peak(computed, length, peak))
+            self._peaks.append(BatchPeak(computed, length, peak))
             is_new = True
         self._highest = max(self._highest, peak)
         if is_new and len(self._peaks) > 1:
@@ -157,13 +157,13 @@ class MemoryWatch:
         return model.largest_budget(TARGET_SHARE * self.limit.bytes / short, self._longest)
 
 
-def memory_limit(groups: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> MemoryLimit:
+def memory_limit(groups: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> AvailableMemory:
     """The smallest of the machine's memory and the limits of the process's control groups."""
-    limits = [MemoryLimit(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), "the machine")]
+    limits = [AvailableMemory(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), "the machine")]
     for path in _limit_files(groups, own):
         text = _read(path)
         if text.isdecimal() and int(text) < _NONE:
-            limits.append(MemoryLimit(int(text), f"the control group ({path})"))
+            limits.append(AvailableMemory(int(text), f"the control group ({path})"))
     return min(limits, key=lambda limit: limit.bytes)
 
 

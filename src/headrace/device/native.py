@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import torch
 
@@ -16,7 +15,7 @@ _SHAPES = {"cpu": ((128, 384, 384), (64, 384, 1536)), "cuda": ((16_384, 1024, 10
 moments at which other processes take the core. A GPU takes longer to start such a product than to compute it."""
 _RUNS = 15
 _ENOUGH_S = 0.1
-"""Measuring ends after so long, however few the runs."""
+"""Measuring ends after this time, however few the runs."""
 _PEAK_SIZE = {"cpu": 1024, "cuda": 8192}
 _COPIED = {"cpu": 64 << 20, "cuda": 512 << 20}
 """Bytes: more than a cache holds."""
@@ -44,7 +43,7 @@ def speeds(device: torch.device, *, own: str = "") -> Mapping[str, float]:
         set_threads(threads)
 
 
-def hardware(device: torch.device) -> dict[str, Any]:
+def hardware(device: torch.device) -> dict[str, object]:
     """What decides how fast PyTorch is on this device, beside the CPU's own facts."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
     return {"device": name, "torch": str(torch.__version__), "threads": torch.get_num_threads()}
@@ -80,7 +79,7 @@ def _best(run: Callable[[], torch.Tensor], device: torch.device) -> float:
 
 
 def set_threads(count: int) -> int:
-    """Let PyTorch use so many threads on the CPU; returns how many it used before."""
+    """Set PyTorch's number of threads on the CPU; returns the number before."""
     before = int(torch.get_num_threads())
     torch.set_num_threads(count)
     return before

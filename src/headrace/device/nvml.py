@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 from dataclasses import dataclass
-from typing import Any
+from types import ModuleType
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,9 +13,9 @@ class GpuReading:
     """The state of a GPU."""
 
     energy_j: float
-    """Since its driver was loaded."""
+    """Energy used since its driver was loaded."""
     clock_mhz: float
-    """Of its processors."""
+    """The clock of its processors."""
 
 
 class Nvml:
@@ -26,7 +26,7 @@ class Nvml:
         uuid: of the GPU, as PyTorch names it.
     """
 
-    def __init__(self, library: Any, uuid: str) -> None:
+    def __init__(self, library: ModuleType, uuid: str) -> None:
         self._library = library
         library.nvmlInit()
         self._handle = library.nvmlDeviceGetHandleByUUID(uuid if uuid.startswith("GPU-") else f"GPU-{uuid}")
@@ -43,7 +43,7 @@ class Nvml:
             return None
 
 
-def open_gpu(uuid: str, library: Any = None) -> Nvml | None:
+def open_gpu(uuid: str, library: ModuleType | None = None) -> Nvml | None:
     """A reader of this GPU; None without pynvml or a driver."""
     if library is None:
         if importlib.util.find_spec("pynvml") is None:

@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-Kind: TypeAlias = Literal["vectors", "labels", "scores"]
+OutputKind: TypeAlias = Literal["vectors", "labels", "scores"]
 
 LEAST_COSINE = 0.999
 LARGEST_SCORE_DIFFERENCE = 0.01
 """For scores between 0 and 1; for others, as a share of the range of the sample's scores."""
 ALLOWED_SHARE = 1 / 1_000
-"""Of the labels or scores that may differ."""
+"""The share of labels or scores that may differ."""
 LEAST_SPEED = 1.2
 """How many times as fast as float32 a product must be for a dtype to be tried."""
 LEAST_GAIN = 1.1
@@ -26,7 +26,7 @@ _PRODUCTS = 0.75
 class Deviation:
     """How far outputs in a 16-bit dtype are from those in float32."""
 
-    kind: Kind
+    kind: OutputKind
     records: int
     """Compared."""
     worst: float
@@ -96,7 +96,7 @@ def likely_saving(speed: float) -> float:
     return _PRODUCTS * (1 - 1 / speed) if speed > 0 else 0.0
 
 
-def _kind(output: Any) -> Kind | None:
+def _kind(output: Any) -> OutputKind | None:
     if getattr(output, "ndim", 0) in (1, 2):
         return "vectors"
     if isinstance(output, Mapping) and "label" in output and "score" in output:
@@ -115,7 +115,7 @@ def _score(output: Any) -> float:
 
 
 def _cosine(a: Any, b: Any) -> float:
-    """Of two zero vectors 1; of a record with several vectors, the least."""
+    """The cosine of two vectors, 1 if both are zero; the least one of a record with several vectors."""
     if a.ndim == 2:
         return min(map(_cosine, a, b), default=1.0)
     one, other = a.astype("float64"), b.astype("float64")

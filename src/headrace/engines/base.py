@@ -12,14 +12,14 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from headrace.batching.step_model import StepModel
 
-PayloadT = TypeVar("PayloadT")
+PayloadT_co = TypeVar("PayloadT_co", covariant=True)
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared(Generic[PayloadT]):
+class Prepared(Generic[PayloadT_co]):
     """One record, converted to model input."""
 
-    payload: PayloadT
+    payload: PayloadT_co
     cost: int
     """In the engine's cost unit: the exact number of tokens for text."""
     truncated: bool = False
@@ -33,27 +33,27 @@ class Prepared(Generic[PayloadT]):
 
 
 @dataclass(frozen=True, slots=True)
-class Chunks(Generic[PayloadT]):
+class Chunks(Generic[PayloadT_co]):
     """The payload of a record that is too long for the model: its parts, each a payload of its own."""
 
-    parts: Sequence[PayloadT]
+    parts: Sequence[PayloadT_co]
     costs: Sequence[int]
-    """Of each part."""
+    """The cost of each part."""
     weights: Sequence[int]
     """Tokens of the text in each part."""
     join: Callable[[Sequence[Any], Sequence[int]], object]
-    """Makes the record's output of the outputs of all its parts, and their weights. Unless `later` is None, it may make
-    `Chunks` instead, to compute before that. That of a batch engine can be pickled.
+    """Makes the record's output from the outputs of all its parts and their weights. Unless `later` is None, it may
+    return more `Chunks` instead, which are computed first. A batch engine's `join` can be pickled.
     """
     later: int | None = None
     """How many parts `join` may ask for, as far as they are known; None if it never asks."""
 
 
 @dataclass(frozen=True, slots=True)
-class Part(Generic[PayloadT]):
+class Part(Generic[PayloadT_co]):
     """A part that the engine must not finish like a record: its output is what `Chunks.join` takes."""
 
-    payload: PayloadT
+    payload: PayloadT_co
 
 
 @dataclass(frozen=True, slots=True)

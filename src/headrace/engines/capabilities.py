@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar, cast
 
 from headrace.device.forward import ForwardMeter
-from headrace.device.memory import MemoryLimit, PeakMeter, memory_limit
+from headrace.device.memory import AvailableMemory, PeakMeter, memory_limit
 from headrace.engines.base import BatchEngine
 from headrace.engines.profile import EngineProfile, profile_of
 from headrace.errors import ConfigError
@@ -178,7 +178,7 @@ def check_methods(engine: object, profile: EngineProfile) -> None:
             )
 
 
-def memory_of(engine: object) -> tuple[MemoryLimit, PeakMeter | None]:
+def memory_of(engine: object) -> tuple[AvailableMemory, PeakMeter | None]:
     """The memory that its batches run in, its device's or that of this process, and a meter if it can be measured."""
     tunable = TUNING.of(engine)
     if tunable is None:

@@ -35,7 +35,7 @@ class FunctionEngine:
         name: the user's name for it; part of a job's fingerprint.
         model: passed to its factory, if any.
         batch_size: maximum values per call.
-        facts: what else determines the outputs, such as `EngineOptions.facts`.
+        facts: what else determines the outputs, such as `EngineOptions.given`.
     """
 
     def __init__(

@@ -7,9 +7,9 @@ import logging
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import Field, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeAlias, dataclass_transform
 
 from headrace.argument_types import check_types
 from headrace.errors import ConfigError, MissingExtraError
@@ -64,8 +64,17 @@ class Task:
         return not self.images and self.pairs != "always"
 
 
-@dataclass(frozen=True, kw_only=True)
-class EngineOptions:
+@dataclass_transform(frozen_default=True, kw_only_default=True)
+class _Dataclasses:
+    """Makes each subclass a frozen dataclass of keywords."""
+
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+
+    def __init_subclass__(cls) -> None:
+        dataclass(frozen=True, kw_only=True)(cls)
+
+
+class EngineOptions(_Dataclasses):
     """An engine: its options are fields declared with `headrace.options.option`; the rest is known before it is loaded.
 
     A package registers a subclass in the group `headrace.engines`, under the name `TASK.ENGINE`. A subclass sets `task`
@@ -143,11 +152,6 @@ class EngineOptions:
             value, least = getattr(self, one.name), one.option.minimum
             if one.name not in leave_out and least is not None and value is not None and value < least:
                 raise ConfigError(f"{one.name} is {value!r}: it must be {'an int ' * isinstance(value, int)}>= {least}")
-
-    def facts(self) -> dict[str, object]:
-        """The options that change outputs and differ from their defaults: part of what an engine says in `describe`."""
-        deciding = {one.name for one in declared(type(self)) if one.option.changes_output}
-        return {name: value for name, value in self.given().items() if name in deciding}
 
     def load(self) -> Any:
         """The engine, with its model loaded: one of the types in `engines.base`.

@@ -17,7 +17,7 @@ ENCODER_FILES = tuple(
     f"sentence_{kind}_config.json"
     for kind in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 )
-"""Of the encoder. The first that is there counts, as in sentence-transformers."""
+"""The files with the encoder's settings. The first that is there counts, as in sentence-transformers."""
 
 WITHOUT_EFFECT = frozenset(
     {"__version__", "backend", "model_type", "requirements", "similarity_fn_name", "unpad_inputs"}

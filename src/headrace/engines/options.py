@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Literal, TypeAlias
 
 from headrace.engines.declaring import EngineOptions
@@ -36,7 +36,6 @@ _CHUNK_JOIN = (
 MAX_MODEL_LEN = "Maximum tokens in a text. Default: the model's limit."
 
 
-@dataclass(frozen=True, kw_only=True)
 class DeviceOptions(EngineOptions):
     """Where a model runs in this process, and in which precision."""
 
@@ -47,45 +46,34 @@ class DeviceOptions(EngineOptions):
         "auto",
         "Data type: auto (the fastest that passes a check), float32, float16 or bfloat16. Default: auto.",
         panel=PANEL,
-        changes_output=True,
     )
 
 
-@dataclass(frozen=True, kw_only=True)
 class TextOptions(EngineOptions):
     """How long texts may be."""
 
-    max_model_len: int | None = option(None, MAX_MODEL_LEN, panel=PANEL, minimum=1, changes_output=True)
-    on_too_long: TooLong = option("truncate", _ON_TOO_LONG, panel=PANEL, changes_output=True)
+    max_model_len: int | None = option(None, MAX_MODEL_LEN, panel=PANEL, minimum=1)
+    on_too_long: TooLong = option("truncate", _ON_TOO_LONG, panel=PANEL)
 
 
-@dataclass(frozen=True, kw_only=True)
 class ChunkOptions(TextOptions):
     """How a long text is split."""
 
-    chunk_overlap: int | None = option(None, _CHUNK_OVERLAP, panel=PANEL, minimum=0, changes_output=True)
-    chunk_join: ChunkJoin | None = option(None, _CHUNK_JOIN, panel=PANEL, changes_output=True)
+    chunk_overlap: int | None = option(None, _CHUNK_OVERLAP, panel=PANEL, minimum=0)
+    chunk_join: ChunkJoin | None = option(None, _CHUNK_JOIN, panel=PANEL)
 
 
-@dataclass(frozen=True, kw_only=True)
 class PromptOptions(EngineOptions):
     """Text before each input."""
 
     prompt_name: str | None = option(
-        None,
-        "For embed: the model's prompt before each text, such as query. Default: the model's own.",
-        panel=PANEL,
-        changes_output=True,
+        None, "For embed: the model's prompt before each text, such as query. Default: the model's own.", panel=PANEL
     )
     prompt: str | None = option(
-        None,
-        "For embed: text before each text, such as 'query: '. Default: ``prompt_name``.",
-        panel=PANEL,
-        changes_output=True,
+        None, "For embed: text before each text, such as 'query: '. Default: ``prompt_name``.", panel=PANEL
     )
 
 
-@dataclass(frozen=True, kw_only=True)
 class GraphOptions(EngineOptions):
     """CUDA graphs."""
 
@@ -94,7 +82,6 @@ class GraphOptions(EngineOptions):
     )
 
 
-@dataclass(frozen=True, kw_only=True)
 class Int8Options(EngineOptions):
     """Encoders in fewer bits."""
 
@@ -102,18 +89,15 @@ class Int8Options(EngineOptions):
         None,
         "For text encoders: 8-bit integers in linear layers, if the outputs of a sample pass a check. Default: none.",
         panel=PANEL,
-        changes_output=True,
     )
 
 
-@dataclass(frozen=True, kw_only=True)
 class EncoderOptions(PromptOptions, ChunkOptions, GraphOptions, DeviceOptions):
     """Options of engines for models of sentence-transformers."""
 
     trust_remote_code: bool = option(False, "Allow Python code from the model folder to run.", panel=PANEL)
 
 
-@dataclass(frozen=True, kw_only=True)
 class OutputDtypeOptions(EngineOptions):
     """The type of a vector's numbers."""
 
@@ -122,94 +106,68 @@ class OutputDtypeOptions(EngineOptions):
         "Type of a vector's numbers, for jobs: float32 or float16 for multi-vector-embed, all but float16 for embed. "
         "Servers of embed take it from each request. Default: float32.",
         panel=PANEL,
-        changes_output=True,
     )
 
 
-@dataclass(frozen=True, kw_only=True)
 class VectorOptions(OutputDtypeOptions):
     """The length and form of a vector."""
 
     truncate_dim: int | None = option(
-        None,
-        "For embed: components to keep of a Matryoshka model's vectors. Default: all.",
-        panel=PANEL,
-        minimum=1,
-        changes_output=True,
+        None, "For embed: components to keep of a Matryoshka model's vectors. Default: all.", panel=PANEL, minimum=1
     )
-    normalize: bool = option(
-        False,
-        "For embed: scale each vector to length 1. Many models do so anyway.",
-        panel=PANEL,
-        changes_output=True,
-    )
+    normalize: bool = option(False, "For embed: scale each vector to length 1. Many models do so anyway.", panel=PANEL)
 
 
-@dataclass(frozen=True, kw_only=True)
 class LabelOptions(EngineOptions):
     """How many labels to list."""
 
     top_labels: int | None = option(
-        None, "How many labels to list with their scores, best first. Default: only the best.", changes_output=True
+        None, "How many labels to list with their scores, best first. Default: only the best."
     )
 
 
-@dataclass(frozen=True, kw_only=True)
 class CandidateOptions(EngineOptions):
     """The user's own labels."""
 
     labels: str | Sequence[str] = option(
-        (), "For zero-shot: labels, such as sports,politics. Required there.", panel=PANEL, changes_output=True
+        (), "For zero-shot: labels, such as sports,politics. Required there.", panel=PANEL
     )
-    hypothesis_template: str = option(
-        "This example is {}.", "The sentence for a label, which replaces {}.", changes_output=True
-    )
-    multi_label: bool = option(False, "Whether several labels may apply at once.", changes_output=True)
+    hypothesis_template: str = option("This example is {}.", "The sentence for a label, which replaces {}.")
+    multi_label: bool = option(False, "Whether several labels may apply at once.")
 
 
-@dataclass(frozen=True, kw_only=True)
 class ImageOptions(EngineOptions):
     """Which images are refused."""
 
-    max_pixels: int = option(MAX_PIXELS, "An image with more pixels fails before it is decoded.", changes_output=True)
+    max_pixels: int = option(MAX_PIXELS, "An image with more pixels fails before it is decoded.")
 
 
-@dataclass(frozen=True, kw_only=True)
 class ChatOptions(EngineOptions):
     """How a prompt is read."""
 
     system_prompt: str | None = option(
-        None, "For each chat without a system message; a plain text is then a user's message.", changes_output=True
+        None, "For each chat without a system message; a plain text is then a user's message."
     )
 
 
-@dataclass(frozen=True, kw_only=True)
 class SamplingOptions(EngineOptions):
     """Sampling of requests that set none, named and defined as in vLLM's `SamplingParams`; None for not given."""
 
-    max_tokens: int | None = option(None, "Maximum tokens of an answer. Default: 256.", changes_output=True)
+    max_tokens: int | None = option(None, "Maximum tokens of an answer. Default: 256.")
     min_tokens: int | None = option(
-        None, "Minimum tokens before an end token or a stop string ends the answer. Default: 0.", changes_output=True
+        None, "Minimum tokens before an end token or a stop string ends the answer. Default: 0."
     )
-    temperature: float | None = option(None, "0 for greedy decoding, which is the default.", changes_output=True)
-    top_p: float | None = option(
-        None, "Sample from tokens with this probability in all. Default: 1.", changes_output=True
-    )
-    top_k: int | None = option(None, "Sample from this many tokens; 0 (default) or -1 for all.", changes_output=True)
-    min_p: float | None = option(
-        None, "Sample from tokens with this share of the best one's probability. Default: 0.", changes_output=True
-    )
+    temperature: float | None = option(None, "0 for greedy decoding, which is the default.")
+    top_p: float | None = option(None, "Sample from tokens with this probability in all. Default: 1.")
+    top_k: int | None = option(None, "Sample from this many tokens; 0 (default) or -1 for all.")
+    min_p: float | None = option(None, "Sample from tokens with this share of the best one's probability. Default: 0.")
     repetition_penalty: float | None = option(
-        None, "Above 1: tokens of the prompt and the answer become less likely. Default: 1.", changes_output=True
+        None, "Above 1: tokens of the prompt and the answer become less likely. Default: 1."
     )
-    presence_penalty: float | None = option(
-        None, "Above 0: tokens of the answer become less likely. Default: 0.", changes_output=True
-    )
-    frequency_penalty: float | None = option(
-        None, "Above 0: the same, by how often they occur. Default: 0.", changes_output=True
-    )
-    stop: str | Sequence[str] | None = option(None, "Texts that end an answer. Default: none.", changes_output=True)
-    ignore_eos: bool | None = option(None, "Whether an end token does not end an answer.", changes_output=True)
+    presence_penalty: float | None = option(None, "Above 0: tokens of the answer become less likely. Default: 0.")
+    frequency_penalty: float | None = option(None, "Above 0: the same, by how often they occur. Default: 0.")
+    stop: str | Sequence[str] | None = option(None, "Texts that end an answer. Default: none.")
+    ignore_eos: bool | None = option(None, "Whether an end token does not end an answer.")
 
     def given_sampling(self) -> dict[str, object]:
         """The sampling parameters that are given."""
@@ -225,26 +183,23 @@ class SamplingOptions(EngineOptions):
         return default_sampling(self.given_sampling())
 
 
-@dataclass(frozen=True, kw_only=True)
 class LongPromptOptions(EngineOptions):
     """What happens to prompts that are too long for the model."""
 
-    on_too_long: Literal["error", "split"] | None = option(None, _ON_TOO_LONG, panel=PANEL, changes_output=True)
-    chunk_overlap: int | None = option(None, _CHUNK_OVERLAP, panel=PANEL, minimum=0, changes_output=True)
-    chunk_join: Literal["map-reduce", "first"] | None = option(None, _CHUNK_JOIN, panel=PANEL, changes_output=True)
+    on_too_long: Literal["error", "split"] | None = option(None, _ON_TOO_LONG, panel=PANEL)
+    chunk_overlap: int | None = option(None, _CHUNK_OVERLAP, panel=PANEL, minimum=0)
+    chunk_join: Literal["map-reduce", "first"] | None = option(None, _CHUNK_JOIN, panel=PANEL)
     reduce_template: str | None = option(
         None,
         "For generate, with ``chunk_join=map-reduce``: the last prompt, such as 'Combine these summaries: {answers}'. "
         "Default: none.",
         panel=PANEL,
-        changes_output=True,
     )
     no_answer: str | None = option(
         None,
         "For generate, with ``chunk_join=first``: how an answer begins that counts as none, such as 'not found'. "
         "Default: only an empty answer is none.",
         panel=PANEL,
-        changes_output=True,
     )
 
     def long_prompts(self) -> LongPrompts:

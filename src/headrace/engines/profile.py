@@ -88,7 +88,7 @@ class EngineProfile:
     caches_prefixes: bool = False
     """Whether prompts that begin with the same tokens are computed once (`PrefixCachingEngine`)."""
     workers_cache_prefixes: bool = False
-    """Whether the workers behind it do so; how much they save is not known here."""
+    """Whether the workers behind it share prefixes; how much they save is not known here."""
 
     def __post_init__(self) -> None:
         one_of("batching", self.batching, get_args(Batching))

@@ -23,7 +23,7 @@ from headrace.jobs.pipeline.read import Prefetcher, Reader
 from headrace.jobs.pipeline.settle import Settling
 from headrace.jobs.pipeline.sink import Sink
 from headrace.jobs.pipeline.work import Work
-from headrace.jobs.state.passes import Finished, Pass
+from headrace.jobs.state.passes import FinishedJob, Pass
 from headrace.jobs.state.stalls import StallDetector
 
 
@@ -91,7 +91,7 @@ def run(job: Job) -> JobEnd:
             job.listener(PartDamaged(str(damage.path), records, damage.reason, time.monotonic()))
         state: Literal["finished", "interrupted", "failed"] = "failed"
         try:
-            if isinstance(todo, Finished):
+            if isinstance(todo, FinishedJob):
                 end = JobEnd("already_finished", todo.records, todo.failed)
             else:
                 end = _work(job, todo)
@@ -110,7 +110,7 @@ def run(job: Job) -> JobEnd:
         return end
 
 
-def _started(job: Job, todo: Pass | Finished) -> JobStarted:
+def _started(job: Job, todo: Pass | FinishedJob) -> JobStarted:
     source = job.source
     if isinstance(todo, Pass) and todo.total is not None:
         return JobStarted(None, todo.total, todo.done, time.monotonic(), todo.failed, retry=True)

@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack, overload
 
 from headrace.batching.options import number, optional, whole
+from headrace.batching.tasks import Raised, attempt_async, must_propagate
 from headrace.concurrency.daemon_thread import as_exception
 from headrace.concurrency.loading import call, make, unload
 from headrace.device.process_memory import process_bytes
@@ -309,7 +310,7 @@ class ModelPool:
             self._not_loaded(entry, f"model {entry.name!r} {why}", error)
             if entry.model is not None:  # it was to be woken, or its memory cannot be measured
                 self._drop_now(entry)
-            if _is_cancelled(raised):
+            if must_propagate(raised):
                 raise
         else:
             entry.loaded(self._loop.time() - started, woken=woken)
@@ -318,15 +319,10 @@ class ModelPool:
 
     async def _wake(self, entry: PoolEntry) -> bool:
         """Wake a sleeping model. If it cannot be woken, it is dropped, to be loaded again."""
-        try:
-            await call(entry.model.wake)
-        except BaseException as error:  # a model's own code
-            if _is_cancelled(error):
-                raise
-            _warn("waking", entry.name, error)
-            await self._drop(entry)
-            return False
-        return True
+        if await _tried("waking", entry.name, call(entry.model.wake)):
+            return True
+        await self._drop(entry)
+        return False
 
     def _loaded(self, entry: PoolEntry, grown: float) -> None:
         assert self._loop is not None
@@ -371,12 +367,7 @@ class ModelPool:
         if entry.name not in kept:
             return False
         await asyncio.gather(*[self._drop_now(other) for other in asleep if other.name not in kept])
-        try:
-            await call(entry.model.sleep, entry.load_timeout_s)
-        except BaseException as error:  # a model's own code
-            if _is_cancelled(error):
-                raise
-            _warn("putting to sleep", entry.name, error)
+        if not await _tried("putting to sleep", entry.name, call(entry.model.sleep, entry.load_timeout_s)):
             return False
         if self._may_sleep(entry):  # still
             entry.phase = Phase.ASLEEP
@@ -388,12 +379,7 @@ class ModelPool:
     async def _drop(self, entry: PoolEntry) -> None:
         """Remove a model from all memory. A model in phase LOADING is then to be loaded again."""
         (model, rest), entry.model, entry.rest = (entry.model, entry.rest), None, None
-        try:
-            await unload(model, rest, entry.load_timeout_s)
-        except BaseException as error:  # a model's own code
-            if _is_cancelled(error):
-                raise
-            _warn("unloading", entry.name, error)
+        await _tried("unloading", entry.name, unload(model, rest, entry.load_timeout_s))
         del model, rest
         await asyncio.sleep(0)  # its last user releases it
         gc.collect()  # parts of a model may refer to each other in cycles
@@ -411,12 +397,10 @@ def _can_sleep(model: object) -> bool:
     )
 
 
-def _warn(doing: str, name: str, error: BaseException) -> None:
-    """Log what a model's own code raised."""
-    logger.warning("headrace: %s model %r raised %s: %s", doing, name, type(error).__name__, text_of(error))
-
-
-def _is_cancelled(error: BaseException) -> bool:
-    """Whether this task is being cancelled. A user's function may raise the same error, or any other."""
-    task = asyncio.current_task()
-    return isinstance(error, asyncio.CancelledError) and task is not None and bool(task.cancelling())
+async def _tried(doing: str, name: str, work: Awaitable[None]) -> bool:
+    """Whether a model's own code succeeded; what it raised is logged."""
+    done = await attempt_async(work)
+    if not isinstance(done, Raised):
+        return True
+    logger.warning("headrace: %s model %r raised %s: %s", doing, name, type(done.cause).__name__, text_of(done.cause))
+    return False

@@ -10,14 +10,14 @@ import threading
 import uuid
 import weakref
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from typing import TypedDict, TypeVar, Unpack, overload
 
 from headrace.batching.batcher import Batcher
 from headrace.batching.stats import BatchStats
+from headrace.batching.tasks import Raised, attempt_async
 from headrace.concurrency.loop_thread import LoopThread
-from headrace.concurrency.reusable import Factory, Reusable, registered
+from headrace.concurrency.reusable import Factory, Loading, Reusable, registered
 from headrace.errors import ConfigError
 from headrace.pool.model import ModelOptions, ModelStats
 from headrace.pool.policy import Phase
@@ -124,19 +124,6 @@ class ReusablePool:
         self._live = None
 
 
-class _Lease:
-    """One call's use of a model."""
-
-    def __init__(self) -> None:
-        self.ready: Future[tuple[Batcher[object, object], asyncio.AbstractEventLoop]] = Future()
-        self.ready.set_running_or_notify_cancel()
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether the model is loaded."""
-        return self.ready.done() and self.ready.exception() is None
-
-
 class _PooledReusable(Reusable[RecordT, ResultT]):
     """A model of a `ReusablePool`."""
 
@@ -168,9 +155,9 @@ class _PooledReusable(Reusable[RecordT, ResultT]):
             thread.run(_unloaded(pool, self._name))
 
     @contextmanager
-    def _use(self) -> Iterator[_Lease]:  # type: ignore[override]
+    def _use(self) -> Iterator[Loading]:
         thread, pool = self._shared._running()
-        lease = _Lease()
+        lease = Loading()
         held = thread.submit(self._hold(pool, lease))
         try:
             yield lease
@@ -179,21 +166,21 @@ class _PooledReusable(Reusable[RecordT, ResultT]):
                 self._count(lease.ready.result()[0])
             held.cancel()
 
-    async def _hold(self, pool: ModelPool, lease: _Lease) -> None:
+    async def _hold(self, pool: ModelPool, lease: Loading) -> None:
         """Keep the model loaded until cancelled. Runs on the pool's loop."""
-        try:
-            if self._name not in pool.stats():
-                pool.add(self._name, self._factory, **self._options)
-            async with pool.use(self._name) as batcher:
-                if not isinstance(batcher, Batcher):
-                    raise ConfigError(f"the function returned {batcher!r}; it must return or yield a batcher")
-                lease.ready.set_result((batcher, asyncio.get_running_loop()))
-                del batcher
-                await asyncio.Event().wait()
-        except BaseException as error:  # the waiting caller receives the error
-            if lease.ready.done():
-                raise
-            lease.ready.set_exception(error)
+        held = await attempt_async(self._keep(pool, lease))
+        if isinstance(held, Raised):
+            lease.fail(held.cause)
+
+    async def _keep(self, pool: ModelPool, lease: Loading) -> None:
+        if self._name not in pool.stats():
+            pool.add(self._name, self._factory, **self._options)
+        async with pool.use(self._name) as batcher:
+            if not isinstance(batcher, Batcher):
+                raise ConfigError(f"the function returned {batcher!r}; it must return or yield a batcher")
+            lease.ready.set_result((batcher, asyncio.get_running_loop()))
+            del batcher
+            await asyncio.Event().wait()
 
     def _count(self, batcher: Batcher[object, object]) -> None:
         with self._lock:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 from headrace.errors import EngineDeadError, ProcessTimeoutError, WorkerDiedError
@@ -36,13 +37,13 @@ class ChildProcess:
         """
         if self._process is None:
             self._process = LinkedProcess(pack_request((_Callee, (self._packed_make,))))
-            try:
-                self._facts = self._answer(pack_request(("facts", ())))
-            except WorkerDiedError as error:
-                raise EngineDeadError(f"{error} before it was ready") from None
-            except BaseException:
-                self.kill()
-                raise
+            with ExitStack() as undo:
+                undo.callback(self.kill)
+                try:
+                    self._facts = self._answer(pack_request(("facts", ())))
+                except WorkerDiedError as error:
+                    raise EngineDeadError(f"{error} before it was ready") from None
+                undo.pop_all()
         return self._facts
 
     def call(self, request: object, timeout_s: float | None = None) -> list[object]:

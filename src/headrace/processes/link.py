@@ -20,7 +20,8 @@ from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple, NoReturn
 
-from headrace.errors import BadResultError, WorkerDiedError
+from headrace.batching.tasks import Raised, attempt, attempt_async
+from headrace.errors import BadResultError, WorkerDiedError, text_of
 from headrace.processes.portable import Portable
 from headrace.processes.spawn import child_connection, end_child, exit_text, spawn, wait_for_message
 
@@ -30,7 +31,7 @@ _GRACE_S = 3.0
 """Seconds for a process to end that was asked to, or that closed its connection."""
 
 
-class Answer(NamedTuple):
+class CallOutcome(NamedTuple):
     """The answer to a call."""
 
     number: int
@@ -72,7 +73,7 @@ class LinkedProcess:
             for message in (*first, _HEAD.pack(number, False) + packed):
                 self._connection.send_bytes(message)
 
-    def receive(self, timeout_s: float | None = None) -> Answer | None:
+    def receive(self, timeout_s: float | None = None) -> CallOutcome | None:
         """The next answer; None on timeout.
 
         Raises:
@@ -90,11 +91,11 @@ class LinkedProcess:
             self._connection.close()
             raise WorkerDiedError(ended) from None
         number, failed = _HEAD.unpack_from(message)
-        try:
-            outcome = pickle.loads(message[_HEAD.size :])
-        except Exception as error:  # noqa: BLE001 - a class of the outcome may be missing here: only its call fails
-            return Answer(number, None, BadResultError(f"the answer of the process cannot be unpickled: {error}"))
-        return Answer(number, None, outcome.unpacked()) if failed else Answer(number, outcome, None)
+        outcome = attempt(pickle.loads, message[_HEAD.size :])
+        if isinstance(outcome, Raised):  # a class of it may be missing here: only its call fails
+            words = f"the answer of the process cannot be unpickled: {text_of(outcome.cause)}"
+            return CallOutcome(number, None, BadResultError(words))
+        return CallOutcome(number, None, outcome.unpacked()) if failed else CallOutcome(number, outcome, None)
 
     def close(self) -> None:
         """Ask the process to call the object's `close` and end; kill it if it takes too long. Safe to call twice."""
@@ -116,19 +117,19 @@ def serve(fd: int) -> NoReturn:
     """The child's main function: make the object, then answer calls."""
     try:
         connection = child_connection(fd)
-        target = _made(connection.recv_bytes())
+        target = attempt(_made, connection.recv_bytes())
         if any(inspect.iscoroutinefunction(method) for _, method in inspect.getmembers(type(target))):
             asyncio.run(_answer_at_once(target, connection))
         else:
             while request := connection.recv_bytes():
-                connection.send_bytes(_message(request, *_called(target, request)))
+                connection.send_bytes(_message(request, attempt(_called, target, request)))
             getattr(target, "close", int)()
     finally:
         end_child()
 
 
 async def _answer_at_once(target: object, connection: Connection) -> None:
-    """Answer calls as they come; each runs as a task."""
+    """CallOutcome calls as they come; each runs as a task."""
     loop = asyncio.get_running_loop()
     requests: asyncio.Queue[bytes] = asyncio.Queue()
 
@@ -139,14 +140,11 @@ async def _answer_at_once(target: object, connection: Connection) -> None:
         loop.call_soon_threadsafe(requests.put_nowait, b"")
 
     async def answer(request: bytes) -> None:
-        outcome, failed = _called(target, request)
+        outcome = attempt(_called, target, request)
         if inspect.isawaitable(outcome):
-            try:
-                outcome = await outcome
-            except BaseException as error:  # noqa: BLE001 - process boundary: the caller receives the error
-                outcome, failed = Portable.of(error), True
+            outcome = await attempt_async(outcome)
         with contextlib.suppress(OSError):  # the parent is gone, and so is this process soon
-            await loop.run_in_executor(sender, connection.send_bytes, _message(request, outcome, failed))
+            await loop.run_in_executor(sender, connection.send_bytes, _message(request, outcome))
 
     threading.Thread(target=receive, name="headrace-requests", daemon=True).start()
     sender = ThreadPoolExecutor(1, "headrace-answers")
@@ -158,30 +156,23 @@ async def _answer_at_once(target: object, connection: Connection) -> None:
 
 
 def _made(request: bytes) -> object:
-    """The object, or the error of making it, which every call then receives."""
-    try:
-        make, arguments = pickle.loads(request)
-        return make(*arguments)
-    except BaseException as error:  # noqa: BLE001 - process boundary, as below
-        return Portable.of(error)
+    """The object; raises whatever the user's code does."""
+    make, arguments = pickle.loads(request)
+    return make(*arguments)
 
 
-def _called(target: object, request: bytes) -> tuple[object, bool]:
-    """What a method returned or raised, and whether it raised."""
-    if isinstance(target, Portable):
-        return target, True
-    try:
-        method, arguments = pickle.loads(memoryview(request)[_HEAD.size :])
-        return getattr(target, method)(*arguments), False
-    except BaseException as error:  # noqa: BLE001 - process boundary: the caller receives the error
-        return Portable.of(error), True
+def _called(target: object, request: bytes) -> object:
+    """What the method returned. Each call of an object that could not be made raises why."""
+    if isinstance(target, Raised):
+        raise target.cause
+    method, arguments = pickle.loads(memoryview(request)[_HEAD.size :])
+    return getattr(target, method)(*arguments)
 
 
-def _message(request: bytes, outcome: object, failed: bool) -> bytes:
-    """The answer to a request."""
-    try:
-        packed = pickle.dumps(outcome, protocol=5)
-    except BaseException as error:  # noqa: BLE001 - pickling the outcome runs foreign code, as calling the method does
-        failed, packed = True, pickle.dumps(Portable.of(error), protocol=5)
+def _message(request: bytes, outcome: object) -> bytes:
+    """The answer to a request; `outcome` is what its method returned, or `Raised`."""
     number, _ = _HEAD.unpack_from(request)
-    return _HEAD.pack(number, failed) + packed
+    packed = outcome if isinstance(outcome, Raised) else attempt(pickle.dumps, outcome, protocol=5)
+    if isinstance(packed, Raised):
+        return _HEAD.pack(number, True) + pickle.dumps(Portable.of(packed.cause), protocol=5)
+    return _HEAD.pack(number, False) + packed

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from headrace import errors
+from headrace.batching.tasks import Raised, attempt
 from headrace.errors import HeadraceError, ProcessError, RecordError, text_of
 
 
@@ -27,21 +28,14 @@ class Portable:
     @classmethod
     def of(cls, error: BaseException) -> Portable:
         """The portable form of an exception."""
-        try:
-            pickled = pickle.dumps(error)
-            if type(pickle.loads(pickled)) is not type(error):
-                pickled = b""
-        except BaseException:  # noqa: BLE001 - pickling a user's class may raise anything; the error must still arrive
-            pickled = b""
+        there = attempt(_there_and_back, error)
+        pickled = there[0] if not isinstance(there, Raised) and type(there[1]) is type(error) else b""
         return cls(pickled, type(error).__name__, text_of(error), isinstance(error, HeadraceError))
 
     def unpacked(self) -> Exception:
         """The exception, or one with the same name and message."""
         if self.pickled:
-            try:
-                error = pickle.loads(self.pickled)
-            except BaseException:  # noqa: BLE001 - the class is missing or cannot be created here
-                error = None
+            error = attempt(pickle.loads, self.pickled)  # its class may be missing here
             if isinstance(error, Exception):
                 return error
         if self.own and isinstance(known := getattr(errors, self.kind, None), type):
@@ -54,12 +48,10 @@ class Portable:
 def pack(results: Sequence[object], refusal: type[Exception] = RecordError) -> bytes:
     """Results as bytes; exceptions become `Portable`, and an unpicklable result becomes a `refusal`."""
     sent = [Portable.of(result) if isinstance(result, BaseException) else result for result in results]
-    try:
-        packed = pickle.dumps(sent, protocol=5)
-        pickle.loads(packed)
-    except BaseException:  # noqa: BLE001 - pickling a user's class may raise anything
-        packed = pickle.dumps([_movable(result, refusal) for result in sent], protocol=5)
-    return packed
+    there = attempt(_there_and_back, sent)
+    if isinstance(there, Raised):
+        return pickle.dumps([_movable(result, refusal) for result in sent], protocol=5)
+    return there[0]
 
 
 def pack_request(request: object, what: str = "the record") -> bytes:
@@ -68,10 +60,10 @@ def pack_request(request: object, what: str = "the record") -> bytes:
     Raises:
         UnsendableError: something in it cannot be pickled.
     """
-    try:
-        return pickle.dumps(request, protocol=5)
-    except BaseException as error:  # pickling a user's class may raise anything
-        raise UnsendableError(f"{what} cannot be sent to another process: {text_of(error)}") from error
+    packed = attempt(pickle.dumps, request, protocol=5)
+    if isinstance(packed, Raised):
+        raise UnsendableError(f"{what} cannot be sent to another process: {text_of(packed.cause)}") from packed.cause
+    return packed
 
 
 def unpack(packed: bytes) -> list[object]:
@@ -80,10 +72,14 @@ def unpack(packed: bytes) -> list[object]:
 
 
 def _movable(result: object, refusal: type[Exception]) -> object:
-    try:
-        pickle.loads(pickle.dumps(result, protocol=5))
-    except BaseException as error:  # noqa: BLE001 - as above
-        return Portable.of(
-            refusal(f"a result of type {type(result).__name__} cannot leave its process: {text_of(error)}")
-        )
+    there = attempt(_there_and_back, result)
+    if isinstance(there, Raised):
+        words = text_of(there.cause)
+        return Portable.of(refusal(f"a result of type {type(result).__name__} cannot leave its process: {words}"))
     return result
+
+
+def _there_and_back(value: object) -> tuple[bytes, object]:
+    """The value as bytes, and made of them again. Both run methods of the user's classes."""
+    packed = pickle.dumps(value, protocol=5)
+    return packed, pickle.loads(packed)

@@ -17,7 +17,7 @@ import pytest
 from tests.acceptance.command import end, headrace, start
 from tests.small_models import text_model
 
-RECORDS = 4_000
+RECORDS = 1_500
 WORDS = "the canal feeds a mill and its wheel turns so that water never stands still".split()  # noqa: SIM905
 EAGER = "from headrace.app.jobs import tuning; tuning._WORTH_S = tuning.LEAST_GAIN = 0.0; "
 """Lets a short job try bfloat16, and take it however small the gain is with a small model."""
@@ -27,7 +27,7 @@ FOUND = "from headrace.engines.networks import pytorch; pytorch.speeds = lambda 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Some thousand records, and a model just large enough to be tried in bfloat16."""
+    """Records, and a model just large enough to be tried in bfloat16."""
     text_model(tmp_path / "model", head=False, hidden_size=256, initializer_range=0.02)
     with (tmp_path / "in.jsonl").open("w") as file:
         for n in range(RECORDS):

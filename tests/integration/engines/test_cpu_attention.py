@@ -30,7 +30,7 @@ def _timed_anew() -> Iterator[None]:
 )
 @settings(deadline=None, max_examples=25)
 def test_each_way_is_attention(
-    way: cpu_attention.Way, masked: str, shape: tuple[int, ...], scale: float | None, at_once: int
+    way: cpu_attention.AttentionWay, masked: str, shape: tuple[int, ...], scale: float | None, at_once: int
 ) -> None:
     torch.manual_seed(sum(shape))
     queries, keys, values = (torch.randn(shape) for _ in range(3))

@@ -13,7 +13,7 @@ import torch
 from headrace.device import streams
 from headrace.device.cuda_graphs import MemoryRead
 from headrace.device.graph_runner import GraphRunner
-from headrace.device.graphs import Shape, ShapeBook
+from headrace.device.graphs import BatchShape, ShapeBook
 from headrace.engines.choosing.registry import create
 from headrace.engines.networks import pytorch
 from headrace.errors import ConfigError
@@ -95,7 +95,7 @@ def test_a_shape_that_cannot_be_captured_or_gives_other_vectors_is_run_as_before
     for batch in batches(engine):
         assert len(engine.forward(batch)) == len(batch)
     assert engine.network.meter.read().replayed == before
-    assert book.state(Shape(4, 16)) == "refused"
+    assert book.state(BatchShape(4, 16)) == "refused"
 
 
 def test_after_a_failed_capture_no_other_shape_is_tried_and_the_reason_is_kept(engine: Any) -> None:

@@ -18,7 +18,7 @@ from headrace.app.jobs.job import JobSettings
 from headrace.app.servers import warm_up as warm_up_module
 from headrace.app.servers.warm_up import warm_up
 from headrace.device.cache import TuningCache
-from headrace.device.memory import MemoryLimit, PeakMeter
+from headrace.device.memory import AvailableMemory, PeakMeter
 from headrace.device.placement import choose_device
 from headrace.engines.choosing.config import EngineConfig
 from headrace.engines.networks import pytorch as torch_network
@@ -142,7 +142,7 @@ def test_a_server_takes_no_budget_that_would_fill_the_memory(
         peaks.largest = max(peaks.largest, arrays["input_ids"].size)
         return run(self, arrays)
 
-    limit = MemoryLimit(round((100_000_000 + 100_000 * tokens) / 0.8), "a test")
+    limit = AvailableMemory(round((100_000_000 + 100_000 * tokens) / 0.8), "a test")
     monkeypatch.setattr(torch_network.TorchNetwork, "run", counted)
     monkeypatch.setattr(warm_up_module, "memory_of", lambda engine: (limit, peaks))
     monkeypatch.setattr(warm_up_module, "knee", lambda points, most_s: max(points, key=lambda point: point.budget))

@@ -14,7 +14,7 @@ import pytest
 from tests.settings import job_settings
 
 import headrace
-from headrace.app.jobs import job as app_job
+from headrace.app.jobs.plan import engine_identity
 from headrace.errors import ResumeMismatchError
 from headrace.testing import FakeEngine
 
@@ -111,4 +111,4 @@ def test_a_factory_of_ones_own_is_not_called_for_a_finished_job(
 def test_an_object_made_already_is_asked_what_it_is(rows: Path, tmp_path: Path) -> None:
     engine = FakeEngine()
     settings = job_settings(rows, tmp_path / "out.jsonl", engine=engine)
-    assert app_job.engine_identity(settings) is None
+    assert engine_identity(settings) is None

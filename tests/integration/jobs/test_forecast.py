@@ -13,7 +13,7 @@ import pytest
 from headrace.app.jobs.job import JobSettings, execute, rehearse
 from headrace.cli.run import _rehearse as tell_forecast
 from headrace.device.forward import ForwardMeter
-from headrace.device.memory import MemoryLimit, PeakMeter
+from headrace.device.memory import AvailableMemory, PeakMeter
 from headrace.engines.choosing.config import EngineConfig
 from headrace.errors import ConfigError
 from headrace.jobs.pipeline.job import StopRequest
@@ -76,7 +76,7 @@ class Large(FakeEngine):
         return {}
 
     def forward_meter(self) -> ForwardMeter:
-        return ForwardMeter(None, memory=lambda: (MemoryLimit(1_000_000_000, "a small device"), self.meter))
+        return ForwardMeter(None, memory=lambda: (AvailableMemory(1_000_000_000, "a small device"), self.meter))
 
     def forward(self, batch: list[str]) -> list[list[float]]:
         words = len(batch) * max(len(text.split()) for text in batch)

@@ -31,4 +31,4 @@ def test_a_page_that_is_given_to_two_is_found(monkeypatch: pytest.MonkeyPatch) -
         return done
 
     monkeypatch.setattr(PrefixCache, "grow", twice)
-    assert fuzz(100, seed=1, different=30, at_once=12, **FEW).wrong
+    assert fuzz(40, seed=1, different=30, at_once=12, **FEW).wrong

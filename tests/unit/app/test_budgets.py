@@ -14,7 +14,7 @@ from headrace.app.jobs.budgets import BudgetListener, follow
 from headrace.batching.dynamic import DynamicBatcher
 from headrace.device.budget import BudgetTuner
 from headrace.device.cache import TuningCache
-from headrace.device.memory import MemoryLimit, MemoryModel, MemoryWatch, PeakMeter
+from headrace.device.memory import AvailableMemory, MemoryModel, MemoryWatch, PeakMeter
 from headrace.engines.choosing.config import EngineConfig
 from headrace.events import BatchDone, BudgetChanged, Event, JobDone
 from headrace.testing import FakeEngine
@@ -115,7 +115,7 @@ def test_a_simulated_memory_is_filled_to_four_fifths_and_never_overflows(
     device = SimulatedMemory(model)
     target = batcher(start)
     tuner = BudgetTuner(start, start / 4, 1e7)
-    watch = MemoryWatch(MemoryLimit(int(limit), "a test"), device)
+    watch = MemoryWatch(AvailableMemory(int(limit), "a test"), device)
     listener = BudgetListener(target, tuner, watch, lambda event: None, (TuningCache(tmp_path), {}))
     worst = 0.0
     for number in range(10_000):
@@ -152,7 +152,7 @@ def test_a_job_whose_first_budget_is_four_times_too_large_finishes(tmp_path: Pat
             listener=lambda event: listener(event),  # noqa: PLW0108 - it is made below
         )
         tuner = BudgetTuner(4 * room, 64, 64 * room)
-        watch = MemoryWatch(MemoryLimit(1 << 40, "a test"), PeakMeter(tmp_path))
+        watch = MemoryWatch(AvailableMemory(1 << 40, "a test"), PeakMeter(tmp_path))
         listener = BudgetListener(target, tuner, watch, lambda event: None, (TuningCache(tmp_path), {}))
 
         async with target:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from headrace.app.grid import Setting, _Point, _Way
+from headrace.app.grid import Setting, _LoadedSetting, _Point
 from headrace.engines.profile import EngineProfile
 from headrace.errors import EngineOutOfMemoryError
 from headrace.jobs.pipeline.work import Work
@@ -42,7 +42,7 @@ class Engine:
 
 
 def point(engine: Engine) -> _Point:
-    way = _Way(Setting("torch", "float32", None), engine, {}, "", True)  # type: ignore[arg-type]
+    way = _LoadedSetting(Setting("torch", "float32", None), engine, {}, "", True)  # type: ignore[arg-type]
     work = [Work(Record(n, str(n), {}), {}, n, 8) for n in range(12)]
     return _Point(way, 64, [work[:8], work[8:9], work[9:]])
 

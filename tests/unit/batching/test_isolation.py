@@ -14,7 +14,7 @@ from tests.unit.batching.doubles import Engine, double, outcomes
 from tests.unit.virtual_time import VirtualTime
 
 from headrace import DynamicBatcher
-from headrace.batching.dispatch.isolation import MemoryLimit
+from headrace.batching.dispatch.isolation import LargestFit
 from headrace.batching.pending import is_out_of_memory
 from headrace.errors import EngineDeadError, EngineOutOfMemoryError
 from headrace.events import BatchFormed, BatchSplit, Event
@@ -190,7 +190,7 @@ def test_those_who_left_are_not_run_again(virtual: VirtualTime, mapped: bool) ->
 
 
 def test_a_memory_limit_halves_but_not_below_what_is_known_to_fit() -> None:
-    limit = MemoryLimit()
+    limit = LargestFit()
     limit.succeeded(70)
     limit.failed(100)
     assert limit.cost == 70

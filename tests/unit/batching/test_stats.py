@@ -16,7 +16,7 @@ from tests.unit.batching.doubles import Engine, outcomes
 from tests.unit.virtual_time import VirtualTime
 
 from headrace import BatchStats, DynamicBatcher
-from headrace.batching.stats import WINDOW_S, Durations, Meter
+from headrace.batching.stats import WINDOW_S, BatchMeter, Durations
 
 
 def test_counts_are_true_during_the_first_long_batch(virtual: VirtualTime) -> None:
@@ -62,7 +62,7 @@ def test_counts_are_true_when_idle(virtual: VirtualTime) -> None:
 @given(st.randoms(use_true_random=False))
 def test_busy_seconds_of_the_window_are_those_of_the_last_minute(chance: random.Random) -> None:
     """Against every second counted one by one."""
-    meter = Meter()
+    meter = BatchMeter()
     meter.start(0)
     running: list[int] = []
     busy: list[bool] = []
@@ -164,7 +164,7 @@ def test_percentiles_of_waiting_and_of_processing(virtual: VirtualTime) -> None:
 
 @given(st.lists(st.floats(1e-6, 1800), min_size=1, max_size=50), st.floats(0.01, 1))
 def test_a_percentile_is_at_most_a_fifth_too_high(durations: list[float], share: float) -> None:
-    meter = Meter()
+    meter = BatchMeter()
     for duration in durations:
         meter.began(0, 0, 0, 0, "idle", ())
         meter.ended(duration, 0, 0, 0, duration)
@@ -220,7 +220,7 @@ def test_a_snapshot_is_frozen_stays_as_it_is_and_can_be_sent(virtual: VirtualTim
 
 
 def test_the_recent_past_takes_bounded_memory() -> None:
-    meter = Meter()
+    meter = BatchMeter()
     meter.start(0)
     for step in range(100_000):
         meter.began(step * 0.01, 0, 0, 0, "idle", ())

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from headrace.device.graphs import Shape, ShapeBook
+from headrace.device.graphs import BatchShape, ShapeBook
 
 GB = 1 << 30
 
@@ -28,10 +28,10 @@ def test_a_shape_is_captured_once_it_was_often_seen_and_is_replayed_where_that_i
     book = ShapeBook(GB)
     for _ in range(15):
         run(book, 3, 20, direct_s=0.004, replay_s=0.001)
-    assert book.state(Shape(4, 32)) == "seen"
+    assert book.state(BatchShape(4, 32)) == "seen"
     for _ in range(50):
         run(book, 4, 30, direct_s=0.004, replay_s=0.001)
-    assert book.state(Shape(4, 32)) == "captured"
+    assert book.state(BatchShape(4, 32)) == "captured"
 
 
 @pytest.mark.parametrize("replay_s", [0.004, 0.0039, 0.02])
@@ -39,7 +39,7 @@ def test_a_shape_whose_replays_are_not_faster_is_given_up_for_good(replay_s: flo
     book = ShapeBook(GB)
     for _ in range(500):
         run(book, 4, 32, direct_s=0.004, replay_s=replay_s)
-    assert book.state(Shape(4, 32)) == "refused"
+    assert book.state(BatchShape(4, 32)) == "refused"
 
 
 def test_shapes_are_bounded_in_number_memory_and_size() -> None:
@@ -49,7 +49,7 @@ def test_shapes_are_bounded_in_number_memory_and_size() -> None:
         book = ShapeBook(room)
         for _ in range(20_000):
             run(book, *chance.choice(shapes), direct_s=0.004, replay_s=0.001)
-        captured = [shape for texts, length in shapes if book.state(shape := Shape(texts, length)) == "captured"]
+        captured = [shape for texts, length in shapes if book.state(shape := BatchShape(texts, length)) == "captured"]
         assert len(captured) <= most
     assert book.shape(512, 64) is None, "the device is busy with that for long enough"
 
@@ -58,8 +58,8 @@ def test_a_rare_shape_is_not_captured() -> None:
     book = ShapeBook(GB)
     for number in range(10_000):
         run(book, 4, 32 if number % 100 else 16, direct_s=0.004, replay_s=0.001)
-    assert book.state(Shape(4, 16)) == "seen"
-    assert book.state(Shape(4, 32)) == "captured"
+    assert book.state(BatchShape(4, 16)) == "seen"
+    assert book.state(BatchShape(4, 32)) == "captured"
 
 
 @pytest.mark.parametrize(("texts", "length"), [(1, 1), (5, 100), (8, 129), (63, 128)])

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from headrace.device.memory import (
     TARGET_SHARE,
+    BatchPeak,
     MemoryModel,
-    Peak,
     PeakMeter,
     fit,
     memory_limit,
@@ -24,13 +24,13 @@ POINTS = [(256, 16), (1_024, 16), (1_024, 128), (2_048, 256)]
 @given(st.floats(1e7, 1e9), st.floats(1e2, 1e6), st.floats(0, 1e4))
 def test_the_fit_finds_what_made_the_peaks(fixed: float, per_token: float, per_pair: float) -> None:
     device = MemoryModel(fixed, per_token, per_pair)
-    found = fit([Peak(tokens, length, device.peak(tokens, length)) for tokens, length in POINTS])
+    found = fit([BatchPeak(tokens, length, device.peak(tokens, length)) for tokens, length in POINTS])
     assert found.peak(4_096, 200) == pytest.approx(device.peak(4_096, 200), rel=1e-3)
 
 
 def test_a_fit_of_one_point_or_of_noise_takes_nothing_away() -> None:
-    assert fit([Peak(100, 10, 5e6)]).peak(100, 10) == pytest.approx(5e6, rel=1e-3)
-    falling = fit([Peak(100, 10, 5e6), Peak(1_000, 10, 4e6), Peak(1_000, 100, 4e6)])
+    assert fit([BatchPeak(100, 10, 5e6)]).peak(100, 10) == pytest.approx(5e6, rel=1e-3)
+    falling = fit([BatchPeak(100, 10, 5e6), BatchPeak(1_000, 10, 4e6), BatchPeak(1_000, 100, 4e6)])
     assert falling.per_token >= 0 and falling.per_pair >= 0
     with pytest.raises(ValueError, match="no peak"):
         fit([])
@@ -42,7 +42,7 @@ def test_ten_thousand_mixed_batches_fill_four_fifths_and_never_fail(seed: int) -
     chance = random.Random(seed)
     limit = 8e9
     device = MemoryModel(chance.uniform(0.5e9, 2e9), chance.uniform(2e4, 2e5), chance.uniform(0, 400))
-    measured = [Peak(t, n, device.peak(t, n) * chance.uniform(0.99, 1.01)) for t, n in [*POINTS, (8_192, 256)]]
+    measured = [BatchPeak(t, n, device.peak(t, n) * chance.uniform(0.99, 1.01)) for t, n in [*POINTS, (8_192, 256)]]
     longest = 256
     budget = fit(measured).largest_budget(TARGET_SHARE * limit, longest)
     shares = []

@@ -2,11 +2,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from headrace.jobs.state.in_flight import InFlight
+from headrace.jobs.state.in_flight import InFlightFile
 
 
 def test_two_batches_in_the_engine_are_both_noted_until_each_has_left(tmp_path: Path) -> None:
-    noted, later = InFlight(tmp_path), InFlight(tmp_path)
+    noted, later = InFlightFile(tmp_path), InFlightFile(tmp_path)
     first, second = [5, 3], [10, 12, 11]
     noted.enter(first)
     noted.enter(second)

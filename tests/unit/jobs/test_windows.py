@@ -16,7 +16,7 @@ from headrace.io.storage.parts import Interval, PartFolder
 from headrace.jobs.pipeline.job import Job
 from headrace.jobs.pipeline.ordering import in_windows
 from headrace.jobs.state.ledger import Ledger
-from headrace.jobs.state.passes import Finished, Pass
+from headrace.jobs.state.passes import FinishedJob, Pass
 from headrace.jobs.state.window import Window, read_order, stretches, write_order
 from headrace.jobs.state.windows import STRIDE, Windows
 from headrace.records import Failed, Ok, Record
@@ -256,5 +256,5 @@ def test_a_pass_in_input_order_still_counts_what_waits_in_sorted_windows(tmp_pat
     assert in_windows(job, todo)[0].windows is None
 
 
-def finish() -> Finished:
+def finish() -> FinishedJob:
     raise AssertionError

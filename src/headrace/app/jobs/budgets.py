@@ -20,7 +20,7 @@ from headrace.events import BatchDone, BatchSplit, BudgetChanged, Event, JobDone
 _RANGE = (4, 32)
 """How many times smaller and larger the budget may become than the engine's default."""
 _START = 4
-"""On a CPU, a job begins with so many times the engine's default, which also suits requests of a server."""
+"""On a CPU, a job begins with this multiple of the engine's default, which must also suit requests of a server."""
 
 
 def find_key(engine: TunableEngine, task: str) -> dict[str, object]:

@@ -39,7 +39,7 @@ from headrace.jobs.pipeline.work import Work
 from headrace.jobs.planning.forecast import Forecast, forecast
 from headrace.jobs.planning.survey import Survey, survey, survey_prompts
 from headrace.jobs.settings import JobSettings as JobSettings
-from headrace.jobs.state.in_flight import InFlight, warn_of_crash
+from headrace.jobs.state.in_flight import InFlightFile, warn_of_crash
 from headrace.jobs.state.output import LIVE, REPORT
 from headrace.observe.exporters.trace import TraceWriter
 from headrace.observe.live.progress import Progress
@@ -224,7 +224,7 @@ def build(
     identity = None if settings.retry or later else plan.columns.id
     if identity:
         numpy_or_refuse()
-    in_flight = None if settings.config.engine_process or batcher is not None else InFlight(plan.output.work)
+    in_flight = None if settings.config.engine_process or batcher is not None else InFlightFile(plan.output.work)
     return Job(
         settings=settings,
         source=plan.source,
@@ -262,7 +262,7 @@ def build_batcher(
     engine: Engine,
     stop: StopRequest,
     listener: Listener,
-    in_flight: InFlight | None = None,
+    in_flight: InFlightFile | None = None,
 ) -> Batcher[Work, object]:
     """Make the batcher of a job."""
     batching = BatcherSettings(

@@ -11,7 +11,6 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from types import TracebackType
 from typing import Literal, Self
 
 from headrace.app.jobs.downloads import model_state, resolved_for
@@ -52,7 +51,7 @@ from headrace.jobs.settings import (
     check_values,
 )
 from headrace.jobs.state.output import JobOutput, StartMode
-from headrace.jobs.state.passes import Finished
+from headrace.jobs.state.passes import FinishedJob
 from headrace.jobs.state.state_file import read_state
 from headrace.records import LeftOut, Unreadable, kept_value
 
@@ -79,9 +78,7 @@ class Plan:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -123,7 +120,7 @@ def _release(opened: Source) -> None:
 def _checked(
     settings: JobSettings, opened: Source, target: Target, undo: contextlib.ExitStack, *, own_engine: bool
 ) -> Plan:
-    """See `check`. What must be undone if it raises is added to `undo`."""
+    """The plan. What must be undone if `check` raises is added to `undo`."""
     source = opened
     left_out = tuple(source.left_out) if isinstance(source, (FileSource, ImageSource)) else ()
     url = openai.url_of(source)
@@ -181,11 +178,7 @@ def _columns(settings: JobSettings, task: Task, url: str | None) -> Columns:
 
 
 def _check_output(settings: JobSettings, output: JobOutput) -> None:
-    """Check that the output can be written and belongs to this job.
-
-    Raises:
-        ConfigError: it cannot or does not.
-    """
+    """Check that the output can be written and belongs to this job."""
     try:
         if settings.overwrite or not output.is_finished:
             for place in (target_of(output.target), output.work):  # which may be on two disks
@@ -202,9 +195,6 @@ def _check_kept(source: Source, names: Sequence[str], format: str) -> None:  # n
     """Check in the first rows that the output can hold the columns to keep, and say which change their type.
 
     A single value that it cannot hold fails its record only.
-
-    Raises:
-        ConfigError: it has no such type, or cannot hold any of the values.
     """
     if not names:
         return
@@ -223,11 +213,7 @@ def _can_keep(row: Mapping[str, object], name: str) -> bool:
 
 
 def _check_unsent(source: Source, config: EngineConfig, columns: Columns, url: str | None) -> None:
-    """Say which settings in the first rows reach no model.
-
-    Raises:
-        ConfigError: the lines of a batch file name a model, and the engine would ask another for embeddings.
-    """
+    """Say which settings in the first rows reach no model."""
     rows = next((chunk.records for chunk in source.chunks(lambda position: position) if chunk.records), ())
     known = dict.fromkeys(name for record in rows[:_TRIED_ROWS] for name in record.data)
     if url is None:
@@ -248,11 +234,7 @@ def _check_unsent(source: Source, config: EngineConfig, columns: Columns, url: s
 
 
 def _dataset(settings: JobSettings, target: Target) -> str:
-    """The address of a dataset with its commit. A resume reads the commit that the job was begun with.
-
-    Raises:
-        ConfigError: the hub has no such dataset or revision, or refuses it.
-    """
+    """The address of a dataset with its commit. A resume reads the commit that the job was begun with."""
     address = parse_dataset(str(settings.source), HUB_OPTIONS)
     state = None if settings.overwrite else read_state(target.work / "job.json")
     kept = None if state is None else state.get("settings")
@@ -276,11 +258,7 @@ def _target(settings: JobSettings) -> Target:
 
 
 def _selected(source: Source, settings: JobSettings, url: str | None) -> tuple[Source, Source]:
-    """The rows that the job reads, and the same rows as far as they can be shown now.
-
-    Raises:
-        ConfigError: the input cannot be used with several steps.
-    """
+    """The rows that the job reads, and the same rows as far as they can be shown now."""
     if not settings.selection.is_all:
         source = SelectedSource(source, settings.selection)
     if settings.step is None:
@@ -328,11 +306,7 @@ def _writer(settings: JobSettings, target: Target, column: str, url: str | None)
 
 
 def _check_vectors(target: Target, config: EngineConfig) -> None:
-    """Check that the outputs are vectors as Qdrant takes them.
-
-    Raises:
-        ConfigError: they are not.
-    """
+    """Check that the outputs are vectors as Qdrant takes them."""
     numbers = config.engine_options.get("output_dtype") or "float32"
     if task_named(config.task).outputs not in ("vector", "any"):
         raise ConfigError(
@@ -347,7 +321,7 @@ def _check_vectors(target: Target, config: EngineConfig) -> None:
         )
 
 
-def finished_before(plan: Plan) -> Finished | None:
+def finished_before(plan: Plan) -> FinishedJob | None:
     """How the job ended, if it is known without loading the engine; else None.
 
     The engine is identified by its name, options and files; all other settings are compared as in any resume.
@@ -369,7 +343,7 @@ def finished_before(plan: Plan) -> Finished | None:
         return None
     with output.locked():
         ended = output.begin_retry(start) if settings.retry else output.begin(start)
-    return ended if isinstance(ended, Finished) else None
+    return ended if isinstance(ended, FinishedJob) else None
 
 
 def start_mode(plan: Plan, engine: Mapping[str, object]) -> StartMode:
@@ -385,7 +359,7 @@ def start_mode(plan: Plan, engine: Mapping[str, object]) -> StartMode:
 
 
 def engine_identity(settings: JobSettings) -> str | None:
-    """See `engines.choosing.identity`."""
+    """Identifies the engine by its name, options and files; None if it cannot be identified without loading it."""
     config = settings.config
     return identity(config.task or "", config.model, config.engine, config.engine_options, config.commit)
 

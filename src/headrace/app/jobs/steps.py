@@ -31,7 +31,7 @@ from headrace.jobs.planning.survey import Survey
 from headrace.jobs.settings import JobSettings, StepSettings, anchored
 from headrace.jobs.state.fingerprint import check_same
 from headrace.jobs.state.inspection import holder_of, known_target
-from headrace.jobs.state.lock import Holder, exclusive
+from headrace.jobs.state.lock import LockHolder, exclusive
 from headrace.jobs.state.state_file import read_state
 from headrace.observe.reporting.report import Report, StepFigures
 
@@ -62,11 +62,11 @@ class StepsEnd:
     """How a job of several steps ended."""
 
     end: JobEnd
-    """Of the step that was run last."""
+    """How the step that was run last ended."""
     settings: JobSettings
-    """Of that step."""
+    """The settings of that step."""
     report: Report
-    """Of that step; its `steps` are the figures of all steps so far."""
+    """The report of that step; its `steps` are the figures of all steps so far."""
 
 
 def prepare_steps(job: JobSettings, steps: Sequence[Step], model_column: str | None = None) -> list[JobSettings]:
@@ -88,7 +88,7 @@ def run_steps(
     """Run all steps that are not finished, in their order, or until asked to stop. Blocks.
 
     Args:
-        settings: of each step; see `prepared`.
+        settings: of each step, from `prepare_steps`.
         execute: runs one step.
         on_step: called with the number of each step, from 1, before it is run.
 
@@ -178,7 +178,7 @@ def steps_here(name: str) -> list[StepHere]:
     ]
 
 
-def steps_holder(name: str) -> Holder | None:
+def steps_holder(name: str) -> LockHolder | None:
     """The process that runs the steps of this output; None if none does, or in a store, where each step has a lease."""
     return holder_of(known_target(name).work / FOLDER / "lock")
 
@@ -189,11 +189,7 @@ def _step(settings: JobSettings) -> StepSettings:
 
 
 def _checked(settings: Sequence[JobSettings]) -> list[Plan]:
-    """The plans of all steps.
-
-    Raises:
-        ConfigError: a parameter, file, column or model of a step cannot be used.
-    """
+    """The plans of all steps."""
     plans: list[Plan] = []
     for one in settings:
         try:
@@ -208,11 +204,7 @@ def _checked(settings: Sequence[JobSettings]) -> list[Plan]:
 
 
 def _check_columns(plan: Plan, first: Plan) -> None:
-    """Check that no output of a step takes the place of a column of the input.
-
-    Raises:
-        ConfigError: it would.
-    """
+    """Check that no output of a step takes the place of a column of the input."""
     step = _step(plan.settings)
     if step.choice is not None:
         return
@@ -300,11 +292,7 @@ def _finished(last: Plan) -> StepsEnd | None:
 
 
 def _verify(plan: Plan) -> JobEnd | None:
-    """How a finished step ended; None if it is to be run. Its output may be gone, once no step needs it.
-
-    Raises:
-        ResumeMismatchError: it was made with other settings.
-    """
+    """How a finished step ended; None if it is to be run. Its output may be gone, once no step needs it."""
     settings, output = plan.settings, plan.output
     if changes(settings) != "refuse" or (state := output.read_state()) is None or state["finished"] is None:
         return None

@@ -40,7 +40,7 @@ _MOST_RECORDS = 2_000
 _BATCH_SHARE = 0.25
 """Cost of a job's trial batches, as a share of the engine's own: more batches show more lengths in the same time."""
 _LEAST_BATCHES = 5
-"""Run in both dtypes, if there are so many: other work may disturb a single one."""
+"""The fewest batches to run in both dtypes, if the sample has them: other work may disturb a single one."""
 _EMULATED = 0.35
 """A resumed job is refused where a product is computed at less than this speed of float32, and goes on otherwise.
 

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from headrace.batching.dispatch.isolation import MemoryLimit, halves, should_split
+from headrace.batching.dispatch.isolation import LargestFit, halves, should_split
 from headrace.batching.dispatch.offload import CallTimer, ProcessCaller
 from headrace.batching.dispatch.submission import DispatchContext
 from headrace.batching.options import BatchOptions
@@ -53,7 +53,7 @@ class Dispatcher:
         self._last_done = 0.0
         self._runs: dict[asyncio.Task[None], list[QueueEntry]] = {}
         self._cancelled_calls: set[asyncio.Task[list[object]]] = set()
-        self._memory = MemoryLimit()
+        self._memory = LargestFit()
         self._draining = False
         self._ended = False
         self._flush_count = 0

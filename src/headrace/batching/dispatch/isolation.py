@@ -18,7 +18,7 @@ def should_split(exc: BaseException, on_error: OnError) -> bool:
     return on_error == "isolate" and not isinstance(exc, (EngineDeadError, BadResultError))
 
 
-class MemoryLimit:
+class LargestFit:
     """Learns from out-of-memory errors how large a batch may be."""
 
     def __init__(self) -> None:

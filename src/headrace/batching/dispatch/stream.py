@@ -20,7 +20,7 @@ RecordT = TypeVar("RecordT")
 RUN = 64
 """Maximum records of a plain iterable that are read and queued together."""
 
-Chunk: TypeAlias = tuple[Sequence[Any], Sequence[Any], bool]
+MappedRun: TypeAlias = tuple[Sequence[Any], Sequence[Any], bool]
 """Records, their results, and whether any result is an exception."""
 
 _SPIN_S = 0.001
@@ -45,7 +45,7 @@ class RunSlice:
 
     __slots__ = ("arrival", "cost", "end", "holder", "run", "start", "stream")
 
-    def __init__(self, stream: Stream, run: RecordRun, start: int, end: int) -> None:
+    def __init__(self, stream: MappedStream, run: RecordRun, start: int, end: int) -> None:
         self.stream = stream
         self.run = run
         self.start = start
@@ -142,7 +142,7 @@ class StreamPort:
         self._submission.dispatcher.flush()
 
 
-class Stream:
+class MappedStream:
     """One mapped input, from reading its records to yielding their results.
 
     At most `limit` records are read before their results are yielded. With `flush`, records that wait at the end of the
@@ -163,21 +163,21 @@ class Stream:
         """Entries without results."""
         self.closed = False
 
-    def chunks(self, records: Iterable[object] | AsyncIterable[object]) -> AsyncGenerator[Chunk, None]:
+    def chunks(self, records: Iterable[object] | AsyncIterable[object]) -> AsyncGenerator[MappedRun, None]:
         """Yield chunks of results as they become ready.
 
         An exception raised by `records` is re-raised after all earlier results.
         """
         return self._chunks(self._feed(records))
 
-    def run_chunks(self, runs: AsyncIterable[Sequence[object]]) -> AsyncGenerator[Chunk, None]:
+    def run_chunks(self, runs: AsyncIterable[Sequence[object]]) -> AsyncGenerator[MappedRun, None]:
         """`chunks` for runs of records; all records of a run cost as much as its first.
 
         An empty run says that no run follows before results do: records that wait are batched immediately.
         """
         return self._chunks(self._feed_runs(runs))
 
-    async def _chunks(self, feed: Coroutine[object, None, None]) -> AsyncGenerator[Chunk, None]:
+    async def _chunks(self, feed: Coroutine[object, None, None]) -> AsyncGenerator[MappedRun, None]:
         feeder = asyncio.get_running_loop().create_task(feed, name="headrace-map-feeder")
         feeder.add_done_callback(self._fed)
         try:
@@ -209,7 +209,7 @@ class Stream:
             return
         _wake(self._reader)
 
-    def _next(self) -> Chunk | None:
+    def _next(self) -> MappedRun | None:
         if self._completed is None:
             if not self._runs or self._runs[0].missing:
                 return None

@@ -15,7 +15,7 @@ from headrace.batching.options import Options, number
 from headrace.batching.pending import PendingResult, QueueEntry, fail
 from headrace.batching.policy.cost import checked_cost
 from headrace.batching.policy.waiting_queue import WaitingQueue
-from headrace.batching.stats import Meter
+from headrace.batching.stats import BatchMeter
 from headrace.batching.tasks import current_task
 from headrace.errors import ConfigError, DeadlineExceededError, NotRunningError, QueueFullError, RecordTooLargeError
 
@@ -27,7 +27,7 @@ class DispatchContext:
     queue: WaitingQueue
     admission: Admission
     wakeup: Wakeup
-    meter: Meter
+    meter: BatchMeter
     options: Options
 
 
@@ -61,7 +61,7 @@ class Submission:
     def __init__(
         self,
         options: Options,
-        meter: Meter,
+        meter: BatchMeter,
         make_dispatcher: Callable[[DispatchContext], Dispatching],
     ) -> None:
         loop = asyncio.get_running_loop()

@@ -50,8 +50,8 @@ class Growth:
     """
 
     def __init__(self) -> None:
-        self._all = _Shares(_SAMPLE)
-        self._kinds: OrderedDict[tuple[str, Hashable], _Shares] = OrderedDict()
+        self._all = _GrowthShares(_SAMPLE)
+        self._kinds: OrderedDict[tuple[str, Hashable], _GrowthShares] = OrderedDict()
         self._errors: dict[str, float] = {}
         """By what records are alike in: the error of its predictions, less that of the predictions for all."""
         self._best: str | None = None
@@ -68,7 +68,7 @@ class Growth:
             value = _kind(name, start, most, group)
             if value is None:
                 continue
-            shares = self._kinds.setdefault((name, value), _Shares(_LATEST if name == "latest" else _SAMPLE))
+            shares = self._kinds.setdefault((name, value), _GrowthShares(_LATEST if name == "latest" else _SAMPLE))
             self._kinds.move_to_end((name, value))
             if len(shares) >= _ENOUGH_ALIKE:
                 error = abs(shares.beyond(0.0) - share) - usual
@@ -108,7 +108,7 @@ class Growth:
         shares = self._alike(start, most, group).outcomes_beyond((held - start) / room if held > start else 0.0)
         return [(start + room * share, probability) for share, probability in shares]
 
-    def _alike(self, start: float, most: float, group: Hashable) -> _Shares:
+    def _alike(self, start: float, most: float, group: Hashable) -> _GrowthShares:
         """The kept records that predict such a record best."""
         shares = self._all
         if self._best is not None:
@@ -117,7 +117,7 @@ class Growth:
         return shares
 
 
-class _Shares:
+class _GrowthShares:
     """How far the latest records grew, at most `size`."""
 
     def __init__(self, size: int) -> None:

@@ -39,7 +39,7 @@ class SlotEntry:
         """Its key in the engine, new each time it joins."""
 
 
-class Peak:
+class ExpectedPeak:
     """The largest cost that records will have together, if all that have not ended grow by the same amount in a step.
 
     A record that may end soon makes room before the others have grown.
@@ -120,9 +120,9 @@ class Slots:
         """Current cost of all records."""
         return sum(slot.held - slot.shared for slot in self._by_key.values())
 
-    def peak(self) -> Peak:
+    def peak(self) -> ExpectedPeak:
         """The expected cost of all records."""
-        peak = Peak()
+        peak = ExpectedPeak()
         for slot in self._by_key.values():
             peak.add(slot, self._outcomes(slot))
         return peak
@@ -130,7 +130,7 @@ class Slots:
     def _outcomes(self, slot: SlotEntry) -> list[tuple[float, float]]:
         return self.growth.outcomes(slot.start, slot.most, slot.held, slot.group)
 
-    def takes(self, peak: Peak, slot: SlotEntry) -> bool:
+    def takes(self, peak: ExpectedPeak, slot: SlotEntry) -> bool:
         """Add one more record to the expected cost of the others, if there is room."""
         if self.full:
             return False

@@ -41,7 +41,7 @@ _OWNER_POLL_S = 2.0
 
 
 @serve.ingress()
-class Server:
+class ReplicaServer:
     """One replica."""
 
     async def __init__(self, settings: ServerSettings) -> None:  # type: ignore[misc] # Ray awaits it
@@ -117,7 +117,7 @@ def application(
         arguments = {"name": NAME, "retry_after_s": replicas.cold_retry_after_s, "body": json.dumps(cold)}
         routing["request_router_config"] = {"request_router_class": RefusesWhenCold, "request_router_kwargs": arguments}
     deployed = serve.deployment(
-        Server,
+        ReplicaServer,
         name=NAME,
         ray_actor_options=_actor_options(resources.cpus, resources.gpus or 0.0),
         max_constructor_retry_count=1,  # a load failure is permanent

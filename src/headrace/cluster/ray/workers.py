@@ -9,7 +9,7 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from typing import NoReturn, TypeVar
 
 from headrace.app.jobs.describe import WorkerRoom
@@ -145,11 +145,10 @@ class RayWorkers:
         )(WorkerActor)
         self._started: list[RayWorker] = []
         self.initial = [self.start() for _ in range(resources.replicas)]
-        try:
+        with ExitStack() as undo:
+            undo.callback(self.close)  # the connection may outlive this job
             self.info = self._first_info()
-        except BaseException:  # re-raised: the connection may outlive this job
-            self.close()
-            raise
+            undo.pop_all()
 
     def start(self) -> RayWorker:
         """Start another worker.

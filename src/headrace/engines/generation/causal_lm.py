@@ -27,7 +27,7 @@ from headrace.engines.networks.pytorch import load_pretrained
 from headrace.engines.requests.chat import checked_messages, rendered
 from headrace.engines.requests.generation import GeneratedText, Request, Sampling, derived_seed, parse
 from headrace.engines.requests.long_prompts import LongPrompts, Place, PromptSplitter, prepared_by, room_of
-from headrace.engines.requests.vocabulary import check_ids, detokenized, token_strings
+from headrace.engines.requests.vocabulary import Vocabulary, check_ids
 from headrace.engines.text.max_length import choose_length, usable_positions
 from headrace.engines.text.truncation import TextTruncator
 from headrace.errors import EngineError, RecordError
@@ -51,7 +51,7 @@ class TokenizedRequest:
     counts_cached: bool = False
     """Whether the answer has `cached_tokens`."""
     place: Place = None
-    """See `headrace.engines.base.Placed`."""
+    """The place of the request among others, which its seed depends on; see `Placed`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ def folder_of(model: str | Path | None) -> Path:
     return ARITHMETIC if name in (None, "arithmetic") else find_folder(name)
 
 
-class CausalLM:
+class CausalLM(Vocabulary):
     """A model with its tokenizer: the code that both generation engines share.
 
     `split` loads a part of the model, see `networks.pytorch.load_pretrained`.
@@ -149,16 +149,16 @@ class CausalLM:
         return prepared_by(inputs, self, self._splitter)
 
     def whole(self, request: object, place: Place) -> Prepared[TokenizedRequest]:
-        """See `PromptEngine.whole`."""
+        """The request, not split."""
         ask = self._ask(self._parsed(request), place)
         return Prepared(ask, cost=len(ask.prompt), greedy=ask.sampling.temperature == 0)
 
     def room(self, request: object) -> int:
-        """See `PromptEngine.room`."""
+        """Tokens that the prompt may have."""
         return room_of(self.max_model_len, self._parsed(request).sampling.max_tokens)
 
     def count(self, request: object) -> int:
-        """See `PromptEngine.count`."""
+        """Tokens of the prompt; counting stops beyond the model's context."""
         parsed = self._parsed(request)
         try:
             return len(self._ids(parsed) if parsed.token_ids is None else parsed.token_ids)
@@ -207,7 +207,7 @@ class CausalLM:
         return tuple(words.ids)
 
     def tokenize(self, value: object, add_special_tokens: bool) -> list[int]:
-        """See `TokenizingEngine.tokenize`."""
+        """The ids of a text, or of the messages of a chat, before they are cut."""
         if isinstance(value, list):
             text = self._text(Request(None, checked_messages(value), self.prompting.sampling, {}))
         else:
@@ -216,14 +216,6 @@ class CausalLM:
             raise refusal
         [words] = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return list(words.ids)
-
-    def detokenize(self, ids: Sequence[int]) -> str:
-        """See `TokenizingEngine.detokenize`."""
-        return detokenized(self._tokenizer, ids)
-
-    def token_strings(self, ids: Sequence[int]) -> list[str]:
-        """See `TokenizingEngine.token_strings`."""
-        return token_strings(self._tokenizer, ids)
 
     def _text(self, request: Request) -> str:
         if request.prompt is not None:
@@ -294,12 +286,12 @@ class CausalLM:
         return self.device.type == "cuda" and not self._is_split
 
     def sleep(self) -> None:
-        """See `Sleeper.sleep`."""
+        """Move the weights to host memory."""
         if self.model is not None:
             to_host(self.model, self.device)
 
     def wake(self) -> None:
-        """See `Sleeper.wake`."""
+        """Undo `sleep`."""
         if self.model is not None:
             to_device(self.model, self.device)
 

@@ -44,7 +44,7 @@ class Noted(TokenSampler):
         return self._tokens[len(generated)]
 
 
-Run: TypeAlias = Callable[[list[TokenizedRequest], Sequence[TokenSampler]], object]
+AnswerAll: TypeAlias = Callable[[list[TokenizedRequest], Sequence[TokenSampler]], object]
 """Answers requests with these samplers."""
 
 
@@ -56,7 +56,7 @@ class Trial:
         alone: answers one request.
     """
 
-    def __init__(self, lm: CausalLM, alone: Run) -> None:
+    def __init__(self, lm: CausalLM, alone: AnswerAll) -> None:
         numbers = random.Random(0)
         steps = min(_STEPS, lm.max_model_len - 1)
         room = lm.max_model_len - steps
@@ -72,7 +72,7 @@ class Trial:
         found = [self._scores(alone, [place]) for place in range(len(prompts))]
         self._alone = torch.stack([scores for [scores] in (*found, found[1])])
 
-    def agrees(self, together: Run) -> bool:
+    def agrees(self, together: AnswerAll) -> bool:
         """Whether the scores of each step are the same, up to rounding, if all are answered together."""
         scores = torch.stack(self._scores(together, range(len(self._asks))))
         known = torch.isfinite(self._alone)
@@ -82,8 +82,8 @@ class Trial:
         apart = (own - other).norm(dim=-1)
         return bool((apart <= self._room * own.norm(dim=-1)).all())
 
-    def _scores(self, run: Run, places: Sequence[int]) -> list[torch.Tensor]:
-        """Of shape (steps, vocabulary), for each of these requests."""
+    def _scores(self, run: AnswerAll, places: Sequence[int]) -> list[torch.Tensor]:
+        """The scores of each of these requests, of shape (steps, vocabulary)."""
         noted = [Noted(self._tokens[place]) for place in places]
         run([self._asks[place] for place in places], noted)
         return [torch.stack(one.scores) for one in noted]

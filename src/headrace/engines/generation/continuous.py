@@ -6,28 +6,26 @@ import contextlib
 import queue
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from headrace.batching.options import whole
 from headrace.device.placement import running
-from headrace.engines.base import Prepared
 from headrace.engines.capabilities import PrefixCacheStats, Sleeper
-from headrace.engines.generation.answers import Answer, Resumed
 from headrace.engines.generation.causal_lm import CausalLM, PromptSettings, TokenizedRequest, folder_of
 from headrace.engines.generation.company import Trial
 from headrace.engines.generation.options import Generation
-from headrace.engines.generation.pageable import cannot_batch, check_pageable
-from headrace.engines.generation.paging import PAGE, Pages, open_cache, share_pages
+from headrace.engines.generation.paging import PAGE, Pages, cannot_batch, check_pageable, open_cache, share_pages
 from headrace.engines.generation.sampling import BatchSampler, TokenSampler
 from headrace.engines.generation.static import trial_of
 from headrace.engines.generation.tensor_parallel import is_follower, load_options, loaded_together, start_ranks
 from headrace.engines.networks.base import ModelCodeError, model_code
 from headrace.engines.profile import EngineProfile
 from headrace.engines.requests.generation import GeneratedText
+from headrace.engines.requests.vocabulary import TokenizedEngine
 from headrace.errors import ConfigError, EngineDeadError, EngineError
 from headrace.wording import shown
 
@@ -38,7 +36,29 @@ _TOKENS_PER_SLOT = 1_024
 """Default cache size per slot. Longer answers use the space of others."""
 
 
-class GenerationEngine:
+@dataclass(slots=True)
+class ActiveAnswer:
+    """A request in the engine."""
+
+    ask: TokenizedRequest
+    sampler: TokenSampler
+    before: tuple[int, ...]
+    """Generated before the request was removed and resumed."""
+    cached: int | None = None
+    """Tokens of the prompt that the prefix cache held when it began; None before."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResumedAnswer:
+    """A removed request with the tokens it has generated."""
+
+    ask: TokenizedRequest
+    sampler: TokenSampler
+    generated: tuple[int, ...]
+    cached: int | None
+
+
+class GenerationEngine(TokenizedEngine):
     """Answers prompts and chats with a model from a Hugging Face folder; satisfies `StepEngine`.
 
     Raises:
@@ -51,13 +71,13 @@ class GenerationEngine:
         slots = whole("max_num_seqs", options.max_num_seqs, 1)
         size = whole("tensor_parallel_size", options.tensor_parallel_size, 1)
         shares = options.enable_prefix_caching
-        self._answers: dict[int, Answer] = {}
+        self._answers: dict[int, ActiveAnswer] = {}
         self._is_split = size > 1
         self._before_sleep = PrefixCacheStats(0, 0, 0)
         self._ranks = start_ranks(folder_of(options.model), size, options.device, partial(GenerationEngine, options))
         with loaded_together(self._ranks):
             split = load_options(size) if self._is_split else None
-            self._lm = CausalLM(options, prompting, split)
+            self.tokens = self._lm = CausalLM(options, prompting, split)
             longest = self._lm.max_model_len
             wanted = (
                 slots * min(longest, _TOKENS_PER_SLOT) if options.kv_cache_tokens is None else options.kv_cache_tokens
@@ -116,7 +136,7 @@ class GenerationEngine:
 
     def _together(self, asks: Sequence[TokenizedRequest], samplers: Sequence[TokenSampler]) -> None:
         for key, (ask, sampler) in enumerate(zip(asks, samplers, strict=True)):
-            self.add(key, Resumed(ask, sampler, (), None))
+            self.add(key, ResumedAnswer(ask, sampler, (), None))
         while self._answers:
             for _, result in self.step():
                 if isinstance(result, Exception):
@@ -133,45 +153,29 @@ class GenerationEngine:
         """The model digest and all parameters that affect an answer."""
         return {"engine": "generation", **self._lm.describe()}
 
-    def prepare(self, inputs: Sequence[object]) -> list[Prepared[Any] | Exception]:
-        """The tokens of each request, or its chunks; a RecordError if it is invalid."""
-        return self._lm.prepare(inputs)
-
-    def tokenize(self, value: object, add_special_tokens: bool) -> list[int]:
-        """See `TokenizingEngine.tokenize`."""
-        return self._lm.tokenize(value, add_special_tokens)
-
-    def detokenize(self, ids: Sequence[int]) -> str:
-        """See `TokenizingEngine.detokenize`."""
-        return self._lm.detokenize(ids)
-
-    def token_strings(self, ids: Sequence[int]) -> list[str]:
-        """See `TokenizingEngine.token_strings`."""
-        return self._lm.token_strings(ids)
-
-    def span(self, record: TokenizedRequest | Resumed) -> tuple[float, float]:
+    def span(self, record: TokenizedRequest | ResumedAnswer) -> tuple[float, float]:
         """Tokens of the prompt with the first token of the answer, and with the longest allowed answer."""
-        ask = record.ask if isinstance(record, Resumed) else record
+        ask = record.ask if isinstance(record, ResumedAnswer) else record
         return len(ask.prompt) + 1, len(ask.prompt) + ask.sampling.max_tokens
 
-    def group(self, record: TokenizedRequest | Resumed) -> int:
+    def group(self, record: TokenizedRequest | ResumedAnswer) -> int:
         """The first page of the prompt, which requests of one kind have in common."""
-        return hash((record.ask if isinstance(record, Resumed) else record).prompt[:PAGE])
+        return hash((record.ask if isinstance(record, ResumedAnswer) else record).prompt[:PAGE])
 
     def follow(self, payload: TokenizedRequest, listener: Callable[[str], None]) -> TokenizedRequest:
         """The same request, with `listener` called with the partial answer."""
         return replace(payload, listener=listener)
 
     def count_cached(self, payload: TokenizedRequest) -> TokenizedRequest:
-        """See `PrefixCachingEngine.count_cached`."""
+        """The same request; its answer has `cached_tokens`."""
         return replace(payload, counts_cached=True)
 
-    def add(self, key: int, record: TokenizedRequest | Resumed) -> None:
+    def add(self, key: int, record: TokenizedRequest | ResumedAnswer) -> None:
         """Add a request to the next step."""
-        if isinstance(record, Resumed):
-            answer = Answer(record.ask, record.sampler, record.generated, record.cached)
+        if isinstance(record, ResumedAnswer):
+            answer = ActiveAnswer(record.ask, record.sampler, record.generated, record.cached)
         else:
-            answer = Answer(record, self._lm.sampler(record), ())
+            answer = ActiveAnswer(record, self._lm.sampler(record), ())
         ends = self._lm.ends_of(answer.ask)
         self._manager.add_request(
             [*answer.ask.prompt, *answer.before],
@@ -243,7 +247,7 @@ class GenerationEngine:
                 self.remove(key)
         return stopped
 
-    def _generation(self, answer: Answer, generated: Sequence[int]) -> GeneratedText:
+    def _generation(self, answer: ActiveAnswer, generated: Sequence[int]) -> GeneratedText:
         result = self._lm.answer(answer.ask, generated, answer.sampler)
         return {**result, "cached_tokens": answer.cached or 0} if answer.ask.counts_cached else result
 
@@ -260,18 +264,18 @@ class GenerationEngine:
         """Tokens of the prompt in pages of an earlier request."""
         return 0 if self._scheduler is None else self._scheduler.shared(str(key))
 
-    def overlap(self, record: TokenizedRequest | Resumed) -> float:
+    def overlap(self, record: TokenizedRequest | ResumedAnswer) -> float:
         """Tokens of the prompt in pages of requests that are in the engine."""
         if self._scheduler is None:
             return 0
-        ask, before = (record.ask, record.generated) if isinstance(record, Resumed) else (record, ())
+        ask, before = (record.ask, record.generated) if isinstance(record, ResumedAnswer) else (record, ())
         return self._scheduler.pages.held((*ask.prompt, *before))
 
     def prefix_cache_stats(self) -> PrefixCacheStats:
         """Counts of tokens, also if no pages are shared; 0 with transformers' own scheduler."""
         return self._before_sleep if self._scheduler is None else self._scheduler.stats
 
-    def remove(self, key: int) -> Resumed | None:
+    def remove(self, key: int) -> ResumedAnswer | None:
         """Remove a request. When it resumes, its generated tokens are prefilled, not generated again."""
         answer = self._answers.get(key)
         if answer is None:
@@ -284,7 +288,7 @@ class GenerationEngine:
             if self._ranks is not None:
                 self._ranks.cancel(str(key))
             self.cancel(str(key))
-        return Resumed(answer.ask, answer.sampler, generated, answer.cached)
+        return ResumedAnswer(answer.ask, answer.sampler, generated, answer.cached)
 
     def cancel(self, request_id: str) -> None:
         """Remove a request that is scheduled, on this rank alone."""
@@ -297,13 +301,13 @@ class GenerationEngine:
         return self if self._lm.can_sleep else None
 
     def sleep(self) -> None:
-        """See `Sleeper.sleep`. The key-value cache is freed."""
+        """Move the weights to host memory. The key-value cache is freed."""
         self._before_sleep = self.prefix_cache_stats()
         self._drop_cache()
         self._lm.sleep()
 
     def wake(self) -> None:
-        """See `Sleeper.wake`. The key-value cache is made anew, and empty."""
+        """Undo `sleep`. The key-value cache is made anew, and empty."""
         self._lm.wake()
         self._lm.model.set_attn_implementation(self._attention)  # the first cache has replaced it
         self._make_cache()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 from transformers import GenerationConfig, PreTrainedModel
@@ -89,10 +88,10 @@ class ModelRules:
         )
 
 
-def _asked(own: GenerationConfig) -> Mapping[str, Any]:
+def _asked(own: GenerationConfig) -> Mapping[str, object]:
     """The settings that are not transformers' defaults, and matter."""
     defaults = GenerationConfig._get_default_generation_params()
-    found: dict[str, Any] = {
+    found: dict[str, object] = {
         name: value
         for name, value in own.to_dict().items()
         if value is not None
@@ -106,7 +105,7 @@ def _asked(own: GenerationConfig) -> Mapping[str, Any]:
     return found
 
 
-def _left_out(asked: Mapping[str, Any], longest: int) -> str:
+def _left_out(asked: Mapping[str, object], longest: int) -> str:
     """What to say of the settings that are not obeyed; empty if all are."""
     left = {
         name: value
@@ -123,5 +122,5 @@ def _left_out(asked: Mapping[str, Any], longest: int) -> str:
     )
 
 
-def _listed(settings: Mapping[str, Any]) -> str:
+def _listed(settings: Mapping[str, object]) -> str:
     return ", ".join(f"{name} {value!r:.60}" for name, value in settings.items())

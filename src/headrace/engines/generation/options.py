@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from headrace.engines.model_folder import WEIGHTS
 from headrace.engines.options import ChatOptions, DeviceOptions, LongPromptOptions, SamplingOptions
 from headrace.options import option
 
 
-@dataclass(frozen=True, kw_only=True)
 class LanguageModelOptions(LongPromptOptions, SamplingOptions, ChatOptions, DeviceOptions):
     """Options of both engines."""
 
@@ -20,24 +17,16 @@ class LanguageModelOptions(LongPromptOptions, SamplingOptions, ChatOptions, Devi
     by_transformers = True
 
     max_model_len: int | None = option(
-        None,
-        "Maximum tokens in a text. Default: the model's limit.",
-        panel="Engine",
-        minimum=1,
-        changes_output=True,
+        None, "Maximum tokens in a text. Default: the model's limit.", panel="Engine", minimum=1
     )
-    chat: bool = option(
-        False, "Whether a plain text is a user's message, not a prompt to continue.", changes_output=True
-    )
+    chat: bool = option(False, "Whether a plain text is a user's message, not a prompt to continue.")
     seed: int = option(
         0,
         "Combined with each prompt and its place in the job to seed its sampling; a request's own seed takes "
         "precedence.",
-        changes_output=True,
     )
 
 
-@dataclass(frozen=True, kw_only=True)
 class Generation(LanguageModelOptions):
     """Answers to prompts and chats; requests join and leave between steps."""
 
@@ -60,7 +49,6 @@ class Generation(LanguageModelOptions):
     )
 
 
-@dataclass(frozen=True, kw_only=True)
 class StaticGeneration(LanguageModelOptions):
     """Answers to padded batches of prompts, each until its last answer is done."""
 

@@ -24,7 +24,7 @@ class _Node:
         """Whether its keys and values are computed. Until then, its only holder is the request that computes it."""
 
 
-class _Held:
+class _HeldPages:
     """The pages of one request."""
 
     __slots__ = ("closed", "path", "ready", "table")
@@ -58,7 +58,7 @@ class PrefixCache:
         self._size = page_tokens
         self._share = share
         self._root = _Node(None, b"", None)
-        self._held: dict[str, _Held] = {}
+        self._held: dict[str, _HeldPages] = {}
         self._idle: dict[_Node, None] = {}
         """Pages that no request holds, least recently used first."""
 
@@ -80,7 +80,7 @@ class PrefixCache:
             if not node.holders:
                 del self._idle[node]
             node.holders[request] = None
-        held = _Held(path, [node.page for node in path], closed=not self._share)
+        held = _HeldPages(path, [node.page for node in path], closed=not self._share)
         self._held[request] = held
         self.tables[request] = held.table
         found = len(path) * self._size
@@ -90,7 +90,7 @@ class PrefixCache:
         return found
 
     def grow(self, request: str, tokens: int) -> bool:
-        """Give a request pages for so many tokens; False, with the pages it has, if there are not enough."""
+        """Give a request pages for `tokens` tokens; False, with the pages it has, if there are not enough."""
         held = self._held[request]
         missing = -(-tokens // self._size) - len(held.table)
         if missing > self.available:
@@ -163,7 +163,7 @@ class PrefixCache:
         for last in range(start + self._size, end + 1, self._size):
             yield array("i", tokens[last - self._size : last]).tobytes()
 
-    def _append(self, held: _Held, request: str, key: bytes) -> bool:
+    def _append(self, held: _HeldPages, request: str, key: bytes) -> bool:
         """Add a page to those that others may use; False if there is one of the same tokens."""
         parent = held.path[-1] if held.path else self._root
         if key in parent.children:

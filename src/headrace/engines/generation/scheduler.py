@@ -15,7 +15,7 @@ from headrace.engines.generation.prefix_cache import PrefixCache
 
 
 @dataclass(slots=True)
-class _Step:
+class _StepPlan:
     """What is left of a step's limits, and who takes part in it."""
 
     tokens: int
@@ -59,7 +59,7 @@ class PageScheduler(Scheduler):  # type: ignore[misc]  # transformers has no typ
         self.pages = PrefixCache(pages, self._allocator.tokens_per_page, share)
         self._allocator.block_table = self.pages.tables
         self._indexed = indexed
-        self._last = _Step(0, 0.0, 0, fast=False)
+        self._last = _StepPlan(0, 0.0, 0, fast=False)
         self.on_start: Callable[[str, int], None] | None = None
         """Called with each request that becomes active and how many of its tokens are stored."""
         self._queries = self._hits = self._computed = self._generated = 0
@@ -78,7 +78,7 @@ class PageScheduler(Scheduler):  # type: ignore[misc]  # transformers has no typ
     def schedule_batch(self, token_budget: int, cache_budget: int) -> tuple[list[FutureRequestState], bool, int, int]:
         """The requests of the next step, whether it takes the fast path, its tokens, and the tokens it reads."""
         reads = cache_budget if self._indexed else float("inf")
-        step = _Step(token_budget, reads, self.max_requests_per_batch, self.cache.max_blocks_per_request > 0)
+        step = _StepPlan(token_budget, reads, self.max_requests_per_batch, self.cache.max_blocks_per_request > 0)
         active = list(self.active_requests.values())
         for state in (
             *(state for state in active if state.status == RequestStatus.DECODING),
@@ -113,7 +113,7 @@ class PageScheduler(Scheduler):  # type: ignore[misc]  # transformers has no typ
         state.position_offset = found
         return True
 
-    def _add(self, state: RequestState, step: _Step) -> None:
+    def _add(self, state: RequestState, step: _StepPlan) -> None:
         """Add a request to a step, if its limits and the pages allow it."""
         decoding = state.status == RequestStatus.DECODING
         tokens = state.tokens_to_process if decoding else state.remaining_prefill_tokens
@@ -129,8 +129,8 @@ class PageScheduler(Scheduler):  # type: ignore[misc]  # transformers has no typ
         step.prompts += 0 if decoding else length
         step.parts.append(FutureRequestState(state, not state.remaining_prefill_tokens, {}, length))
 
-    def _take_pages(self, state: RequestState, tokens: int, step: _Step) -> bool:
-        """Give a request pages for so many tokens, at the cost of newer requests that are not in this step."""
+    def _take_pages(self, state: RequestState, tokens: int, step: _StepPlan) -> bool:
+        """Give a request pages for `tokens` tokens, at the cost of newer requests that are not in this step."""
         while not self.pages.grow(state.request_id, tokens):
             scheduled = {part.state.request_id for part in step.parts}
             newest = next(request_id for request_id in reversed(self.active_requests) if request_id not in scheduled)
@@ -163,7 +163,7 @@ class PageScheduler(Scheduler):  # type: ignore[misc]  # transformers has no typ
         for part in parts:
             if part.state.request_id in self.active_requests:
                 self._note_computed(part.state)
-        self._last = _Step(0, 0.0, 0, fast=False)
+        self._last = _StepPlan(0, 0.0, 0, fast=False)
 
     def shared(self, request_id: str) -> int:
         """Tokens of a request in pages that others hold, and held first."""

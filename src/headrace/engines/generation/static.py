@@ -6,7 +6,7 @@ import contextlib
 import logging
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import torch
 from transformers import GenerationConfig
@@ -15,7 +15,6 @@ from transformers.generation.stopping_criteria import StoppingCriteria, Stopping
 
 from headrace.batching.options import whole
 from headrace.device.placement import running
-from headrace.engines.base import Prepared
 from headrace.engines.capabilities import Sleeper
 from headrace.engines.generation.causal_lm import CausalLM, PromptSettings, TokenizedRequest
 from headrace.engines.generation.company import Trial, switches_at
@@ -24,14 +23,15 @@ from headrace.engines.generation.sampling import TokenSampler
 from headrace.engines.networks.base import ModelCodeError, model_code
 from headrace.engines.profile import EngineProfile
 from headrace.engines.requests.generation import GeneratedText
+from headrace.engines.requests.vocabulary import TokenizedEngine
 from headrace.errors import EngineDeadError, EngineError
 
-Padding: TypeAlias = Literal["left", "equal lengths", "one at a time"]
+PromptPadding: TypeAlias = Literal["left", "equal lengths", "one at a time"]
 """Or no padding, because a batch holds prompts of one length, or one prompt."""
 
 logger = logging.getLogger("headrace")
 
-_TRIED: tuple[Padding, ...] = ("left", "equal lengths")
+_TRIED: tuple[PromptPadding, ...] = ("left", "equal lengths")
 _SLOWER = {
     "equal lengths": "this model's answer to a prompt depends on the padding beside it; "
     "prompts run only with prompts of the same length, which is slower",
@@ -40,7 +40,7 @@ _SLOWER = {
 }
 
 
-class StaticGenerationEngine:
+class StaticGenerationEngine(TokenizedEngine):
     """Answers padded batches of prompts, each until its last answer is done; satisfies `BatchEngine`.
 
     Raises:
@@ -49,7 +49,7 @@ class StaticGenerationEngine:
     """
 
     def __init__(self, options: StaticGeneration) -> None:
-        self._lm = CausalLM(options, PromptSettings.of(options))
+        self.tokens = self._lm = CausalLM(options, PromptSettings.of(options))
         self._switch = switches_at(self._lm.model.config)
         with contextlib.ExitStack() as failed:
             failed.callback(self.close)
@@ -71,22 +71,6 @@ class StaticGenerationEngine:
         """The model digest and all parameters that affect an answer."""
         return {"engine": "static_generation", **self._lm.describe()}
 
-    def prepare(self, inputs: Sequence[object]) -> list[Prepared[Any] | Exception]:
-        """The tokens of each request, or its chunks; a RecordError if it is invalid."""
-        return self._lm.prepare(inputs)
-
-    def tokenize(self, value: object, add_special_tokens: bool) -> list[int]:
-        """See `TokenizingEngine.tokenize`."""
-        return self._lm.tokenize(value, add_special_tokens)
-
-    def detokenize(self, ids: Sequence[int]) -> str:
-        """See `TokenizingEngine.detokenize`."""
-        return self._lm.detokenize(ids)
-
-    def token_strings(self, ids: Sequence[int]) -> list[str]:
-        """See `TokenizingEngine.token_strings`."""
-        return self._lm.token_strings(ids)
-
     def forward(self, batch: list[TokenizedRequest]) -> list[GeneratedText]:
         """Answer the batch.
 
@@ -104,7 +88,7 @@ class StaticGenerationEngine:
         return [lm.answer(ask, generated, sampler) for ask, generated, sampler in answers]
 
     def _run(
-        self, batch: Sequence[TokenizedRequest], samplers: Sequence[TokenSampler], padding: Padding
+        self, batch: Sequence[TokenizedRequest], samplers: Sequence[TokenSampler], padding: PromptPadding
     ) -> list[tuple[int, ...]]:
         """The tokens of each answer."""
         width = max(len(ask.prompt) for ask in batch)
@@ -121,7 +105,7 @@ class StaticGenerationEngine:
             found.update(zip(places, made, strict=True))
         return [found[place] for place in range(len(batch))]
 
-    def _choose_padding(self) -> Padding:
+    def _choose_padding(self) -> PromptPadding:
         """The first that changes no answer.
 
         Raises:
@@ -130,7 +114,7 @@ class StaticGenerationEngine:
         trial = trial_of(self._lm)
         return next((padding for padding in _TRIED if self._agrees(trial, padding)), "one at a time")
 
-    def _agrees(self, trial: Trial, padding: Padding) -> bool:
+    def _agrees(self, trial: Trial, padding: PromptPadding) -> bool:
         try:
             with model_code():
                 return trial.agrees(partial(self._run, padding=padding))
@@ -175,7 +159,7 @@ def generate(
     for row, ask in enumerate(batch):
         ids[row, width - len(ask.prompt) :] = torch.tensor(ask.prompt)
         mask[row, width - len(ask.prompt) :] = 1
-    rows = _Rows(lm, batch, samplers, width)
+    rows = _BatchAnswers(lm, batch, samplers, width)
     config = GenerationConfig(
         do_sample=False,
         max_new_tokens=max(ask.sampling.max_tokens for ask in batch),
@@ -188,12 +172,12 @@ def generate(
             attention_mask=mask.to(lm.device),
             generation_config=config,
             logits_processor=LogitsProcessorList([_Choose(rows)]),
-            stopping_criteria=StoppingCriteriaList([_Finished(rows)]),
+            stopping_criteria=StoppingCriteriaList([_AllFinished(rows)]),
         )
     return rows.generated
 
 
-class _Rows:
+class _BatchAnswers:
     """The state of each answer in a running batch."""
 
     def __init__(
@@ -225,7 +209,7 @@ class _Rows:
 class _Choose(LogitsProcessor):  # type: ignore[misc]  # transformers has no types
     """Gives the token sampled for each answer the highest score."""
 
-    def __init__(self, rows: _Rows) -> None:
+    def __init__(self, rows: _BatchAnswers) -> None:
         self._rows = rows
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:  # noqa: ARG002
@@ -238,10 +222,10 @@ class _Choose(LogitsProcessor):  # type: ignore[misc]  # transformers has no typ
         return scores
 
 
-class _Finished(StoppingCriteria):  # type: ignore[misc]  # transformers has no types
+class _AllFinished(StoppingCriteria):  # type: ignore[misc]  # transformers has no types
     """Stops generation when all answers are done."""
 
-    def __init__(self, rows: _Rows) -> None:
+    def __init__(self, rows: _BatchAnswers) -> None:
         self._rows = rows
 
     def __call__(self, input_ids: torch.Tensor, scores: object, **_: object) -> torch.Tensor:  # noqa: ARG002

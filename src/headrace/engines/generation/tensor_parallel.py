@@ -229,7 +229,7 @@ def is_follower() -> bool:
 
 
 def check_split(folder: Path, size: int) -> None:
-    """Check that transformers can divide the model between so many processes.
+    """Check that transformers can divide the model between `size` processes.
 
     Raises:
         ConfigError: it cannot.

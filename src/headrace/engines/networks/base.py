@@ -48,15 +48,15 @@ class Network(Protocol):
         ...
 
     def hardware(self) -> Mapping[str, object]:
-        """See `TunableEngine.hardware`."""
+        """JSON-able facts that decide how fast it is, beside the CPU."""
         ...
 
     def dtype_speeds(self) -> Mapping[str, float]:
-        """See `TunableEngine.dtype_speeds`."""
+        """How many times as fast as float32 its device is in other types; empty for none."""
         ...
 
     def length_for(self, texts: int, longest: int) -> int:
-        """The length to pad so many texts to: that of the longest, or a little more for a shape that is faster."""
+        """The length to pad a batch to: that of its longest text, or a little more for a shape that is faster."""
         ...
 
     def run(self, arrays: Arrays) -> OutputRows:
@@ -103,15 +103,15 @@ class NetworkEngine:
         return self.network.sleeper
 
     def hardware(self) -> Mapping[str, object]:
-        """See `TunableEngine.hardware`."""
+        """JSON-able facts that decide how fast it is, beside the CPU."""
         return self.network.hardware()
 
     def dtype_speeds(self) -> Mapping[str, float]:
-        """See `TunableEngine.dtype_speeds`."""
+        """How many times as fast as float32 its device is in other types; empty for none."""
         return self.network.dtype_speeds()
 
     def forward_meter(self) -> ForwardMeter | None:
-        """See `TunableEngine.forward_meter`."""
+        """What its forward passes did so far; None if that is not measured."""
         return self.network.meter
 
     def close(self) -> None:

@@ -21,7 +21,7 @@ NAME = "headrace_cpu"
 _SCORES_BYTES = 1 << 21
 """Scores computed at once. So few stay in the CPU's cache, and in memory that the process already has."""
 _SHORT = 128
-"""Sequences of up to so many tokens are computed in the way that is faster for half as many, others for twice."""
+"""Sequences of up to this many tokens are computed in the way that is faster for half as many, others for twice."""
 _TIMED_TOKENS = 2_048
 """Tokens in a batch that is timed: more than the cache of a core holds, as in real batches."""
 _TIMES = 3
@@ -30,7 +30,9 @@ _TIMES = 3
 _TRIED = (torch.bfloat16, torch.float16)
 """Dtypes in which both ways are timed; others are computed by the fused one."""
 
-Way: TypeAlias = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None, float | None], torch.Tensor]
+AttentionWay: TypeAlias = Callable[
+    [torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None, float | None], torch.Tensor
+]
 
 
 def attend(
@@ -52,12 +54,12 @@ def attend(
 
 
 @functools.lru_cache
-def faster(heads: int, width: int, dtype: torch.dtype, short: bool) -> Way:
-    """The faster way for so many heads of so many components each. Takes 10 to 100 ms the first time."""
+def faster(heads: int, width: int, dtype: torch.dtype, short: bool) -> AttentionWay:
+    """The faster way for `heads` heads of `width` components. Takes 10 to 100 ms the first time."""
     tokens = _SHORT // 2 if short else _SHORT * 2
     shape = (_TIMED_TOKENS // tokens, tokens, heads, width)
     states = [torch.ones(shape, dtype=dtype).transpose(1, 2) for _ in range(3)]
-    seconds: dict[Way, list[float]] = {fused: [], by_products: []}
+    seconds: dict[AttentionWay, list[float]] = {fused: [], by_products: []}
     for _ in range(_TIMES):
         for way, took in seconds.items():
             started = time.perf_counter()

@@ -10,7 +10,7 @@ import numpy as np
 
 from headrace.device.pipeline import OutputRows
 from headrace.engines.model_config import ModelConfig
-from headrace.engines.networks.quantizing import Vector, check_output_dtype, quantized
+from headrace.engines.networks.quantizing import QuantizedVector, check_output_dtype, quantized
 from headrace.engines.options import ChunkJoin, OutputDtype
 from headrace.errors import ConfigError, EngineError, RecordError
 
@@ -141,14 +141,14 @@ class VectorHead:
         self._normalize = normalize
         self._output_dtype = output_dtype
 
-    def __call__(self, rows: OutputRows) -> Sequence[Vector | RecordError]:
+    def __call__(self, rows: OutputRows) -> Sequence[QuantizedVector | RecordError]:
         """One vector per row."""
         rows = rows[:, : self._dimension]
         if self._normalize:
             rows = rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-12)
         return quantized(rows, self._output_dtype)
 
-    def join(self, rows: OutputRows, weights: Sequence[int], how: ChunkJoin) -> Vector | RecordError:
+    def join(self, rows: OutputRows, weights: Sequence[int], how: ChunkJoin) -> QuantizedVector | RecordError:
         """The mean, weighted by tokens; of length 1 if the model scales its vectors to that length."""
         mean = _joined(rows, weights, how)[None]
         if np.allclose(np.linalg.norm(rows, axis=1), 1.0, atol=_UNIT):

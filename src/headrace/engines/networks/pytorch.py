@@ -126,11 +126,11 @@ class TorchNetwork:
         return {"model_digest": self._digest, "dtype": dtype}
 
     def hardware(self) -> Mapping[str, object]:
-        """See `Network.hardware`."""
+        """The device, its threads and PyTorch's version."""
         return hardware(self._device)
 
     def dtype_speeds(self) -> Mapping[str, float]:
-        """See `Network.dtype_speeds`."""
+        """How many times as fast as float32 its device is in other types; empty for a small model."""
         module = self.module
         size = 0 if module is None else sum(parameter.numel() for parameter in module.parameters())
         if self._dtype == torch.float16:  # a CPU may be many times slower in it, however small the model is
@@ -138,7 +138,7 @@ class TorchNetwork:
         return speeds(self._device) if size >= LEAST_PARAMETERS else {}
 
     def run(self, arrays: Arrays) -> OutputRows:
-        """See `Network.run`."""
+        """One output row per input row, float32, in order."""
         call, graphs = self.call, self.graphs
         if call is None:
             raise EngineDeadError("the engine is closed; create a new one")
@@ -163,29 +163,29 @@ class TorchNetwork:
         return computed.rows
 
     def length_for(self, texts: int, longest: int) -> int:
-        """See `Network.length_for`."""
+        """The length to pad a batch to."""
         graphs = self.graphs
         return longest if graphs is None else graphs.length_for(texts, longest)
 
     @property
     def sleeper(self) -> Sleeper | None:
-        """See `Network.sleeper`. Weights of torchao cannot be moved."""
+        """Moves the weights of a GPU to host memory; those of torchao cannot be moved."""
         return self if self.kind == "cuda" and not self._int8 else None
 
     def sleep(self) -> None:
-        """See `Sleeper.sleep`."""
+        """Move the weights to host memory."""
         if self.module is not None:
             self._asleep, self.graphs = True, None
             to_host(self.module, self._device)
 
     def wake(self) -> None:
-        """See `Sleeper.wake`."""
+        """Undo `sleep`."""
         if self.module is not None:
             to_device(self.module, self._device)
             self.graphs, self._asleep = self._new_graphs(), False
 
     def close(self) -> None:
-        """See `Network.close`."""
+        """Free its memory. Safe to call twice."""
         module, self.module = self.module, None
         self.call = self.graphs = None
         if module is not None:
@@ -291,7 +291,7 @@ def _fits(folder: Path) -> Iterator[None]:
 
 
 def _size(module: torch.nn.Module) -> NetworkSize | None:
-    """Of a transformer of texts; None for other networks."""
+    """The size of a transformer of texts; None for other networks."""
     base = next((part for part in module.modules() if isinstance(part, PreTrainedModel)), None)
     if base is None or not hasattr(base.config, "hidden_size") or not hasattr(base.config, "vocab_size"):
         return None

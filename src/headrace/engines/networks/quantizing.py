@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from headrace.engines.options import OutputDtype
 from headrace.errors import ConfigError, RecordError
 
-Vector: TypeAlias = NDArray[np.float32] | NDArray[np.int8] | NDArray[np.uint8]
+QuantizedVector: TypeAlias = NDArray[np.float32] | NDArray[np.int8] | NDArray[np.uint8]
 
 
 def check_output_dtype(wanted: str) -> None:
@@ -29,7 +29,7 @@ def length_of(dimension: int, wanted: OutputDtype) -> int:
     return -(-dimension // 8) if wanted in ("binary", "ubinary") else dimension
 
 
-def quantized(rows: NDArray[np.float32], wanted: OutputDtype) -> Sequence[Vector | RecordError]:
+def quantized(rows: NDArray[np.float32], wanted: OutputDtype) -> Sequence[QuantizedVector | RecordError]:
     """One vector per row; an error for a row with NaN or an infinity, unless it stays float32.
 
     int8: the largest component becomes 127 or -127, the others in proportion. uint8: the same plus 128.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from headrace.engines.declaring import EngineOptions
 from headrace.engines.model_folder import ONNX_WEIGHTS
@@ -18,7 +17,6 @@ from headrace.engines.options import (
 from headrace.options import option
 
 
-@dataclass(frozen=True, kw_only=True)
 class OnnxOptions(EngineOptions):
     """What all of them have in common."""
 
@@ -33,7 +31,6 @@ class OnnxOptions(EngineOptions):
     )
 
 
-@dataclass(frozen=True, kw_only=True)
 class OnnxEmbedding(OutputDtypeOptions, ChunkOptions, OnnxOptions):
     """One vector for each text: the output `sentence_embedding`, else the pooled token states."""
 
@@ -42,7 +39,6 @@ class OnnxEmbedding(OutputDtypeOptions, ChunkOptions, OnnxOptions):
     splits = True
 
 
-@dataclass(frozen=True, kw_only=True)
 class OnnxClassification(LabelOptions, ChunkOptions, OnnxOptions):
     """The labels of texts, or of pairs."""
 
@@ -51,7 +47,6 @@ class OnnxClassification(LabelOptions, ChunkOptions, OnnxOptions):
     splits = True
 
 
-@dataclass(frozen=True, kw_only=True)
 class OnnxScoring(ChunkOptions, OnnxOptions):
     """One score for each pair of texts."""
 
@@ -60,7 +55,6 @@ class OnnxScoring(ChunkOptions, OnnxOptions):
     splits = True
 
 
-@dataclass(frozen=True, kw_only=True)
 class OnnxZeroShot(TextOptions, OnnxOptions, CandidateOptions):
     """Labels of the user's own, for texts."""
 
@@ -68,7 +62,6 @@ class OnnxZeroShot(TextOptions, OnnxOptions, CandidateOptions):
     factory = "headrace.engines.onnx.engine:zero_shot"
 
 
-@dataclass(frozen=True, kw_only=True)
 class OnnxImageClassification(ImageOptions, LabelOptions, OnnxOptions):
     """The labels of images."""
 
@@ -76,7 +69,6 @@ class OnnxImageClassification(ImageOptions, LabelOptions, OnnxOptions):
     factory = "headrace.engines.onnx.engine:image_classify"
 
 
-@dataclass(frozen=True, kw_only=True)
 class OnnxImageEmbedding(ImageOptions, OnnxOptions):
     """One vector for each image: the output `image_embeds` or `pooler_output`, else the first."""
 

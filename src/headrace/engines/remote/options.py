@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from headrace.engines.declaring import EngineOptions
 from headrace.engines.options import PANEL, SamplingOptions
 from headrace.options import option
 
 
-@dataclass(frozen=True, kw_only=True)
 class EndpointOptions(EngineOptions):
     """Options of all of them; `model` is the model's name in requests, None for the server's default."""
 
@@ -33,7 +31,6 @@ class EndpointOptions(EngineOptions):
     api_key: str | None = option(None, "Default: the environment variable OPENAI_API_KEY, if it is set.")
 
 
-@dataclass(frozen=True, kw_only=True)
 class EndpointEmbedding(EndpointOptions):
     """Vectors from /v1/embeddings."""
 
@@ -41,7 +38,6 @@ class EndpointEmbedding(EndpointOptions):
     factory = "headrace.engines.remote.endpoint:embed"
 
 
-@dataclass(frozen=True, kw_only=True)
 class EndpointClassification(EndpointOptions):
     """Labels from /classify."""
 
@@ -49,14 +45,13 @@ class EndpointClassification(EndpointOptions):
     factory = "headrace.engines.remote.endpoint:classify"
 
 
-@dataclass(frozen=True, kw_only=True)
 class Endpoint(SamplingOptions, EndpointOptions):
     """Answers from /v1/completions, or for chats from /v1/chat/completions."""
 
     task = "generate"
     factory = "headrace.engines.remote.endpoint:generate"
 
-    seed: int | None = option(None, "Seed of sampled answers.", changes_output=True)
+    seed: int | None = option(None, "Seed of sampled answers.")
 
     def given_sampling(self) -> dict[str, object]:
         """See `SamplingOptions.given_sampling`; the seed is the request's own here."""

@@ -49,7 +49,7 @@ class Chance(TypedDict):
     token: str
     logprob: float
     bytes: list[int] | None
-    """Of the token's text; None if it is part of a character."""
+    """The bytes of the token's text; None if it is part of a character."""
 
 
 class TokenChance(Chance):
@@ -71,7 +71,7 @@ class GeneratedText(TypedDict):
     cached_tokens: NotRequired[int]
     """Tokens of the prompt that the prefix cache held, if the caller asks for them: they depend on earlier requests."""
     logprobs: NotRequired[list[TokenChance]]
-    """Of each token of the text, if the request asks for them."""
+    """The log probabilities of each token of the text, if the request asks for them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +133,7 @@ def sampling_from(given: Mapping[str, Any], defaults: Sampling = Sampling()) -> 
     return sampling
 
 
-def default_sampling(given: Mapping[str, object]) -> Sampling:
+def default_sampling(given: Mapping[str, Any]) -> Sampling:
     """Like `sampling_from`, for the options of an engine.
 
     Raises:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Literal, Protocol, TypeAlias
 
 from headrace.batching.options import whole
 from headrace.engines.base import Chunks, Placed, Prepared
@@ -122,7 +122,7 @@ class PromptEngine(Protocol):
         """Tokens of the prompt. May stop counting where it is longer than the model's context."""
         ...
 
-    def whole(self, request: object, place: Place) -> Prepared[Any]:
+    def whole(self, request: object, place: Place) -> Prepared[object]:
         """The request, not split; `place` is that of `Placed`."""
         ...
 
@@ -133,10 +133,10 @@ class PromptEngine(Protocol):
 
 def prepared_by(
     inputs: Sequence[object], engine: PromptEngine, splitter: PromptSplitter | None
-) -> list[Prepared[Any] | Exception]:
+) -> list[Prepared[object] | Exception]:
     """Each request prepared, whole or split by the splitter; its RecordError if it is invalid."""
     one = engine.whole if splitter is None else splitter.prepare
-    prepared: list[Prepared[Any] | Exception] = []
+    prepared: list[Prepared[object] | Exception] = []
     for value in inputs:
         request, place = (value.request, value.place) if isinstance(value, Placed) else (value, None)
         try:
@@ -176,7 +176,7 @@ class PromptSplitter:
         self._rules = rules
         self._engine = engine
 
-    def prepare(self, request: object, place: Place) -> Prepared[Any]:
+    def prepare(self, request: object, place: Place) -> Prepared[object]:
         """The request, or its chunks.
 
         Raises:
@@ -193,7 +193,7 @@ class PromptSplitter:
 
     # -- the first that answers --------------------------------------------------------------------------------------
 
-    def _first(self, chunks: Sequence[Prepared[Any]], asked: int, used: _Used) -> Chunks[Any]:
+    def _first(self, chunks: Sequence[Prepared[object]], asked: int, used: _Used) -> Chunks[object]:
         """Asks one chunk after the other until one answers."""
 
         def join(answers: Sequence[GeneratedText], _: Sequence[int]) -> object:
@@ -210,7 +210,7 @@ class PromptSplitter:
 
     # -- the answers to all ------------------------------------------------------------------------------------------
 
-    def _all(self, request: object, place: Place, chunks: Sequence[Prepared[Any]], used: _Used) -> Chunks[Any]:
+    def _all(self, request: object, place: Place, chunks: Sequence[Prepared[object]], used: _Used) -> Chunks[object]:
         """Asks all chunks, and then about their answers."""
 
         def join(answers: Sequence[GeneratedText], _: Sequence[int]) -> object:
@@ -218,7 +218,7 @@ class PromptSplitter:
 
         return Chunks([chunk.payload for chunk in chunks], [chunk.cost for chunk in chunks], [1] * len(chunks), join, 0)
 
-    def _about(self, request: object, place: Place, answers: Sequence[GeneratedText], used: _Used) -> Chunks[Any]:
+    def _about(self, request: object, place: Place, answers: Sequence[GeneratedText], used: _Used) -> Chunks[object]:
         """Asks about these answers; if they are too long together, about chunks of them first.
 
         Raises:
@@ -243,7 +243,7 @@ class PromptSplitter:
         if unknown := [name for name in template_fields(template) if name != ANSWERS and name not in known]:
             raise RecordError(f"the reduce template names {unknown[0]!r}, which is no field of the prompt's template")
         asked = FilledTemplate(template, {**known, ANSWERS: _BETWEEN.join(answers)})
-        body: Mapping[str, Any] = request if isinstance(request, dict) else {}
+        body: Mapping[str, object] = request if isinstance(request, dict) else {}
         messages = body.get("messages", request)
         if not isinstance(messages, list):
             return {**body, "prompt": asked} if body else asked

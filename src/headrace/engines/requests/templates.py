@@ -86,5 +86,5 @@ class FilledTemplate(str):
         return text
 
     def __getnewargs__(self) -> tuple[str, Mapping[str, str]]:  # type: ignore[override]  # of a text: the text
-        """See `object.__getnewargs__`."""
+        """What makes a copy of it."""
         return self.template, self.fields

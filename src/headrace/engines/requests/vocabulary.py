@@ -3,10 +3,63 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, Protocol
 
 from tokenizers import Tokenizer
 
+from headrace.engines.base import Prepared
+from headrace.engines.capabilities import TokenizingEngine
 from headrace.errors import RecordError
+
+
+class Tokenization(TokenizingEngine, Protocol):
+    """What turns the records of an engine into tokens."""
+
+    def prepare(self, inputs: Sequence[object]) -> list[Prepared[Any] | Exception]:
+        """The tokens of each input, or that record's error."""
+        ...
+
+
+class TokenizedEngine:
+    """An engine that leaves its records to `tokens`; it is a `TokenizingEngine`."""
+
+    tokens: Tokenization
+
+    def prepare(self, inputs: Sequence[object]) -> list[Prepared[Any] | Exception]:
+        """The tokens of each input, or of its chunks; a RecordError if it is invalid."""
+        return self.tokens.prepare(inputs)
+
+    def tokenize(self, value: object, add_special_tokens: bool) -> list[int]:
+        """The ids that the model gets for a text or chat, before they are cut."""
+        return self.tokens.tokenize(value, add_special_tokens)
+
+    def detokenize(self, ids: Sequence[int]) -> str:
+        """The text of ids, special tokens included."""
+        return self.tokens.detokenize(ids)
+
+    def token_strings(self, ids: Sequence[int]) -> list[str]:
+        """The vocabulary's entry for each id."""
+        return self.tokens.token_strings(ids)
+
+
+class Vocabulary:
+    """The methods of a tokenization that only read its tokenizer's vocabulary."""
+
+    _tokenizer: Tokenizer
+
+    def detokenize(self, ids: Sequence[int]) -> str:
+        """The text of ids, special tokens included.
+
+        Raises:
+            RecordError: an id is not in the vocabulary.
+        """
+        self.token_strings(ids)
+        text: str = self._tokenizer.decode(list(ids), skip_special_tokens=False)
+        return text
+
+    def token_strings(self, ids: Sequence[int]) -> list[str]:
+        """The vocabulary's entry for each id. Raises as `detokenize`."""
+        return token_strings(self._tokenizer, ids)
 
 
 def check_ids(tokenizer: Tokenizer, ids: Sequence[int], param: str | None = None) -> None:
@@ -38,10 +91,3 @@ def token_strings(tokenizer: Tokenizer, ids: Sequence[int], param: str | None = 
             )
         strings.append(string)
     return strings
-
-
-def detokenized(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
-    """The text of ids, special tokens included. Raises as `token_strings`."""
-    token_strings(tokenizer, ids)
-    text: str = tokenizer.decode(list(ids), skip_special_tokens=False)
-    return text

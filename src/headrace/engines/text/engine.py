@@ -10,7 +10,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 
 from headrace.device.pipeline import OutputRows
-from headrace.engines.base import Chunks, Part, Prepared
+from headrace.engines.base import Part
 from headrace.engines.networks.base import (
     BATCH_TEXTS,
     BATCH_TOKENS,
@@ -21,11 +21,12 @@ from headrace.engines.networks.base import (
 )
 from headrace.engines.networks.heads import Head, JoiningHead, RowJoin
 from headrace.engines.profile import EngineProfile
+from headrace.engines.requests.vocabulary import TokenizedEngine
 from headrace.engines.text.splitting import LongTexts, not_split
 from headrace.engines.text.tokenizing import TextTokens, Tokens, longest_of
 from headrace.errors import ConfigError, EngineError
 
-Padding: TypeAlias = Literal["right", "left", "equal lengths", "one at a time"]
+TextPadding: TypeAlias = Literal["right", "left", "equal lengths", "one at a time"]
 """The padding side; or no padding, because a batch holds texts of one length, or one text."""
 
 logger = logging.getLogger("headrace")
@@ -37,32 +38,10 @@ _SLOWER = {
     "texts run one at a time, which is slower",
 }
 
-_TRIED: tuple[Padding, ...] = ("right", "left", "equal lengths")
+_TRIED: tuple[TextPadding, ...] = ("right", "left", "equal lengths")
 
 
-class TokenizingTexts:
-    """The methods of an engine for texts that are those of its `TextTokens`."""
-
-    tokens: TextTokens
-
-    def prepare(self, inputs: Sequence[object]) -> list[Prepared[Tokens] | Prepared[Chunks[Part[Tokens]]] | Exception]:
-        """See `TextTokens.prepare`."""
-        return self.tokens.prepare(inputs)
-
-    def tokenize(self, value: object, add_special_tokens: bool) -> list[int]:
-        """See `TokenizingEngine.tokenize`."""
-        return self.tokens.tokenize(value, add_special_tokens)
-
-    def detokenize(self, ids: Sequence[int]) -> str:
-        """See `TokenizingEngine.detokenize`."""
-        return self.tokens.detokenize(ids)
-
-    def token_strings(self, ids: Sequence[int]) -> list[str]:
-        """See `TokenizingEngine.token_strings`."""
-        return self.tokens.token_strings(ids)
-
-
-class TextEngine(TokenizingTexts, NetworkEngine):
+class TextEngine(TokenizedEngine, NetworkEngine):
     """One output per text, or per pair of texts.
 
     Args:
@@ -72,6 +51,8 @@ class TextEngine(TokenizingTexts, NetworkEngine):
         facts: further facts that determine the output, such as the engine's name and parameters.
         per_token: whether the network returns one row per token; a subclass then makes the outputs.
     """
+
+    tokens: TextTokens
 
     def __init__(
         self,
@@ -171,7 +152,7 @@ class TextRows:
         """The settings that affect an output."""
         return {} if self.padding == "right" else {"padding": self.padding}
 
-    def _run(self, batch: Sequence[Tokens], padding: Padding) -> OutputRows:
+    def _run(self, batch: Sequence[Tokens], padding: TextPadding) -> OutputRows:
         if padding == "right" or padding == "left":
             return self._padded(batch, padding, longest_of(batch))
         groups: dict[int, list[int]] = {}
@@ -185,7 +166,7 @@ class TextRows:
     def _padded(self, batch: Sequence[Tokens], side: Literal["right", "left"], length: int) -> OutputRows:
         return self._network.run(self._tokens.collate(batch, self._network.inputs, side, length))
 
-    def _choose_padding(self) -> Padding:
+    def _choose_padding(self) -> TextPadding:
         samples = self._tokens.samples()
         samples += samples[1:]  # two of one length
         try:
@@ -202,7 +183,7 @@ class TextRows:
                 return padding
         return "one at a time"
 
-    def _agrees(self, samples: list[Tokens], alone: OutputRows, padding: Padding) -> bool:
+    def _agrees(self, samples: list[Tokens], alone: OutputRows, padding: TextPadding) -> bool:
         try:
             with model_code():
                 together = self._run(samples, padding)

@@ -23,7 +23,7 @@ from headrace.engines.text.tokenizing import TOKEN_MASK, Tokens
 from headrace.errors import ConfigError, EngineError, RecordError
 
 TokenVectors: TypeAlias = NDArray[np.float32] | NDArray[np.float16]
-"""Of shape (tokens, components)."""
+"""The vectors of one text, of shape (tokens, components)."""
 
 _QUERY, _DOCUMENT = "query", "document"
 _MODULES = frozenset({"Transformer", "Dense", "MultiVectorMask", "Normalize"})
@@ -81,7 +81,7 @@ class MultiVectorEngine(TextEngine):
         return [self._expanded(next(queries)) if is_query else next(documents) for is_query in are_queries]
 
     def tokenize(self, value: object, add_special_tokens: bool) -> list[int]:
-        """See `TokenizingEngine.tokenize`. Without expansion tokens."""
+        """The ids of a text without expansion tokens, before they are cut."""
         return (self._queries if self._asks else self.tokens).tokenize(value, add_special_tokens)
 
     def _is_query(self, value: object) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from headrace.engines.declaring import EngineOptions
@@ -24,7 +23,6 @@ from headrace.options import option
 TokenVectorDtype: TypeAlias = Literal["float32", "float16"]
 
 
-@dataclass(frozen=True, kw_only=True)
 class _OnTorch(EngineOptions):
     """What all of them have in common."""
 
@@ -35,7 +33,6 @@ class _OnTorch(EngineOptions):
     order = 0
 
 
-@dataclass(frozen=True, kw_only=True)
 class Embedding(VectorOptions, Int8Options, EncoderOptions, _OnTorch):
     """One vector for each text."""
 
@@ -45,7 +42,6 @@ class Embedding(VectorOptions, Int8Options, EncoderOptions, _OnTorch):
     splits = True
 
 
-@dataclass(frozen=True, kw_only=True)
 class SparseEmbedding(EncoderOptions, _OnTorch):
     """The weights of some words for each text."""
 
@@ -53,31 +49,23 @@ class SparseEmbedding(EncoderOptions, _OnTorch):
     factory = "headrace.engines.text.sparse:SparseEngine"
 
     max_active_dims: int | None = option(
-        None,
-        "How many components of a vector to keep, the largest. Default: the model's own limit.",
-        minimum=1,
-        changes_output=True,
+        None, "How many components of a vector to keep, the largest. Default: the model's own limit.", minimum=1
     )
 
 
-@dataclass(frozen=True, kw_only=True)
 class MultiVectorEmbedding(EncoderOptions, _OnTorch):
     """A vector for each token of a text."""
 
     task = "multi-vector-embed"
     factory = "headrace.engines.text.multi_vector:MultiVectorEngine"
 
-    output_dtype: TokenVectorDtype = option(
-        "float32", "Type of a vector's numbers. Default: float32.", panel=PANEL, changes_output=True
-    )
+    output_dtype: TokenVectorDtype = option("float32", "Type of a vector's numbers. Default: float32.", panel=PANEL)
 
 
-@dataclass(frozen=True, kw_only=True)
 class SequenceClassifierOptions(TextOptions, GraphOptions, Int8Options, DeviceOptions, _OnTorch):
     """Options of all engines for sequence classification models."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class Classification(LabelOptions, ChunkOptions, SequenceClassifierOptions):
     """The labels of texts, or of pairs."""
 
@@ -86,7 +74,6 @@ class Classification(LabelOptions, ChunkOptions, SequenceClassifierOptions):
     splits = True
 
 
-@dataclass(frozen=True, kw_only=True)
 class Scoring(ChunkOptions, SequenceClassifierOptions):
     """One score for each pair of texts."""
 
@@ -95,7 +82,6 @@ class Scoring(ChunkOptions, SequenceClassifierOptions):
     splits = True
 
 
-@dataclass(frozen=True, kw_only=True)
 class ZeroShot(SequenceClassifierOptions, CandidateOptions):
     """Labels of the user's own, for texts."""
 

@@ -32,15 +32,15 @@ _HALVES = (torch.float16, torch.bfloat16)
 """Dtypes that PyTorch's variable-length attention supports on CUDA, and for which attention on a CPU gets tiles."""
 
 _LENGTHS_PER_DOUBLING = 16
-"""On a CPU, rows have one of so many lengths between a power of two and the next: at most 6 % of a row is filling."""
+"""On a CPU, rows have one of 16 lengths between a power of two and the next: at most 6 % of a row is filling."""
 _ALIGNED = 32
 """The width of a tile is a multiple of this: the numbers of 16 bits in a register of AVX-512."""
 _WIDEST = 128
-"""Texts share a tile of at most so many tokens."""
+"""The most tokens of a tile that texts share."""
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class EqualTexts:
     """Consecutive texts of one length, which share one attention call."""
 
     count: int
@@ -71,7 +71,7 @@ class Run:
 class RaggedBatch:
     """The boundaries of the texts in the row."""
 
-    runs: list[Run]
+    runs: list[EqualTexts]
     starts: torch.Tensor
     """The start of each text and the end of the last; int32."""
     reach: int
@@ -147,7 +147,7 @@ def ragged(lengths: NDArray[np.int64], device: torch.device, *, tiled: bool) -> 
     """The boundaries of texts of these lengths, which descend, and the tiles if `tiled`."""
     values, counts = np.unique(-lengths, return_counts=True)
     starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
-    run_of = _tiled if tiled else Run
+    run_of = _tiled if tiled else EqualTexts
     runs = [run_of(*run) for run in zip(counts.tolist(), (-values).tolist(), strict=True)]
     reach, start = 0, 0
     for run in runs:
@@ -157,10 +157,12 @@ def ragged(lengths: NDArray[np.int64], device: torch.device, *, tiled: bool) -> 
 
 
 @functools.lru_cache(maxsize=4_096)
-def _tiled(count: int, length: int) -> Run:
-    """The tiles for so many texts of a length that are likely to take the least time."""
+def _tiled(count: int, length: int) -> EqualTexts:
+    """The tiles for `count` texts of this length that are likely to take the least time."""
     most = max(1, min(count, _WIDEST // length))
-    runs = [Run(count, length, shared, -(-shared * length // _ALIGNED) * _ALIGNED) for shared in range(1, most + 1)]
+    runs = [
+        EqualTexts(count, length, shared, -(-shared * length // _ALIGNED) * _ALIGNED) for shared in range(1, most + 1)
+    ]
     return min(runs, key=lambda run: run.tiles * _tile_time(run.width))
 
 
@@ -214,7 +216,7 @@ def attend(  # noqa: PLR0913 - the signature that transformers calls
     return torch.cat(outputs)[None], None
 
 
-def _attend_run(tokens: list[torch.Tensor], run: Run, start: int, scaling: float | None) -> torch.Tensor:
+def _attend_run(tokens: list[torch.Tensor], run: EqualTexts, start: int, scaling: float | None) -> torch.Tensor:
     """Outputs of shape (tokens of the run, heads, width) for the row's queries, keys and values of that shape."""
     width = run.width or run.step
     queries, keys, values = (

@@ -57,7 +57,7 @@ class LongTexts:
         return self.chunk_overlap or 0
 
     def check_room(self, room: int) -> None:
-        """Check that chunks with room for so many tokens of a text advance.
+        """Check that chunks with room for `room` tokens of a text advance.
 
         Raises:
             ConfigError: the overlap is as large.

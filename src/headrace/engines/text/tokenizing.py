@@ -15,7 +15,7 @@ from tokenizers.processors import TemplateProcessing
 from headrace.device.pipeline import OutputRows
 from headrace.engines.base import Chunks, Part, Prepared, PromptedText, TokenIds
 from headrace.engines.model_config import ModelConfig
-from headrace.engines.requests.vocabulary import check_ids, detokenized, token_strings
+from headrace.engines.requests.vocabulary import Vocabulary, check_ids
 from headrace.engines.text.max_length import choose_length, usable_positions
 from headrace.engines.text.prompts import Prompts
 from headrace.engines.text.splitting import LongTexts, joined_ids, tokens_before_text
@@ -53,7 +53,7 @@ def longest_of(batch: Sequence[Tokens]) -> int:
     return max(int(tokens.shape[1]) for tokens in batch)
 
 
-class TextTokens:
+class TextTokens(Vocabulary):
     """Tokenizes texts for a model. Thread-safe.
 
     Args:
@@ -103,7 +103,7 @@ class TextTokens:
         self._prompts = prompts or Prompts()
         first = self._prompts.default
         self.prompt_length = tokens_before_text(self._tokenizer.encode(first)) if first else 0
-        """Of the default prompt, in tokens, including the special tokens before a text."""
+        """Tokens of the default prompt, including the special tokens before a text."""
         plain = takes in ("text", "either") and not first
         self._plain_characters = self._cutter.most_uncut(max_model_len + 1) if plain else -1
         self._text_room = max_model_len - tokenizer.num_special_tokens_to_add()
@@ -117,7 +117,7 @@ class TextTokens:
         """Say how the outputs for the chunks of a text become one. Call it before `prepare`."""
         self._join = join
 
-    def prepare(self, inputs: Sequence[Any]) -> list[Prepared[Tokens] | Prepared[Chunks[Part[Tokens]]] | Exception]:
+    def prepare(self, inputs: Sequence[Any]) -> list[Prepared[Any] | Exception]:
         """Tokens of each input, with their number as cost; a RecordError if the input has the wrong type.
 
         An empty text is accepted if the model adds special tokens.
@@ -165,18 +165,10 @@ class TextTokens:
         return len(unlimited.encode(first, second).ids)
 
     def tokenize(self, value: object, add_special_tokens: bool) -> list[int]:
-        """See `TokenizingEngine.tokenize`."""
+        """The ids of a text with its prompt, before they are cut."""
         if refusal := text_refusal(value):
             raise refusal
         return self._cutter.ids(self._prompts.before(str(value)), add_special_tokens=add_special_tokens)
-
-    def detokenize(self, ids: Sequence[int]) -> str:
-        """See `TokenizingEngine.detokenize`."""
-        return detokenized(self._tokenizer, ids)
-
-    def token_strings(self, ids: Sequence[int]) -> list[str]:
-        """See `TokenizingEngine.token_strings`."""
-        return token_strings(self._tokenizer, ids)
 
     def expanded(self, tokens: Tokens, ids: Sequence[int], attended: bool) -> Tokens:
         """More tokens after those of a text, and a last row that says which tokens are attended to."""

@@ -39,9 +39,8 @@ _CHARACTERS = 32
 _PIECE = 1 << 16
 """Characters of a long text that are tokenized together."""
 _OVERLAP = 32
-"""Neighbouring pieces have one character in this many in common,"""
+"""Neighbouring pieces have one character in this many in common, but at least `_LEAST_OVERLAP` characters."""
 _LEAST_OVERLAP = 2048
-"""and at least so many."""
 _ALIKE = 8
 """Tokens in a row that must be the same in two pieces where they are joined."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 from headrace.engines.declaring import EngineOptions
@@ -10,7 +9,6 @@ from headrace.engines.options import PANEL
 from headrace.options import option
 
 
-@dataclass(frozen=True, kw_only=True)
 class TorchServe(EngineOptions):
     """A TorchServe handler; `model` is the folder with the model's files, if the handler is a file."""
 
@@ -21,10 +19,7 @@ class TorchServe(EngineOptions):
     implied_by = "handler"
 
     handler: str | Path | None = option(
-        None,
-        "TorchServe handler to run: a .py file or a .mar archive. Default: none.",
-        panel=PANEL,
-        changes_output=True,
+        None, "TorchServe handler to run: a .py file or a .mar archive. Default: none.", panel=PANEL
     )
     config: str | Path | None = option(
         None, "Its model-config.yaml or config.properties. Default: one beside the model or the handler."

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from headrace.engines.declaring import EngineOptions
 from headrace.engines.model_folder import WEIGHTS
 from headrace.engines.options import DeviceOptions, ImageOptions, LabelOptions
 
 
-@dataclass(frozen=True, kw_only=True)
 class _OnTorch(EngineOptions):
     """What both have in common."""
 
@@ -20,7 +17,6 @@ class _OnTorch(EngineOptions):
     order = 0
 
 
-@dataclass(frozen=True, kw_only=True)
 class ImageClassification(ImageOptions, LabelOptions, DeviceOptions, _OnTorch):
     """The labels of images."""
 
@@ -28,7 +24,6 @@ class ImageClassification(ImageOptions, LabelOptions, DeviceOptions, _OnTorch):
     factory = "headrace.engines.vision.engine:image_classify"
 
 
-@dataclass(frozen=True, kw_only=True)
 class ImageEmbedding(ImageOptions, DeviceOptions, _OnTorch):
     """One vector for each image."""
 

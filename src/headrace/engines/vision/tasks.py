@@ -45,7 +45,7 @@ class ImageEngine(NetworkEngine):
         return {**self._facts, **self.network.describe(), "max_pixels": self._images.max_pixels}
 
     def prepare(self, inputs: Sequence[object]) -> list[Prepared[Pixels] | Exception]:
-        """See `ImageInputs.prepare`."""
+        """Pixels of each image; a RecordError for an invalid one."""
         return self._images.prepare(inputs)
 
     def forward(self, batch: list[Pixels]) -> list[object]:

@@ -6,7 +6,7 @@ import ast
 import functools
 import importlib.machinery
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any, Self
 
@@ -26,7 +26,6 @@ from headrace.options import declared, option
 _AS_VLLM = "As vLLM's argument."
 
 
-@dataclass(frozen=True, kw_only=True)
 class VllmArguments(GraphOptions):
     """vLLM's most common engine arguments; None for vLLM's default. `arguments` holds any other."""
 
@@ -103,7 +102,6 @@ def vllm_arguments() -> tuple[str, ...] | None:
     return tuple(name for name in names if name != "model" and not name.startswith("_")) or None
 
 
-@dataclass(frozen=True, kw_only=True)
 class VllmPooling(TextOptions, VllmArguments):
     """Options of all engines for texts with vLLM's pooling runner."""
 
@@ -112,7 +110,6 @@ class VllmPooling(TextOptions, VllmArguments):
         return {name: value for name, value in super().engine_args().items() if name != "max_model_len"}
 
 
-@dataclass(frozen=True, kw_only=True)
 class VllmEmbedding(VectorOptions, PromptOptions, VllmPooling):
     """One vector for each text, as `Embedding` makes it."""
 
@@ -121,7 +118,6 @@ class VllmEmbedding(VectorOptions, PromptOptions, VllmPooling):
     default_model = DEFAULT_MODEL
 
 
-@dataclass(frozen=True, kw_only=True)
 class VllmClassification(LabelOptions, VllmPooling):
     """The labels of texts, or of pairs."""
 
@@ -129,7 +125,6 @@ class VllmClassification(LabelOptions, VllmPooling):
     factory = "headrace.engines.vllm.pooling:classify"
 
 
-@dataclass(frozen=True, kw_only=True)
 class VllmScoring(VllmPooling):
     """One score for each pair of texts."""
 
@@ -137,7 +132,6 @@ class VllmScoring(VllmPooling):
     factory = "headrace.engines.vllm.pooling:score"
 
 
-@dataclass(frozen=True, kw_only=True)
 class Vllm(LongPromptOptions, SamplingOptions, ChatOptions, VllmArguments):
     """Answers to prompts and chats with vLLM."""
 
@@ -150,11 +144,9 @@ class Vllm(LongPromptOptions, SamplingOptions, ChatOptions, VllmArguments):
         None,
         "Whether a plain text is a user's message (true) or a prompt to continue (false). Default: true if the model "
         "has a chat template.",
-        changes_output=True,
     )
     seed: int | None = option(
         None,
         "If set, a sampled answer depends only on it, on the prompt and on its place in the job, and sampling is "
         "somewhat slower; a request's own seed takes precedence.",
-        changes_output=True,
     )

@@ -29,7 +29,7 @@ from headrace.engines.networks.files import load_config, load_tokenizer
 from headrace.engines.networks.heads import Head, VectorHead, matryoshka_dimensions
 from headrace.engines.networks.quantizing import check_output_dtype, length_of
 from headrace.engines.profile import EngineProfile
-from headrace.engines.text.engine import TokenizingTexts
+from headrace.engines.requests.vocabulary import TokenizedEngine
 from headrace.engines.text.pooling import Pooling, check_pooled_prompts, pooling_of, prompts_in
 from headrace.engines.text.splitting import not_split
 from headrace.engines.text.tasks import label_head, score_head
@@ -42,7 +42,7 @@ _LAYERS = frozenset({"Identity", "Tanh", "ReLU", "GELU", "SiLU", "Sigmoid"})
 """Activations of dense layers that vLLM has. With another one, it would leave the layers out."""
 
 
-class PoolingEngine(TokenizingTexts):
+class PoolingEngine(TokenizedEngine):
     """One row of numbers per text or pair, from vLLM's asynchronous engine; satisfies `StreamEngine`.
 
     Args:
@@ -56,6 +56,8 @@ class PoolingEngine(TokenizingTexts):
     Raises:
         EngineError: vLLM fails at a short text.
     """
+
+    tokens: TextTokens
 
     def __init__(
         self,

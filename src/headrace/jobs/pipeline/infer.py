@@ -14,7 +14,7 @@ from headrace.engines.base import BatchEngine, StepEngine, StreamEngine
 from headrace.errors import EngineDeadError, ProcessError, ProcessTimeoutError, StoppedError, text_of
 from headrace.jobs.pipeline.job import StopRequest
 from headrace.jobs.pipeline.work import Work
-from headrace.jobs.state.in_flight import InFlight
+from headrace.jobs.state.in_flight import InFlightFile
 from headrace.retry import TRANSIENT
 
 MAX_RUN = 512
@@ -70,7 +70,7 @@ def infer(
     engine: BatchEngine,
     stop: StopRequest,
     max_attempts: int,
-    in_flight: InFlight | None = None,
+    in_flight: InFlightFile | None = None,
 ) -> Sequence[object]:
     """One batch through the engine. After the grace period of a stop, records are returned unprocessed.
 
@@ -95,7 +95,7 @@ def infer(
     return list(map(sound, results)) if type(results) is list else results  # numbers are sound
 
 
-def _forward(work: list[Work], engine: BatchEngine, in_flight: InFlight | None) -> object:
+def _forward(work: list[Work], engine: BatchEngine, in_flight: InFlightFile | None) -> object:
     if in_flight is None:
         return engine.forward([item.payload for item in work])
     positions = [item.record.position for item in work]
@@ -126,7 +126,7 @@ class WorkCalls:
 
     stop: StopRequest
     max_attempts: int
-    in_flight: InFlight | None = None
+    in_flight: InFlightFile | None = None
 
     def batches(self, engine: BatchEngine) -> Callable[[list[Work]], Sequence[object]]:
         """`infer`."""
@@ -153,7 +153,7 @@ class WorkSteps:
         self._work: dict[int, Work] = {}
 
     def span(self, record: Work) -> tuple[float, float]:
-        """See `StepEngine.span`."""
+        """The cost of a record at first and at most."""
         return self._engine.span(record.payload)
 
     def add(self, key: int, record: Work) -> None:
@@ -167,7 +167,7 @@ class WorkSteps:
         self._work[key] = record
 
     def step(self) -> Sequence[tuple[int, object]]:
-        """See `StepEngine.step`."""
+        """Take one step; returns the records that are finished."""
         try:
             finished = self._engine.step()
         except StoppedError as error:
@@ -181,19 +181,19 @@ class WorkSteps:
         return [(key, sound(result)) for key, result in finished]
 
     def needs(self, key: int) -> float:
-        """See `StepEngine.needs`."""
+        """The cost of a record after the next step."""
         return self._engine.needs(key)
 
     def shared(self, key: int) -> float:
-        """See `SharingStepModel.shared`."""
+        """The part of that cost that other records share."""
         return 0.0 if self._sharing is None else self._sharing.shared(key)
 
     def overlap(self, record: Work) -> float:
-        """See `SharingStepModel.overlap`."""
+        """The part of a waiting record's cost that running records share."""
         return 0.0 if self._sharing is None else self._sharing.overlap(record.payload)
 
     def group(self, record: Work) -> Hashable:
-        """See `GroupingStepModel.group`."""
+        """The group of records that a waiting record belongs to."""
         return group_of(self._engine, record.payload)
 
     def remove(self, key: int) -> Work | None:

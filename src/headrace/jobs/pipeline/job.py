@@ -18,7 +18,7 @@ from headrace.jobs.pipeline.user_code import UserCode
 from headrace.jobs.pipeline.work import Work
 from headrace.jobs.settings import JobSettings, Order
 from headrace.jobs.settings import Limits as Limits
-from headrace.jobs.state.in_flight import InFlight
+from headrace.jobs.state.in_flight import InFlightFile
 from headrace.jobs.state.output import JobOutput, StartMode
 from headrace.records import Failed
 
@@ -108,7 +108,7 @@ class Job:
     """Whether to check that no id occurs twice."""
     order: OrderPlan | None = None
     """The order of work; None if the engine reads every prompt anew."""
-    in_flight: InFlight | None = None
+    in_flight: InFlightFile | None = None
     """Records the batch in the engine; None if a crash of the engine does not end this process."""
 
 

@@ -25,7 +25,7 @@ _PLAIN = (int, float, bool, type(None))
 
 
 @dataclass(slots=True)
-class _Chunk:
+class _HeldChunk:
     mean: float
     left: int
 
@@ -54,7 +54,7 @@ class Memory:
         self._rows = 0.0
         self._last_chunk: int | None = None
         self._starts: list[int] = []
-        self._chunks: list[_Chunk] = []
+        self._chunks: list[_HeldChunk] = []
         self._waits = False
         self._released = asyncio.Event()
 
@@ -70,7 +70,7 @@ class Memory:
             return
         place = bisect_left(self._starts, start)
         self._starts.insert(place, start)
-        self._chunks.insert(place, _Chunk(size / count, count))
+        self._chunks.insert(place, _HeldChunk(size / count, count))
         self.records += count
         self._rows += size
 

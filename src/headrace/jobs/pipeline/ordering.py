@@ -22,7 +22,7 @@ from headrace.jobs.pipeline.job import Job, Length, StopRequest
 from headrace.jobs.pipeline.memory_budget import rows_bytes
 from headrace.jobs.pipeline.prefixes import Sharing, prefix_order, prompt_text, sharing
 from headrace.jobs.pipeline.prepare import Columns
-from headrace.jobs.pipeline.spill import Row, Spill
+from headrace.jobs.pipeline.spill import Spill, SpilledRow
 from headrace.jobs.settings import Order
 from headrace.jobs.state.passes import Pass
 from headrace.jobs.state.window import Window
@@ -64,7 +64,7 @@ def in_windows(job: Job, todo: Pass) -> tuple[Pass, Ordering | None]:
 
 
 @dataclass(slots=True)
-class _Held:
+class _WindowRows:
     """Rows of a window that is being read."""
 
     chunks: list[Chunk] = field(default_factory=list)
@@ -109,7 +109,7 @@ class Ordering:
         """Whether the rest of the rows is sorted on disk."""
         self._closed = False
         self._begun = {window.number: window for window in windows.open}
-        self._rows: dict[int, _Held] = {number: _Held() for number in self._begun}
+        self._rows: dict[int, _WindowRows] = {number: _WindowRows() for number in self._begun}
         self._chosen: list[OrderChosen] = []
 
     def chosen(self) -> list[OrderChosen]:
@@ -127,7 +127,7 @@ class Ordering:
         Raises:
             JobError: the input lacks a record that it had when its window was begun.
         """
-        held, ends = _Held(), time.monotonic() + _READ_S
+        held, ends = _WindowRows(), time.monotonic() + _READ_S
         chunks = self._new(chunks)
         for chunk in chunks:
             yield from self._whole_again()
@@ -140,7 +140,7 @@ class Ordering:
                 yield from self._window(held)
                 if self._sorts:
                     yield from self._sorted(chunks)
-                held, ends = _Held(), time.monotonic() + _READ_S
+                held, ends = _WindowRows(), time.monotonic() + _READ_S
         if self._ended:
             return
         yield from self._window(held)
@@ -196,7 +196,7 @@ class Ordering:
 
     # -- new windows -------------------------------------------------------------------------------------------------
 
-    def _window(self, held: _Held, *, is_sorted: bool = False) -> Iterator[Chunk]:
+    def _window(self, held: _WindowRows, *, is_sorted: bool = False) -> Iterator[Chunk]:
         """The rows of a new window, in their order or by prompt."""
         records = [record for chunk in held.chunks for record in chunk.records]
         failures = [failed for chunk in held.chunks for failed in chunk.failures]
@@ -237,7 +237,7 @@ class Ordering:
         del records, order
         yield from _in_chunks(ordered, failures, size)
 
-    def _judge(self, held: _Held, shared: Sharing) -> None:
+    def _judge(self, held: _WindowRows, shared: Sharing) -> None:
         """Decide whether the rest of the rows is sorted on disk."""
         share = held.share_of(self._length)
         if share >= 1 or not (self._order == "prefix" or shared.gains_beyond(share)):
@@ -274,12 +274,12 @@ class Ordering:
                 return
             yield from self._whole_again()
             rows = spill.sorted()
-            held = _Held()
+            held = _WindowRows()
             while some := list(itertools.islice(rows, CHUNK_ROWS)):
                 held.add(_chunk_of(some, spill.bytes * len(some) // spill.rows))
                 if held.size >= self.room:
                     yield from self._window(held, is_sorted=True)
-                    held = _Held()
+                    held = _WindowRows()
             yield from self._window(held, is_sorted=True)
 
     def _prompt(self, record: Record) -> str:
@@ -295,7 +295,7 @@ def _free(folder: Path) -> int:
     return shutil.disk_usage(folder).free
 
 
-def _chunk_of(rows: Sequence[Row], size: int) -> Chunk:
+def _chunk_of(rows: Sequence[SpilledRow], size: int) -> Chunk:
     """Sorted rows as a chunk."""
     records = [row for row in rows if isinstance(row, Record)]
     return Chunk(records, [row for row in rows if isinstance(row, Failed)], size)
@@ -315,7 +315,7 @@ def _in_chunks(records: list[Record], failures: Sequence[Failed], size: int) -> 
         yield Chunk((), failures, left, in_order=True)
 
 
-def _missing(window: Window, held: _Held) -> int:
+def _missing(window: Window, held: _WindowRows) -> int:
     there = {record.position for chunk in held.chunks for record in chunk.records}
     there |= {failed.record.position for chunk in held.chunks for failed in chunk.failures} | set(window.done)
     return min(set(window.positions) - there)

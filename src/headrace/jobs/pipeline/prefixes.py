@@ -36,8 +36,8 @@ class Sharing:
     def gains_beyond(self, share: float) -> bool:
         """Whether one order of all prompts is worth more than windows; these prompts are a `share` of them.
 
-        That a beginning comes two or three times among a few of all prompts is chance: most of its kind come once here,
-        and again elsewhere. The fewer these prompts are, the more it says.
+        In a small sample, a prefix seen two or three times is more common in the whole input: many others of its kind
+        occur once here and again elsewhere. The smaller the sample, the more such a prefix says.
         """
         return 0 < share < 1 and (self.common + self.rare / share) * (1 - share) >= LEAST_GAIN
 

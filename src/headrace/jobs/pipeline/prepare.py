@@ -32,7 +32,7 @@ from headrace.jobs.pipeline.memory_budget import value_bytes
 from headrace.jobs.pipeline.retries import Retry
 from headrace.jobs.pipeline.suspects import MOST_IN_A_ROW
 from headrace.jobs.pipeline.user_code import UserCode
-from headrace.jobs.pipeline.work import Carried, PreparedChunk, Work, unreadable
+from headrace.jobs.pipeline.work import PreparedChunk, StepAnswer, Work, unreadable
 from headrace.jobs.settings import ModelChoice, OnEmpty
 from headrace.records import Failed, Record, Unreadable, kept_value, kind_of, text_refusal
 from headrace.wording import shown
@@ -95,7 +95,8 @@ class Columns:
         """The input for the engine.
 
         Raises:
-            RecordError: see `_input_of`; or it is empty, and `on_empty` refuses that.
+            RecordError: a column is missing; with `text_only` the value is null, no text or not valid Unicode; or it is
+                empty, and `on_empty` refuses that.
         """
         value = self._input_of(record)
         if self.on_empty == "error" and is_empty(value):
@@ -103,11 +104,7 @@ class Columns:
         return value
 
     def _input_of(self, record: Record) -> object:
-        """The input for the engine.
-
-        Raises:
-            RecordError: a column is missing; or with `text_only` null, not text, or not valid Unicode.
-        """
+        """The input for the engine."""
         if self.template is not None:
             make = FilledTemplate if self.splits else filled
             return make(self.template, self.fields_of(record))
@@ -145,11 +142,7 @@ def is_empty(value: object) -> bool:
 
 
 def _takes(choice: ModelChoice, record: Record) -> bool:
-    """Whether the step computes the record.
-
-    Raises:
-        RecordError: the record names no model of the job.
-    """
+    """Whether the step computes the record."""
     value = _value(record, choice.column)
     if value not in choice.models:
         raise RecordError(
@@ -379,7 +372,7 @@ class Preparation:
             try:
                 kept = identify(mapped)
                 if choice is not None and not _takes(choice, row):
-                    done.answered.append((Work(kept, row.data), Carried(getattr(row.data, "answer", None))))
+                    done.answered.append((Work(kept, row.data), StepAnswer(getattr(row.data, "answer", None))))
                     continue
                 value = input_of(mapped)
             except StoppedEarly:

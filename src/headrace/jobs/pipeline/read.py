@@ -11,7 +11,6 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from types import TracebackType
 from typing import Literal, Self, TypeVar
 
 from headrace.engines.profile import profile_of
@@ -61,9 +60,7 @@ class Reader:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         if self._ordering is not None:
             self._ordering.close()
         self._thread.shutdown(wait=False, cancel_futures=True)
@@ -126,9 +123,6 @@ class Reader:
         """The unfinished rows. Their ids are unique so far; those that user code makes are left to `check_ids`.
 
         Finished rows are read again if no run in the working folder contains their ids.
-
-        Raises:
-            JobError: an id is duplicated.
         """
         column, next_todo, later = job.columns.id or "", self._next_todo, self._user.prepares
         seen = self._seen = SeenIds(job.output.scratch, functools.partial(self._all_ids, column), column)
@@ -200,9 +194,7 @@ class Prefetcher:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         for task in self._ahead:
             task.cancel()
         await asyncio.gather(*self._ahead, return_exceptions=True)

@@ -6,7 +6,6 @@ import asyncio
 import math
 import time
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Self
 
 from headrace.batching.results import own
@@ -21,9 +20,9 @@ from headrace.jobs.pipeline.retries import Retry, RetryQueue
 from headrace.jobs.pipeline.suspects import SuspectFailures
 from headrace.jobs.pipeline.work import (
     Answered,
-    Carried,
     PreparedChunk,
     RefusedError,
+    StepAnswer,
     UnfinishedOutput,
     Work,
 )
@@ -59,9 +58,7 @@ class Settling:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         if self._dedupe is not None:
             self._dedupe.close()
 
@@ -163,7 +160,7 @@ class Settling:
             self._job.listener(DuplicatesFound(records, time.monotonic()))
 
     def _ok(self, work: Work, output: object) -> Ok:
-        if type(output) is Carried:
+        if type(output) is StepAnswer:
             return Ok(work.record, output.output, 0, work.row)
         if self._job.user.finishes:  # it may change the output, which equal records share
             output = UnfinishedOutput(work.mapped, output if self._dedupe is None else own(output))
@@ -175,11 +172,7 @@ class Settling:
 
 
 def _failed(work: Work, error: Exception) -> Outcome:
-    """The outcome of a record that failed for good.
-
-    Raises:
-        BrokenOffError: the engine died, which is not a record failure.
-    """
+    """The outcome of a record that failed for good."""
     if isinstance(error, RefusedError):
         return error.failed
     if isinstance(error, (EngineDeadError, StoppedError)):

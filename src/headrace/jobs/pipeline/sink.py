@@ -8,7 +8,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Self
 
 from headrace.errors import BrokenOffError
@@ -39,7 +38,7 @@ def least_wait_s(age_s: float) -> float:
 
 
 @dataclass(slots=True)
-class _Run:
+class _Stretch:
     start: int
     end: int
     oldest: float
@@ -59,9 +58,9 @@ class Coalescer:
         self._interval_s = interval_s
         self._place = place
         self._rows: dict[int, Outcome] = {}
-        self._by_start: dict[int, _Run] = {}
-        self._by_end: dict[int, _Run] = {}
-        self._full: deque[_Run] = deque()
+        self._by_start: dict[int, _Stretch] = {}
+        self._by_end: dict[int, _Stretch] = {}
+        self._full: deque[_Stretch] = deque()
 
     def __len__(self) -> int:
         """Rows held."""
@@ -99,7 +98,7 @@ class Coalescer:
             run = right
             run.start = start
         else:
-            run = _Run(start, end, now)
+            run = _Stretch(start, end, now)
         self._by_start[run.start] = self._by_end[run.end] = run
         if run.end - run.start >= self.part_records:
             self._close(run)
@@ -119,11 +118,11 @@ class Coalescer:
                 return self._give(run)
         return None
 
-    def _close(self, run: _Run) -> None:
+    def _close(self, run: _Stretch) -> None:
         del self._by_start[run.start]
         del self._by_end[run.end]
 
-    def _give(self, run: _Run) -> tuple[Interval, list[Outcome]]:
+    def _give(self, run: _Stretch) -> tuple[Interval, list[Outcome]]:
         outcomes = [self._rows.pop(position) for position in range(run.start, run.end)]
         return Interval(run.start, run.end), outcomes
 
@@ -158,9 +157,7 @@ class Sink:
         self._committer.add_done_callback(lambda _: self._room.set())
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         assert self._committer is not None, "entered"
         self._closing = True
         self._wake.set()

@@ -10,7 +10,6 @@ import tempfile
 from collections.abc import Callable, Iterator
 from operator import itemgetter
 from pathlib import Path
-from types import TracebackType
 from typing import Self, TypeAlias
 
 from headrace.errors import attempted, text_of
@@ -18,7 +17,7 @@ from headrace.io.base import Chunk
 from headrace.jobs.pipeline.memory_budget import rows_bytes
 from headrace.records import Failed, Record
 
-Row: TypeAlias = Record | Failed
+SpilledRow: TypeAlias = Record | Failed
 
 _BLOCK_BYTES = 64 * 1024
 """Size of the rows that are read at once from each sorted run."""
@@ -43,11 +42,11 @@ class Spill:
         self._room = room
         self._most = most
         self._runs: list[tuple[int, int]] = []
-        self._held: list[tuple[str, Row]] = []
+        self._held: list[tuple[str, SpilledRow]] = []
         self._size = 0
         self.rows = 0
         self.bytes = 0
-        """Of the input."""
+        """Bytes of the input that the rows were read from."""
         self.full = ""
         """Why no more rows may be added; empty if they may."""
         self.failed = False
@@ -56,9 +55,7 @@ class Spill:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._file.close()
 
     def add(self, chunk: Chunk) -> None:
@@ -93,7 +90,7 @@ class Spill:
             self._file.write(len(content).to_bytes(_LENGTH_BYTES) + content)
         self._file.flush()
 
-    def sorted(self) -> Iterator[Row]:
+    def sorted(self) -> Iterator[SpilledRow]:
         """All rows, sorted by prompt; those that could not be read come first."""
         if self._runs and not self.full:
             self._write_run()
@@ -102,7 +99,7 @@ class Spill:
         for _, row in heapq.merge(self._held, *runs, key=itemgetter(0)):
             yield row
 
-    def _read(self, start: int, end: int) -> Iterator[tuple[str, Row]]:
+    def _read(self, start: int, end: int) -> Iterator[tuple[str, SpilledRow]]:
         number = self._file.fileno()
         while start < end:
             size = int.from_bytes(os.pread(number, _LENGTH_BYTES, start))
@@ -116,6 +113,6 @@ class Spill:
                     yield self._prompt_of(record), record
 
 
-def _packed(row: Row) -> Failed | tuple[object, ...]:
+def _packed(row: SpilledRow) -> Failed | tuple[object, ...]:
     """A record as a tuple, which is stored in half the time."""
     return row if isinstance(row, Failed) else (row.position, row.id, row.data)

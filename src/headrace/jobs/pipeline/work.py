@@ -50,7 +50,7 @@ class UnfinishedOutput(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Carried:
+class StepAnswer:
     """The answer to a record that an earlier step computes, or a later one will."""
 
     output: object
@@ -62,7 +62,7 @@ class PreparedChunk:
 
     work: list[Work] = field(default_factory=list)
     answered: list[tuple[Work, object]] = field(default_factory=list)
-    """Records that the engine does not see: an error if they could not be read or prepared, else a `Carried`."""
+    """Records that the engine does not see: an error if they could not be read or prepared, else a `StepAnswer`."""
     tokens: int = 0
     truncated: int = 0
     split: int = 0
@@ -71,7 +71,7 @@ class PreparedChunk:
     bytes: int = 0
     """Bytes of input that the chunk was read from."""
     in_order: bool = False
-    """See `Chunk.in_order`."""
+    """Whether its records keep their order: neighbours begin alike."""
 
     def __len__(self) -> int:
         return len(self.work) + len(self.answered)

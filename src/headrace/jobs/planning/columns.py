@@ -58,11 +58,7 @@ def column_of(name: str, columns: Columns) -> str:
 
 
 def _look_further(source: Source, keep: tuple[str, ...], user: UserCode | None) -> None:
-    """Check that each of these columns occurs somewhere: rows of JSON may have different columns.
-
-    Raises:
-        ConfigError: no record read within some seconds has one of them.
-    """
+    """Check that each of these columns occurs somewhere: rows of JSON may have different columns."""
     known: dict[str, None] = {}
     missing = dict.fromkeys(keep)
     seen = 0

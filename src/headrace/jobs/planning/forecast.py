@@ -17,7 +17,7 @@ from pathlib import Path
 from headrace.batching.policy.bucketing import MAX_STRETCH
 from headrace.batching.policy.cost import BatchCost, BatchLimits, batch_cost
 from headrace.batching.policy.cost_line import CostLine
-from headrace.device.memory import MemoryLimit, MemoryWatch
+from headrace.device.memory import AvailableMemory, MemoryWatch
 from headrace.engines.base import BatchEngine
 from headrace.engines.capabilities import BATCHES, TUNING, memory_of
 from headrace.engines.profile import EngineProfile
@@ -46,7 +46,7 @@ class MemoryForecast:
 
     peak: int
     """The most, in bytes; the model included."""
-    limit: MemoryLimit
+    limit: AvailableMemory
     room: float | None
     """How many times the batch budget would fill the target share of the limit; None if unknown."""
 

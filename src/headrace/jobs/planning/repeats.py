@@ -27,7 +27,7 @@ class Repeats:
     as_read: float
     """In the common beginnings of neighbours, in the order of the input."""
     columns: Mapping[str, float]
-    """Of each column of the template: the fraction of its text in values that came before."""
+    """For each column of the template, the fraction of its text in values that came before."""
     template: str | None = None
     """A template with the fields in a better order; None if the present one is as good."""
     better: float = 0.0
@@ -61,7 +61,7 @@ def template_repeats(template: str, rows: Sequence[Mapping[str, str]]) -> Repeat
         template: with at least one field.
         rows: the text of each field.
     """
-    fields = _Fields(template)
+    fields = _TemplateFields(template)
     now = repeats([fields.filled(fields.order, row) for row in rows])
     columns = {name: _repeated([row[name] for row in rows]) for name in fields.names}
     best, better = fields.order, now.repeated
@@ -81,7 +81,7 @@ def _repeated(values: Sequence[str]) -> float:
     return 1 - sum(map(len, set(values))) / total if total else 0.0
 
 
-class _Fields:
+class _TemplateFields:
     """The fields of a template that may change places, alone or with all fields of their line.
 
     The label before a field goes with it, line breaks stay.

@@ -37,7 +37,7 @@ class Survey:
     """What a sample shows about the input."""
 
     records: int | None
-    """Of the whole input; None if unknown."""
+    """Rows of the whole input; None if unknown."""
     counted: bool
     """Whether that is exact, not estimated from the size."""
     sampled: int
@@ -81,7 +81,7 @@ def survey(job: Job, *, spread: bool) -> Survey:
     preparation = Preparation(
         job.columns, job.engine, job.user, dedupe=False, in_time=InTime(job.settings.config.call_timeout_s)
     )
-    sample = _Sample(job.source)
+    sample = _SampleReader(job.source)
     work: list[Work] = []
     left_out: list[LeftOut] = []
     examples: list[object] = []
@@ -150,7 +150,7 @@ def _inputs(job: Job, chunk: Chunk) -> Iterator[object]:
                 continue
 
 
-class _Sample:
+class _SampleReader:
     """Reads parts of a source, and estimates its length."""
 
     def __init__(self, source: Source) -> None:

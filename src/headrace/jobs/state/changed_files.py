@@ -8,7 +8,7 @@ from headrace.io.sinks.targets import Target
 from headrace.io.storage.checksums import digest_of
 from headrace.io.storage.locations import exists
 from headrace.io.storage.parts import PartFolder
-from headrace.jobs.state.passes import Finished
+from headrace.jobs.state.passes import FinishedJob
 
 NEW = "retry-new"
 """The folder, in the working folder, of the files that a retry has written and that are being moved to their places."""
@@ -20,7 +20,9 @@ def current(path: Path, work: Path, *, swapping: bool) -> Path:
     return new if swapping and exists(new) else path
 
 
-def changes(target: Target, parts: PartFolder, finished: Finished, *, read: bool, swapping: bool = False) -> list[str]:
+def changes(
+    target: Target, parts: PartFolder, finished: FinishedJob, *, read: bool, swapping: bool = False
+) -> list[str]:
     """The files of a finished job that have changed since, each with the reason.
 
     Args:

@@ -18,7 +18,7 @@ logger = logging.getLogger("headrace")
 _BYTES = 64
 
 
-class InFlight:
+class InFlightFile:
     """A file with the number of records in the engine and their first and last position; empty if there are none.
 
     Batches may enter and leave on several threads.
@@ -82,7 +82,7 @@ def warn_of_crash(output: JobOutput, *, overwrite: bool) -> None:
     Raises:
         OutputLockedError: the last run has not ended.
     """
-    in_flight = InFlight(output.work)
+    in_flight = InFlightFile(output.work)
     if not in_flight.left_behind():
         return
     with output.locked():

@@ -17,12 +17,12 @@ from headrace.io.storage.lease import may_live
 from headrace.io.storage.locations import as_os_errors, exists, is_remote
 from headrace.io.storage.parts import PartFolder
 from headrace.jobs.state.changed_files import changes, current
-from headrace.jobs.state.lock import Holder, holder_in
-from headrace.jobs.state.passes import Finished, JobState
+from headrace.jobs.state.lock import LockHolder, holder_in
+from headrace.jobs.state.passes import FinishedJob, JobState
 from headrace.jobs.state.state_file import read_state
 from headrace.jobs.state.windows import Windows
 
-State: TypeAlias = Literal["running", "not running", "finished"]
+JobStatus: TypeAlias = Literal["running", "not running", "finished"]
 
 
 class NoJobError(ConfigError):
@@ -32,7 +32,7 @@ class NoJobError(ConfigError):
 class LoadingError(NoJobError):
     """The first run of the job is loading the model, so it has written nothing yet."""
 
-    def __init__(self, name: str, holder: Holder) -> None:
+    def __init__(self, name: str, holder: LockHolder) -> None:
         super().__init__(f"the job of {name} is loading the model, in {holder}")
         self.holder = holder
 
@@ -41,8 +41,8 @@ class LoadingError(NoJobError):
 class Inspection:
     """The state of a job."""
 
-    state: State
-    holder: Holder | None
+    state: JobStatus
+    holder: LockHolder | None
     """The process that runs it, from its lock file or lease; None if none does."""
     records: int
     """Finished records, including failed ones."""
@@ -111,7 +111,7 @@ def inspect(name: str | Path, *, verify: bool = False) -> Inspection:
     parts = PartFolder(folder, f".{target.format}{target.compression}", target.work)
     windows = windows_of(target, parts)
     committed = windows.others(parts.committed())
-    finished = Finished(**state["finished"]) if state["finished"] else None
+    finished = FinishedJob(**state["finished"]) if state["finished"] else None
     swapping = bool(state.get("swap"))
     retry = PartFolder(target.work / "retry", f".{target.format}{target.compression}")
     again = sum(end - start for start, end in retry.committed())
@@ -172,12 +172,12 @@ def _reasons(dead_letters: Iterable[Path]) -> Counter[str]:
     return reasons
 
 
-def job_holder(target: Target) -> Holder | None:
+def job_holder(target: Target) -> LockHolder | None:
     """The process that runs the job of an output, or the holder of its lease in a store; None if it is free."""
     return holder_of(target.work / "lock")
 
 
-def holder_of(lock: Path) -> Holder | None:
+def holder_of(lock: Path) -> LockHolder | None:
     """The process that holds a lock file, or the holder of a lease in a store; None if it is free."""
     try:
         if is_remote(lock):

@@ -89,11 +89,7 @@ def locked_folder(folder: Path, output: str, has_begun: Callable[[], bool]) -> I
 
 
 def _locked(path: Path, output: str | Path, way_out: str) -> TextIO | None:
-    """The lock file, locked; None if its holder has removed it meanwhile.
-
-    Raises:
-        OutputLockedError: another process holds it.
-    """
+    """The lock file, locked; None if its holder has removed it meanwhile."""
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         file = path.open("a+", encoding="utf-8")
@@ -114,7 +110,7 @@ def _locked(path: Path, output: str | Path, way_out: str) -> TextIO | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Holder:
+class LockHolder:
     """The process that holds a lock, or a lease in a store."""
 
     name: str
@@ -125,15 +121,15 @@ class Holder:
         return self.name
 
 
-def holder_in(content: str) -> Holder:
+def holder_in(content: str) -> LockHolder:
     """The holder named in a lock file."""
     try:
         holder = json.loads(content)
         since = datetime.fromisoformat(holder["since"])
         name = f"process {holder['pid']} on {holder['host']} since {since.isoformat(timespec='seconds')}"
-        return Holder(name, since.timestamp())
+        return LockHolder(name, since.timestamp())
     except (ValueError, KeyError, TypeError):  # read between taking the lock and writing the name
-        return Holder("another process")
+        return LockHolder("another process")
 
 
 def _now() -> str:

@@ -106,11 +106,7 @@ def _merge_errors(pieces: Sequence[_Piece], target: Path) -> None:
 
 
 def _check_files(name: str | Path, source: Target, into: str | Path, target: Target, *, overwrite: bool) -> None:
-    """Check that the file can be written.
-
-    Raises:
-        ConfigError: it cannot.
-    """
+    """Check that the file can be written."""
     if target.is_folder:
         raise ConfigError(f"cannot merge into {into}: it is a folder; name a file")
     if (target.format, target.compression) != (source.format, source.compression):

@@ -33,7 +33,7 @@ from headrace.jobs.state.changed_files import changes
 from headrace.jobs.state.fingerprint import check_same, check_same_input
 from headrace.jobs.state.ledger import Ledger
 from headrace.jobs.state.lock import locked_folder
-from headrace.jobs.state.passes import Finished, JobState, ModelState, Pass
+from headrace.jobs.state.passes import FinishedJob, JobState, ModelState, Pass
 from headrace.jobs.state.retrying import Retrying
 from headrace.jobs.state.stalls import StallDetector
 from headrace.jobs.state.state_file import read_state
@@ -206,7 +206,7 @@ class JobOutput:
         if self._lease is not None:
             self._lease.wait_until_alone()
 
-    def begin(self, start: StartMode) -> Pass | Finished:
+    def begin(self, start: StartMode) -> Pass | FinishedJob:
         """The remaining work, or how the job ended. Starts again if there is no state, or if `start` asks for it.
 
         Raises:
@@ -240,7 +240,7 @@ class JobOutput:
             self._write_state(start, finished)
         return begun
 
-    def _begin_finished(self, start: StartMode, finished: Finished) -> Pass | Finished:
+    def _begin_finished(self, start: StartMode, finished: FinishedJob) -> Pass | FinishedJob:
         """How the job ended, or a pass if some of its output is missing."""
         if self.is_folder:
             return self._begin_finished_folder(start, finished)
@@ -268,7 +268,7 @@ class JobOutput:
         self._write_state(start, None)
         return self._resume(start)
 
-    def _begin_finished_folder(self, start: StartMode, finished: Finished) -> Pass | Finished:
+    def _begin_finished_folder(self, start: StartMode, finished: FinishedJob) -> Pass | FinishedJob:
         """Compute missing parts again. A changed part may have been changed on purpose, so it is refused."""
         if damaged := self.parts.check(self.parts.committed()):
             raise ConfigError(
@@ -277,7 +277,7 @@ class JobOutput:
             )
         return finished if Ledger(self.parts.take_over()).done == finished.records else self._reopen(start)
 
-    def begin_retry(self, start: StartMode) -> Pass | Finished:
+    def begin_retry(self, start: StartMode) -> Pass | FinishedJob:
         """A pass over the dead letters of the finished job; how it ended if there are none.
 
         Raises:
@@ -299,7 +299,7 @@ class JobOutput:
                 "``overwrite=True``"
             )
 
-        def commit(ended: Finished) -> None:
+        def commit(ended: FinishedJob) -> None:
             self._wait_until_alone()
             if changed := changes(self._target, self.parts, finished, read=not self.is_folder):
                 raise JobError(f"{changed[0]} has changed during the retry, and is not replaced: restore it to retry")
@@ -310,11 +310,11 @@ class JobOutput:
 
         return self._retrying.begin(finished, commit)
 
-    def _resumed(self, state: JobState, start: StartMode, *, retry: bool = False) -> Finished | None:
+    def _resumed(self, state: JobState, start: StartMode, *, retry: bool = False) -> FinishedJob | None:
         """How the job ended; None if it has not. Completes the end of a retry that was killed."""
         if start.changes != "ignore":
             check_same(self._target, state["fingerprint"], start.fingerprint, retry=retry)
-        finished = Finished(**state["finished"]) if state["finished"] else None
+        finished = FinishedJob(**state["finished"]) if state["finished"] else None
         if state.get("swap"):
             self._retrying.swap()
             self._push()
@@ -345,9 +345,6 @@ class JobOutput:
         Args:
             path: of the file.
             digest: of what it is to be replaced by; a run that was killed may have written the same.
-
-        Raises:
-            JobError: it would.
         """
         if self._before is None or path.name not in self._before or _stamp(path) in (None, self._before[path.name]):
             return
@@ -376,12 +373,8 @@ class JobOutput:
             self._refuse_new(self.target, target.digest)
         return target.digest()
 
-    def _finish(self, start: StartMode) -> Finished:
-        """Merge all parts into the one output file and mark the job finished.
-
-        Raises:
-            JobError: the parts have a gap, or some are damaged.
-        """
+    def _finish(self, start: StartMode) -> FinishedJob:
+        """Merge all parts into the one output file and mark the job finished."""
         self._wait_until_alone()
         if self.windows is not None:
             self.windows.finish()
@@ -396,7 +389,7 @@ class JobOutput:
         errors_digest = digest_of(self.errors) if failed else ""
         digest = "" if self.is_folder else self._merge(committed)
         size = 0 if self.is_folder else self.target.stat().st_size
-        finished = Finished(ledger.done, failed, size, digest, errors_digest)
+        finished = FinishedJob(ledger.done, failed, size, digest, errors_digest)
         self._push()
         self._write_state(start, finished)
         if not self.is_folder:
@@ -432,7 +425,7 @@ class JobOutput:
         return begun if isinstance(begun, dict) and {"name", "commit"} <= begun.keys() else None
 
     def _write_state(
-        self, start: StartMode, finished: Finished | None, *, swap: bool = False, clearing: bool = False
+        self, start: StartMode, finished: FinishedJob | None, *, swap: bool = False, clearing: bool = False
     ) -> None:
         state = {
             "fingerprint": start.fingerprint,
@@ -458,11 +451,7 @@ def _stamp(path: Path) -> list[int] | None:
 
 
 def _check_links(target: Target) -> None:
-    """Check that what links lead to can be written.
-
-    Raises:
-        ConfigError: it cannot.
-    """
+    """Check that what links lead to can be written."""
     for path in (target.place, target.errors, target.work):
         if not path.is_symlink():
             continue

@@ -13,7 +13,7 @@ from headrace.records import JsonObject
 
 
 @dataclass(frozen=True, slots=True)
-class Finished:
+class FinishedJob:
     """The result of a finished job."""
 
     records: int
@@ -22,13 +22,13 @@ class Finished:
     bytes: int
     """Size of the merged file; 0 for a folder of parts."""
     digest: str = ""
-    """Of the merged file (see `io/storage/checksums.py`); empty for a folder of parts, or if unknown."""
+    """The checksum of the merged file (`io/storage/checksums.py`); empty for a folder of parts, or if unknown."""
     errors_digest: str = ""
-    """Of the file of dead letters; empty if there is none, or if unknown."""
+    """The checksum of the file of dead letters; empty if there is none, or if unknown."""
 
 
 class FinishedState(TypedDict):
-    """A `Finished` in `job.json`."""
+    """A `FinishedJob` in `job.json`."""
 
     records: int
     failed: int
@@ -51,13 +51,13 @@ class JobState(TypedDict):
     fingerprint: JsonObject
     """The facts that determine the output."""
     settings: NotRequired[JsonObject | None]
-    """See `jobs.settings.as_json`."""
+    """The settings as `jobs.settings.as_json` gives them."""
     made_of: NotRequired[str | None]
-    """See `engines.choosing.identity`."""
+    """The identity of the engine, from `engines.choosing.identity`."""
     model: NotRequired[ModelState | None]
     """The model that the job was begun with, if it was downloaded."""
     before: NotRequired[dict[str, list[int] | None]]
-    """The files at the places of the output and of the dead letters that the job is to replace: see `output._stamp`."""
+    """The stamps of the files, at the places of the output and of the dead letters, that the job is to replace."""
     finished: FinishedState | None
     """None while records are left to do."""
     swap: NotRequired[bool]
@@ -74,7 +74,7 @@ class Pass:
     """The first unfinished position >= its argument; `sys.maxsize` if a retry has none left."""
     parts: PartFolder
     """The parts in input order."""
-    finish: Callable[[], Finished]
+    finish: Callable[[], FinishedJob]
     """Called when all records are finished."""
     done: int
     """Records of this pass that earlier runs have committed."""

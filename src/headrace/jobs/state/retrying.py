@@ -26,7 +26,7 @@ from headrace.io.storage.locations import file_names, is_remote, remove, remove_
 from headrace.io.storage.parts import Interval, PartFolder
 from headrace.jobs.state.changed_files import NEW
 from headrace.jobs.state.ledger import Ledger
-from headrace.jobs.state.passes import Finished, Pass
+from headrace.jobs.state.passes import FinishedJob, Pass
 
 _ERRORS = "errors.jsonl"
 _TWINS = ".errors"
@@ -103,7 +103,7 @@ class Retrying:
         self._writer = writer
         self._parts = PartFolder(self._folder, writer.suffix, None, guard)
 
-    def begin(self, finished: Finished, commit: Callable[[Finished], None]) -> Pass:
+    def begin(self, finished: FinishedJob, commit: Callable[[FinishedJob], None]) -> Pass:
         """Start or continue a retry; `commit` is called when all new files are written.
 
         Raises:
@@ -120,7 +120,7 @@ class Retrying:
             number = ledger.next_todo(dead_letters.place(position))
             return dead_letters.positions[number] if number < len(dead_letters) else sys.maxsize
 
-        def finish() -> Finished:
+        def finish() -> FinishedJob:
             ended = self._make_new(dead_letters, finished)
             commit(ended)
             return ended
@@ -173,12 +173,8 @@ class Retrying:
             return self._target
         return (self._errors.parent if name.endswith((_ERRORS, _TWINS)) else self._output.path) / name
 
-    def _make_new(self, dead_letters: DeadLetters, finished: Finished) -> Finished:
-        """Write all files that change.
-
-        Raises:
-            JobError: a record has no outcome yet.
-        """
+    def _make_new(self, dead_letters: DeadLetters, finished: FinishedJob) -> FinishedJob:
+        """Write all files that change."""
         committed = self._parts.close(read_all=True)
         if Ledger(committed).next_todo(0) != len(dead_letters):
             raise JobError(f"{self._folder} has gaps: run again to fill them")
@@ -195,10 +191,10 @@ class Retrying:
             with atomic_file(new) as file:
                 target = DigestWriter(file)
                 self._writer.interleave(self._target, self._paths(committed), turns, cast("BinaryIO", target))
-            return Finished(finished.records, len(left), new.stat().st_size, target.digest(), errors_digest)
+            return FinishedJob(finished.records, len(left), new.stat().st_size, target.digest(), errors_digest)
         for interval in self._output.committed():
             self._make_part(interval, dead_letters, left, committed)
-        return Finished(finished.records, len(left), 0, "", errors_digest)
+        return FinishedJob(finished.records, len(left), 0, "", errors_digest)
 
     def _make_part(
         self, interval: Interval, dead_letters: DeadLetters, left: set[int], committed: Sequence[Interval]

@@ -10,7 +10,7 @@ from typing import TypeGuard
 
 from headrace.errors import JobError
 from headrace.io.storage.locations import as_os_errors
-from headrace.jobs.state.passes import Finished, JobState
+from headrace.jobs.state.passes import FinishedJob, JobState
 
 
 def read_state(path: Path) -> JobState | None:
@@ -42,9 +42,9 @@ def _is_state(state: object) -> TypeGuard[JobState]:
 
 
 def _is_an_end(finished: Mapping[str, object]) -> bool:
-    """Whether all fields of a `Finished` without a default are there, and all are of the right type."""
-    known = {field.name: field.type for field in fields(Finished)}
-    needed = {field.name for field in fields(Finished) if field.default is MISSING}
+    """Whether all fields of a `FinishedJob` without a default are there, and all are of the right type."""
+    known = {field.name: field.type for field in fields(FinishedJob)}
+    needed = {field.name for field in fields(FinishedJob) if field.default is MISSING}
     if not needed <= finished.keys() <= known.keys():
         return False
     texts = [value for name, value in finished.items() if known[name] == "str"]

@@ -38,7 +38,7 @@ class Window:
         """In the order of work."""
         self.parts = parts
         self.committed: list[Interval] = []
-        """Of places in this window, from 0."""
+        """The committed places in this window, from 0."""
         places = sorted(range(len(positions)), key=positions.__getitem__)
         self._sorted = array("Q", (positions[place] for place in places))
         self._places = array("Q", places)
@@ -113,7 +113,7 @@ class SortedWindow:
         self.path = path
         self.parts = PartFolder(path, suffix)
         self.committed = self.parts.committed()
-        """Of places in this window, from 0."""
+        """The committed places in this window, from 0."""
 
     @property
     def finished(self) -> int:

@@ -46,7 +46,7 @@ _GONE = ".gone"
 _SORTING = ".sorting"
 _SORTED = ".sorted"
 _MORE_PARTS = 16
-"""So many more parts than necessary a window may become; one with more waits for the others."""
+"""A window may become this many parts more than necessary; one with more waits for the others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,7 +242,7 @@ class Windows:
         return position
 
     def write(self, interval: Interval, outcomes: Sequence[Outcome], writer: PartWriter) -> Written:
-        """See `PartFolder.write`. Puts a window into input order when its last place is committed."""
+        """`PartFolder.write`; puts a window into input order when its last place is committed."""
         number = interval.start // STRIDE
         if not number:
             return self._output.write(interval, outcomes, writer)
@@ -346,11 +346,7 @@ class Windows:
 
 
 def _check(window: Window | SortedWindow) -> None:
-    """Check the content of all parts of a window.
-
-    Raises:
-        BrokenOffError: one is damaged.
-    """
+    """Check the content of all parts of a window."""
     if damaged := window.parts.check(window.committed, set(window.committed)):
         raise BrokenOffError(f"{listed(damaged)}: damaged since it was committed; run again to compute it again")
 

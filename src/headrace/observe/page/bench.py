@@ -16,7 +16,7 @@ def render_comparison(found: Mapping[str, Any]) -> str:
     """The page.
 
     Args:
-        found: an `app.bench.Comparison` as JSON.
+        found: an `app.bench.BenchResult` as JSON.
 
     Raises:
         MissingExtraError: a library is missing.
