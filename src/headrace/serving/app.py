@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import re
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -24,7 +25,7 @@ from headrace.serving.http.direct import DirectRoute
 from headrace.serving.http.docs_page import documents_page
 from headrace.serving.http.middleware import RequestMiddleware, error_response
 from headrace.serving.protocol.responses import JsonReply
-from headrace.serving.protocols import routers_of, tasks_with
+from headrace.serving.protocols import routers_of, tasks_by_path
 from headrace.serving.routes import dashboard as dashboard_routes
 from headrace.serving.routes import status as status_routes
 from headrace.serving.routes.batches import disk_error
@@ -93,7 +94,7 @@ def create_app(
                     await asyncio.to_thread(state.tracing.flush)
 
     app = bare_app("Dynamic batching for one model.", version, lifespan)
-    app.state.server = state
+    app.state.tasks_by_path = functools.cache(functools.partial(tasks_by_path, state))
     known = list(routers_of(state, task_named(task)))
     for router in (*known, status_routes.model_routes(state, task), dashboard_routes.server_router(state), *routers):
         app.router.routes.extend(router.routes)  # include_router would add a layer to each request
@@ -149,7 +150,7 @@ def no_route(path: str, app: FastAPI) -> str:
     has_batches = any(getattr(route, "path", "") == "/v1/batches" for route in app.router.routes)
     if _OF_BATCHES.match(path) and not has_batches:
         way_out = "the Batch API needs ``headrace serve state=DIR``"
-    elif tasks := tasks_with(path, app.state.server):
+    elif hasattr(app.state, "tasks_by_path") and (tasks := app.state.tasks_by_path().get(path)):
         way_out = f"it is of servers with {' or '.join(f'``task={name}``' for name in tasks)}"
     return f"there is no route {shown(path, 200)} on this server; {way_out}"
 

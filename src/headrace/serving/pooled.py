@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import nullcontext
@@ -26,6 +27,7 @@ from headrace.serving.http.docs_page import documents_page
 from headrace.serving.http.middleware import RequestMiddleware
 from headrace.serving.protocol.requests import HEAVY_BYTES, MOST_TIMEOUT_S, check_doubled, check_values
 from headrace.serving.protocol.responses import JsonReply
+from headrace.serving.protocols import tasks_by_path
 from headrace.serving.routes import dashboard as dashboard_routes
 from headrace.serving.routes.status import described, probed
 from headrace.serving.routes.status import router as status_router
@@ -255,7 +257,7 @@ def create_pooled_app(
                     state.draining, state.serving = True, False
 
     app = bare_app("Dynamic batching for several models on one device.", version, lifespan)
-    app.state.server = state
+    app.state.tasks_by_path = functools.cache(functools.partial(tasks_by_path, state))
     router = ModelRouter(pool, models, state)
     watching = dashboard_routes.server_router(state)
     bulk = () if batches is None else batches.routers()

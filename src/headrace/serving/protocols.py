@@ -39,10 +39,11 @@ def routers_of(state: ServerState, task: Task) -> Iterator[APIRouter]:
         yield from protocol.routers(state, task)
 
 
-def tasks_with(path: str, state: ServerState) -> list[str]:
-    """The names of the tasks whose servers have this route."""
-    return [
-        task.name
-        for task in all_tasks()
-        if any(getattr(route, "path", "") == path for router in routers_of(state, task) for route in router.routes)
-    ]
+def tasks_by_path(state: ServerState) -> dict[str, list[str]]:
+    """The names of the tasks whose servers have each route."""
+    found: dict[str, list[str]] = {}
+    for task in all_tasks():
+        paths = {getattr(route, "path", "") for router in routers_of(state, task) for route in router.routes}
+        for path in paths:
+            found.setdefault(path, []).append(task.name)
+    return found

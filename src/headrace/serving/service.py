@@ -40,8 +40,9 @@ CHARS_PER_COST = 4
 """Assumed characters per unit of cost, before tokenization."""
 _INLINE_CHARS = 512
 """Requests up to this length are prepared on the event loop, which is faster than a thread."""
-_SLICE = 128
-"""Records that are prepared in one go. The slices of several requests take turns."""
+_SLICE, _SLICE_COST = 128, 8_192
+"""Maximum records that are prepared in one go, and their estimated cost: some 10 ms of a tokenizer's time. The slices
+of several requests take turns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,8 +325,9 @@ class Service:
             prepared = self.engine.prepare(values)
         else:
             prepared, duration_s, at = [], 0.0, 0.0
-            for start in range(0, len(values), _SLICE):
-                some, took_s, at = await self.on_thread(self._prepare, values[start : start + _SLICE])
+            step = max(min(_SLICE, _SLICE_COST * len(values) // max(size, 1)), 1)
+            for start in range(0, len(values), step):
+                some, took_s, at = await self.on_thread(self._prepare, values[start : start + step])
                 prepared += some
                 duration_s += took_s
             if listener is not None:

@@ -232,7 +232,7 @@ class ModelRun:
         if asked != work.url:
             raise ConfigError(f"the batch is for {work.url}, its file asks for {asked}")
         for form in getattr(plan.source, "formats", ()):
-            form.leave_bodies(work.name)  # `Lines` checks them, as in requests
+            form.leave_bodies(work.name)  # `RequestLines` checks them, as in requests
         assert isinstance(plan.output.writer, OpenAIWriter)
         plan.output.writer.batch = work.batch
         return replace(plan, columns=replace(plan.columns, text="body", text_only=False))
