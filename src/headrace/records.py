@@ -61,7 +61,7 @@ class TableRow(dict[str, object]):
 
 
 def keep_exact(row: object, names: Sequence[str]) -> None:
-    """Let go of a row's table, except for these columns."""
+    """Drop the exact values of a row, except for these columns."""
     row = row.read if type(row) is JoinedRow else row
     if type(row) is TableRow:
         row.exact = {name: cell for name in names if (cell := row.exact.get(name)) is not None} if names else {}

@@ -1,4 +1,4 @@
-"""Test doubles of engines that satisfy the same contracts, for tests without a model."""
+"""Test doubles of engines that satisfy the same contracts, and checks that stores keep theirs."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import asyncio
 import hashlib
 import threading
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from headrace.engines.base import Prepared
 from headrace.engines.profile import EngineProfile, from_attributes
 from headrace.errors import ConfigError, EngineDeadError, RecordError
+from headrace.io.sinks.tables import TableStore
 from headrace.records import text_refusal
 
 
@@ -301,3 +302,39 @@ class FakeStreamEngine(_ProfileFromAttributes):
     def close(self) -> None:
         """Record that the engine was closed."""
         self._texts.close()
+
+
+def check_table_store(make: Callable[[], TableStore], read: Callable[[], Iterable[Mapping[str, object]]]) -> None:
+    """Check that a store keeps the contract of `headrace.io.sinks.tables.TableStore`, in a table that is not there yet.
+
+    Args:
+        make: opens the table; each call is as a new process.
+        read: all rows of the table, by the store's own client.
+
+    Raises:
+        AssertionError: it does not; the message says what it must do.
+    """
+    columns = ("id", "text", "embedding")
+
+    def put(store: TableStore, ids: Sequence[object], text: str) -> None:
+        store.put([{"id": one, "text": text, "embedding": [1.0, 0.5]} for one in ids])
+
+    def found() -> dict[object, object]:
+        rows = list(read())
+        assert len(rows) == len({row["id"] for row in rows}), "put must replace the row with an id, not add another"
+        return {row["id"]: row["text"] for row in rows}
+
+    first = make()
+    assert first.count(columns) is None, "count must be None before the table is there"
+    put(first, ["a", "b"], "first")
+    put(first, ["b", "c"], "second")
+    first.close()
+    assert found() == {"a": "first", "b": "second", "c": "second"}, "put must insert rows, or replace those of an id"
+    again = make()  # the process was killed between putting a part and recording it: the part is put again
+    assert again.count(columns), "count must be more than 0 for a table with rows"
+    put(again, ["b", "c"], "third")
+    again.close()
+    assert found() == {"a": "first", "b": "third", "c": "third"}, "put must keep what an earlier process has put"
+    put(again, ["d"], "fourth")
+    again.close()
+    assert found()["d"] == "fourth", "a call after close must connect again"

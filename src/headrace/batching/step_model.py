@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar, cast, runtime_checkable
 
 from headrace.batching.options import function, whole
 from headrace.batching.results import checked_results, own_result
@@ -83,7 +83,11 @@ class GroupingStepModel(StepModel[RecordT, ResultT_co], Protocol[RecordT, Result
         ...
 
 
-def group_of(model: StepModel[Any, Any], record: object) -> Hashable:
+AnyStepModel: TypeAlias = StepModel[Any, Any]
+"""A step model whose types do not matter."""
+
+
+def group_of(model: AnyStepModel, record: object) -> Hashable:
     """The record's group, if the model has groups."""
     return model.group(record) if isinstance(model, GroupingStepModel) else None
 
@@ -120,7 +124,7 @@ class StepFunction(Generic[RecordT, StateT, ResultT]):
         self._start = function("start", start, needed=False, plain=True)
         self._cost = function("cost", cost, needed=False, plain=True)
         self._max_steps = None if max_steps is None else whole("max_steps", max_steps, 1)
-        self._states: dict[int, Any] = {}
+        self._states: dict[int, StateT] = {}
         self._steps: dict[int, int] = {}
         self._costs: dict[int, float] = {}
 
@@ -131,7 +135,7 @@ class StepFunction(Generic[RecordT, StateT, ResultT]):
 
     def add(self, key: int, record: RecordT) -> None:
         """Add the record's first state."""
-        self._states[key] = record if self._start is None else self._start(record)
+        self._states[key] = cast("StateT", record) if self._start is None else self._start(record)
         self._steps[key] = 0
         self._costs[key] = self.span(record)[0]
 
@@ -149,7 +153,7 @@ class StepFunction(Generic[RecordT, StateT, ResultT]):
             elif self._steps[key] == self._max_steps:
                 finished.append((key, RecordError(f"the record has not finished after max_steps={self._max_steps}")))
             else:
-                self._states[key] = state
+                self._states[key] = cast("StateT", state)
                 continue
             self.remove(key)
         return finished
@@ -182,7 +186,7 @@ class StepCall:
     shared: dict[int, float] = field(default_factory=dict)
     """What of `needs` is counted for other records; empty for a model without shared costs."""
 
-    def run(self, model: StepModel[Any, Any]) -> None:
+    def run(self, model: AnyStepModel) -> None:
         """Remove and add records, then take one step."""
         keys = self.staying
         for key in self.leaving:

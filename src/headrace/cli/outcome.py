@@ -25,8 +25,8 @@ from headrace.errors import (
     UnknownOptionError,
     text_of,
 )
-from headrace.io.databases.names import display_name
 from headrace.io.sinks.targets import find_target
+from headrace.io.storage.addresses import display_name
 from headrace.io.storage.locations import as_named
 from headrace.jobs.pipeline.job import JobEnd
 from headrace.observe.reporting.report import Report

@@ -15,7 +15,7 @@ import typer
 from headrace.app.jobs.steps import steps_here
 from headrace.cli.outcome import guarded, say
 from headrace.errors import ConfigError
-from headrace.io.databases.names import display_name
+from headrace.io.storage.addresses import display_name
 from headrace.io.storage.locations import no_folder
 from headrace.jobs.settings import JobSettings
 from headrace.jobs.state.inspection import inspect, known_target

@@ -20,7 +20,7 @@ from headrace.cli.outcome import conclude, guarded, own_streams
 from headrace.cli.run import MaxAttempts
 from headrace.cli.signals import Stopper, stop_on_signals
 from headrace.errors import ConfigError
-from headrace.io.databases.names import display_name
+from headrace.io.storage.addresses import display_name
 from headrace.jobs.pipeline.job import Limits
 from headrace.jobs.settings import JobSettings, anchored, from_json
 from headrace.jobs.state.inspection import state_of

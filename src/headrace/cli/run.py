@@ -27,8 +27,7 @@ from headrace.cli.signals import Stopper, stop_on_signals
 from headrace.cli.steps import StepFlags
 from headrace.engines.choosing.config import EngineConfig
 from headrace.errors import ConfigError, HeadraceError
-from headrace.io.sinks.targets import FORMATS
-from headrace.io.sources.opening import known_formats
+from headrace.io.formats.known import known_formats, written_formats
 from headrace.io.sources.selection import Selection, parse_shard
 from headrace.jobs.pipeline.job import Limits
 from headrace.jobs.settings import anchored
@@ -78,7 +77,8 @@ class FileFlags(FlagGroup):
         typer.Option(help=f"Format of the input: {', '.join(known_formats())}. Default: from the name."),
     ] = None
     output_format: Annotated[
-        str | None, typer.Option(help=f"Format of the output: {', '.join(FORMATS)}. Default: from the name.")
+        str | None,
+        typer.Option(help=f"Format of the output: {', '.join(written_formats(own=True))}. Default: from the name."),
     ] = None
     sql: Annotated[
         str | None,

@@ -18,7 +18,7 @@ class ClusterResources:
     """The cluster, and the resources of each worker."""
 
     address: str | None = None
-    """Where the cluster is, in its own form; None lets it choose. Ray: `host:port` or `ray://host:port`, by default
+    """The cluster's address, in its own form; None lets it choose. Ray: `host:port` or `ray://host:port`, by default
     RAY_ADDRESS or a new local cluster."""
     replicas: int = 1
     gpus: float | None = None

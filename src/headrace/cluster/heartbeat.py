@@ -42,7 +42,7 @@ class Heartbeat:
         return (sent + time.monotonic()) / 2 - remote
 
     async def watch(self, missed: int | None = None) -> NoReturn:
-        """Check the worker's health until it misses so many checks; None for `MISSED`.
+        """Check the worker's health until it misses `missed` checks (by default `MISSED`).
 
         Raises:
             WorkerDiedError: the worker died or does not answer.

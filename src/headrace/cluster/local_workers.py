@@ -103,7 +103,7 @@ class LocalWorker:
         return self._process.ended is None
 
     async def load(self) -> float:
-        """See `Worker.load`."""
+        """Wait until the model is loaded; returns the offset of the clocks in seconds."""
         try:
             loaded(await self._heartbeat.unless_silent(asyncio.wrap_future(self.loading)))
             return await self._heartbeat.clock_offset()
@@ -116,15 +116,15 @@ class LocalWorker:
         return self._process.call("clock")
 
     async def work(self, payloads: list[bytes]) -> WorkUnitReply:
-        """See `Worker.work`."""
+        """Process a work unit."""
         return unpack(await asyncio.wrap_future(self._process.call("work", payloads)))
 
     async def watch(self) -> NoReturn:
-        """See `Worker.watch`."""
+        """Check the worker's health until it dies."""
         await self._heartbeat.watch()
 
     def kill(self) -> None:
-        """See `Worker.kill`."""
+        """Kill the worker, if it is alive."""
         self._process.kill()
 
 

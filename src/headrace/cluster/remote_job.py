@@ -74,7 +74,7 @@ class RemoteEngine:
 
 
 def _is_default(value: object) -> bool:
-    """Whether a request leaves it to the engine's settings if it is sampled."""
+    """Whether the engine's settings decide if this request is sampled."""
     request = value.request if isinstance(value, Placed) else value
     return not (isinstance(request, dict) and request.get("temperature"))
 

@@ -143,7 +143,7 @@ class WorkerPool:
     async def runs_as_completed(
         self, runs: AsyncIterable[Sequence[Work]]
     ) -> AsyncGenerator[tuple[Sequence[Work], Sequence[object], bool], None]:
-        """See `BatcherPort`.
+        """Yield the results of runs of records as work units come back.
 
         Raises:
             BrokenOffError: the workers cannot continue.

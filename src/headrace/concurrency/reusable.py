@@ -30,8 +30,11 @@ RecordT = TypeVar("RecordT")
 ResultT = TypeVar("ResultT")
 AnyT = TypeVar("AnyT")
 
+OnLoop: TypeAlias = "tuple[Batcher[Any, Any], asyncio.AbstractEventLoop]"
+"""A batcher, and the event loop that it runs on."""
+AnyReusable: TypeAlias = "Reusable[Any, Any]"
 _LOCAL = "<locals>"
-_instances: dict[str, Reusable[Any, Any]] = {}
+_instances: dict[str, AnyReusable] = {}
 """This process's instances by name, because a worker may unpickle the same one many times."""
 _instances_lock = threading.Lock()
 
@@ -40,7 +43,7 @@ class Loading:
     """A batcher that is loaded or will be, and the event loop that it runs on."""
 
     def __init__(self) -> None:
-        self.ready: Future[tuple[Batcher[Any, Any], asyncio.AbstractEventLoop]] = Future()
+        self.ready: Future[OnLoop] = Future()
         self.ready.set_running_or_notify_cancel()  # a cancelled caller must not cancel it for the others
 
     @property
@@ -140,8 +143,8 @@ class Reusable(Generic[RecordT, ResultT]):
             return str(name)
         return _unpickle, (self._name, self._made_anew())
 
-    def _made_anew(self) -> Callable[[str], Reusable[Any, Any]]:
-        """Makes the same in another process, with its name there."""
+    def _made_anew(self) -> Callable[[str], AnyReusable]:
+        """A function that makes this object in another process, under a given name."""
         return functools.partial(Reusable, self._factory, self._idle_timeout_s)
 
     # -- calls -----------------------------------------------------------------------------------------------------
@@ -309,14 +312,14 @@ def registered(
     return made
 
 
-def _unpickle(name: str, make: Callable[[str], Reusable[Any, Any]]) -> Reusable[Any, Any]:
+def _unpickle(name: str, make: Callable[[str], AnyReusable]) -> AnyReusable:
     with _instances_lock:
         if name not in _instances:
             _instances[name] = make(name)
         return _instances[name]
 
 
-async def _wait_loaded(loaded: Loading) -> tuple[Batcher[Any, Any], asyncio.AbstractEventLoop]:
+async def _wait_loaded(loaded: Loading) -> OnLoop:
     try:
         return await asyncio.wrap_future(loaded.ready)
     except Exception as error:  # whatever loading raised

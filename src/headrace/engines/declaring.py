@@ -18,7 +18,7 @@ from headrace.options import declared
 if TYPE_CHECKING:
     from headrace.engines.choosing.config import EngineConfig
 
-Outputs: TypeAlias = Literal["vector", "sparse vector", "vectors", "labels", "score", "text", "any"]
+OutputKind: TypeAlias = Literal["vector", "sparse vector", "vectors", "labels", "score", "text", "any"]
 """What a task's outputs are; "any" if its engine decides."""
 
 
@@ -42,7 +42,7 @@ class Task:
     """Whether its inputs are images."""
     requests: bool = False
     """Whether an input may be a whole request to a language model, with a chat or sampling parameters."""
-    outputs: Outputs = "any"
+    outputs: OutputKind = "any"
     aliases: tuple[str, ...] = ()
     """What people and other libraries call it; an error suggests the task for these."""
     suits: frozenset[str] | None = None

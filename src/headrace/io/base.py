@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, NamedTuple, Protocol
+from typing import Any, BinaryIO, NamedTuple, Protocol
 
 from headrace.records import Failed, LeftOut, Ok, Record
 
@@ -62,16 +62,24 @@ class Take(NamedTuple):
     """For each new part the numbers of its rows, counted from 0 through all that were taken."""
 
 
-class PartWriter(Protocol):
+class PartWriter:
     """Encodes finished rows as the bytes of a part in one format."""
 
     suffix: str
     """File name ending, such as `.jsonl`."""
 
-    @property
-    def nulled(self) -> int:
-        """NaN and infinities written as null so far, in a format without them."""
-        ...
+    nulled: int
+    """NaN and infinities written as null so far, in a format without them."""
+
+    def check(self, *, begun: bool) -> None:
+        """Check, before the job starts, that what takes the rows is there and can take them. Writes nothing.
+
+        Args:
+            begun: whether the job writes on what it has written before, or replaces rows on purpose.
+
+        Raises:
+            ConfigError: it cannot be reached, cannot take the rows, or has rows of others.
+        """
 
     def encode(self, outcomes: Sequence[Ok]) -> bytes:
         """The rows of one part, in the order given.
@@ -80,33 +88,66 @@ class PartWriter(Protocol):
             JobError: the output cannot be written at all.
             Exception: some row cannot be written.
         """
-        ...
+        raise NotImplementedError
 
     def encode_failures(self, failures: Sequence[Failed]) -> bytes:
         """Dead letters, one JSON line each, in the order given; never fails because of a record's content."""
-        ...
+        raise NotImplementedError
 
     def merge(self, parts: Sequence[Path], target: BinaryIO) -> None:
         """Write the rows of all parts, in the order given, as one file.
 
         The content (uncompressed, every byte) depends only on the rows, not on the boundaries of parts. Memory is
-        bounded.
+        bounded. Outputs that are not files have empty parts, and nothing to merge.
         """
-        ...
 
     def interleave(self, base: Path, more: Sequence[Path], turns: Iterable[tuple[int, int]], target: BinaryIO) -> None:
         """Write rows of `base` and of the parts `more` as one file, alternating by the counts in `turns`.
 
         The rest of `base` follows the last turn. A negative number drops rows of `more`. Memory is bounded.
         """
-        ...
 
-    def rearrange(self, runs: Sequence[Sequence[Path]], takes: Iterable[Take]) -> Iterator[bytes]:
+    def rearrange(self, runs: Sequence[Sequence[Path]], takes: Iterable[Take]) -> Iterator[bytes]:  # noqa: ARG002
         """Rows of several runs as new parts. A run is a list of parts that is read from its first row to its last.
 
         Needs memory for the rows of a take, and for one part of each run.
         """
-        ...
+        return (b"" for take in takes for _ in take.orders)
+
+    def publish(self, parts: Callable[[], Sequence[Path]], scratch: Path) -> None:
+        """Bring the parts of a finished job where they are to be, if that is not where they are. May be repeated.
+
+        Args:
+            parts: lists all parts, in their order.
+            scratch: a local folder, created on use.
+
+        Raises:
+            BrokenOffError: it has failed; the next run repeats it.
+        """
+
+    def close(self) -> None:
+        """Release what writing has opened."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourcePlugin:
+    """An input that is no file of a known format, registered in the entry points `headrace.sources`.
+
+    The names of its entry points say what it takes, so that nothing is imported for other inputs: `lake` is an address
+    `lake://...`, `lake.Table` an object of that class of that library, `/_lake` a local folder that holds that name,
+    and `__lake__` an object whose class has that method.
+    """
+
+    open: Callable[[Any, str | None], Source | None]
+    """The rows of an address, folder or object, and of a query if it takes one. None if the address is no source of
+    this kind, but of files. Raises ConfigError."""
+    takes_query: bool = False
+    """Whether its rows are those of a query, `--sql`."""
+    pinned: Callable[[str, str | None], str] | None = None
+    """The address of exactly what an address means now, such as with a commit; the second is the one with which the
+    job that is resumed was begun, if any."""
+    extra: str = ""
+    """The extra of Headrace that it needs."""
 
 
 def class_names(value: object) -> Iterator[str]:

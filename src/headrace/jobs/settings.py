@@ -12,10 +12,10 @@ from headrace.argument_types import check_types
 from headrace.engines.choosing.config import EngineConfig
 from headrace.errors import ConfigError
 from headrace.events import Listener
-from headrace.io.databases.names import is_database, without_password
 from headrace.io.formats.strict_json import OnNan
 from headrace.io.sinks.callback_sink import Receiver, Rows
 from headrace.io.sources.selection import Selection
+from headrace.io.storage.addresses import is_address, without_password
 from headrace.io.storage.locations import anchored as anchored_path
 from headrace.records import JsonObject
 from headrace.wording import shown
@@ -120,7 +120,7 @@ class JobSettings:
     selection: Selection = field(default_factory=Selection)
     """Which rows of the input are processed."""
     input_format: str | None = None
-    """For names that do not show the format: see `headrace.io.sources.opening.known_formats`."""
+    """For names that do not show the format: see `headrace.io.formats.known.known_formats`."""
     output_format: str | None = None
     sql: str | None = None
     """The query whose rows are the input, if the source is a database."""
@@ -200,7 +200,7 @@ def as_json(settings: JobSettings) -> JsonObject | None:
     if not isinstance(kept["source"], (str, Path)) or str(kept["source"]) == "-":
         return None
     source = str(kept["source"])
-    kept["source"] = without_password(source) if is_database(source) else source
+    kept["source"] = without_password(source) if is_address(source) else source
     for name in ("prepare", "finish"):
         if kept[name] is not None and not isinstance(kept[name], str):
             return None
@@ -250,7 +250,7 @@ def anchored(settings: JobSettings) -> JobSettings:
     changed: dict[str, Any] = {"config": settings.config.anchored()}
     for name in ("source", "sink", "trace"):
         path = getattr(settings, name)
-        if isinstance(path, (str, Path)) and not is_database(path):
+        if isinstance(path, (str, Path)) and not is_address(path):
             changed[name] = anchored_path(path)
     return replace(settings, **changed)
 

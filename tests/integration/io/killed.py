@@ -12,7 +12,7 @@ import sys
 from typing import Any
 
 import headrace
-from headrace.io.sinks.table_writer import TableWriter
+from headrace.io.sinks.tables import TableWriter
 from headrace.io.storage.parts import PartFolder
 from headrace.jobs.pipeline.job import Limits
 

@@ -14,7 +14,7 @@ from tests.acceptance.command import PROGRAM, ROOT
 
 import headrace
 from headrace.errors import ConfigError, JobError, ResumeMismatchError
-from headrace.io.sources.hf_datasets import DatasetSource
+from headrace.io.hub.source import DatasetSource
 from headrace.io.sources.in_memory import IterableSource, SequenceSource
 from headrace.io.sources.opening import open_source
 from headrace.jobs.pipeline.job import Limits

@@ -10,7 +10,7 @@ import pytest
 
 import headrace
 from headrace.errors import BrokenOffError, ConfigError, JobError, ResumeMismatchError
-from headrace.io.sources import sql
+from headrace.io.databases.sql import source as sql
 from headrace.io.sources.opening import open_source
 from headrace.jobs.pipeline.job import Limits
 from headrace.retry import RetryPolicy

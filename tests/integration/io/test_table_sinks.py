@@ -8,6 +8,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,10 @@ from tests.stores import NAMES, Store, make, store
 
 import headrace
 from headrace.errors import BrokenOffError, ConfigError, ResumeMismatchError, TooManyErrorsError
-from headrace.io.sinks import table_writer
+from headrace.io.sinks import tables, targets
 from headrace.io.storage import locations
 from headrace.jobs.pipeline.job import Limits
+from headrace.plugins import load
 from headrace.retry import RetryPolicy
 from headrace.testing import FakeEngine
 
@@ -101,11 +103,11 @@ def test_a_store_that_fails_ends_the_job_with_one_line_and_it_resumes(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Full for good, then with a passing failure."""
-    opened = table_writer.open_table
+    sink = load("sinks", store.name, tables.TableSink)
     puts: list[int] = []
 
     def failing(*arguments: Any) -> Any:
-        table = opened(*arguments)
+        table = sink.open(*arguments)
         put = table.put
 
         def full(rows: Any) -> None:
@@ -119,7 +121,7 @@ def test_a_store_that_fails_ends_the_job_with_one_line_and_it_resumes(
         table.put = full
         return table
 
-    monkeypatch.setattr(table_writer, "open_table", failing)
+    monkeypatch.setattr(targets, "load", lambda *_: replace(sink, open=failing))
     monkeypatch.setattr(locations, "RETRIES", RetryPolicy(3, 0.0, 0.0))
     with pytest.raises(BrokenOffError, match=r"cannot write \w+:.*full: no space left; committed .* run again"):
         run(store.address("full"))

@@ -15,8 +15,11 @@ import pytest
 from tests.acceptance.command import ROOT, headrace
 
 from headrace.app.jobs.tables import is_table_kind
-from headrace.io.databases.names import SINKS, SQL, is_database, parse_database, parse_table
-from headrace.io.sinks.table_writer import _STORES
+from headrace.io.base import SourcePlugin
+from headrace.io.sinks.tables import TableSink
+from headrace.io.sinks.targets import SinkPlugin
+from headrace.io.storage.addresses import is_address, scheme_of
+from headrace.plugins import working
 
 PAGE = (ROOT / "docs" / "tables.md").read_text(encoding="utf-8")
 
@@ -28,10 +31,13 @@ def rows() -> list[list[str]]:
 
 def test_the_table_names_each_source_and_sink_with_what_it_needs() -> None:
     quoted = [[re.findall(r"`([^`]+)`", cell) for cell in row] for row in rows()]
-    sources = {parse_database(name).scheme for row in quoted for name in row[1] if is_database(name)}
-    assert sources == set(SQL) - {"mariadb"} and "MariaDB" in PAGE
-    sinks = {parse_table(name).scheme for row in quoted for name in row[2] if is_database(name)}
-    assert sinks == set(SINKS) == set(_STORES)
+    databases = {
+        name for name, plugin in working("sources", SourcePlugin).items() if plugin.takes_query and "." not in name
+    }
+    sources = {scheme_of(name) for row in quoted for name in row[1] if is_address(name)} - {"iceberg"}
+    assert sources == databases - {"mariadb", "postgres"} and "MariaDB" in PAGE
+    stores = {name for name, plugin in working("sinks", SinkPlugin).items() if isinstance(plugin, TableSink)}
+    assert {scheme_of(name) for row in quoted for name in row[2] if is_address(name)} == stores - {"postgres"}
     kinds = {name.split('"')[1] for row in quoted for name in row[2] if name.startswith("sink=")}
     assert kinds == {"pandas", "polars", "arrow", "list"} and all(map(is_table_kind, kinds))
     project: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

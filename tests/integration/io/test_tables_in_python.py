@@ -17,7 +17,7 @@ from tests.shown import shown
 
 import headrace
 from headrace.errors import ConfigError, JobError, ResumeMismatchError
-from headrace.io.sources import dataframes as frames
+from headrace.io.sources.in_memory import SequenceSource
 from headrace.io.sources.opening import open_source
 from headrace.jobs.pipeline.job import Limits
 from headrace.testing import FakeEngine
@@ -186,8 +186,9 @@ def test_a_file_with_two_columns_of_one_name_is_refused(tmp_path: Path) -> None:
 def test_no_library_is_imported_to_know_a_type(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("pandas", "polars", "duckdb", "pyarrow"):
         monkeypatch.setitem(sys.modules, name, None)
-    assert frames.table_source([1]) is None
-    assert frames.table_source(object()) is None
+    assert type(open_source([1])) is SequenceSource
+    with pytest.raises(ConfigError, match="of type object"):
+        open_source(object())
 
 
 # --- functions as engines, sinks ------------------------------------------------------------------------------------

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from headrace.errors import ConfigError
-from headrace.io.databases.names import display_name, is_database, parse_database, parse_table, without_password
+from headrace.io.sinks.targets import find_target
+from headrace.io.storage.addresses import display_name, is_address, parse_address, parse_table, without_password
 
 SECRET = "postgresql://me:p%40ss@db.example.com:5433/shop?sslpassword=p%40ss&table=a%20b&schema=mine"
 
@@ -27,7 +28,7 @@ def test_a_secret_is_in_nothing_that_is_shown() -> None:
 )
 def test_a_password_that_is_not_encoded_is_refused_without_showing_it(name: str) -> None:
     with pytest.raises(ConfigError, match="percent-encoded") as raised:
-        parse_database(name)
+        parse_address(name)
     assert "me:a" not in str(raised.value)
 
 
@@ -43,7 +44,7 @@ def test_a_password_that_is_not_encoded_is_refused_without_showing_it(name: str)
 )
 def test_an_address_without_a_table_is_no_output(name: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        parse_table(name)
+        find_target(name)
 
 
 def test_each_table_has_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,4 +59,4 @@ def test_each_table_has_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.
 
 def test_other_names_are_no_databases() -> None:
     for name in ("out.jsonl", "s3://bucket/x", "hf://datasets/a/b", "sqlite.jsonl", Path("sqlite:///x"), None, 5):
-        assert not is_database(name)
+        assert not is_address(name)

@@ -28,7 +28,6 @@ from headrace.engines.profile import BatcherSettings, EngineProfile, profile_of
 from headrace.errors import ConfigError, attempted, text_of
 from headrace.events import BatchFormed, Event, InputLeftOut, JobDone, JobStarted, Listener, RunDescribed
 from headrace.io.sinks.callback_sink import CallbackWriter
-from headrace.io.sinks.table_writer import TableWriter
 from headrace.io.sources.joined import JoinedSource
 from headrace.io.sources.unique_ids import numpy_or_refuse
 from headrace.io.storage.locations import as_named
@@ -138,8 +137,7 @@ def carry_out(  # noqa: PLR0913 - keyword-only, and each caller leaves most of t
             end = main_path.run(job)
     finally:
         _close(engine)
-        if isinstance(plan.output.writer, CallbackWriter | TableWriter):
-            plan.output.writer.close()
+        plan.output.writer.close()
     return end, _placed(report.build(), plan)
 
 

@@ -24,19 +24,15 @@ from headrace.engines.tasks import task_named, tasks_for
 from headrace.errors import ConfigError
 from headrace.io.base import PartWriter, Source
 from headrace.io.formats import openai_batch as openai
-from headrace.io.formats.kept_columns import check_parquet_column, check_text_column
+from headrace.io.formats.writer import Layout
 from headrace.io.sinks.callback_sink import CallbackWriter, Rows, check_receiver
-from headrace.io.sinks.hub import HubWriter
-from headrace.io.sinks.table_writer import TableWriter
-from headrace.io.sinks.targets import FORMATS, Target, find_target, openai_writer, refuse_output_in_input
-from headrace.io.sources.hf_datasets import pinned
+from headrace.io.sinks.targets import Target, find_target, openai_writer, refuse_output_in_input
 from headrace.io.sources.images import ImageSource
 from headrace.io.sources.in_memory import IterableSource
 from headrace.io.sources.joined import JoinedSource, StepOutput
-from headrace.io.sources.opening import HUB_OPTIONS, open_source, warn_if_empty
+from headrace.io.sources.opening import open_source, pinned, warn_if_empty
 from headrace.io.sources.selection import SelectedSource
 from headrace.io.storage.atomic import target_of
-from headrace.io.storage.hub_names import is_dataset_address, parse_dataset
 from headrace.io.storage.rows import FileSource
 from headrace.jobs.pipeline.prepare import Columns
 from headrace.jobs.pipeline.user_code import UserCode
@@ -100,8 +96,8 @@ def check(settings: JobSettings, *, own_engine: bool = True) -> Plan:
     check_values(settings)
     settings = anchored(settings)
     target = _target(settings)
-    if is_dataset_address(settings.source):
-        settings = replace(settings, source=_dataset(settings, target))
+    if isinstance(settings.source, str):
+        settings = replace(settings, source=pinned(settings.source, lambda: _begun(settings, target)))
     if isinstance(settings.source, (str, Path)):
         refuse_output_in_input(settings.source, target)
     opened = open_source(settings.source, settings.input_format, settings.sql)
@@ -149,9 +145,9 @@ def _checked(
     found = resolve(shown, _columns(settings, task, url), user if settings.prepare else None)
     if column in found.keep:
         raise ConfigError(f"cannot keep column {column!r}: the output of task {config.task!r} has that name")
-    found = replace(found, exact=target.format in FORMATS and url is None, on_empty=settings.on_empty)
+    found = replace(found, exact=target.check_column is not None and url is None, on_empty=settings.on_empty)
     if found.exact and settings.prepare is None:
-        _check_kept(shown, found.keep, target.format)
+        _check_kept(shown, found.keep, target)
     if settings.prepare is None and (task.requests or url == openai.EMBEDDINGS):
         _check_unsent(shown, config, found, url)
     _check_output(settings, output)
@@ -187,11 +183,11 @@ def _check_output(settings: JobSettings, output: JobOutput) -> None:
         raise ConfigError(f"cannot write {output.name}: {error.strerror or error}") from error
     if not (settings.overwrite or settings.retry):
         output.refuse_foreign_files()
-    if isinstance(output.writer, TableWriter | HubWriter) and not output.is_finished:
+    if not output.is_finished:
         output.writer.check(begun=settings.overwrite or output.has_begun)
 
 
-def _check_kept(source: Source, names: Sequence[str], format: str) -> None:  # noqa: A002 - the flag's own word
+def _check_kept(source: Source, names: Sequence[str], target: Target) -> None:
     """Check in the first rows that the output can hold the columns to keep, and say which change their type.
 
     A single value that it cannot hold fails its record only.
@@ -201,10 +197,8 @@ def _check_kept(source: Source, names: Sequence[str], format: str) -> None:  # n
     rows = next((chunk.records for chunk in source.chunks(lambda position: position) if chunk.records), ())
     for name in names:
         values = [kept_value(row.data, name, exact=True) for row in rows[:_TRIED_ROWS] if _can_keep(row.data, name)]
-        if format == "parquet":
-            check_parquet_column(name, values)
-        else:
-            check_text_column(name, values)
+        if target.check_column is not None:
+            target.check_column(name, values)
 
 
 def _can_keep(row: Mapping[str, object], name: str) -> bool:
@@ -233,28 +227,23 @@ def _check_unsent(source: Source, config: EngineConfig, columns: Columns, url: s
         )
 
 
-def _dataset(settings: JobSettings, target: Target) -> str:
-    """The address of a dataset with its commit. A resume reads the commit that the job was begun with."""
-    address = parse_dataset(str(settings.source), HUB_OPTIONS)
+def _begun(settings: JobSettings, target: Target) -> str | None:
+    """The source with which the job that is resumed was begun; None for a new job, or one without stored settings."""
     state = None if settings.overwrite else read_state(target.work / "job.json")
     kept = None if state is None else state.get("settings")
-    begun = str(kept["source"]) if kept else ""
-    if is_dataset_address(begun) and address.commit is None:
-        known = parse_dataset(begun, HUB_OPTIONS)
-        if replace(known, revision=address.revision) == address:
-            return begun
-    return str(pinned(address))
+    return str(kept["source"]) if kept else None
 
 
 def _target(settings: JobSettings) -> Target:
-    if isinstance(settings.sink, (str, Path)):
-        return find_target(settings.sink, settings.output_format)
-    if not isinstance(settings.sink, Rows):
-        check_receiver(settings.sink)
+    sink = settings.sink
+    if isinstance(sink, (str, Path)):
+        return find_target(sink, settings.output_format)
+    if not isinstance(sink, Rows):
+        check_receiver(sink)
     # A job needs a working folder, though this one cannot be resumed.
     place = Path(tempfile.mkdtemp(prefix="headrace-"))
     atexit.register(shutil.rmtree, place, ignore_errors=True)
-    return Target(place, is_folder=True, format="rows")
+    return Target(place, True, "rows", make_writer=lambda layout: CallbackWriter(sink, layout.column))
 
 
 def _selected(source: Source, settings: JobSettings, url: str | None) -> tuple[Source, Source]:
@@ -287,16 +276,12 @@ def _joined(source: Source, step: StepSettings) -> JoinedSource:
 
 
 def _writer(settings: JobSettings, target: Target, column: str, url: str | None) -> PartWriter:
-    if not isinstance(settings.sink, (str, Path)):
-        return CallbackWriter(settings.sink, column)
-    if target.table is not None:
-        if url is not None:
-            raise ConfigError("the answers to an OpenAI batch file go to a .jsonl file, not to a table")
-        if target.table.scheme == "qdrant" and settings.finish is None:
+    if url is None or not isinstance(settings.sink, (str, Path)):
+        if target.vectors and settings.finish is None:
             _check_vectors(target, settings.config)
-        return TableWriter(target.table, column, settings.keep_columns, settings.on_nan)
-    if url is None:
-        return target.writer(column, settings.on_nan, settings.keep_columns)
+        return target.writer(Layout(column, settings.keep_columns, settings.on_nan))
+    if target.table is not None:
+        raise ConfigError("the answers to an OpenAI batch file go to a .jsonl file, not to a table")
     chosen = settings.config.task
     if chosen not in (tasks := tasks_for(url)):
         raise ConfigError(f"the batch file asks for {url}, which is task {tasks[0]!r}, not {chosen!r}")
@@ -306,18 +291,17 @@ def _writer(settings: JobSettings, target: Target, column: str, url: str | None)
 
 
 def _check_vectors(target: Target, config: EngineConfig) -> None:
-    """Check that the outputs are vectors as Qdrant takes them."""
+    """Check that the outputs are vectors as the target takes them."""
     numbers = config.engine_options.get("output_dtype") or "float32"
     if task_named(config.task).outputs not in ("vector", "any"):
         raise ConfigError(
-            f"cannot write {target}: the outputs of task {config.task!r} are not vectors, and a collection of Qdrant "
-            "takes vectors; write to postgresql://, sqlite:///, lancedb:/// or a file, or make vectors with a function "
-            "(``finish``)"
+            f"cannot write {target}: the outputs of task {config.task!r} are not vectors, and it takes vectors alone; "
+            "write to another kind of table or a file, or make vectors with a function (``finish``)"
         )
-    if numbers != "float32":
+    if numbers != target.vectors:
         raise ConfigError(
-            f"cannot write {target}: output_dtype is {numbers!r}, and a collection of Qdrant takes float32; leave it "
-            "out, or write to a file"
+            f"cannot write {target}: output_dtype is {numbers!r}, and it takes {target.vectors}; leave it out, or "
+            "write to another kind of table or a file"
         )
 
 
@@ -380,7 +364,7 @@ def fingerprint(plan: Plan, engine: Mapping[str, object]) -> dict[str, object]:
         "prompt_template": plan.columns.template,
         "keep_columns": list(plan.columns.keep),
         **plan.user.describe(),
-        **({"table": table.shown} if (table := plan.output.table) is not None else {}),
+        **({"table": plan.output.table} if plan.output.table is not None else {}),
         **_step_facts(plan.settings.step),
     }
 

@@ -61,7 +61,7 @@ class Dispatcher:
         """Queue size at which to wake a sleeping dispatcher."""
         self._longest = 0.0
         self._company_s = 0.0
-        """How long records have been held back for the next batch."""
+        """Seconds for which records have waited for company since the slot was free."""
 
     def arrived(self, cost: float) -> None:
         """A record was queued while the dispatcher slept."""
@@ -76,7 +76,7 @@ class Dispatcher:
         self._wakeup.wake()
 
     def set_budget(self, cost: float) -> None:
-        """From the next batch on, a batch may cost so much, and never more than what ran out of memory left."""
+        """Change the most that later batches may cost; the limit after an out-of-memory error stays."""
         self._queue.set_budget(min(cost, self._memory.cost))
         self._wakeup.wake()
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from typing import Any
 
 from headrace.batching.dispatch.isolation import should_split
 from headrace.batching.dispatch.offload import CallTimer, WorkerThread
@@ -13,7 +12,7 @@ from headrace.batching.dispatch.submission import DispatchContext
 from headrace.batching.pending import QueueEntry, fail, is_out_of_memory, resolve
 from headrace.batching.policy.growth import Growth
 from headrace.batching.policy.slots import SlotEntry, Slots
-from headrace.batching.step_model import SharingStepModel, StepCall, StepModel, group_of
+from headrace.batching.step_model import AnyStepModel, SharingStepModel, StepCall, group_of
 from headrace.batching.tasks import Raised, attempt, must_propagate, run_to_the_end
 from headrace.errors import ProcessError, ProcessTimeoutError, text_of
 from headrace.events import BatchSplit, Event, StepDone
@@ -29,7 +28,7 @@ class StepScheduler:
     """
 
     def __init__(
-        self, context: DispatchContext, model: StepModel[Any, Any], max_slots: int, growth: Growth | None = None
+        self, context: DispatchContext, model: AnyStepModel, max_slots: int, growth: Growth | None = None
     ) -> None:
         self._model = model
         self._queue = context.queue
@@ -42,7 +41,7 @@ class StepScheduler:
         self._groups: deque[list[SlotEntry]] = deque()
         self._alone = False
         self._no_room: tuple[QueueEntry, float, float] | None = None
-        """The next one, if there was no room for it since the last record left; what it shared, and the cost of all."""
+        """The next record if it had no room since the last one left, with its shared cost and the cost of all then."""
         self._leaving: set[int] = set()
         self._joining: list[SlotEntry] = []
         self._clock = asyncio.get_running_loop().time

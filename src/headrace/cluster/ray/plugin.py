@@ -17,7 +17,7 @@ class Ray:
     def run(
         self, settings: JobSettings, resources: ClusterResources, stop: StopRequest, *, progress: bool
     ) -> tuple[JobEnd, Report]:
-        """See `Cluster.run`."""
+        """Run a job with Ray actors as workers."""
         from headrace.cluster.ray.jobs import execute
 
         return execute(settings, resources, stop, progress=progress)
@@ -30,7 +30,7 @@ class Ray:
         address: tuple[str, int],
         say: Callable[[str], None],
     ) -> None:
-        """See `Cluster.serve`."""
+        """Serve on Ray Serve until stopped."""
         from headrace.cluster.ray.serving import serve_until_stopped
 
         serve_until_stopped(settings, replicas, resources, address, say)

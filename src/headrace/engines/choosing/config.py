@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from headrace.engines.choosing import registry
+from headrace.engines.declaring import EngineOptions
 from headrace.engines.model_folder import is_included
 from headrace.errors import ConfigError
 
@@ -60,6 +61,19 @@ class EngineConfig:
         """How many CUDA devices one engine uses; an option of a wrong type counts as 1, as the engine refuses it."""
         sizes = (self.engine_options.get(f"{way}_parallel_size", 1) for way in ("tensor", "pipeline", "data"))
         return max(math.prod(size for size in sizes if isinstance(size, int)), 1)
+
+    @property
+    def declaration(self) -> type[EngineOptions] | None:
+        """What its engine declares; None for a custom engine.
+
+        Raises:
+            ConfigError: there is no such task or engine, or the package that registers it is broken.
+        """
+        return registry.engine_named(self.task or "", self.engine)
+
+    def has_option(self, name: str) -> bool:
+        """Whether its engine declares an option of this name; False for a custom engine."""
+        return self.declaration is not None and name in (self.declaration.names() or ())
 
     @property
     def call_timeout_s(self) -> float | None:

@@ -1,5 +1,6 @@
-"""Tables in databases and vector stores.
+"""Tables in databases, data lakes and vector stores: plugins that nothing else in Headrace names.
 
-- `names.parse_table`: the table that an address names
-- `sql.SqlTable`, `qdrant.Collection`, `lance.LanceTable`: stores that keep the contract of `base.TableStore`
+- `qdrant.QDRANT`: collections of vectors, as outputs
+- `lance.LANCEDB`: tables in a folder, as outputs
+- `versioned_tables.DELTA`: tables of data lakes, as inputs
 """

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.errors import ConfigError, HeadraceError, RecordError, line_of
 from headrace.extras import require
-from headrace.io.databases.base import Row, is_vector
-from headrace.io.databases.names import Address
+from headrace.io.sinks.tables import Row, TableSink, is_vector
+from headrace.io.storage.addresses import Address
 from headrace.retry import PermanentIOError
 
 if TYPE_CHECKING:
@@ -128,3 +128,6 @@ def _type_of(values: list[Any], *, is_output: bool) -> pa.DataType:
             return pa.list_(getattr(pa, kind)(), len(lists[0]))
     found = pa.infer_type(values)
     return pa.string() if pa.types.is_null(found) else found
+
+
+LANCEDB = TableSink(open=lambda address, _: LanceTable(address), extra="lancedb")

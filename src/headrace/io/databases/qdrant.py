@@ -14,9 +14,9 @@ from urllib.parse import unquote, urlsplit
 
 from headrace.errors import ConfigError, RecordError, line_of
 from headrace.extras import require
-from headrace.io.databases.base import Row, is_vector
-from headrace.io.databases.names import Address
 from headrace.io.formats.strict_json import StrictJson
+from headrace.io.sinks.tables import Row, TableSink, is_vector
+from headrace.io.storage.addresses import Address
 from headrace.retry import TRANSIENT_STATUSES, PermanentIOError
 
 if TYPE_CHECKING:
@@ -174,3 +174,6 @@ def point_id(record_id: object) -> int | str:
             if str(uuid.UUID(record_id)) == record_id:
                 return record_id
     return str(uuid.uuid5(_IDS, f"{type(record_id).__name__}:{record_id}"))
+
+
+QDRANT = TableSink(open=Collection, word="collection", vectors="float32", extra="qdrant")

@@ -1,5 +1,5 @@
-"""Row formats, one file for each.
+"""File formats.
 
-- `jsonl.JsonlWriter`: writes JSON Lines
-- `parquet.ParquetWriter`: writes Parquet
+- `known.Format`: declares one
+- `jsonl.JSONL`: JSON Lines, read and written
 """

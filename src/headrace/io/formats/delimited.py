@@ -9,6 +9,9 @@ from collections.abc import Callable, Generator, Iterator
 
 from headrace.errors import ConfigError
 from headrace.io.base import Chunk
+from headrace.io.formats.csv_writer import DELIMITERS, CsvWriter
+from headrace.io.formats.kept_columns import check_text_column
+from headrace.io.formats.known import Format
 from headrace.io.formats.tables import check_names
 from headrace.io.storage.files import InputFile
 from headrace.io.storage.rows import (
@@ -309,3 +312,17 @@ def _wrong_width(row: list[str], width: int) -> str:
 
 def _failed(position: int, data: object, reason: str, message: str) -> Failed:
     return Failed(Record(position, position, data), reason, message)
+
+
+def _declared(name: str) -> Format:
+    return Format(
+        name=name,
+        reader=lambda: DelimitedFormat(name, DELIMITERS[name]),
+        writer=lambda layout, compression, _: CsvWriter(layout.column, layout.keep, name, compression, layout.on_nan),
+        check_column=check_text_column,
+        compressible=True,
+    )
+
+
+CSV = _declared("csv")
+TSV = _declared("tsv")

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Sequence
 
 from headrace.io.base import Chunk
+from headrace.io.formats.kept_columns import check_text_column
+from headrace.io.formats.known import Format
+from headrace.io.formats.openai_batch import recognized
 from headrace.io.formats.strict_json import OnNan, StrictJson, json_default
 from headrace.io.formats.writer import LineWriter, plain_row
 from headrace.io.storage.files import InputFile
@@ -59,3 +62,13 @@ class JsonlWriter(LineWriter):
             lines = [f"{self._json.dump(plain_row(ok, column))}\n" for ok in outcomes]
         content = "".join(lines).encode()
         return self._packed(content) if content else content
+
+
+JSONL = Format(
+    name="jsonl",
+    reader=JsonlFormat,
+    recognized=recognized,
+    writer=lambda layout, compression, _: JsonlWriter(layout.column, compression, layout.on_nan),
+    check_column=check_text_column,
+    compressible=True,
+)

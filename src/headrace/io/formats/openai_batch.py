@@ -44,8 +44,17 @@ class Answers(tuple[object, ...]):  # noqa: SLOT001 - a tuple's subclass cannot 
     """Outputs in a row for each prompt of completions."""
 
 
-def batch_url(file: InputFile) -> str | None:
-    """The URL of the first line, if it is a batch request."""
+def recognized(file: InputFile) -> OpenAIFormat | None:
+    """The reader of a batch file; None if the first line of the file is no batch request.
+
+    Raises:
+        ConfigError: its URL is not supported.
+    """
+    url = _batch_url(file)
+    return None if url is None else OpenAIFormat(url)
+
+
+def _batch_url(file: InputFile) -> str | None:
     try:
         for lines, _ in itertools.islice(line_blocks(file), 4):
             for line in full_lines(lines)[:1]:

@@ -14,8 +14,11 @@ from headrace.errors import RecordError
 from headrace.io.base import Take
 from headrace.io.formats.arrow_types import common_type, held_type, nests_dictionary, parquet_problem
 from headrace.io.formats.cells import Cell, runs_of, texts_of
+from headrace.io.formats.kept_columns import check_parquet_column
+from headrace.io.formats.known import Format
 from headrace.io.formats.parquet_parts import ParquetParts
 from headrace.io.formats.strict_json import OnNan, depth
+from headrace.io.formats.tables import ParquetFormat
 from headrace.io.formats.values import as_python, for_arrow, plain
 from headrace.records import Ok
 
@@ -218,3 +221,12 @@ def _matrix_array(matrices: Sequence[Any]) -> pa.Array:
     else:  # Arrow has no fixed size of 0
         vectors = pa.ListArray.from_arrays([0] * (offsets[-1] + 1), values)
     return pa.ListArray.from_arrays(offsets, vectors)
+
+
+PARQUET = Format(
+    name="parquet",
+    reader=ParquetFormat,
+    writer=lambda layout, _, folder: ParquetWriter(layout.column, layout.on_nan, folder),
+    check_column=check_parquet_column,
+    extra="io",
+)

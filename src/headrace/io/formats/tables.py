@@ -14,6 +14,7 @@ from headrace.errors import ConfigError, HeadraceError, JobError, line_of
 from headrace.extras import require
 from headrace.io.base import Chunk
 from headrace.io.formats.cells import rows_of
+from headrace.io.formats.known import Format
 from headrace.io.storage.files import InputFile
 from headrace.io.storage.rows import CHUNK_BYTES, CHUNK_ROWS, share, todo
 from headrace.records import Record
@@ -196,3 +197,6 @@ def check_names(names: Sequence[object], table: str) -> None:
             )
     if twice := [name for name, count in Counter(names).items() if count > 1]:
         raise ConfigError(f"{table} has two columns named {min(map(str, twice))!r}; rename one")
+
+
+ARROW = Format(name="arrow", reader=ArrowFormat, extra="io")

@@ -5,12 +5,13 @@ from __future__ import annotations
 import itertools
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from headrace.io.base import Take
+from headrace.io.base import PartWriter, Take
 from headrace.io.formats.dead_letters import encode_failures
-from headrace.io.formats.strict_json import StrictJson
+from headrace.io.formats.strict_json import OnNan, StrictJson
 from headrace.io.formats.values import plain
 from headrace.io.storage.compression import compress
 from headrace.io.storage.lines import interleaved, lines_of, rearranged
@@ -18,6 +19,18 @@ from headrace.records import Failed, Ok
 
 _WRITTEN_BYTES = 4 * 1024 * 1024
 """Size of a compressed stream in a merged file, before compression."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What the rows of an output hold."""
+
+    column: str
+    """The column of the engine's output."""
+    keep: Sequence[str] = ()
+    """The columns to copy from the input."""
+    on_nan: OnNan = "null"
+    """What NaN and infinities become in JSON."""
 
 
 def row_of(ok: Ok, column: str) -> dict[str, object]:
@@ -38,14 +51,14 @@ def plain_row(ok: Ok, column: str) -> dict[str, object]:
     return row
 
 
-class RowWriter:
+class RowWriter(PartWriter):
     """Base of writers that encode values as JSON."""
 
     def __init__(self, strict_json: StrictJson) -> None:
         self._json = strict_json
 
     @property
-    def nulled(self) -> int:
+    def nulled(self) -> int:  # type: ignore[override]  # read alone
         """NaN and infinities written as null so far."""
         return self._json.nulled
 
@@ -99,17 +112,3 @@ class LineWriter(RowWriter):
 
     def _packed(self, content: bytes) -> bytes:
         return compress(self._compression, content) if self._compression else content
-
-
-class NoFileWriter:
-    """Base of outputs that are not files: their parts are empty, so that there is nothing to merge."""
-
-    def merge(self, parts: Sequence[Path], target: BinaryIO) -> None:
-        """Nothing to merge."""
-
-    def interleave(self, base: Path, more: Sequence[Path], turns: Iterable[tuple[int, int]], target: BinaryIO) -> None:
-        """Nothing to interleave."""
-
-    def rearrange(self, runs: Sequence[Sequence[Path]], takes: Iterable[Take]) -> Iterator[bytes]:  # noqa: ARG002
-        """Nothing to rearrange."""
-        return (b"" for take in takes for _ in take.orders)

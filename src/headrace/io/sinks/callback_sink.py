@@ -9,8 +9,9 @@ from typing import Any
 
 from headrace.batching.callables import is_async, plain_function
 from headrace.errors import ConfigError, JobError, text_of
+from headrace.io.base import PartWriter
 from headrace.io.formats.dead_letters import encode_failures
-from headrace.io.formats.writer import NoFileWriter, row_of
+from headrace.io.formats.writer import row_of
 from headrace.records import Failed, Ok
 from headrace.wording import shown
 
@@ -63,7 +64,7 @@ class Rows:
         return [self._kept[position] for position in sorted(self._kept)]
 
 
-class CallbackWriter(NoFileWriter):
+class CallbackWriter(PartWriter):
     """Calls a function with the rows of each part: every record once, finished or failed, in input order.
 
     A finished record is {id, the kept columns, `column`: its output}, with the engine's output object; a failed one is

@@ -4,30 +4,20 @@ from __future__ import annotations
 
 import fnmatch
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from headrace.errors import ConfigError
 from headrace.io.base import PartWriter
-from headrace.io.databases.names import Address, is_database, parse_table, state_folder
-from headrace.io.formats.csv_writer import DELIMITERS, CsvWriter
-from headrace.io.formats.jsonl import JsonlWriter
+from headrace.io.formats.known import Format, known_formats, split_name, written_formats
 from headrace.io.formats.openai_batch import OpenAIWriter
-from headrace.io.formats.parquet import ParquetWriter
 from headrace.io.formats.strict_json import OnNan
-from headrace.io.sinks.hub import HubWriter
+from headrace.io.formats.writer import Layout
 from headrace.io.storage import compression
-from headrace.io.storage.hub_names import DatasetAddress, is_dataset_address, parse_dataset
+from headrace.io.storage.addresses import display_name, is_address, scheme_of
 from headrace.io.storage.locations import as_named, can_write, is_remote, locate
-
-_TEXTS = ("jsonl", *DELIMITERS)
-"""Formats that may be compressed as a whole."""
-FORMATS = (*_TEXTS, "parquet")
-_ENDINGS = ", ".join(f".{known}" for known in FORMATS)
-_ONLY_READ = ("arrow", "feather", "tar", "tgz")
-TABLE = "table"
-"""The format of an output that is a table."""
+from headrace.plugins import known, load
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +30,16 @@ class Target:
     format: str
     compression: str = ""
     """".gz", ".zst" or none."""
-    table: Address | None = None
-    """The table that takes the rows; `place` is then a folder with the state of the job."""
-    dataset: DatasetAddress | None = None
-    """The dataset that the parts in `place` are pushed to at the end."""
+    make_writer: Callable[[Layout], PartWriter] | None = field(default=None, compare=False, repr=False)
+    """Makes the writer of the rows. Raises ConfigError, MissingExtraError."""
+    check_column: Callable[[str, Sequence[object]], None] | None = field(default=None, compare=False, repr=False)
+    """See `Format`; None if the output takes any column, in a type of its own."""
+    table: str | None = None
+    """The address, without its login, of a table that takes the rows; `place` then has the state of the job alone."""
+    address: str = ""
+    """What people call the output, if it is neither `place` nor a table."""
+    vectors: str = ""
+    """The type of the vectors that alone can be outputs, such as float32; empty for any output."""
 
     @property
     def work(self) -> Path:
@@ -55,98 +51,128 @@ class Target:
         """The dead letters of a finished job."""
         if self.is_folder:
             return self.work / "errors.jsonl"
-        return self.place.with_name(_split(self.place.name)[0] + ".errors.jsonl")
+        return self.place.with_name(split_name(self.place.name)[0] + ".errors.jsonl")
 
     @property
     def siblings(self) -> list[Target]:
         """The other outputs that would use the same file of dead letters."""
         if self.is_folder:
             return []
-        stem = _split(self.place.name)[0]
-        endings = [(kind, packing) for kind in _TEXTS for packing in ("", *compression.SUFFIXES)] + [("parquet", "")]
-        others = [Target(self.place.with_name(f"{stem}.{kind}{end}"), False, kind, end) for kind, end in endings]
-        return [other for other in others if other.place.name != self.place.name]
+        stem = split_name(self.place.name)[0]
+        endings = [f".{name}{packing}" for name in known_formats() for packing in ("", *compression.SUFFIXES)]
+        names = [stem + ending for ending in endings]
+        return [replace(self, place=self.place.with_name(name)) for name in names if name != self.place.name]
 
-    def writer(self, column: str, on_nan: OnNan = "null", keep: Sequence[str] = ()) -> PartWriter:
-        """The writer of this format, with the output in `column` and the columns to `keep`.
+    def writer(self, layout: Layout) -> PartWriter:
+        """The writer of the rows.
 
         Raises:
+            ConfigError: the output cannot be used so.
             MissingExtraError: a dependency of the format is not installed.
         """
-        if self.dataset is not None:
-            return HubWriter(self.dataset, self.place, column, on_nan)
-        if self.format == "parquet":
-            return ParquetWriter(column, on_nan, self.place if self.is_folder else None)
-        if self.format in DELIMITERS:
-            return CsvWriter(column, keep, self.format, self.compression, on_nan)
-        return JsonlWriter(column, self.compression, on_nan)
+        assert self.make_writer is not None, "every target that rows are written to has one"
+        return self.make_writer(layout)
 
     def __str__(self) -> str:
-        if self.table is not None:
-            return self.table.shown
-        if self.dataset is not None:
-            return str(self.dataset)
-        return as_named(f"{self.place}/" if self.is_folder else self.place)
+        return self.table or self.address or as_named(f"{self.place}/" if self.is_folder else self.place)
+
+
+class SinkPlugin:
+    """Outputs of one kind other than files, registered in the entry points `headrace.sinks`.
+
+    The name of its entry point is the scheme of their addresses: `lake` takes `lake://...`. For the tables of a
+    database, see `headrace.io.sinks.tables.TableSink`.
+    """
+
+    extra: str = ""
+    """The extra of Headrace that it needs."""
+
+    def target(self, name: str, format: str | None) -> Target | None:  # noqa: A002 - the flag's own word
+        """The output that an address names; None if it names files.
+
+        Args:
+            name: the address, with the scheme of the entry point.
+            format: `--output-format`, if it is given.
+
+        Raises:
+            ConfigError: it is malformed, or cannot be used with the format.
+        """
+        raise NotImplementedError
 
 
 def find_target(name: str | Path, format: str | None = None) -> Target:  # noqa: A002 - the flag's own word
     """The output for a name: a folder if it ends in / or is one, otherwise a file.
 
     Args:
-        name: a path or a URL; its suffix determines the format. A folder without a suffix gets JSON Lines. Or the
-            address of a table (`headrace.io.databases.names`) or dataset (`headrace.io.storage.hub_names`).
-        format: one of `FORMATS`, for names without a suffix that says it.
+        name: a path or a URL; its suffix determines the format. A folder without a suffix gets JSON Lines. Or an
+            address that a plugin takes, such as that of a table.
+        format: one of `written_formats`, for names without a suffix that says it.
 
     Raises:
         ConfigError: the format is unknown (the message lists the known ones), or the location is read-only.
     """
     if not str(name):
         raise ConfigError("the output has an empty name; name a file, or a folder with / at its end")
-    if isinstance(name, str) and is_database(name):
-        if format not in (None, TABLE):
-            raise ConfigError(f"a table has no output format: leave out {format!r}")
-        table = parse_table(name)
-        return Target(table.folder, True, TABLE, table=table)
-    if is_dataset_address(name):
-        if format not in (None, "parquet"):
-            raise ConfigError(f"a dataset of the hub is written as Parquet: leave out {format!r}")
-        dataset = parse_dataset(str(name), ("split",))
-        return Target(state_folder(str(dataset)), True, "parquet", dataset=dataset)
+    if isinstance(name, str):
+        scheme = scheme_of(name)
+        if scheme is not None and scheme in known("sinks"):
+            found = load("sinks", scheme, SinkPlugin).target(name, format)
+            if found is not None:
+                return found
+        elif is_address(name):
+            raise ConfigError(
+                f"cannot write {display_name(name)}: {scheme} can only be read; write to one of "
+                f"{', '.join(known('sinks'))}, or to a file"
+            )
+    return _file_target(name, format)
+
+
+def _file_target(name: str | Path, format: str | None) -> Target:  # noqa: A002 - as above
     place = locate(name)
     if not can_write(place):
         raise ConfigError(
             f"cannot write {name}: such an address can only be read; write to a file, a store (s3://...) or a dataset "
             "of the hub (hf://datasets/org/name)"
         )
-    _, found, packing = _split(place.name)
+    _, found, packing = split_name(place.name)
     is_folder = str(name).endswith("/") or (not is_remote(place) and place.is_dir() and not found)
-    chosen = format or found or ("jsonl" if is_folder else "")
-    _check_format(name, chosen, found, packing)
-    return Target(place, is_folder, chosen, packing)
+    form = _written_format(name, format or found or ("jsonl" if is_folder else ""), found, packing)
+
+    def make_writer(layout: Layout) -> PartWriter:
+        assert form.writer is not None, "a format that is written"
+        return form.writer(layout, packing, place if is_folder else None)
+
+    return Target(place, is_folder, form.name, packing, make_writer, form.check_column)
 
 
-def _check_format(name: str | Path, chosen: str, found: str, packing: str) -> None:
-    """Check that an output can be of the chosen format, where its name says the format `found`, or none.
+def _written_format(name: str | Path, chosen: str, found: str, packing: str) -> Format:
+    """The chosen format of an output, where its name says the format `found`, or none.
 
     Raises:
-        ConfigError: it cannot.
+        ConfigError: the output cannot be of that format.
     """
-    if found in _ONLY_READ:
-        raise ConfigError(f"cannot write {name}: {found} is only read; end it in one of {_ENDINGS}")
+    if found.startswith(".") or (found and load("formats", found, Format).writer is None):
+        raise ConfigError(f"cannot write {name}: {found.removeprefix('.')} is only read; end it in one of {_endings()}")
     if not chosen:
         raise ConfigError(
-            f"cannot tell the format of output {name}: it must end in one of {_ENDINGS}, or in / for a folder of "
+            f"cannot tell the format of output {name}: it must end in one of {_endings()}, or in / for a folder of "
             "parts; or pass ``output_format``"
         )
-    if chosen not in FORMATS:
-        raise ConfigError(f"unknown output format {chosen!r}; known: {', '.join(FORMATS)}")
+    form = load("formats", chosen, Format) if chosen in known_formats() else None
+    if form is None or form.writer is None:
+        raise ConfigError(f"unknown output format {chosen!r}; known: {', '.join(written_formats())}")
     if found not in ("", chosen):
         raise ConfigError(
             f"cannot write {name} as {chosen}: the name says {found}; end it in .{chosen}, or leave out "
             "``output_format``"
         )
-    if packing and chosen not in _TEXTS:
+    if packing and not form.compressible:
         raise ConfigError(f"cannot write {name}: {chosen} has its own compression; leave out {packing}")
+    return form
+
+
+def _endings() -> str:
+    return ", ".join(f".{name}" for name in written_formats())
 
 
 def refuse_output_in_input(source: str | Path, target: Target) -> None:
@@ -186,11 +212,3 @@ def openai_writer(target: Target, url: str, on_nan: OnNan = "null") -> PartWrite
     if target.format != "jsonl" or target.compression:
         raise ConfigError(f"cannot write {target}: the answer to an OpenAI batch file ends in .jsonl")
     return OpenAIWriter(url, on_nan)
-
-
-def _split(name: str) -> tuple[str, str, str]:
-    """A file name's stem, format and compression; empty if unknown."""
-    packing = next((suffix for suffix in compression.SUFFIXES if name.lower().endswith(suffix)), "")
-    stem = Path(name[: len(name) - len(packing)])
-    ending = stem.suffix.lower().removeprefix(".")
-    return stem.stem, ending if ending in (*FORMATS, *_ONLY_READ) else "", packing

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.errors import line_of
 from headrace.extras import require
-from headrace.io.base import Chunk, Source, class_names
+from headrace.io.base import Chunk, Source, SourcePlugin, class_names
 from headrace.io.formats.cells import LazyColumns, objects_of, rows_of, rows_with
 from headrace.io.formats.tables import check_names
 from headrace.io.sources.in_memory import IterableSource, chunk_of, digest_of
@@ -61,16 +61,14 @@ class TableSource:
             yield chunk_of([(position, rows[position - start]) for position in positions])
 
 
-def table_source(table: object) -> Source | None:
-    """The source for a table or column; None for other objects.
+def _open(table: object, _query: str | None) -> Source:
+    """The source for a table or column.
 
     Raises:
         ConfigError: its column names are not valid.
     """
-    for name in class_names(table):
-        if (make := _KINDS.get(name)) is not None:
-            return make(table)
-    return _stream(lambda: _exported(table)) if hasattr(type(table), "__arrow_c_stream__") else None
+    make = next((_KINDS[name] for name in class_names(table) if name in _KINDS), None)
+    return _stream(lambda: _exported(table)) if make is None else make(table)
 
 
 def _pandas(frame: Any) -> Source:
@@ -218,3 +216,5 @@ _KINDS: Mapping[str, Callable[[Any], Source]] = {
     "pyarrow.ChunkedArray": _arrow_column,
     "duckdb.DuckDBPyRelation": _relation,
 }
+
+TABLES = SourcePlugin(open=_open, extra="io")

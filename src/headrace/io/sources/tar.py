@@ -9,6 +9,7 @@ from typing import Any, Literal, Self
 
 from headrace.errors import JobError
 from headrace.io.base import Chunk
+from headrace.io.formats.known import Format
 from headrace.io.sources.folders import HIDDEN, group_by_reason
 from headrace.io.storage.files import InputFile
 from headrace.io.storage.rows import CHUNK_BYTES, CHUNK_ROWS, blocks
@@ -200,3 +201,6 @@ def _value(kind: str, content: bytes) -> object:
     if kind in _NUMBERS:
         return int(content)
     return json.loads(content) if kind == "json" else content
+
+
+TAR = Format(name="tar", reader=TarFormat, compressible=True)

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from headrace.errors import ConfigError, MissingExtraError
 from headrace.fsspec_clients import fsspec_client
+from headrace.plugins import Group, known
 from headrace.retry import PermanentIOError, RetryPolicy, is_transient_io
 
 T = TypeVar("T")
@@ -20,6 +21,7 @@ T = TypeVar("T")
 _SCHEME_REFRESHES = {"s3", "hf"}
 """Schemes whose clients cache listings unless refreshed."""
 _SCHEME = re.compile(r"([a-z][a-z0-9+.-]+)://")
+_GROUPS: tuple[Group, ...] = ("sources", "sinks")
 KNOWN_SCHEMES = ("s3", "gs", "hf", "http", "https")
 RETRIES = RetryPolicy(max_attempts=8, backoff_s=0.1, max_backoff_s=10.0)
 """Retries of calls to an object store."""
@@ -59,7 +61,9 @@ def locate(name: str | Path) -> Path:
     if scheme == "file":
         return Path(str(name).removeprefix("file://"))
     if scheme not in KNOWN_SCHEMES:
-        raise ConfigError(f"cannot reach {name}: unknown scheme {scheme!r}; known: {', '.join(KNOWN_SCHEMES)}")
+        others = {key for group in _GROUPS for key in known(group) if key.isidentifier() and key[0] != "_"}
+        names = (*KNOWN_SCHEMES, *sorted(others - {*KNOWN_SCHEMES}))
+        raise ConfigError(f"cannot reach {name}: unknown scheme {scheme!r}; known: {', '.join(names)}")
     if scheme == "hf" and _REPOSITORY.fullmatch(str(name)) is None:
         raise ConfigError(f"{name} names no repository; write hf://datasets/org/name, with the path of a file in it")
     if not str(name)[found.end() :].strip("/"):

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from headrace.errors import ConfigError, JobError
 from headrace.io.base import PartWriter
+from headrace.io.formats.writer import Layout
 from headrace.io.sinks.targets import Target, find_target
 from headrace.io.storage.atomic import atomic_file, target_of
 from headrace.io.storage.checksums import listed
@@ -56,7 +57,7 @@ def merge(name: str | Path, into: str | Path, *, overwrite: bool) -> Merged:
     committed = windows.others(parts.committed())
     if not committed and not windows.staged:
         raise ConfigError(f"{folder} holds no parts: the job has committed none yet, or its output is one file already")
-    writer: PartWriter = source.writer("output")
+    writer: PartWriter = source.writer(Layout("output"))
     try:
         if damaged := parts.check(committed, set(committed)) + windows.check(read=True):
             raise JobError(

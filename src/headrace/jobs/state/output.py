@@ -22,15 +22,14 @@ from typing import BinaryIO, Literal, cast
 
 from headrace.errors import ConfigError, JobError
 from headrace.io.base import PartWriter
-from headrace.io.sinks.hub import HubWriter
 from headrace.io.sinks.targets import Target
 from headrace.io.storage.atomic import atomic_file, target_of, temporary_of
 from headrace.io.storage.checksums import Damage, DigestWriter, Interval, digest_of, listed
 from headrace.io.storage.lease import Lease
 from headrace.io.storage.locations import abort_uploads, exists, file_names, is_remote, no_folder, remove
 from headrace.io.storage.parts import PartFolder
-from headrace.jobs.state.changed_files import changes
 from headrace.jobs.state.fingerprint import check_same, check_same_input
+from headrace.jobs.state.inspection import changes
 from headrace.jobs.state.ledger import Ledger
 from headrace.jobs.state.lock import locked_folder
 from headrace.jobs.state.passes import FinishedJob, JobState, ModelState, Pass
@@ -88,7 +87,7 @@ class JobOutput:
         """What the user calls it, without its password."""
         self.target = place
         self.table = target.table
-        """The table that takes the rows, if the output is one."""
+        """The address, without its login, of the table that takes the rows, if the output is one."""
         self.errors = target.errors
         self._siblings = target.siblings
         self.writer = writer
@@ -103,14 +102,7 @@ class JobOutput:
         self.windows = None if is_remote(place) else Windows(target.work / "order", self.parts, writer)
         """Records that are worked on in another order than the input's; None in an object store."""
         self._state = target.work / "job.json"
-        self._retrying = Retrying(
-            target.work,
-            None if target.is_folder else place,
-            self.parts,
-            self.errors,
-            writer,
-            self._check_lease,
-        )
+        self._retrying = Retrying(target, self.parts, writer, self._check_lease)
         self.scratch = target.work / "scratch"
         """A local folder, created on use, for files that make a resume faster and may be lost."""
 
@@ -398,9 +390,8 @@ class JobOutput:
         return finished
 
     def _push(self) -> None:
-        """Push the parts, if they are to be on the hub."""
-        if isinstance(self.writer, HubWriter):
-            self.writer.push([self.parts.part_path(part) for part in self.parts.committed()], self.scratch)
+        """Bring the parts where they are to be, if that is elsewhere."""
+        self.writer.publish(lambda: [self.parts.part_path(part) for part in self.parts.committed()], self.scratch)
 
     def _clear_scratch(self) -> None:
         shutil.rmtree(self.scratch, ignore_errors=True)

@@ -15,9 +15,9 @@ from headrace.errors import ConfigError
 from headrace.extras import require
 from headrace.observe.accounting.timeline import CAUSES, COMPUTING, LABELS, Cause
 from headrace.observe.page.charts import CONFIG, charts
+from headrace.observe.reporting.figure import lines_of
 from headrace.observe.reporting.figures import Held, JobFigures, figures
-from headrace.observe.reporting.summary import RunSummary, device_of, savings_of
-from headrace.observe.reporting.table import device_rows, savings_rows
+from headrace.observe.reporting.summary import RunSummary
 
 if TYPE_CHECKING:
     import jinja2
@@ -124,13 +124,13 @@ def _job(number: int, job: ReportedJob, price: float | None) -> dict[str, Any]:
         "computing": COMPUTING,
         "money": None if price is None else found.money(price),
         "sequential": _times_slower(found),
-        "advice": last.figures["advice"],
-        "advices": last.figures["advices"],
-        "truncated": sum(run.figures["truncated"] for run in job.runs),
-        "skipped": last.figures["skipped"],
-        "device": device_rows(device_of(last.figures)),
-        "savings": savings_rows(*savings_of(last.figures)),
-        "lanes": last.figures["lanes"],
+        "advice": last.figures.advice,
+        "advices": last.figures.advices,
+        "truncated": sum(run.figures.truncated for run in job.runs),
+        "skipped": last.figures.skipped,
+        "device": list(lines_of(last.figures, "device")),
+        "savings": list(lines_of(last.figures, "order", "duplicates", "prefix_cache")),
+        "lanes": last.figures.lanes,
         "settings": last.settings,
         "versions": last.versions,
         "charts": charts(job.runs, found),

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import TypeVar
 
+from headrace.events import CloseReason
 from headrace.observe.accounting.histogram import Buckets, mean, merge_histograms, percentile
 from headrace.observe.accounting.timeline import CAUSES, COMPUTING, Cause
 from headrace.observe.reporting.summary import RunSummary, peak_of
+
+T = TypeVar("T", bound=str)
 
 _SHARES = {"median": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99, "highest": 1.0}
 
@@ -62,7 +66,7 @@ class JobFigures:
     sequential_s: float
     """What a loop would have taken that runs the stages one after the other, by their measured times."""
     peak_memory: float
-    close_reasons: Mapping[str, int]
+    close_reasons: Mapping[CloseReason, int]
     failures: Mapping[str, int]
     percentiles: Mapping[str, Mapping[str, float]]
     """By what is counted: batch size, batch cost, batch seconds, queue seconds."""
@@ -93,9 +97,9 @@ def figures(runs: Sequence[RunSummary], held: Held | None = None) -> JobFigures:
     wall = sum(run.account.wall_s for run in runs)
     computing = sum(causes[name] for name in COMPUTING)
     started = wall - causes["starting"]
-    ok, failed, tokens, batches = (sum(int(run.figures[name]) for run in runs) for name in _COUNTS)
-    held = held or Held(ok, failed, _counted(runs, "failures"))
-    stages = {name: sum(float(run.figures["times"].get(name, 0.0)) for run in runs) for name in _STAGES}
+    ok, failed, tokens, batches = (sum(getattr(run.figures, name) for run in runs) for name in _COUNTS)
+    held = held or Held(ok, failed, _counted(run.figures.failures for run in runs))
+    stages = {name: sum(float(getattr(run.figures.times, name)) for run in runs) for name in _STAGES}
     useful = causes["real"] + causes["padding"]
     sizes = histogram(runs, "size")
     return JobFigures(
@@ -112,10 +116,10 @@ def figures(runs: Sequence[RunSummary], held: Held | None = None) -> JobFigures:
         padding=causes["padding"] / useful if useful > 0 else 0.0,
         batches=batches,
         mean_batch_size=mean(sizes),
-        splits=sum(int(run.figures["splits"]) for run in runs),
+        splits=sum(run.figures.splits for run in runs),
         sequential_s=causes["starting"] + sum(stages.values()),
         peak_memory=max(map(peak_of, runs)),
-        close_reasons=_counted(runs, "close_reasons"),
+        close_reasons=_counted(run.figures.close_reasons for run in runs),
         failures=held.failures,
         percentiles={
             words: {label: percentile(buckets, share) for label, share in _SHARES.items()}
@@ -137,10 +141,10 @@ _COUNTS = ("ok", "failed", "tokens", "batches")
 _STAGES = ("load", "prepare", "inference", "finish", "write")
 
 
-def _counted(runs: Sequence[RunSummary], name: str) -> dict[str, int]:
-    counts: Counter[str] = Counter()
-    for run in runs:
-        counts.update(run.figures[name])
+def _counted(every: Iterable[Mapping[T, int]]) -> dict[T, int]:
+    counts: Counter[T] = Counter()
+    for one in every:
+        counts.update(one)
     return dict(counts.most_common())
 
 
@@ -168,7 +172,7 @@ def in_json(runs: Sequence[RunSummary], price: float | None, held: Held | None =
     """The figures as JSON; with a price also what they cost. The advice is that of the last run."""
     found = figures(runs, held)
     last = runs[-1].figures
-    plain = {"advice": last["advice"], "advices": last["advices"]}
+    plain: dict[str, object] = {"advice": last.advice, "advices": [asdict(one) for one in last.advices]}
     plain |= {name: getattr(found, name) for name in JobFigures.__dataclass_fields__}
     if price is None:
         return plain

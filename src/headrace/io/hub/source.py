@@ -10,15 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.errors import ConfigError, line_of
 from headrace.extras import require
-from headrace.io.base import Chunk, class_names
+from headrace.io.base import Chunk, SourcePlugin
 from headrace.io.formats.cells import rows_of
+from headrace.io.hub.names import DatasetAddress, is_dataset_address, parse_dataset
 from headrace.io.sources.arrow_batches import ArrowBatches
-from headrace.io.storage.hub_names import DatasetAddress
 from headrace.io.storage.rows import CHUNK_ROWS, todo
 from headrace.records import Record
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+_OPTIONS = ("config", "split", "columns")
+"""What the address of a dataset that is read may name."""
 
 
 class DatasetSource:
@@ -47,12 +50,7 @@ class DatasetSource:
             yield Chunk([Record(at, at, row) for at, row in zip(positions, rows, strict=True)], (), 0)
 
 
-def is_saved_dataset(folder: Path) -> bool:
-    """Whether `save_to_disk` made the folder."""
-    return (folder / "state.json").exists() or (folder / "dataset_dict.json").exists()
-
-
-def load_saved(folder: Path) -> DatasetSource:
+def _load_saved(folder: Path) -> DatasetSource:
     """The dataset in a folder made by `save_to_disk`.
 
     Raises:
@@ -71,12 +69,23 @@ def load_saved(folder: Path) -> DatasetSource:
     return DatasetSource(dataset)
 
 
-def pinned(address: DatasetAddress) -> DatasetAddress:
-    """The address with the commit that its revision is now.
+def _pinned(name: str, begun: str | None) -> str:
+    """The address with the commit that its revision is now, or was when the job was begun.
 
     Raises:
         ConfigError: the hub has no such dataset or revision, or refuses it.
     """
+    if not is_dataset_address(name):
+        return name
+    address = parse_dataset(name, _OPTIONS)
+    if address.commit is None and begun is not None and is_dataset_address(begun):
+        known = parse_dataset(begun, _OPTIONS)
+        if replace(known, revision=address.revision) == address:
+            return begun
+    return str(_with_commit(address))
+
+
+def _with_commit(address: DatasetAddress) -> DatasetAddress:
     if address.commit is not None:
         return address
     _library()
@@ -92,7 +101,7 @@ def pinned(address: DatasetAddress) -> DatasetAddress:
     return replace(address, revision=found.sha)
 
 
-def load_from_hub(address: DatasetAddress) -> ArrowBatches:
+def _load_from_hub(address: DatasetAddress) -> ArrowBatches:
     """The rows of one split at one commit, streamed: nothing is downloaded to the disk.
 
     Raises:
@@ -100,7 +109,7 @@ def load_from_hub(address: DatasetAddress) -> ArrowBatches:
         MissingExtraError: datasets is not installed.
     """
     datasets = _library()
-    address = pinned(address)
+    address = _with_commit(address)
     try:  # the prefix keeps a local folder of the same name from being read
         splits = datasets.load_dataset(
             f"hf://datasets/{address.name}", address.config, revision=address.revision, streaming=True
@@ -135,11 +144,6 @@ def _library() -> ModuleType:
     return library
 
 
-def is_dataset(rows: object) -> bool:
-    """Whether it is a `datasets.Dataset` (an IterableDataset is an iterable like any other)."""
-    return "datasets.Dataset" in class_names(rows)
-
-
 def _undecoded(dataset: Any) -> Any:
     plain = dataset.with_format(None)
     for name, feature in dataset.features.items():
@@ -147,3 +151,26 @@ def _undecoded(dataset: Any) -> Any:
             plain = plain.cast_column(name, type(feature)(decode=False))
     plain._fingerprint = dataset._fingerprint
     return plain
+
+
+def _open_dataset(dataset: Any, _query: str | None) -> DatasetSource:
+    """The rows of a dataset in Python.
+
+    Raises:
+        ConfigError: it has several splits.
+    """
+    if isinstance(dataset, Mapping):
+        raise ConfigError(
+            f"the input is of type {type(dataset).__name__}, with the splits {', '.join(dataset)}: give one of them, "
+            f"such as dataset[{next(iter(dataset), 'train')!r}]"
+        )
+    return DatasetSource(dataset)
+
+
+def _open_address(name: str, _query: str | None) -> ArrowBatches | None:
+    return _load_from_hub(parse_dataset(name, _OPTIONS)) if is_dataset_address(name) else None
+
+
+HUB = SourcePlugin(open=_open_address, pinned=_pinned, extra="io")
+SAVED = SourcePlugin(open=lambda folder, _: _load_saved(Path(folder)), extra="io")
+DATASET = SourcePlugin(open=_open_dataset, extra="io")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from headrace.errors import ConfigError, MissingExtraError, RecordError
 from headrace.extras import require
-from headrace.io.databases.names import Address
+from headrace.io.storage.addresses import Address
 from headrace.retry import PermanentIOError
 
 if TYPE_CHECKING:
@@ -22,6 +22,11 @@ _TRANSIENT = ("08", "40", "55P", "57P")
 _ROW = ("22", "23")
 """SQLSTATEs of a row's own values: a value of no such type, a constraint."""
 _LOCKED = ("SQLITE_BUSY", "SQLITE_LOCKED")
+
+
+def full_scheme(name: str) -> str:
+    """An address with the scheme that SQLAlchemy knows, where the other name of one is usual."""
+    return f"postgresql{name.removeprefix('postgres')}" if name.startswith(("postgres:", "postgres+")) else name
 
 
 def make_engine(address: Address, json_serializer: Callable[[object], str] | None = None) -> sa.Engine:

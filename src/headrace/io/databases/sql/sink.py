@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from headrace.errors import ConfigError, RecordError
-from headrace.io.databases.base import Row, is_single, is_vector
-from headrace.io.databases.connections import as_os_errors, make_engine
-from headrace.io.databases.names import Address
+from headrace.io.databases.sql.connections import as_os_errors, full_scheme, make_engine
 from headrace.io.formats.strict_json import StrictJson
+from headrace.io.sinks.tables import Row, TableSink, is_single, is_vector
+from headrace.io.sinks.targets import Target
+from headrace.io.storage.addresses import Address
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
@@ -211,3 +212,11 @@ def _fitted(row: Row, table: sa.Table) -> dict[str, object]:
                 "give the column one type with a function (``prepare``)"
             )
     return fitted
+
+
+class _SqlSink(TableSink):
+    def target(self, name: str, format: str | None) -> Target:  # noqa: A002 - the flag's own word
+        return super().target(full_scheme(name), format)
+
+
+SQL = _SqlSink(open=SqlTable, extra="sql")

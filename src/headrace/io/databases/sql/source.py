@@ -12,11 +12,11 @@ from urllib.parse import urlsplit
 
 from headrace.errors import BrokenOffError, ConfigError, JobError, RecordError, line_of
 from headrace.extras import require
-from headrace.io.base import Chunk, class_names
-from headrace.io.databases.connections import as_os_errors, make_engine
-from headrace.io.databases.names import Address, is_database, parse_database
+from headrace.io.base import Chunk, SourcePlugin
+from headrace.io.databases.sql.connections import as_os_errors, full_scheme, make_engine
 from headrace.io.formats.tables import check_names
 from headrace.io.sources.in_memory import chunk_of, digest_of
+from headrace.io.storage.addresses import Address, parse_address
 from headrace.io.storage.locations import RETRIES
 from headrace.io.storage.rows import todo
 from headrace.records import Unreadable
@@ -246,48 +246,19 @@ class _DuckDB:
             raise RecordError(line_of(error)) from error
 
 
-def sql_source(source: object, query: str | None) -> SqlSource:
-    """The rows of a query of a database: its address, a SQLAlchemy engine or connection, or a DuckDB connection.
+def _open(source: object, query: str | None) -> SqlSource:
+    """The rows of a query of a database.
 
     Raises:
-        ConfigError: `source` is no database, there is no query, or it cannot be run.
+        ConfigError: there is no query, or it cannot be run.
         MissingExtraError: a library is not installed.
     """
-    database = _database(source)
-    if database is None:
-        kind = repr(source) if isinstance(source, str) else f"of type {type(source).__name__}"
-        raise ConfigError(f"sql needs a database as the input, and that is {kind}")
+    database = _named(parse_address(full_scheme(source))) if isinstance(source, str) else _connected(source)
     if query is None or not query.strip():
         raise ConfigError(
             f"{database.shown} is a database: give a query, such as ``sql='SELECT * FROM docs ORDER BY id'``"
         )
     return SqlSource(database, query)
-
-
-def is_database_object(source: object) -> bool:
-    """Whether it is the address of a database, or a connection to one."""
-    return is_database(source) or _library_class(source) is not None
-
-
-def _library_class(source: object) -> str | None:
-    return next((name for name in class_names(source) if name in _CLASSES), None)
-
-
-_CLASSES = ("sqlalchemy.Engine", "sqlalchemy.Connection", "_duckdb.DuckDBPyConnection", "duckdb.DuckDBPyConnection")
-
-
-def _database(source: Any) -> Database | None:
-    if is_database(source):
-        return _named(parse_database(source))
-    name = _library_class(source)
-    if name is None:
-        return None
-    if name.endswith("DuckDBPyConnection"):
-        return _DuckDB(source.cursor, "duckdb:// (a connection)")
-    engine = source if name == "sqlalchemy.Engine" else source.engine
-    url = engine.url
-    where = f"{url.host or ''}{f':{url.port}' if url.port else ''}/{url.database or ''}"
-    return _SqlAlchemy(engine, f"{engine.dialect.name}://{where}")
 
 
 def _named(address: Address) -> Database:
@@ -305,6 +276,18 @@ def _named(address: Address) -> Database:
                 f"cannot use the address {address.shown}: leave out ? and what follows; a query names tables"
             )
         return _DuckDB(lambda: module.connect(str(address.path), read_only=True), address.shown)
-    if address.scheme not in ("postgresql", "sqlite", "mysql", "mariadb"):
-        raise ConfigError(f"cannot read {address.shown}: {address.scheme} is an output only")
     return _SqlAlchemy(make_engine(address), address.shown)
+
+
+def _connected(connection: Any) -> Database:
+    """The database of a connection of DuckDB, or of an engine or connection of SQLAlchemy."""
+    if hasattr(connection, "cursor"):
+        return _DuckDB(connection.cursor, "duckdb:// (a connection)")
+    engine = connection.engine
+    url = engine.url
+    where = f"{url.host or ''}{f':{url.port}' if url.port else ''}/{url.database or ''}"
+    return _SqlAlchemy(engine, f"{engine.dialect.name}://{where}")
+
+
+SQL = SourcePlugin(open=_open, takes_query=True, extra="sql")
+DUCKDB = SourcePlugin(open=_open, takes_query=True, extra="duckdb")

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrace.errors import ConfigError, HeadraceError, line_of
 from headrace.extras import require
-from headrace.io.base import Source, class_names
+from headrace.io.base import Source, SourcePlugin
 from headrace.io.sources.arrow_batches import ArrowBatches
 
 if TYPE_CHECKING:
@@ -19,35 +20,38 @@ _ICEBERG = re.compile(r"iceberg://([^/]+)/([^/]+)/?")
 _BATCH_ROWS = 8192
 
 
-def versioned_table(source: object) -> Source | None:
-    """The source for a table: its folder, an address `iceberg://catalog/namespace.table`, or an object of its library.
-
-    Returns:
-        None for anything else.
-
-    Raises:
-        ConfigError: it cannot be read.
-        MissingExtraError: its library is not installed.
-    """
-    if not isinstance(source, (str, Path)):
-        make = next((_OBJECTS[name] for name in class_names(source) if name in _OBJECTS), None)
-        return None if make is None else make(source)
-    found = _ICEBERG.fullmatch(str(source))
+@contextlib.contextmanager
+def _errors(name: str) -> Iterator[None]:
+    """Name the table in the errors of its library."""
     try:
-        if found is not None:
-            library = require("pyiceberg.catalog", "iceberg", "iceberg://")
-            return _iceberg(library.load_catalog(found[1]).load_table(found[2]))
-        place = Path(source)
-        if (place / "_delta_log").is_dir():
-            return _delta(require("deltalake", "delta", f"{place}, a Delta table,").DeltaTable(str(place)))
-        if place.suffix == ".lance" and (place / "_versions").is_dir():
-            library = require("lancedb", "lancedb", f"{place}, a Lance dataset,")
-            return _lance(library.connect(str(place.parent)).open_table(place.stem))
+        yield
     except HeadraceError:
         raise
     except Exception as error:  # each of the libraries has its own errors
-        raise ConfigError(f"cannot read {source}: {line_of(error)}") from error
-    return None
+        raise ConfigError(f"cannot read {name}: {line_of(error)}") from error
+
+
+def _iceberg_address(name: str, _query: str | None) -> Source | None:
+    found = _ICEBERG.fullmatch(name)
+    if found is None:
+        return None
+    with _errors(name):
+        library = require("pyiceberg.catalog", "iceberg", "iceberg://")
+        return _iceberg(library.load_catalog(found[1]).load_table(found[2]))
+
+
+def _delta_folder(folder: str, _query: str | None) -> Source:
+    with _errors(folder):
+        return _delta(require("deltalake", "delta", f"{folder}, a Delta table,").DeltaTable(folder))
+
+
+def _lance_folder(folder: str, _query: str | None) -> Source | None:
+    place = Path(folder)
+    if place.suffix != ".lance":
+        return None
+    with _errors(folder):
+        library = require("lancedb", "lancedb", f"{folder}, a Lance dataset,")
+        return _lance(library.connect(str(place.parent)).open_table(place.stem))
 
 
 def _delta(table: Any) -> Source:
@@ -84,8 +88,9 @@ def _of(
     return ArrowBatches(f"the {kind} table {place}", facts, total, read)
 
 
-_OBJECTS: Mapping[str, Callable[[object], Source]] = {
-    "deltalake.DeltaTable": _delta,
-    "pyiceberg.Table": _iceberg,
-    "lancedb.Table": _lance,
-}
+DELTA = SourcePlugin(open=_delta_folder, extra="delta")
+DELTA_TABLE = SourcePlugin(open=lambda table, _: _delta(table), extra="delta")
+ICEBERG = SourcePlugin(open=_iceberg_address, extra="iceberg")
+ICEBERG_TABLE = SourcePlugin(open=lambda table, _: _iceberg(table), extra="iceberg")
+LANCE = SourcePlugin(open=_lance_folder, extra="lancedb")
+LANCE_TABLE = SourcePlugin(open=lambda table, _: _lance(table), extra="lancedb")

@@ -9,14 +9,12 @@ from pathlib import Path
 from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlencode, urlsplit
 
 from headrace.errors import ConfigError
-from headrace.io.storage.locations import as_named
+from headrace.io.storage.locations import KNOWN_SCHEMES, as_named
+from headrace.plugins import known
 
 _SCHEME = re.compile(r"([a-z][a-z0-9]*)(\+[a-z0-9_]+)?:/")
-SQL = ("postgresql", "sqlite", "duckdb", "mysql", "mariadb")
-"""Schemes of SQL databases that can be read."""
-SINKS = {"postgresql": "table", "sqlite": "table", "qdrant": "collection", "lancedb": "table"}
-"""Schemes of stores that can be written, and what each calls a table."""
-_OTHER_NAMES = {"postgres": "postgresql"}
+_TABLE_WORDS = ("table", "collection")
+"""Options of addresses that name a table; shown, unlike others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,13 +27,15 @@ class Address:
     table: str = ""
     schema: str | None = None
     """The table's schema in a SQL database; None for the default one."""
+    word: str = "table"
+    """What its database calls a table."""
 
     @property
     def shown(self) -> str:
         """The address without login and options, for people, files and reports."""
         parts = urlsplit(self.url)
         host = parts.netloc.rpartition("@")[2]
-        names = {SINKS.get(self.scheme, "table"): self.table, "schema": self.schema or ""}
+        names = {self.word: self.table, "schema": self.schema or ""}
         query = urlencode({name: value for name, value in names.items() if value}, quote_via=quote)
         return f"{parts.scheme}://{host}{parts.path}{'?' + query if query else ''}"
 
@@ -67,22 +67,28 @@ def state_folder(shown: str, identity: str | None = None) -> Path:
     return Path(f"{words}-{digest}.job")
 
 
-def is_database(name: object) -> bool:
-    """Whether a name is the address of a database."""
+def scheme_of(name: object) -> str | None:
+    """The scheme of an address, without the protocol behind its plus; None for other names and objects."""
     found = _SCHEME.match(name) if isinstance(name, str) else None
-    return found is not None and _scheme(found[1]) in {*SQL, *SINKS}
+    return None if found is None else found[1]
 
 
-def parse_database(name: str) -> Address:
+def is_address(name: object) -> bool:
+    """Whether a name is an address that a source or sink takes, other than that of a file or object store."""
+    scheme = scheme_of(name)
+    return scheme is not None and scheme not in KNOWN_SCHEMES and any(scheme in known(g) for g in ("sources", "sinks"))
+
+
+def parse_address(name: str) -> Address:
     """The database that an address names.
 
     Raises:
         ConfigError: it is malformed.
     """
-    found = _SCHEME.match(name)
-    assert found is not None, "checked by `is_database`"
+    scheme = scheme_of(name)
+    assert scheme is not None, "checked by `is_address`"
     refusal = ConfigError(  # which must not repeat a password
-        f"cannot read the address of the {found[1]} database: write {found[1]}://user:password@host:port/database, "
+        f"cannot read the address of the {scheme} database: write {scheme}://user:password@host:port/database, "
         "with special characters percent-encoded (@ as %40, / as %2F, # as %23), or three slashes before a file"
     )
     try:
@@ -92,22 +98,20 @@ def parse_database(name: str) -> Address:
         raise refusal from None
     if parts.fragment or (parts.netloc and "@" in parts.path):
         raise refusal
-    return Address(_scheme(found[1]), _unsplit(parts._replace(scheme=_scheme(found[1]) + (found[2] or ""))))
+    return Address(scheme, _unsplit(parts))
 
 
-def parse_table(name: str) -> Address:
+def parse_table(name: str, word: str = "table") -> Address:
     """The table that an address names.
 
+    Args:
+        name: the address.
+        word: the option that names the table.
+
     Raises:
-        ConfigError: it names none, or such a database cannot be written.
+        ConfigError: it is malformed, or names none.
     """
-    database = parse_database(name)
-    if database.scheme not in SINKS:
-        raise ConfigError(
-            f"cannot write {database.shown}: {database.scheme} can only be read; write to one of "
-            f"{', '.join(SINKS)}, or to a file"
-        )
-    word = SINKS[database.scheme]
+    database = parse_address(name)
     parts = urlsplit(database.url)
     options = parse_qsl(parts.query, keep_blank_values=True)
     tables = [value for key, value in options if key == word]
@@ -119,16 +123,16 @@ def parse_table(name: str) -> Address:
     if "\0" in tables[0] + (schema or ""):
         raise ConfigError(f"the name of the {word} has a null character: {tables[0]!r}")
     rest = [(key, value) for key, value in options if key not in (word, "schema")]
-    return Address(database.scheme, _unsplit(parts._replace(query=urlencode(rest))), tables[0], schema)
+    return Address(database.scheme, _unsplit(parts._replace(query=urlencode(rest))), tables[0], schema, word)
 
 
 def display_name(name: object) -> str:
     """A name of an input or output for people: an address of a database without its login."""
-    if not is_database(name):
+    if not is_address(name):
         return as_named(name)
-    database = parse_database(str(name))
-    has_table = database.scheme in SINKS and f"{SINKS[database.scheme]}=" in urlsplit(database.url).query
-    return parse_table(str(name)).shown if has_table else database.shown
+    database = parse_address(str(name))
+    word = next((one for one in _TABLE_WORDS if f"{one}=" in urlsplit(database.url).query), None)
+    return database.shown if word is None else parse_table(str(name), word).shown
 
 
 def without_password(name: str) -> str:
@@ -141,7 +145,3 @@ def without_password(name: str) -> str:
 def _unsplit(parts: SplitResult) -> str:
     """The address, with the slashes that `urlunsplit` drops where there is no host."""
     return f"{parts.scheme}://{parts.netloc}{parts.path}{'?' + parts.query if parts.query else ''}"
-
-
-def _scheme(name: str) -> str:
-    return _OTHER_NAMES.get(name, name)

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headrace.errors import BrokenOffError, ConfigError, HeadraceError, line_of
 from headrace.extras import require
+from headrace.io.formats.kept_columns import check_parquet_column
 from headrace.io.formats.parquet import ParquetWriter
-from headrace.io.formats.strict_json import OnNan
-from headrace.io.storage.hub_names import DatasetAddress
+from headrace.io.formats.writer import Layout
+from headrace.io.hub.names import DatasetAddress, is_dataset_address, parse_dataset
+from headrace.io.sinks.targets import SinkPlugin, Target
+from headrace.io.storage.addresses import state_folder
 
 if TYPE_CHECKING:
     from huggingface_hub import CommitOperationAdd, HfApi
@@ -38,8 +41,8 @@ class HubWriter(ParquetWriter):
         MissingExtraError: a library is not installed.
     """
 
-    def __init__(self, address: DatasetAddress, folder: Path, column: str, on_nan: OnNan = "null") -> None:
-        super().__init__(column, on_nan, folder)
+    def __init__(self, address: DatasetAddress, folder: Path, layout: Layout) -> None:
+        super().__init__(layout.column, layout.on_nan, folder)
         self._parts = folder
         if address.commit is not None:
             raise ConfigError(f"cannot write {address}: a commit cannot be changed; name a branch, or none")
@@ -76,7 +79,7 @@ class HubWriter(ParquetWriter):
                     "pushed; pass ``overwrite=True`` to replace them, or name another split (?split=NAME)"
                 )
 
-    def push(self, parts: Sequence[Path], scratch: Path) -> None:
+    def publish(self, parts: Callable[[], Sequence[Path]], scratch: Path) -> None:
         """Push the rows of all parts; the hub has them and no others when this returns.
 
         Raises:
@@ -88,7 +91,7 @@ class HubWriter(ParquetWriter):
         with self._errors(BrokenOffError, f"the rows are in {self._parts}; run again to push them"):
             self._api.create_repo(name, repo_type="dataset", private=True, exist_ok=True)
             head = self._api.dataset_info(name, revision=self._address.revision).sha
-            added = list(self._uploaded(parts, scratch))
+            added = list(self._uploaded(parts(), scratch))
             stale = set(self._shards(head)) - {one.path_in_repo for one in added}
             self._api.create_commit(
                 name,
@@ -145,3 +148,33 @@ def _groups(parts: Sequence[Path]) -> Iterator[list[Path]]:
             group, size = [], 0
     if group or not parts:
         yield group
+
+
+class HubSink(SinkPlugin):
+    """Datasets on the hub."""
+
+    extra = "io"
+
+    def target(self, name: str, format: str | None) -> Target | None:  # noqa: A002 - the flag's own word
+        """The dataset that an address names; None for a file on the hub.
+
+        Raises:
+            ConfigError: there is another format than Parquet, or the address has unknown options.
+        """
+        if not is_dataset_address(name):
+            return None
+        if format not in (None, "parquet"):
+            raise ConfigError(f"a dataset of the hub is written as Parquet: leave out {format!r}")
+        address = parse_dataset(name, ("split",))
+        folder = state_folder(str(address))
+        return Target(
+            folder,
+            is_folder=True,
+            format="parquet",
+            make_writer=lambda layout: HubWriter(address, folder, layout),
+            check_column=check_parquet_column,
+            address=str(address),
+        )
+
+
+HUB = HubSink()
