@@ -49,8 +49,7 @@ class BatchBound:
     def most(self, now: float) -> float:
         """The most a batch may cost now."""
         full = self._full
-        full_s = self._times.seconds(full)
-        if not self._large or now >= self._until or not full_s:
+        if not self._large or now >= self._until or not (full_s := self._times.seconds(full)):
             return full
         slope, base = self._times.line
         worth = _WORTH * full / full_s

@@ -182,12 +182,13 @@ class AdmissionController:
 
     def _has_room(self, requests: int, cost: float, timeout_s: float) -> bool:
         """Whether a request is far from every limit, as nearly all are: `_check` would accept it."""
-        limits, per_s = self.limits, self.per_s
+        limits = self.limits
         if limits.requests is not None and self.requests + requests > limits.requests.value:
             return False
         if limits.cost is not None and self.cost + cost > limits.cost.value:
             return False
-        return not per_s or self.ahead + cost <= per_s * min(timeout_s, limits.max_wait_s, limits.most_s)
+        seconds = min(timeout_s, limits.max_wait_s, limits.most_s)
+        return seconds == math.inf or not (per_s := self.per_s) or self.ahead + cost <= per_s * seconds
 
     def _check(self, asked: Expected, timeout_s: float, *, is_back: bool) -> None:
         """Raise ApiError for a request over a limit."""
