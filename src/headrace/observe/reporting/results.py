@@ -101,7 +101,6 @@ class Report:
         0,
         "records that an earlier run had finished",
         unit="records",
-        of=lambda run: run.started.records_done if run.started else 0,
         adds="sum",
         required=True,
     )
@@ -369,9 +368,7 @@ class Report:
         unit="chunks",
         of=lambda run: run.stages["prepare"]["events"],
     )
-    prepare_cpu_s: float | None = figure(
-        None, "seconds of a core that preparing took", unit="seconds", of=lambda run: run.stages["prepare"].get("cpu_s")
-    )
+    prepare_cpu_s: float | None = figure(None, "seconds of a core that preparing took", unit="seconds")
     repeated: float = figure(
         0.0,
         "fraction of the compared records that are equal to an earlier one",

@@ -52,7 +52,7 @@ _SUMMED: Mapping[Stage, tuple[str, ...]] = {
     "finish": ("records", "duration_s"),
     "write": ("records", "duration_s", "nulled"),
 }  # fmt: skip
-"""Fields of `StageDone` that are added up; so is `cpu_s`, where it is measured."""
+"""Fields of `StageDone` that are added up."""
 _VALUES = {stage: attrgetter(*names) for stage, names in _SUMMED.items()}
 
 
@@ -81,6 +81,8 @@ class Sums:
         """The first ones."""
         self.stages: defaultdict[Stage, Counter[str]] = defaultdict(Counter)
         """Of each host stage, the sums of its events' fields, and the number of these as "events"."""
+        self.prepare_cpu_s: float | None = None
+        """Seconds of a core that preparing took, if it is measured."""
         self.batches = self.splits = self.out_of_memory = self.full_steps = 0
         """Batches or steps, batches that ran again in halves, those of them that did not fit in memory, and steps with
         all slots taken."""
@@ -227,7 +229,7 @@ class Sums:
             if value:
                 sums[name] += value
         if event.cpu_s is not None:
-            sums["cpu_s"] += event.cpu_s
+            self.prepare_cpu_s = (self.prepare_cpu_s or 0.0) + event.cpu_s
 
     def _duplicate(self, event: DuplicatesFound) -> None:
         self.duplicates += event.records
