@@ -6,16 +6,18 @@ import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import typer
 
-import headrace
 from headrace.cli.outcome import say
 from headrace.cli.top import ObservedJob
 from headrace.errors import MissingExtraError
 from headrace.events import Listener
 from headrace.options import option
+from headrace.plugins import known, load
+
+_TRACKERS = tuple(name for name in known("exporters") if "." not in name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +36,10 @@ class ReportFlags:
         None,
         "Write an HTML page of where the time went, also if the run fails; see headrace report. Default: none.",
     )
-    report_to: Literal["mlflow", "wandb"] | None = option(
-        None, "Also report settings, figures and the page to this experiment tracker. Default: none."
+    report_to: str | None = option(
+        None,
+        "Also report settings, figures and the page to this experiment tracker. Default: none.",
+        metavar="<" + "|".join(_TRACKERS) + ">",
     )
     dry_run: bool = option(
         False, "Estimate records, lengths, time and disk space without running the job or writing anything."
@@ -50,6 +54,9 @@ class ReportFlags:
         """Raises BadParameter for flags that do not go together."""
         if self.gpu_hour_price is not None and not (self.dry_run or self.report):
             raise typer.BadParameter("it needs --dry-run or --report", param_hint="--gpu-hour-price")
+        if self.report_to is not None and self.report_to not in _TRACKERS:
+            said = f"{self.report_to!r} is not one of {', '.join(map(repr, _TRACKERS))}."
+            raise typer.BadParameter(said, param_hint="--report-to")
         asked = (
             ("--report", self.report, "report"),
             ("--report-to", self.report_to, "report"),
@@ -65,10 +72,9 @@ class ReportFlags:
 
         Raises:
             MissingExtraError: its library is not installed.
+            ConfigError: its plugin cannot be used.
         """
-        if self.report_to is None:
-            return ()
-        return (headrace.MLflowListener() if self.report_to == "mlflow" else headrace.WandbListener(),)
+        return () if self.report_to is None else (load("exporters", self.report_to, type)(),)
 
     @contextlib.contextmanager
     def shown(self, output: str) -> Iterator[None]:

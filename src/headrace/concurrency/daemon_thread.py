@@ -1,4 +1,4 @@
-"""Blocking calls on threads of their own: one that hangs delays no other call, and the program's end by seconds only."""
+"""Blocking calls on threads of their own: one that hangs delays no other call, and the program's end by seconds."""
 
 from __future__ import annotations
 

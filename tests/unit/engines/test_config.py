@@ -152,7 +152,7 @@ def test_an_option_names_its_engine_and_an_engine_its_task() -> None:
     assert EngineConfig("embed", engine_options={"endpoints": ["http://a"]}).resolved().engine == "endpoint"
 
 
-@pytest.mark.parametrize("script", ["engine_keywords", "setting_keywords"])
+@pytest.mark.parametrize("script", ["engine_options", "setting_keywords"])
 def test_the_typed_keywords_are_those_that_are_declared(script: str, tmp_path: Path) -> None:
     made = importlib.import_module(f"scripts.{script}")
     (tmp_path / "keywords.py").write_text(made.source())

@@ -23,8 +23,8 @@ from headrace.observe.page import render as render_module
 from headrace.observe.page.charts import charts
 from headrace.observe.page.render import ReportedJob, _job, render, write_page
 from headrace.observe.reporting import summary
-from headrace.observe.reporting.figure import lines_of
-from headrace.observe.reporting.figures import figures, in_json, series
+from headrace.observe.reporting.figure import declared, lines_of
+from headrace.observe.reporting.figures import JobFigures, figures, in_json, series
 from headrace.observe.reporting.report import ReportBuilder
 from headrace.observe.reporting.results import Report
 from headrace.observe.reporting.summary import RunSummary
@@ -253,6 +253,7 @@ def test_the_docs_explain_every_figure_of_the_page(run: RunSummary) -> None:
         *re.findall(r'^  \("[a-z-]+", "([^"]+)"', template, re.MULTILINE),
         *(title for title in re.findall(r"<h3>([^<]+)</h3>", template) if "{{" not in title),
         *(label.partition("{")[0].rstrip(" ,(") for label in re.findall(r"</b><span>(.+?)</span>", template)),
+        *(one.label for one in declared(JobFigures)),
         *(label for label, _ in lines_of(found, "device", "order", "duplicates", "prefix_cache")),
         *(what.partition(" (")[0] for what in figures([run]).percentiles),
     }

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Unpack
+from typing import Unpack
 
 from fastapi import FastAPI
 from prometheus_client.metrics_core import Metric
@@ -17,7 +17,7 @@ from prometheus_client.metrics_core import Metric
 import headrace
 from headrace.app.jobs.describe import server_facts
 from headrace.app.jobs.job import Broadcast, Guarded
-from headrace.app.jobs.tracing import server_spans
+from headrace.app.jobs.tracing import ServerTracing, server_spans
 from headrace.app.keywords import ServerKeywords
 from headrace.app.servers.batch_api import BatchApi, BatchModel
 from headrace.app.servers.batch_run import MOST_WAITING, BulkModel
@@ -44,9 +44,6 @@ from headrace.serving.metrics import families
 from headrace.serving.service import ServedModel, Service
 from headrace.serving.state import ServerState
 from headrace.tracebacks import naming, public
-
-if TYPE_CHECKING:
-    from headrace.observe.exporters.otel import ServerSpans
 
 logger = logging.getLogger("headrace")
 
@@ -126,7 +123,7 @@ def build_part(settings: ServerSettings, device: Listener) -> tuple[FastAPI, Bul
 
 def _model(
     settings: ServerSettings, device: Listener, pulled: Callable[[], Iterator[Metric]]
-) -> tuple[ServerState, BulkModel, ServerSpans | None]:
+) -> tuple[ServerState, BulkModel, ServerTracing | None]:
     metrics = PrometheusListener(pulled, headrace.__version__)
     listeners: list[Listener] = [metrics, *map(Guarded, settings.listeners), device]
     name = _served_model(settings.name, settings.config).name
@@ -155,7 +152,7 @@ def check_settings(settings: ServerSettings) -> ServerSettings:
 
 
 def _service(
-    settings: ServerSettings, server: ServerState, account: ServerAccount | None, spans: ServerSpans | None
+    settings: ServerSettings, server: ServerState, account: ServerAccount | None, spans: ServerTracing | None
 ) -> Service:
     """Load the model. Blocks."""
     started = time.monotonic()

@@ -12,11 +12,15 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Mapping
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, TypeVar
 
+from headrace.wording import spelled
+
 T = TypeVar("T")
+_MARKED = re.compile(r"``.+?``")
 
 Unit: TypeAlias = Literal["", "records", "tokens", "batches", "chunks", "seconds", "fraction", "bytes", "per second"]
 Adds: TypeAlias = Literal["sum", "highest", "last"]
@@ -36,7 +40,8 @@ class Figure:
     """For the docs: a phrase without a full stop."""
     unit: Unit = ""
     of: Callable[[Any], object] | None = None
-    """Its formula: its value, from what its table is made from. None if a later step fills it in."""
+    """Its formula: its value, from what its table is made from. None for the attribute of that with the figure's name;
+    where there is none, a later step fills the figure in."""
     adds: Adds = "last"
     kept: bool = False
     """Whether `report.json` has it, though those of earlier versions may not."""
@@ -82,7 +87,9 @@ def declared(table: type) -> tuple[Figure, ...]:
 
 def fill(table: type[T], source: object) -> T:
     """A table whose figures have the values of their formulas."""
-    return table(**{one.name: one.of(source) for one in declared(table) if one.of is not None})  # type: ignore[arg-type]  # a class is hashable
+    figures = declared(table)  # type: ignore[arg-type]  # a class is hashable
+    given = {one.name: one.of(source) for one in figures if one.of is not None}
+    return table(**{one.name: getattr(source, one.name) for one in figures if hasattr(source, one.name)} | given)
 
 
 def lines_of(table: object, *names: str) -> Iterator[Line]:
@@ -96,18 +103,21 @@ def lines_of(table: object, *names: str) -> Iterator[Line]:
             yield one.label, text
 
 
-def as_markdown(table: type) -> str:
-    """The table of the docs: each line of the figures, what it means, and what to do about it."""
+def as_markdown(*tables: type) -> str:
+    """One table of the docs: each line of the figures, what it means, and what to do about it."""
     rows = [
         (label, meaning, one.what_to_do)
+        for table in tables
         for one in declared(table)
         for label, meaning in (one.meanings or {one.label: one.meaning}).items()
         if label
     ]
-    advised = any(what for *_, what in rows)
-    name = "figure" if advised else "line"
-    head = [f"| {name} | meaning |" + (" what to do |" if advised else ""), "|---|---|" + ("---|" if advised else "")]
-    cells = [
-        (label if advised else f"`{label}`", meaning, *([what] if advised else [])) for label, meaning, what in rows
-    ]
-    return "\n".join([*head, *(f"| {' | '.join(row)} |".replace("|  |", "| |") for row in cells)])
+    if any(what for *_, what in rows):
+        return markdown(("figure", "meaning", "what to do"), rows)
+    return markdown(("line", "meaning"), [(f"`{label}`", meaning) for label, meaning, _ in rows])
+
+
+def markdown(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    """A table of the docs, which name settings by their flags."""
+    lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}", *(f"| {' | '.join(row)} |" for row in rows)]
+    return _MARKED.sub(lambda found: f"`{spelled(found[0], 'flags')}`", "\n".join(lines)).replace("|  |", "| |")

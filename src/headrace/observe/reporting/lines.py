@@ -29,8 +29,8 @@ BATCHES = {
     "batches": "how many, and their mean size",
     "steps": "the same for a language model that works in steps, which has no batches",
     "closed by": "what ended the batches, and how many of them; the reasons are:",
-    "full_cost": "the next record would have exceeded the largest cost of a batch (`--batch-tokens`)",
-    "full_size": "the batch had `--batch-size` records",
+    "full_cost": "the next record would have exceeded the largest cost of a batch (``batch_tokens``)",
+    "full_size": "the batch had ``batch_size`` records",
     "boundary": "the length of the next record differed too much",
     "timeout": "the oldest record had waited for `batch_delay_s`",
     "idle": "waiting would not have added records",
@@ -38,10 +38,10 @@ BATCHES = {
 }
 TIMES = {
     "time: load": "reading the input. All `time:` lines are seconds of work, summed over threads; stages overlap",
-    "time: prepare": "preparing records (`--map`, tokenizing)",
+    "time: prepare": "preparing records (``prepare``, tokenizing)",
     "time: starved": "the engine was free and had nothing to do",
     "time: inference": "at least one batch was in the engine",
-    "time: finish": "finishing results (`--finish`)",
+    "time: finish": "finishing results (``finish``)",
     "time: write": "writing parts",
 }
 

@@ -104,14 +104,12 @@ class Report:
         adds="sum",
         required=True,
     )
-    """Records that an earlier run had finished."""
     skipped_failed: int = figure(
         0,
         "how many of them are dead letters",
         unit="records",
         of=lambda run: run.started.failed_done if run.started else 0,
     )
-    """Number of skipped records that are dead letters."""
     failures: Mapping[str, int] = figure(
         dict,
         "failed records by reason",
@@ -122,7 +120,6 @@ class Report:
         label="failed because",
         text=lambda found: lines.counted(found.failures),
     )
-    """Failed records by reason."""
     left_out: tuple[LeftOut, ...] = figure(
         (),
         "what the job did not read, and why",
@@ -130,7 +127,6 @@ class Report:
         label="left out of input",
         lines=lambda found: [("left out of input", str(one)) for one in found.left_out],
     )
-    """Parts of the input that were not read, by reason."""
     damaged: tuple[PartDamaged, ...] = figure(
         (),
         "records of damaged parts, which this run computed again",
@@ -157,7 +153,6 @@ class Report:
         label="split",
         text=lambda found: f"{found.split:,} records longer than the model's maximum: {found.chunks:,} chunks",
     )
-    """Records longer than the model's maximum, that were computed in chunks."""
     chunks: int = figure(0, "the chunks of these", unit="chunks", of=lambda run: run.stages["prepare"]["chunks"])
     empty: int = figure(
         0,
@@ -167,7 +162,6 @@ class Report:
         label="empty",
         text=lambda found: f"{found.empty:,} records with an empty text; ``on_empty=error`` fails them",
     )
-    """Records whose input is an empty text."""
     nulled: int = figure(
         0,
         "numbers that JSON cannot hold: NaN and infinities",
@@ -175,7 +169,6 @@ class Report:
         label="written as null",
         text=lambda found: f"{found.nulled:,} numbers that are NaN or infinite",
     )
-    """NaN and infinite values, which JSON lacks, written as null."""
     order: tuple[OrderChosen, ...] = figure(
         (),
         "how many records were worked on in which order, and why",
@@ -190,17 +183,14 @@ class Report:
         0,
         "records that got the answer of an equal one",
         unit="records",
-        of=lambda run: run.duplicates,
         kept=True,
         label="duplicates",
         text=lambda found: f"{found.duplicates:,} records with the answer of an equal one",
     )
-    """Records that got the answer of an equal one."""
     prefix_cache: PrefixCacheUsed | None = figure(
         None,
         "tokens of all prompts, those that the model computed, and those that came from the prefix cache",
         unit="tokens",
-        of=lambda run: run.prefix_cache,
         kept=True,
         label="prompt tokens",
         text=lines.prompt_tokens,
@@ -210,7 +200,6 @@ class Report:
         0.0,
         "time from the first read to the end, without loading the model; records per second, failed ones included",
         unit="seconds",
-        of=lambda run: run.wall_s,
         adds="sum",
         required=True,
         label="wall",
@@ -220,12 +209,10 @@ class Report:
     records_per_s: float = figure(
         0.0, "records by the wall time", unit="per second", of=lambda run: run.per_second(run.records)
     )
-    """Of this run, including failed records."""
     tokens: int = figure(
         0,
         "tokens of successful records, and tokens per second",
         unit="tokens",
-        of=lambda run: run.tokens,
         adds="sum",
         required=True,
         label="tokens",
@@ -241,16 +228,13 @@ class Report:
         label="model",
         text=lambda found: found.model,
     )
-    """The model as the user wrote it, with its commit, if it was downloaded."""
     precision: PrecisionChosen | None = figure(
         None,
         "the data type that the model computed in, and why: [tuning.md](tuning.md)",
-        of=lambda run: run.precision,
         kept=True,
         label="precision",
         text=lambda found: f"{found.precision.dtype}: {found.precision.detail}",
     )
-    """The dtype that the model computed in, and why; None if the engine does not say."""
     budget: float | None = figure(
         None,
         "the cost of a batch that the job found to be fastest: [tuning.md](tuning.md)",
@@ -264,13 +248,11 @@ class Report:
         None,
         "the most memory that the process or its GPU held, and of what",
         unit="bytes",
-        of=lambda run: run.memory,
         adds="highest",
         required=True,
         label="memory",
         text=lines.memory,
     )
-    """Peak memory of the process, if measured; otherwise None."""
     busy: float = figure(
         0.0,
         "share of the wall time with a batch in the engine",
@@ -290,7 +272,6 @@ class Report:
         lines=lambda found: lines.device(found.device) if found.batches else [],
         meanings=lines.DEVICE,
     )
-    """What the device did, if the engine measures it; otherwise None."""
     padding_efficiency: float = figure(
         1.0,
         "share of what was computed that is not padding",
@@ -306,7 +287,6 @@ class Report:
         0,
         "how many batches or steps, and their mean size",
         unit="batches",
-        of=lambda run: run.batches,
         adds="sum",
         required=True,
         lines=lines.batches,
@@ -327,22 +307,19 @@ class Report:
         0,
         "batches that failed or did not fit in memory",
         unit="batches",
-        of=lambda run: run.splits,
         adds="sum",
         required=True,
         label="run again in halves",
         text=lambda found: f"{found.splits:,} batches",
     )
-    """Batches that were split and retried."""
     lanes: tuple[WorkerRow, ...] = figure(
         (),
         "the records, batches and busy share of each worker",
         of=lambda run: run.worker_rows,
         required=True,
         lines=lambda found: [lines.worker(one) for one in found.lanes],
-        meanings={"worker 1`, ...": "the records, batches and busy share of each worker"},
+        meanings={"worker 1": "the records, batches and busy share of each worker"},
     )
-    """One per cluster worker; empty for a job in one process."""
     times: StageTimes = figure(
         StageTimes,
         "seconds of work by stage",
@@ -358,9 +335,7 @@ class Report:
         meanings=lines.TIMES,
     )
     advice: str = figure("", "the most important thing to change, as one sentence", required=True)
-    """One sentence of tuning advice."""
     advices: tuple[Advice, ...] = figure((), "everything worth changing, what gains most first", required=True)
-    """Everything worth changing, what gains most first."""
     causes: Mapping[Cause, float] = figure(
         dict,
         "seconds of the device by cause, the starting time included",
@@ -368,12 +343,10 @@ class Report:
         of=lambda run: run.account.causes,
     )
     """Seconds of the device by cause, the starting time included: see `headrace.observe.accounting.timeline.Cause`."""
-    account: Account | None = figure(None, "where the time went, in detail", of=lambda run: run.account)
-    """Where the time went, in detail."""
+    account: Account | None = figure(None, "where the time went, in detail")
     failed_records: tuple[RecordFailed, ...] = figure(
         (), "the first 1,000 failed records", of=lambda run: tuple(run.failed_records)
     )
-    """The first 1,000 failed records; the errors file has all of them."""
 
     # What the rules of advice read besides.
     retry: bool = figure(
@@ -386,12 +359,8 @@ class Report:
         0.0, "from the start of the job to its first batch", unit="seconds", of=lambda run: run.account.fill_s
     )
     mean_cost: float = figure(0.0, "cost of a batch, padding included", of=lambda run: run.per_batch(run.padded_cost))
-    out_of_memory: int = figure(
-        0, "batches that ran out of memory and ran again in halves", unit="batches", of=lambda run: run.out_of_memory
-    )
-    fitted: tuple[float, float] = figure(
-        (0.0, 0.0), "records and computed cost of the largest batch that fitted", of=lambda run: run.fitted
-    )
+    out_of_memory: int = figure(0, "batches that ran out of memory and ran again in halves", unit="batches")
+    fitted: tuple[float, float] = figure((0.0, 0.0), "records and computed cost of the largest batch that fitted")
     prepared_chunks: int = figure(
         0,
         "chunks of records that were prepared, each by one worker",
@@ -410,9 +379,9 @@ class Report:
     slots_full: float = figure(
         0.0, "fraction of the steps with all slots taken", unit="fraction", of=lambda run: run.per_batch(run.full_steps)
     )
-    prompts: PromptsCompared | None = figure(None, "what the first prompts have in common", of=lambda run: run.prompts)
-    endpoint: EndpointUsed | None = figure(None, "what became of the requests to servers", of=lambda run: run.endpoint)
-    host: Host = figure(Host, "what the run had for its host stages", of=lambda run: run.host)
+    prompts: PromptsCompared | None = figure(None, "what the first prompts have in common")
+    endpoint: EndpointUsed | None = figure(None, "what became of the requests to servers")
+    host: Host = figure(Host, "what the run had for its host stages")
 
     output: str | None = None
     """The file or folder of the job's output; None for an output of another kind."""
