@@ -51,7 +51,7 @@ def run(shout: Path, tmp_path: Path) -> Run:
     def run(*arguments: str, code: str = MAIN, also: tuple[Path, ...] = ()) -> subprocess.CompletedProcess[str]:
         path = os.pathsep.join(map(str, [*also, shout, ROOT / "src", os.environ.get("PYTHONPATH", "")]))
         return subprocess.run(
-            [sys.executable, "-c", f"import sys; sys.argv[0] = 'headrace'; {code}", *arguments],
+            [sys.executable, "-c", f"import sys; sys.argv[0] = 'headrace'\n{code}", *arguments],
             cwd=tmp_path,
             env={**os.environ, "PYTHONPATH": path, "COLUMNS": "200"},
             capture_output=True,
@@ -80,6 +80,17 @@ def test_it_is_there_in_python_too(run: Run) -> None:
     assert ended.stdout == "HUSH!!!\n", ended.stderr
     ended = run(code=job + "task='yell')")
     assert "unknown task 'yell': use 'shout'" in ended.stderr
+
+
+def test_a_server_offers_it(run: Run) -> None:
+    code = (
+        "import headrace; from starlette.testclient import TestClient\n"
+        "with TestClient(headrace.build_app('shout', marks=2), 'http://127.0.0.1') as client:\n"
+        "    print(client.post('/generate', json={'prompts': ['hush'], 'task_id': '1'}).json())\n"
+        "    print(client.get('/v1/models').json()['data'][0]['task'])"
+    )
+    ended = run(code=code)
+    assert ended.stdout == "{'results': ['HUSH!!'], 'task_id': '1'}\nshout\n", ended.stderr
 
 
 @pytest.mark.parametrize(
