@@ -82,6 +82,14 @@ def test_it_is_there_in_python_too(run: Run) -> None:
     assert "unknown task 'yell': use 'shout'" in ended.stderr
 
 
+def test_its_engine_is_an_object_with_options(run: Run) -> None:
+    job = "import headrace; from headrace_shout import Capitals; rows = [{'text': 'hush'}]; "
+    ended = run(
+        code=job + "print(headrace.run(rows, sink='list', progress=False, engine=Capitals(marks=3))[0]['shouted'])"
+    )
+    assert ended.stdout == "HUSH!!!\n", ended.stderr
+
+
 def test_a_server_offers_it(run: Run) -> None:
     code = (
         "import headrace; from starlette.testclient import TestClient\n"
@@ -98,7 +106,7 @@ def test_a_server_offers_it(run: Run) -> None:
     [
         (("--mark", "2"), "--mark: task 'shout' has no such flag; known: --marks; did you mean --marks?"),
         (("--marks", "many"), "marks is 'many'; it must be a whole number"),
-        (("--marks", "-1"), "marks is -1: it must be an int >= 0"),
+        (("--marks", "-1"), "marks is -1; it must be >= 0"),
         (("--engine", "louder"), "task 'shout' has no engine 'louder'; known: capitals, or module:name"),
     ],
 )
