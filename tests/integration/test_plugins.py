@@ -183,3 +183,18 @@ def test_a_broken_package_is_named_and_costs_only_itself(
     assert (listed.returncode, "broken" in listed.stdout, message in listed.stdout) == (0, True, True), listed.stdout
     fine = run(*job, "--engine", "headrace.testing:FakeEngine", "--task", "embed", also=(broken,))
     assert fine.returncode == 0, fine.stderr
+
+
+SERVE = """
+from starlette.testclient import TestClient
+import headrace
+with TestClient(headrace.build_app(engine="headrace.testing:FakeEngine")) as client:
+    answer = client.post("/echo", json=["a", "b c"])
+    print(answer.status_code, sorted(answer.json()), client.post("/echo", json=[""]).json()["error"]["code"])
+"""
+
+
+def test_a_protocol_of_another_package_serves_every_engine(run: Run, tmp_path: Path) -> None:
+    echo = installed(blocks("python")[1], blocks("toml")[1], tmp_path, "headrace_echo")
+    ended = run(code=SERVE, also=(echo,))
+    assert ended.stdout == "200 ['a', 'b c'] empty\n", ended.stderr
