@@ -7,7 +7,7 @@ import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from headrace.errors import HeadraceError, line_of
+from headrace.errors import HeadraceError, line_of, tried
 from headrace.records import TableRow, Unreadable
 
 if TYPE_CHECKING:
@@ -40,12 +40,12 @@ class Cell:
         Raises:
             HeadraceError: Python cannot hold it; the words are those of a noun.
         """
-        try:
-            return _python(self.exact())
-        except Exception as error:  # pyarrow raises what Python's own types raise
+        found = tried(lambda: _python(self.exact()))
+        if isinstance(found, Exception):
             raise HeadraceError(
-                f"a value of type {self.column.type} that cannot be written as text: {self.reason or _words(error)}"
-            ) from error
+                f"a value of type {self.column.type} that cannot be written as text: {self.reason or _words(found)}"
+            ) from found
+        return found
 
     def __reduce__(self) -> tuple[type[Cell], tuple[pa.Array, int, str]]:
         """Support pickling, without the rest of the column."""
@@ -151,13 +151,8 @@ def runs_of(values: Sequence[Any]) -> list[pa.Array | list[None]]:
 
 def texts_of(column: Iterable[Any]) -> list[object]:
     """The values of a column that becomes text, as Python objects; as number and type where Python cannot hold them."""
-    found: list[object] = []
-    for value in column:
-        try:
-            found.append(_python(value))
-        except Exception:  # noqa: BLE001 - pyarrow raises what Python's own types raise
-            found.append(f"{getattr(value, 'value', value)} {value.type}")
-    return found
+    found = [(value, tried(_python, value)) for value in column]
+    return [f"{getattr(one, 'value', one)} {one.type}" if isinstance(text, Exception) else text for one, text in found]
 
 
 def _taken(column: pa.Array, places: Sequence[int]) -> pa.Array:
@@ -189,20 +184,18 @@ def objects_of(column: pa.Array, table: str, rows: Sequence[int]) -> list[object
         table: what they are from, for messages.
         rows: the number of each value's row there.
     """
-    try:
-        found: list[object] = objects_exactly(column)
-    except Exception:  # noqa: BLE001 - pyarrow raises what Python's own types raise; below, only the value fails
-        return [_object(column, place, table, row) for place, row in enumerate(rows)]
-    return found
+    found: list[object] | Exception = tried(objects_exactly, column)
+    if not isinstance(found, Exception):
+        return found
+    return [_object(column, place, table, row) for place, row in enumerate(rows)]
 
 
 def _object(column: pa.Array, place: int, table: str, row: int) -> object:
-    try:
-        [found] = objects_exactly(column.slice(place, 1))
-        return found
-    except Exception as error:  # noqa: BLE001 - likewise
-        reason = f"{_words(error)} ({table}, row {row:,} counted from 0, type {column.type})"
-        return Unreadable(reason, is_exact=not _holds_text(column.type))
+    found = tried(objects_exactly, column.slice(place, 1))
+    if not isinstance(found, Exception):
+        return found[0]
+    reason = f"{_words(found)} ({table}, row {row:,} counted from 0, type {column.type})"
+    return Unreadable(reason, is_exact=not _holds_text(column.type))
 
 
 def _words(error: Exception) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headrace.errors import RecordError
+from headrace.errors import RecordError, tried
 from headrace.io.base import Take
 from headrace.io.formats.arrow_types import common_type, held_type, nests_dictionary, parquet_problem
 from headrace.io.formats.cells import Cell, runs_of, texts_of
@@ -154,9 +154,8 @@ class ParquetWriter(ParquetParts):
             return pa.array(values, pa.int64()) if fits else pa.array([str(value) for value in values])
         if any(isinstance(value, (list, dict)) and depth(value, _CRASHES) == _CRASHES for value in values):
             raise ValueError(f"column {name!r} is nested {_CRASHES} deep or more, or holds itself")
-        try:
-            array = pa.array(for_arrow(values))
-        except Exception:  # noqa: BLE001 - pyarrow's classes vary
+        array = tried(lambda: pa.array(for_arrow(values)))
+        if isinstance(array, Exception):
             return self._texts(name, values)
         problem = parquet_problem(array.type)
         if problem and not (self._fixed is not None and self._fits(self._fixed.field(name).type, array.type)):

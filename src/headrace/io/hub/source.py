@@ -8,7 +8,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from headrace.errors import ConfigError, line_of
+from headrace.errors import ConfigError, raised_as
 from headrace.extras import require
 from headrace.io.base import Chunk, SourcePlugin
 from headrace.io.formats.cells import rows_of
@@ -91,13 +91,9 @@ def _with_commit(address: DatasetAddress) -> DatasetAddress:
     _library()
     import huggingface_hub
 
-    try:
+    way_out = "check the name, the network and HF_ENDPOINT, or log in (hf auth login) for a private dataset"
+    with raised_as(ConfigError, f"cannot read {address}", way_out):
         found = huggingface_hub.HfApi().dataset_info(address.name, revision=address.revision)
-    except Exception as error:  # huggingface_hub raises its own errors and those of the HTTP client that it uses
-        raise ConfigError(
-            f"cannot read {address}: {line_of(error)}; check the name, the network and HF_ENDPOINT, or log in (hf auth "
-            "login) for a private dataset"
-        ) from error
     return replace(address, revision=found.sha)
 
 
@@ -110,12 +106,11 @@ def _load_from_hub(address: DatasetAddress) -> ArrowBatches:
     """
     datasets = _library()
     address = _with_commit(address)
-    try:  # the prefix keeps a local folder of the same name from being read
+    with raised_as(ConfigError, f"cannot read {address}"):
+        # The prefix keeps a local folder of the same name from being read.
         splits = datasets.load_dataset(
             f"hf://datasets/{address.name}", address.config, revision=address.revision, streaming=True
         )
-    except Exception as error:  # datasets raises its own errors, and those of huggingface_hub and of each file format
-        raise ConfigError(f"cannot read {address}: {line_of(error)}") from error
     name = address.split or next(iter(splits))
     if name not in splits or (address.split is None and len(splits) > 1):
         example = replace(address, split=next(iter(splits)))

@@ -5,11 +5,12 @@ Types are recognized by name, so that none of these libraries needs to be instal
 
 from __future__ import annotations
 
+import importlib
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from headrace.errors import line_of
+from headrace.errors import line_of, tried
 from headrace.extras import require
 from headrace.io.base import Chunk, Source, SourcePlugin, class_names
 from headrace.io.formats.cells import LazyColumns, objects_of, rows_of, rows_with
@@ -93,26 +94,22 @@ def _pandas(frame: Any) -> Source:
 
 def _objects(column: Any, start: int) -> list[Any]:
     """The values of a pandas column whose first row has the number `start`."""
-    try:
-        values: list[object] = column.astype(object).where(column.notna().to_numpy(), None).tolist()
-    except Exception as error:  # noqa: BLE001 - a type of pandas or of others raises anything; below, only the value fails
-        if len(column) == 1:
-            return [Unreadable(f"{line_of(error)} (the DataFrame, row {start:,} counted from 0)")]
-        return [value for at in range(len(column)) for value in _objects(column.iloc[at : at + 1], start + at)]
-    return values
+    values: list[Any] | Exception = tried(lambda: column.astype(object).where(column.notna().to_numpy(), None).tolist())
+    if not isinstance(values, Exception):
+        return values
+    if len(column) == 1:
+        return [Unreadable(f"{line_of(values)} (the DataFrame, row {start:,} counted from 0)")]
+    return [value for at in range(len(column)) for value in _objects(column.iloc[at : at + 1], start + at)]
 
 
 def _exact(column: Any) -> pa.Array | None:
     """A pandas column as an Arrow array; None for one of Python objects or text, whose types are their own."""
     if str(column.dtype) in ("object", "str"):
         return None
-    try:
-        import pyarrow as pa
-
-        found = pa.array(column, from_pandas=True)
-    except Exception:  # noqa: BLE001 - a type of pandas or of others that Arrow does not have, or no pyarrow
+    found = tried(lambda: importlib.import_module("pyarrow").array(column, from_pandas=True))
+    if isinstance(found, Exception):  # a type of pandas or of others that Arrow does not have, or no pyarrow
         return None
-    return found.combine_chunks() if isinstance(found, pa.ChunkedArray) else found
+    return found.combine_chunks() if hasattr(found, "chunks") else found
 
 
 def _arrow(table: pa.Table | pa.RecordBatch) -> Source:
@@ -169,9 +166,8 @@ def _polars(frame: Any) -> Source:
 
 def _polars_rows(frame: Any, start: int) -> list[dict[str, object]]:
     """The rows of a part of a frame, whose first row has the number `start`."""
-    try:
-        batches = frame.to_arrow().to_batches()
-    except Exception:  # noqa: BLE001 - a type that Arrow does not have, or no pyarrow
+    batches = tried(lambda: frame.to_arrow().to_batches())
+    if isinstance(batches, Exception):  # a type that Arrow does not have, or no pyarrow
         rows: list[dict[str, object]] = frame.to_dicts()
         return rows
     return list(_rows(batches, start))

@@ -11,7 +11,7 @@ import threading
 from collections.abc import AsyncIterable, Callable, Generator, Iterable, Iterator, Mapping, Sequence
 
 from headrace.batching.results import own
-from headrace.errors import ConfigError, HeadraceError, JobError, text_of
+from headrace.errors import ConfigError, HeadraceError, JobError, attempted, text_of
 from headrace.io.base import Chunk, class_names
 from headrace.io.formats.strict_json import dump_any, safe_text
 from headrace.io.storage.rows import CHUNK_ROWS, todo
@@ -187,9 +187,7 @@ def _stable(value: object) -> str:
     """Text that is the same in every process, unlike an object's default text with its address."""
     if isinstance(value, (bytes, bytearray)):
         return hashlib.blake2b(value, digest_size=16).hexdigest()
-    try:
-        return str(value.tolist()) if hasattr(value, "tolist") else type(value).__name__
-    except KeyboardInterrupt:
-        raise
-    except BaseException:  # noqa: BLE001 - user methods may raise anything
-        return type(value).__name__
+    text = attempted(lambda: str(value.tolist()) if hasattr(value, "tolist") else type(value).__name__)
+    if isinstance(text, KeyboardInterrupt):
+        raise text
+    return type(value).__name__ if isinstance(text, BaseException) else text

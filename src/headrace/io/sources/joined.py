@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from headrace.errors import JobError, text_of
+from headrace.errors import JobError, text_of, tried
 from headrace.io.base import Chunk, Source
 from headrace.io.sources.opening import open_source
 from headrace.io.storage.locations import exists, is_remote
@@ -96,13 +96,10 @@ class JoinedSource:
             columns[step.column] = value
         if self._preview:
             columns = dict.fromkeys(step.column for step in self._steps)
-        try:
-            if self._as_answer:
-                row = JoinedRow(record.data, {}, next(iter(columns.values())))
-            else:
-                row = JoinedRow(record.data, columns)
-        except Exception as error:  # noqa: BLE001 - a row may be a mapping of the user's own; only its record fails
-            return Failed(record, type(error).__name__, f"the row cannot be read: {text_of(error)}")
+        answer = (next(iter(columns.values())),) if self._as_answer else ()
+        row = tried(JoinedRow, record.data, {} if self._as_answer else columns, *answer)
+        if isinstance(row, Exception):  # of the user's own mapping
+            return Failed(record, type(row).__name__, f"the row cannot be read: {text_of(row)}")
         return Record(record.position, record.id, row)
 
 
