@@ -74,7 +74,7 @@ class ParquetParts(RowWriter):
             JobError: a file is damaged, or they do not fit together.
         """
         schema = self._merged_schema([base, *more])
-        old, new = _Rows(self._batches([base], schema)), _Rows(self._batches(more, schema))
+        old, new = _RowTaker(self._batches([base], schema)), _RowTaker(self._batches(more, schema))
 
         def batches() -> Iterator[pa.RecordBatch]:
             for of_base, of_more in turns:
@@ -94,7 +94,9 @@ class ParquetParts(RowWriter):
             JobError: a part is damaged, or parts do not fit together.
         """
         schema = self._merged_schema([part for parts in runs for part in parts])
-        readers = [_Rows(batch for part in parts for batch in list(self._batches([part], schema))) for parts in runs]
+        readers = [
+            _RowTaker(batch for part in parts for batch in list(self._batches([part], schema))) for parts in runs
+        ]
         for counts, orders in takes:
             taken = [batch for run, count in zip(readers, counts, strict=True) for batch in run.take(count)]
             table = self._pa.Table.from_batches(taken, schema)
@@ -244,7 +246,7 @@ class ParquetParts(RowWriter):
         return self._pa.array([encoder.text(value) for value in values], self._pa.string())
 
 
-class _Rows:
+class _RowTaker:
     """Record batches from which any number of rows can be taken."""
 
     def __init__(self, batches: Iterator[pa.RecordBatch]) -> None:

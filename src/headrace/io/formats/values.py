@@ -155,7 +155,7 @@ def _with_lists(value: Any) -> object:
 
 
 def _plain(value: Any, *, top: bool = False) -> object:
-    """See `plain`. One frame per level: values may be nested deep.
+    """The plain value, without the name for messages. One frame per level: values may be nested deep.
 
     Raises:
         HeadraceError: as a phrase: what it is, and the way out.

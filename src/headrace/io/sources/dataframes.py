@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.errors import line_of, tried
 from headrace.extras import require
-from headrace.io.base import Chunk, Source, SourcePlugin, class_names
+from headrace.io.base import Source, SourcePlugin, class_names
 from headrace.io.formats.cells import LazyColumns, objects_of, rows_of, rows_with
 from headrace.io.formats.tables import check_names
-from headrace.io.sources.in_memory import IterableSource, chunk_of, digest_of
-from headrace.io.storage.rows import CHUNK_ROWS, todo
+from headrace.io.sources.in_memory import IterableSource, RowSource, digest_of
+from headrace.io.storage.rows import CHUNK_ROWS
 from headrace.records import Unreadable
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ _BATCH_ROWS = 8192
 """Rows per batch of a stream."""
 
 
-class TableSource:
+class TableSource(RowSource):
     """A table in memory, converted to rows by chunks. It is identified by its length and 1,024 of its rows.
 
     Args:
@@ -39,27 +39,22 @@ class TableSource:
     """
 
     def __init__(self, kind: str, length: int, read: Callable[[int, int], Sequence[object]]) -> None:
+        super().__init__(length)
         self._kind = kind
         self._read = read
-        self.total_bytes: int | None = None
-        self.total_records: int | None = length
 
     def describe(self) -> Mapping[str, object]:
         """Length and digest of sampled runs of rows."""
-        total = self.total_records or 0
+        total = self._length
         runs = min(_DIGESTED_RUNS, -(-total // _RUN_ROWS))
         starts = sorted({number * max(0, total - _RUN_ROWS) // max(1, runs - 1) for number in range(runs)})
         rows = (row for start in starts for row in self._read(start, min(start + _RUN_ROWS, total)))
         return {"format": self._kind, "records": total, "blake2b": digest_of(rows)}
 
-    def chunks(self, next_todo: Callable[[int], int]) -> Iterator[Chunk]:
-        """Chunks of at most 512 rows."""
-        total = self.total_records or 0
-        for start in range(0, total, CHUNK_ROWS):
-            stop = min(start + CHUNK_ROWS, total)
-            positions = todo(start, stop, next_todo)
-            rows = self._read(start, stop) if positions else ()
-            yield chunk_of([(position, rows[position - start]) for position in positions])
+    def rows_at(self, positions: Sequence[int]) -> list[object]:
+        """The rows at these positions."""
+        rows = self._read(positions[0], positions[-1] + 1)
+        return [rows[position - positions[0]] for position in positions]
 
 
 def _open(table: object, _query: str | None) -> Source:

@@ -21,34 +21,53 @@ _HEAD_ROWS = 64
 _DIGESTED_ROWS = 1024
 
 
-class SequenceSource:
-    """A list, tuple or other sequence of rows. A row is a dict, or text, which stands for {"text": row}.
+class RowSource:
+    """Rows in memory, which any part of can be read. A row is a dict, or text, which stands for {"text": row}."""
+
+    def __init__(self, length: int) -> None:
+        self._length = length
+        self.total_bytes: int | None = None
+        self.total_records: int | None = length
+
+    def describe(self) -> Mapping[str, object]:
+        """What identifies the rows."""
+        raise NotImplementedError
+
+    def rows_at(self, positions: Sequence[int]) -> Sequence[object]:
+        """The rows at these positions, which ascend and are less than `CHUNK_ROWS` apart."""
+        raise NotImplementedError
+
+    def chunks(self, next_todo: Callable[[int], int]) -> Iterator[Chunk]:
+        """Chunks of at most 512 rows."""
+        for start in range(0, self._length, CHUNK_ROWS):
+            positions = todo(start, min(start + CHUNK_ROWS, self._length), next_todo)
+            rows = self.rows_at(positions) if positions else ()
+            yield chunk_of(list(zip(positions, rows, strict=True)))
+
+
+class SequenceSource(RowSource):
+    """A list, tuple or other sequence of rows.
 
     It is identified by its length and up to 1,024 rows spread over it.
     """
 
     def __init__(self, rows: Sequence[object]) -> None:
+        super().__init__(len(rows))
         self._rows = rows
-        self.total_bytes: int | None = None
-        self.total_records: int | None = len(rows)
 
     def describe(self) -> Mapping[str, object]:
         """Length and digest of sampled rows."""
-        total = len(self._rows)
+        total = self._length
         count = min(total, _DIGESTED_ROWS)
         places = (number * (total - 1) // max(1, count - 1) for number in range(count))
         return {"format": "sequence", "records": total, "blake2b": digest_of(self._rows[place] for place in places)}
 
-    def chunks(self, next_todo: Callable[[int], int]) -> Iterator[Chunk]:
-        """Chunks of at most 512 rows."""
-        total = len(self._rows)
-        for start in range(0, total, CHUNK_ROWS):
-            positions = todo(start, min(start + CHUNK_ROWS, total), next_todo)
-            yield chunk_of([(position, self._row(position)) for position in positions])
-
-    def _row(self, position: int) -> object:
-        row = self._rows[position]
-        return row if type(self._rows) in (list, tuple) else own(row)  # a dataset may fill the same object again
+    def rows_at(self, positions: Sequence[int]) -> list[object]:
+        """The rows at these positions."""
+        rows = self._rows
+        if type(rows) in (list, tuple):
+            return [rows[position] for position in positions]
+        return [own(rows[position]) for position in positions]  # a dataset may fill the same object again
 
 
 class IterableSource:

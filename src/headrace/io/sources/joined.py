@@ -75,7 +75,7 @@ class JoinedSource:
         Raises:
             JobError: the output of a step is missing or has changed.
         """
-        outputs = [] if self._preview else [_Outputs(step) for step in self._steps]
+        outputs = [] if self._preview else [_StepOutputs(step) for step in self._steps]
         for chunk in self._source.chunks(next_todo):
             records: list[Record] = []
             failures = list(chunk.failures)
@@ -87,7 +87,7 @@ class JoinedSource:
                     records.append(joined)
             yield replace(chunk, records=records, failures=failures)
 
-    def _joined(self, record: Record, outputs: Sequence[_Outputs]) -> Record | Failed:
+    def _joined(self, record: Record, outputs: Sequence[_StepOutputs]) -> Record | Failed:
         columns: dict[str, object] = {}
         for step, output in zip(self._steps, outputs, strict=not self._preview):
             value = output.at(record)
@@ -103,7 +103,7 @@ class JoinedSource:
         return Record(record.position, record.id, row)
 
 
-class _Outputs:
+class _StepOutputs:
     """The outputs and dead letters of a step, by ascending position."""
 
     def __init__(self, step: StepOutput) -> None:

@@ -42,7 +42,7 @@ class TarFormat:
         records: list[Record] = []
         failures: list[Failed] = []
         compressed = file.path.suffix.lower() != ".tar"
-        stream: Any = _Stream(file) if compressed else file.open()
+        stream: Any = _Decompressed(file) if compressed else file.open()
         try:
             # A compressed archive is read sequentially.
             mode: Literal["r|", "r:"] = "r|" if compressed else "r:"
@@ -90,7 +90,7 @@ class _Member(tarfile.TarInfo):
             raise
 
 
-class _Stream:
+class _Decompressed:
     """The content of a compressed archive, read once and sequentially."""
 
     def __init__(self, file: InputFile) -> None:
@@ -98,7 +98,7 @@ class _Stream:
         self._held = b""
         self._read = 0
 
-    def __enter__(self) -> _Stream:
+    def __enter__(self) -> _Decompressed:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -164,13 +164,13 @@ def _vector(length: int) -> object:
     """The type of pgvector."""
     import sqlalchemy as sa
 
-    class Vector(sa.types.UserDefinedType[object]):
+    class PgVector(sa.types.UserDefinedType[object]):
         cache_ok = True
 
         def get_col_spec(self, **_: object) -> str:
             return f"vector({length})"
 
-    return Vector()
+    return PgVector()
 
 
 _ALLOWED: dict[type, tuple[type, ...]] = {
