@@ -21,8 +21,9 @@ from headrace.device.native import speeds
 from headrace.device.precision import candidates
 from headrace.engines.base import Prepared
 from headrace.engines.choosing import registry
+from headrace.engines.networks.prepacking import unpack
 from headrace.engines.profile import profile_of
-from headrace.engines.text.encoders import restore, unpack_weights
+from headrace.engines.text.encoders import restore
 from headrace.jobs.pipeline.work import Work
 from headrace.jobs.planning.forecast import pack
 from headrace.records import Record
@@ -56,7 +57,7 @@ def feed_forward(dtype: str) -> Any:
     """The engine with its feed-forward layers compiled; attention leaves the padding out, as it does without."""
     engine = as_it_is(dtype)
     model = engine.network.module[0].model
-    unpack_weights(model)
+    unpack(model)
     for layer in model.encoder.encoder.layer:
         layer.intermediate.compile(dynamic=True)
         layer.output.compile(dynamic=True)

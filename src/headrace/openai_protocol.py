@@ -21,7 +21,7 @@ _ERROR_TYPES = {
 }
 
 
-class Generation(TypedDict):
+class GeneratorAnswer(TypedDict):
     """A generator's answer."""
 
     text: str
@@ -70,7 +70,7 @@ def input_usage(tokens: int, truncated: Sequence[int] = ()) -> dict[str, int]:
     return {**usage, "truncated_inputs": len(truncated)} if truncated else usage
 
 
-def completion(answers: Sequence[Generation], n: int = 1) -> dict[str, object]:
+def completion(answers: Sequence[GeneratorAnswer], n: int = 1) -> dict[str, object]:
     """The body of a completion response: one choice per answer, `n` in a row for each prompt."""
     choices = [
         choice(index, text=answer["text"], finish=answer["finish_reason"], logprobs=_of_completion(answer))
@@ -79,7 +79,7 @@ def completion(answers: Sequence[Generation], n: int = 1) -> dict[str, object]:
     return {"object": "text_completion", "choices": choices, "usage": usage(answers, n)}
 
 
-def chat_completion(answers: Sequence[Generation]) -> dict[str, object]:
+def chat_completion(answers: Sequence[GeneratorAnswer]) -> dict[str, object]:
     """The body of a chat completion response: one choice per answer."""
     choices = [
         choice(
@@ -98,7 +98,7 @@ def choice(index: int, *, finish: str | None, logprobs: object = None, **content
     return {"index": index, **content, "finish_reason": finish, "logprobs": logprobs}
 
 
-def _of_completion(answer: Generation) -> dict[str, object] | None:
+def _of_completion(answer: GeneratorAnswer) -> dict[str, object] | None:
     """The log probabilities of a completion, in the older format of its API."""
     found = answer.get("logprobs")
     if found is None:
@@ -112,7 +112,7 @@ def _of_completion(answer: Generation) -> dict[str, object] | None:
     }
 
 
-def usage(answers: Sequence[Generation] | Sequence[Mapping[str, Any]], n: int = 1) -> dict[str, object]:
+def usage(answers: Sequence[GeneratorAnswer] | Sequence[Mapping[str, Any]], n: int = 1) -> dict[str, object]:
     """The total tokens of all answers, `n` in a row for each prompt. A prompt counts once.
 
     If the engine has a prefix cache, it also says how many tokens of the prompts were in it.

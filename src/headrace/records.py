@@ -21,7 +21,7 @@ class Record:
 
     position: int
     """0-based position in the whole input; unique and stable between reads."""
-    id: Any
+    id: object
     """The value of the id column, or the position if there is none."""
     data: Any
     """The row as the source read it (a dict for JSONL)."""
@@ -61,7 +61,7 @@ class TableRow(dict[str, object]):
 
 
 def keep_exact(row: object, names: Sequence[str]) -> None:
-    """Let go of a row's table, except for these columns."""
+    """Drop the exact values of a row, except for these columns."""
     row = row.read if type(row) is JoinedRow else row
     if type(row) is TableRow:
         row.exact = {name: cell for name in names if (cell := row.exact.get(name)) is not None} if names else {}

@@ -24,10 +24,9 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from tests.integration.serving.running import running
 
 import headrace
-from headrace.app.jobs import tracing
 from headrace.app.servers.server import ServerSettings
 from headrace.engines.choosing.config import EngineConfig
-from headrace.observe.exporters import otel
+from headrace.observe.exporters import otel, otel_settings
 
 FAKE = "headrace.testing:FakeEngine"
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -81,9 +80,9 @@ def listening(answer: Callable[[bytes], None]) -> Iterator[str]:
 
 @pytest.fixture(autouse=True)
 def own_provider() -> Iterator[None]:
-    tracing._own.cache_clear()
+    otel_settings._own.cache_clear()
     yield
-    tracing._own.cache_clear()
+    otel_settings._own.cache_clear()
     logging.getLogger("opentelemetry.exporter").setLevel(logging.NOTSET)
 
 
@@ -240,8 +239,8 @@ def test_what_cannot_be_had_is_said_in_one_line(
         monkeypatch.setitem(sys.modules, "opentelemetry.sdk.resources", None)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    assert tracing.find_tracing() is None
-    assert tracing.find_tracing() is None
+    assert otel_settings.find_tracing() is None
+    assert otel_settings.find_tracing() is None
     [record] = caplog.records
     assert said in record.getMessage()
 
@@ -257,4 +256,4 @@ def test_what_cannot_be_had_is_said_in_one_line(
     ],
 )
 def test_the_standard_variables_decide(variables: dict[str, str], wanted: tuple[str, ...]) -> None:
-    assert tracing.wanted_exporters(variables) == wanted
+    assert otel_settings.wanted_exporters(variables) == wanted

@@ -6,8 +6,12 @@ import functools
 import inspect
 import types
 from collections.abc import Callable
+from typing import Any, TypeAlias
 
 from headrace.errors import BadResultError, ConfigError
+
+ProcessFn: TypeAlias = Callable[[list[Any]], Any]
+"""`(list of records) -> results`, or an awaitable of them."""
 
 PROMISES = (types.CoroutineType, types.GeneratorType, types.AsyncGeneratorType)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar, cast
 
 from headrace.batching.batcher import Batcher
 from headrace.batching.dispatch.step_scheduler import StepScheduler
@@ -13,7 +13,7 @@ from headrace.batching.options import NO_BUDGET, Options, number, whole
 from headrace.batching.policy.cost import BatchLimits, CostRule
 from headrace.batching.policy.growth import Growth
 from headrace.batching.stats import BatchStats
-from headrace.batching.step_model import StepFunction, StepModel, group_of
+from headrace.batching.step_model import AnyStepModel, StepFunction, StepModel, group_of
 from headrace.errors import ConfigError
 from headrace.events import Listener
 
@@ -49,7 +49,7 @@ class ContinuousBatcher(Batcher[RecordT, ResultT]):
 
     def __init__(  # noqa: PLR0913  # keyword-only options, as DynamicBatcher's
         self,
-        engine: StepModel[RecordT, ResultT] | Callable[[list[RecordT]], Sequence[Any]],
+        engine: StepModel[RecordT, ResultT] | Callable[[list[RecordT]], Sequence[object]],
         *,
         max_slots: int = 64,
         max_cost: float | None = None,
@@ -91,10 +91,10 @@ class ContinuousBatcher(Batcher[RecordT, ResultT]):
         return replace(super().stats, max_batch_size=self._options.in_flight)
 
 
-def _as_model(given: Any) -> StepModel[Any, Any]:
+def _as_model(given: object) -> AnyStepModel:
     missing = [name for name in ("span", "add", "step", "needs", "remove") if not callable(getattr(given, name, None))]
     if not missing:
-        return given  # type: ignore[no-any-return]  # it has every method of a StepModel
+        return cast("AnyStepModel", given)
     if callable(given) and len(missing) == 5:
         return StepFunction(given)
     raise ConfigError(f"engine is a {type(given).__name__} without {', '.join(missing)}: see headrace.StepFunction")

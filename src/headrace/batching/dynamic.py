@@ -137,12 +137,12 @@ class DynamicBatcher(Batcher[RecordT, ResultT]):
 
     @property
     def target_batch_cost(self) -> float:
-        """Most a batch may cost now; less than it was told once a batch has run out of memory."""
+        """The most a batch may cost now; lowered after an out-of-memory error."""
         limits = self._options.limits if self._submission is None else self._submission.queue.limits
         return limits.target_batch_cost
 
     def set_target_batch_cost(self, cost: float) -> None:
-        """From the next batch on, a batch may cost so much; never more than what ran out of memory. On its own loop.
+        """Change the most that later batches may cost; the limit after an out-of-memory error stays. On its own loop.
 
         Raises:
             ConfigError: not a finite number > 0.

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import Literal, TypeAlias, TypeVar
 
-from headrace.batching.callables import plain_function
+from headrace.batching.callables import ProcessFn, plain_function
 from headrace.batching.policy.cost import BatchLimits
 from headrace.errors import ConfigError
 from headrace.events import Listener
@@ -63,7 +62,7 @@ class BatchOptions:
         ConfigError: an option is out of range.
     """
 
-    process_fn: Callable[[list[Any]], Any]
+    process_fn: ProcessFn
     batch_timeout_s: float = 0
     max_concurrent_batches: int = 1
     offload: bool = False
@@ -78,7 +77,7 @@ class BatchOptions:
 
     @property
     def slots(self) -> int:
-        """Batches that may be in `process_fn`, the one that waits there included."""
+        """Maximum batches in `process_fn`, including one that waits there."""
         return self.max_concurrent_batches + self.overlap
 
 

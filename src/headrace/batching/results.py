@@ -11,14 +11,19 @@ import itertools
 import pickle
 import sys
 from collections import ChainMap, UserDict, UserList, deque
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, MutableSequence, Sequence, Set, Sized
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeAlias, TypeVar, cast
 
 from headrace.batching.callables import unfinished
 from headrace.batching.pending import is_out_of_memory
 from headrace.batching.tasks import Raised, attempt
 from headrace.errors import BadResultError, text_of
+
+T = TypeVar("T")
+
+Copier: TypeAlias = Callable[[Any], object]
+"""Copies objects of a type, or of those that look like it."""
 
 _PLAIN = frozenset((str, int, float, bool, bytes, complex, type(None)))
 """Types whose objects never change."""
@@ -27,7 +32,7 @@ _SHALLOW = frozenset(("pandas", "polars", "pyarrow"))
 """Libraries whose own copies share memory that is not theirs, or the objects in it."""
 
 
-def received(results: Any, size: int, name: str = "process_fn") -> list[Any]:
+def received(results: object, size: int, name: str = "process_fn") -> list[object]:
     """`checked_results`, each as `own` gives it, so that the function may fill the same objects again.
 
     A result that cannot be copied becomes the BadResultError of its record.
@@ -43,20 +48,20 @@ def received(results: Any, size: int, name: str = "process_fn") -> list[Any]:
     return [value if type(value) in _PLAIN else own_result(value, name) for value in values]
 
 
-def checked(results: Any, size: int, name: str) -> Any:
+def checked(results: object, size: int, name: str) -> Sequence[object]:
     """`checked_results`, but an array of numbers stays one, so that `received` copies it at once."""
     whole = _is_array_of_numbers(results) and _count(results, size, name) == size
-    return results if whole else checked_results(results, size, name)
+    return cast("Sequence[object]", results) if whole else checked_results(results, size, name)
 
 
-def checked_results(results: Any, size: int, name: str = "process_fn") -> list[Any]:
+def checked_results(results: object, size: int, name: str = "process_fn") -> list[object]:
     """The `size` results of the function `name` (a list, tuple, array, tensor or series) as a list.
 
     Raises:
         BadResultError: wrong type or count; the message names the type and both counts.
     """
     if type(results) is list:
-        given: list[Any] = results
+        given: list[object] = results
         count = len(given)
     else:
         unfinished(name, results)  # closes a coroutine
@@ -65,7 +70,7 @@ def checked_results(results: Any, size: int, name: str = "process_fn") -> list[A
         if count == size:
             rows = attempt(_first, results, size + 1)
             if isinstance(rows, Raised):
-                raise _refused(results, size, name, _failure(rows)) from rows.cause
+                raise _refused(results, size, name, _failure(rows.cause)) from rows.cause
             given, count = rows, len(rows)
     if count != size:
         shape = "" if type(results) in (list, tuple) else f" ({_named(results)})"
@@ -76,7 +81,7 @@ def checked_results(results: Any, size: int, name: str = "process_fn") -> list[A
     return given
 
 
-def own(value: Any) -> Any:
+def own(value: T) -> T:
     """The value as nobody else can change it.
 
     Arrays, tensors, tables and images are copied, and so are bytearrays, memoryviews, lists, dicts and other mappings,
@@ -85,40 +90,41 @@ def own(value: Any) -> Any:
     Raises:
         Exception: it cannot be copied.
     """
-    return value if type(value) in _PLAIN else _copier(type(value))(value)
+    return value if type(value) in _PLAIN else cast("T", _copier(type(value))(value))
 
 
-def own_result(value: Any, name: str) -> Any:
+def own_result(value: object, name: str) -> object:
     """`own`, or the BadResultError of the record if the result of the function `name` cannot be copied."""
-    copied = attempt(own, value)
-    if not isinstance(copied, Raised):
-        return copied
-    words = _failure(copied)
+    try:  # here and not in a function: it runs for every record
+        return _copier(type(value))(value)
+    except Exception as error:  # noqa: BLE001 - copying calls methods of the user's classes; only the record fails
+        words = _failure(error)
     return BadResultError(f"{name} returned a result of type {type(value).__name__} that cannot be copied: {words}")
 
 
-def _count(results: Any, size: int, name: str) -> int:
+def _count(results: object, size: int, name: str) -> int:
     if isinstance(results, (str, bytes, bytearray, memoryview, Mapping, Set)):
         raise _refused(results, size, name)
     if hasattr(type(results), "columns") or hasattr(type(results), "column_names"):
         raise _refused(results, size, name, "a table; return its rows, such as to_dict('records') or to_pylist()")
-    count = attempt(len, results)
+    count = attempt(len, cast("Sized", results))
     if isinstance(count, Raised):  # a single value, something lazy, or a __len__ of the user's that raises
         raise _refused(results, size, name) from count.cause
     return count
 
 
-def _first(results: Any, most: int) -> list[Any]:
-    """The results, at most so many, as some never end. They are iterated, as some index by label."""
-    values = results.to_pylist() if hasattr(results, "to_pylist") else results  # an Arrow array, as others do
-    return list(itertools.islice(values, most))
+def _first(results: object, most: int) -> list[object]:
+    """The first results, at most `most`: some never end. Iterated, because some index by label."""
+    to_pylist = getattr(results, "to_pylist", None)  # of Arrow
+    values = results if to_pylist is None else to_pylist()
+    return list(itertools.islice(cast("Iterable[object]", values), most))
 
 
-def _failure(raised: Raised) -> str:
+def _failure(error: BaseException) -> str:
     """What a method of the user's classes raised, in words; raised again if it is no failure of the results."""
-    if not isinstance(raised.cause, Exception) or is_out_of_memory(raised.cause):
-        raise raised.cause
-    return f"{type(raised.cause).__name__}: {text_of(raised.cause)}"
+    if not isinstance(error, Exception) or is_out_of_memory(error):
+        raise error
+    return f"{type(error).__name__}: {text_of(error)}"
 
 
 def _refused(results: object, size: int, name: str, why: str = "") -> BadResultError:
@@ -139,7 +145,7 @@ def _is_array(kind: type) -> bool:
     return any(hasattr(kind, name) for name in ("shape", "__array__", "__array_interface__"))
 
 
-def _find_copier(kind: type) -> Callable[[Any], Any]:
+def _find_copier(kind: type) -> Copier:
     """The copier of a type; `_as_is` for one that is not copied."""
     for base, copier in _COPIERS.items():
         if issubclass(kind, base):
@@ -154,23 +160,27 @@ def _find_copier(kind: type) -> Callable[[Any], Any]:
     return _own_dataclass if dataclasses.is_dataclass(kind) else _as_is
 
 
-def _as_is(value: Any) -> Any:
+def _as_is(value: object) -> object:
     return value
 
 
-def _is_array_of_numbers(values: Any) -> bool:
+def _is_array_of_numbers(values: object) -> bool:
     """Whether one copy of an array or tensor copies all of its rows."""
     is_array = getattr(_copier(type(values)), "func", None) is _own_array and getattr(values, "ndim", 0) > 0
-    return is_array and not getattr(values.dtype, "hasobject", False)
+    return is_array and not _holds_objects(values)
 
 
-def _own_array(values: Any, method: Callable[[Any], Any]) -> Any:
-    if getattr(getattr(values, "dtype", None), "hasobject", False):
+def _holds_objects(values: object) -> bool:
+    return bool(getattr(getattr(values, "dtype", None), "hasobject", False))
+
+
+def _own_array(values: object, method: Copier) -> object:
+    if _holds_objects(values):
         return copy.deepcopy(values)
     return method(values)
 
 
-def _own_column(values: Any) -> Any:
+def _own_column(values: Any) -> object:
     """A column or value of a library that copies nothing but its own memory."""
     dtype = str(getattr(values, "dtype", ""))
     if dtype == "Object":  # of polars
@@ -183,54 +193,54 @@ def _own_column(values: Any) -> Any:
     return pickle.loads(pickle.dumps(values, pickle.HIGHEST_PROTOCOL))
 
 
-def _own_scalar(value: Any) -> Any:
+def _own_scalar(value: Any) -> object:
     """A scalar of Arrow, such as a list, which is a part of an array. Pickle would cut its times to microseconds."""
     return sys.modules["pyarrow"].array([value], value.type)[0]
 
 
-def _own_list(values: list[Any]) -> list[Any]:
+def _own_list(values: list[object]) -> list[object]:
     return values.copy() if _PLAIN.issuperset(map(type, values)) else list(map(own, values))
 
 
-def _own_tuple(values: tuple[Any, ...]) -> tuple[Any, ...]:
+def _own_tuple(values: tuple[object, ...]) -> tuple[object, ...]:
     return values if _PLAIN.issuperset(map(type, values)) else tuple(map(own, values))
 
 
-def _own_other_tuple(values: tuple[Any, ...]) -> Any:
+def _own_other_tuple(values: tuple[object, ...]) -> object:
     if _PLAIN.issuperset(map(type, values)):
         return values
-    made: Callable[[Any], Any] = getattr(type(values), "_make", type(values))
+    made: Copier = getattr(type(values), "_make", type(values))
     return made(map(own, values))
 
 
-def _own_dict(values: dict[Any, Any]) -> dict[Any, Any]:
+def _own_dict(values: dict[object, object]) -> dict[object, object]:
     return {key: value if type(value) in _PLAIN else own(value) for key, value in values.items()}
 
 
-def _own_view_of_dict(values: Any) -> Any:
+def _own_view_of_dict(values: Any) -> object:
     return type(values)(_own_dict(values))
 
 
-def _own_mapping(values: Any) -> Any:
+def _own_mapping(values: MutableMapping[object, object]) -> object:
     made = copy.copy(values)
     for key, value in values.items():
         made[key] = own(value)
     return made
 
 
-def _own_sequence(values: Any) -> Any:
+def _own_sequence(values: MutableSequence[object]) -> object:
     made = copy.copy(values)
     for place, value in enumerate(values):
         made[place] = own(value)
     return made
 
 
-def _own_view(view: memoryview[Any]) -> memoryview[Any]:
-    made: memoryview[Any] = memoryview(view.tobytes()).cast(view.format, view.shape)  # type: ignore[call-overload]
+def _own_view(view: memoryview[object]) -> memoryview[object]:
+    made: memoryview[object] = memoryview(view.tobytes()).cast(view.format, view.shape)  # type: ignore[call-overload]
     return made
 
 
-def _own_dataclass(value: Any) -> Any:
+def _own_dataclass(value: Any) -> object:
     made = value
     for field in dataclasses.fields(value):
         mine = getattr(value, field.name, None)
@@ -240,7 +250,7 @@ def _own_dataclass(value: Any) -> Any:
     return made
 
 
-_COPIERS: dict[type, Callable[[Any], Any]] = {
+_COPIERS: dict[type, Copier] = {
     dict: _own_dict,
     list: _own_list,
     tuple: _own_tuple,
@@ -254,10 +264,10 @@ _COPIERS: dict[type, Callable[[Any], Any]] = {
     MappingProxyType: _own_view_of_dict,
     UserList: _own_sequence,
 }
-_SUBCLASSES: dict[type, Callable[[Any], Any]] = {
+_SUBCLASSES: dict[type, Copier] = {
     dict: _own_mapping,
     list: _own_sequence,
     tuple: _own_other_tuple,
 }
-_copier: Callable[[type], Callable[[Any], Any]] = functools.lru_cache(_TYPES_KNOWN)(_find_copier)
+_copier: Callable[[type], Copier] = functools.lru_cache(_TYPES_KNOWN)(_find_copier)
 """The function that copies objects of a type."""

@@ -217,7 +217,7 @@ class BatchMeter:
     def began(
         self, now: float, size: int, cost: float, padded: float, reason: CloseReason, waits: Iterable[tuple[float, int]]
     ) -> None:
-        """A batch was passed to `process_fn`; `waits` are seconds in the queue, and how many records waited so long."""
+        """A batch was passed to `process_fn`; `waits` are seconds in the queue, each with its number of records."""
         self._begin(now, size, cost, padded)
         self.taken += size
         self.in_flight += size
@@ -293,7 +293,6 @@ class BatchMeter:
             self._remember(now)
 
     def _remember(self, now: float) -> None:
-        """Store the point at which the batcher turns busy or idle."""
         wall = self._wall_at(now)
         if self._past and wall - self._past[-1][0] < _PAST_STEP_S:
             return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar, cast, runtime_checkable
 
 from headrace.batching.options import function, whole
 from headrace.batching.results import checked_results, own_result
@@ -26,7 +26,6 @@ class StepModel(Protocol[RecordT, ResultT_co]):
 
     def span(self, record: RecordT) -> tuple[float, float]:
         """The record's initial and maximum cost. Called on the event loop, so it must be fast."""
-        ...
 
     def add(self, key: int, record: RecordT) -> None:
         """Add a record to the next step, under a key that was never used before.
@@ -34,25 +33,21 @@ class StepModel(Protocol[RecordT, ResultT_co]):
         Raises:
             RecordError: the record is refused; others are not affected.
         """
-        ...
 
     def step(self) -> Sequence[tuple[int, ResultT_co | Exception]]:
         """Take one step with all added records; returns (key, result) of each finished record.
 
         Finished records are removed. An exception in a result's place fails only that record; a raised one fails all.
         """
-        ...
 
     def needs(self, key: int) -> float:
         """The record's cost during its next step, in the unit of `span`."""
-        ...
 
     def remove(self, key: int) -> RecordT | None:
         """Remove a record in any state; an unknown key is ignored.
 
         Returns what `add` takes to resume it later, or None if it must restart.
         """
-        ...
 
 
 @runtime_checkable
@@ -61,14 +56,12 @@ class SharingStepModel(StepModel[RecordT, ResultT_co], Protocol[RecordT, ResultT
 
     def shared(self, key: int) -> float:
         """How much of the record's cost is counted for one that was added before it."""
-        ...
 
     def overlap(self, record: RecordT) -> float:
         """How much of the cost of a record that may join is counted for those in the model.
 
         Called on the event loop between steps, so it must be fast.
         """
-        ...
 
 
 @runtime_checkable
@@ -80,10 +73,13 @@ class GroupingStepModel(StepModel[RecordT, ResultT_co], Protocol[RecordT, Result
 
         Called on the event loop, so it must be fast.
         """
-        ...
 
 
-def group_of(model: StepModel[Any, Any], record: object) -> Hashable:
+AnyStepModel: TypeAlias = StepModel[Any, Any]
+"""A step model whose types do not matter."""
+
+
+def group_of(model: AnyStepModel, record: object) -> Hashable:
     """The record's group, if the model has groups."""
     return model.group(record) if isinstance(model, GroupingStepModel) else None
 
@@ -120,7 +116,7 @@ class StepFunction(Generic[RecordT, StateT, ResultT]):
         self._start = function("start", start, needed=False, plain=True)
         self._cost = function("cost", cost, needed=False, plain=True)
         self._max_steps = None if max_steps is None else whole("max_steps", max_steps, 1)
-        self._states: dict[int, Any] = {}
+        self._states: dict[int, StateT] = {}
         self._steps: dict[int, int] = {}
         self._costs: dict[int, float] = {}
 
@@ -131,7 +127,7 @@ class StepFunction(Generic[RecordT, StateT, ResultT]):
 
     def add(self, key: int, record: RecordT) -> None:
         """Add the record's first state."""
-        self._states[key] = record if self._start is None else self._start(record)
+        self._states[key] = cast("StateT", record) if self._start is None else self._start(record)
         self._steps[key] = 0
         self._costs[key] = self.span(record)[0]
 
@@ -149,7 +145,7 @@ class StepFunction(Generic[RecordT, StateT, ResultT]):
             elif self._steps[key] == self._max_steps:
                 finished.append((key, RecordError(f"the record has not finished after max_steps={self._max_steps}")))
             else:
-                self._states[key] = state
+                self._states[key] = cast("StateT", state)
                 continue
             self.remove(key)
         return finished
@@ -182,7 +178,7 @@ class StepCall:
     shared: dict[int, float] = field(default_factory=dict)
     """What of `needs` is counted for other records; empty for a model without shared costs."""
 
-    def run(self, model: StepModel[Any, Any]) -> None:
+    def run(self, model: AnyStepModel) -> None:
         """Remove and add records, then take one step."""
         keys = self.staying
         for key in self.leaving:

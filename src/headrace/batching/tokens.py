@@ -66,12 +66,8 @@ class TokenBatcher(DynamicBatcher[RecordT, ResultT]):
         if process is None:
             raise TypeError("TokenBatcher requires either 'inference_fn' or 'process_fn'")
         budget = options.get("target_batch_cost", _DEFAULT_BUDGET)
-        _only_one(
-            "target_batch_tokens",
-            target_batch_tokens,
-            "target_batch_cost",
-            None if budget == _DEFAULT_BUDGET else budget,
-        )
+        given = None if budget == _DEFAULT_BUDGET else budget
+        _only_one("target_batch_tokens", target_batch_tokens, "target_batch_cost", given)
         if target_batch_tokens is not None:
             budget = number("target_batch_tokens", target_batch_tokens, above=0)
         other = options.get("cost_estimator")

@@ -14,7 +14,7 @@ T = TypeVar("T")
 PULSE_S = 5.0
 """Seconds between health checks of a worker."""
 MISSED = 6
-"""Health checks without an answer until a worker counts as dead. Ray itself may wait for minutes."""
+"""Health checks without an answer until a worker counts as dead. The cluster itself may wait for minutes."""
 MISSED_LOADING = 60
 """The same while the model loads, which can block the worker's event loop."""
 
@@ -42,7 +42,7 @@ class Heartbeat:
         return (sent + time.monotonic()) / 2 - remote
 
     async def watch(self, missed: int | None = None) -> NoReturn:
-        """Check the worker's health until it misses so many checks; None for `MISSED`.
+        """Check the worker's health until it misses `missed` checks (by default `MISSED`).
 
         Raises:
             WorkerDiedError: the worker died or does not answer.

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import itertools
 import os
-import pickle
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from typing import Literal, NoReturn
 
@@ -103,7 +101,7 @@ class LocalWorker:
         return self._process.ended is None
 
     async def load(self) -> float:
-        """See `Worker.load`."""
+        """Wait until the model is loaded; returns the offset of the clocks in seconds."""
         try:
             loaded(await self._heartbeat.unless_silent(asyncio.wrap_future(self.loading)))
             return await self._heartbeat.clock_offset()
@@ -116,15 +114,15 @@ class LocalWorker:
         return self._process.call("clock")
 
     async def work(self, payloads: list[bytes]) -> WorkUnitReply:
-        """See `Worker.work`."""
+        """Process a work unit."""
         return unpack(await asyncio.wrap_future(self._process.call("work", payloads)))
 
     async def watch(self) -> NoReturn:
-        """See `Worker.watch`."""
+        """Check the worker's health until it dies."""
         await self._heartbeat.watch()
 
     def kill(self) -> None:
-        """See `Worker.kill`."""
+        """Kill the worker, if it is alive."""
         self._process.kill()
 
 
@@ -134,10 +132,7 @@ class LocalWorkers:
     def __init__(self, spec: WorkerSpec, shares: list[DeviceShare]) -> None:
         self._spec = spec
         self._shares = shares
-        try:
-            pickle.dumps(spec)
-        except (pickle.PicklingError, TypeError, AttributeError) as error:
-            raise ConfigError(f"the engine's options cannot be sent to a worker: {error}") from error
+        spec.check_sendable()
         self._workers: list[LocalWorker] = []
         with ExitStack() as undo:
             undo.callback(self.close)
@@ -196,13 +191,8 @@ def execute(
         ConfigError: like `remote_job.execute`, or there are too few devices.
         JobError: like `remote_job.execute`.
     """
-    return remote_job.execute(settings, functools.partial(_workers, size), stop, progress=progress)
 
+    def workers(spec: WorkerSpec) -> closing[LocalWorkers]:
+        return closing(LocalWorkers(spec, device_shares(size, spec.config)))
 
-@contextmanager
-def _workers(size: int | Literal["auto"], spec: WorkerSpec) -> Iterator[LocalWorkers]:
-    workers = LocalWorkers(spec, device_shares(size, spec.config))
-    try:
-        yield workers
-    finally:
-        workers.close()
+    return remote_job.execute(settings, workers, stop, progress=progress)

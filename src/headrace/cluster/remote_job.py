@@ -28,21 +28,17 @@ class Workers(Protocol):
     @property
     def info(self) -> WorkerInfo:
         """What the first worker reported after loading its model."""
-        ...
 
     @property
     def initial(self) -> Sequence[Worker]:
         """The workers that were started first."""
-        ...
 
     @property
     def room(self) -> WorkerRoom:
         """How many workers there could be."""
-        ...
 
     def start(self) -> Worker:
         """Start a worker in the place of a dead one."""
-        ...
 
 
 class RemoteEngine:
@@ -74,7 +70,7 @@ class RemoteEngine:
 
 
 def _is_default(value: object) -> bool:
-    """Whether a request leaves it to the engine's settings if it is sampled."""
+    """Whether the engine's settings decide if this request is sampled."""
     request = value.request if isinstance(value, Placed) else value
     return not (isinstance(request, dict) and request.get("temperature"))
 

@@ -79,7 +79,7 @@ class Attempts:
             self._pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _plain(fn: Callable[[Any], object], item: object) -> object:
+def _plain(fn: Callable[[object], object], item: object) -> object:
     try:
         return own(fn(item))  # before the function can fill the same object again
     except StopIteration as error:  # a future cannot hold it, so its caller would hang

@@ -1,4 +1,4 @@
-"""Blocking calls on threads of their own: one that hangs delays no others, and the end of the program by seconds."""
+"""Blocking calls on threads of their own: one that hangs delays no other call, and the exit by a few seconds only."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ResultT = TypeVar("ResultT")
 
 _NAME = "headrace-model"
 _LAST_CALLS_S = 10.0
-"""Seconds for calls to end when Python does: native code that goes on without it may abort the process."""
+"""Seconds that calls may take to end at Python's exit: native code that runs on may abort the process."""
 
 
 async def on_daemon_thread(call: Callable[[], ResultT], too_late: Callable[[ResultT], object] | None = None) -> ResultT:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from headrace.batching.options import function, number, optional, whole
-from headrace.batching.tasks import Raised, attempt, attempt_async
+from headrace.batching.tasks import Raised
 from headrace.concurrency.attempts import Attempts, AttemptSettings
 from headrace.concurrency.loop_thread import LoopThread
 from headrace.errors import ConfigError
@@ -90,7 +90,7 @@ class FanOut(Generic[ResultT]):
         finally:
             await pool.stop()
 
-    def __await__(self) -> Generator[Any, None, list[ResultT]]:
+    def __await__(self) -> Generator[object, None, list[ResultT]]:
         """All results, as a list."""
         return self._collect().__await__()
 
@@ -110,7 +110,7 @@ class FanOut(Generic[ResultT]):
             finally:
                 loop.run(pool.stop())
 
-    def _open(self, result: Any) -> Any:
+    def _open(self, result: object) -> Any:
         if isinstance(result, Raised):
             if not self._return_exceptions or isinstance(result, _ItemsFailed):
                 raise result.cause
@@ -120,13 +120,6 @@ class FanOut(Generic[ResultT]):
 
 class _ItemsFailed(Raised):
     """Raised by the items themselves, which ends them."""
-
-
-def _failure(raised: Raised) -> Exception:
-    """What was raised; raised again if it is no failure of an item."""
-    if not isinstance(raised.cause, Exception):
-        raise raised.cause
-    return raised.cause
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,15 +216,21 @@ class _TaskPool:
                 await room
             if self._ended:
                 break
-            item = attempt(self._next) if self._lock is None else await attempt_async(self._pull())
-            if isinstance(item, Raised) and not isinstance(item.cause, (StopIteration, StopAsyncIteration)):
-                self._place(self._begin(), _ItemsFailed(_failure(item)))
-            if item is _END or isinstance(item, Raised):
-                break
-            index = self._begin()
-            result = await attempt_async(call(item))
-            if isinstance(result, Raised):
-                _failure(result)
+            index = -1
+            try:  # here and not in a function: it runs for every item
+                item = self._next() if self._lock is None else await self._pull()
+                if item is _END:
+                    break
+                index = self._begin()
+                result = await call(item)
+            except Exception as error:  # noqa: BLE001 - the user's items and function may raise anything
+                if index >= 0:
+                    result = Raised(error)
+                elif isinstance(error, (StopIteration, StopAsyncIteration)):
+                    break
+                else:
+                    self._place(self._begin(), _ItemsFailed(error))
+                    break
             self._place(index, result)
         self._end()
 

@@ -48,7 +48,7 @@ _collector = _Collector()
 
 @contextlib.contextmanager
 def fewer_collections() -> Iterator[None]:
-    """Exclude what is loaded by now from garbage collection, and collect what comes less often.
+    """Exclude the objects that exist now from garbage collection, and collect later ones less often.
 
     The first of several blocks at the same time changes the collector, and the last one restores it. It stays as it is
     where the process has frozen objects of its own, or has switched collection off or made it rarer.

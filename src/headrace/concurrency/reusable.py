@@ -30,8 +30,11 @@ RecordT = TypeVar("RecordT")
 ResultT = TypeVar("ResultT")
 AnyT = TypeVar("AnyT")
 
+OnLoop: TypeAlias = "tuple[Batcher[Any, Any], asyncio.AbstractEventLoop]"
+"""A batcher, and the event loop that it runs on."""
+AnyReusable: TypeAlias = "Reusable[Any, Any]"
 _LOCAL = "<locals>"
-_instances: dict[str, Reusable[Any, Any]] = {}
+_instances: dict[str, AnyReusable] = {}
 """This process's instances by name, because a worker may unpickle the same one many times."""
 _instances_lock = threading.Lock()
 
@@ -40,7 +43,7 @@ class Loading:
     """A batcher that is loaded or will be, and the event loop that it runs on."""
 
     def __init__(self) -> None:
-        self.ready: Future[tuple[Batcher[Any, Any], asyncio.AbstractEventLoop]] = Future()
+        self.ready: Future[OnLoop] = Future()
         self.ready.set_running_or_notify_cancel()  # a cancelled caller must not cancel it for the others
 
     @property
@@ -102,7 +105,6 @@ class _LoadedModel(Loading):
             await unload(made, rest, None)
 
     async def _wait_to_close(self, closing_event: asyncio.Event) -> None:
-        """Wait until asked to end or idle for long enough."""
         check_in = None if self._idle_check is None else self._idle_check(self)
         while True:
             try:
@@ -140,8 +142,8 @@ class Reusable(Generic[RecordT, ResultT]):
             return str(name)
         return _unpickle, (self._name, self._made_anew())
 
-    def _made_anew(self) -> Callable[[str], Reusable[Any, Any]]:
-        """Makes the same in another process, with its name there."""
+    def _made_anew(self) -> Callable[[str], AnyReusable]:
+        """A function that makes this object in another process, under a given name."""
         return functools.partial(Reusable, self._factory, self._idle_timeout_s)
 
     # -- calls -----------------------------------------------------------------------------------------------------
@@ -309,20 +311,18 @@ def registered(
     return made
 
 
-def _unpickle(name: str, make: Callable[[str], Reusable[Any, Any]]) -> Reusable[Any, Any]:
+def _unpickle(name: str, make: Callable[[str], AnyReusable]) -> AnyReusable:
     with _instances_lock:
         if name not in _instances:
             _instances[name] = make(name)
         return _instances[name]
 
 
-async def _wait_loaded(loaded: Loading) -> tuple[Batcher[Any, Any], asyncio.AbstractEventLoop]:
-    try:
-        return await asyncio.wrap_future(loaded.ready)
-    except Exception as error:  # whatever loading raised
-        if loaded.is_ready:
-            raise
-        raise own_copy(error) from error  # one copy per caller
+async def _wait_loaded(loaded: Loading) -> OnLoop:
+    found = await attempt_async(asyncio.wrap_future(loaded.ready))
+    if isinstance(found, Raised):
+        raise own_copy(found.cause) from found.cause  # one copy per caller
+    return found
 
 
 async def _collect(

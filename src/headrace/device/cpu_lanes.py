@@ -1,7 +1,9 @@
 """Compute the parts of a batch on a CPU at the same time, each with a share of PyTorch's threads.
 
 When all threads work on one operation, each operation ends with a wait for the slowest thread, and waking a thread for
-the next one takes about as long as a short operation. Parts wait for each other once, at the end of the batch.
+the next one takes about as long as a short operation. Parts wait for each other once, at the end of the batch:
+alone on two cores, they take 0.79 of the time in bfloat16 and 0.87 in float32 (MiniLM, 4,096 tokens), and beside other
+work less than half of the processor time, since nobody waits.
 """
 
 from __future__ import annotations

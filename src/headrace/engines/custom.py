@@ -7,7 +7,7 @@ import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from headrace.batching.callables import plain_function
 from headrace.batching.options import whole
@@ -16,7 +16,10 @@ from headrace.batching.tasks import called
 from headrace.engines.base import BatchEngine, Prepared
 from headrace.engines.capabilities import check_methods
 from headrace.engines.profile import EngineProfile, profile_of
-from headrace.errors import ConfigError, EngineDeadError, StoppedEarly, UnknownOptionError, text_of
+from headrace.errors import ConfigError, EngineDeadError, UnknownOptionError, attempted, text_of
+
+ListFunction: TypeAlias = Callable[[list[Any]], Sequence[object]]
+"""Returns one output for each value."""
 
 BATCH_SIZE = 32
 _FOR_ASYNC = (
@@ -40,14 +43,14 @@ class FunctionEngine:
 
     def __init__(
         self,
-        function: Callable[[list[Any]], Sequence[object]],
+        function: ListFunction,
         name: str,
         model: str | Path | None = None,
         batch_size: int = BATCH_SIZE,
         facts: Mapping[str, object] | None = None,
     ) -> None:
         self._facts = facts or {}
-        self._function: Callable[[list[Any]], Sequence[object]] | None = function
+        self._function: ListFunction | None = function
         self._name = name
         self._model = model
         self.profile = EngineProfile(
@@ -139,15 +142,14 @@ def load_factory(reference: str) -> Callable[..., object]:
     if not (module_name and colon and attribute):
         raise ConfigError(f"{reference!r} does not name a callable; write module:attribute")
     search_current_folder()
-    try:
-        found: object = importlib.import_module(module_name)
-    except ImportError as error:
-        raise ConfigError(f"{reference!r}: cannot import {module_name}: {error}") from error
-    except (StoppedEarly, KeyboardInterrupt):
-        raise
-    except BaseException as error:  # a user's module may raise anything or call sys.exit()
-        words = f"{type(error).__name__}: {' '.join(text_of(error).split())}"
-        raise ConfigError(f"{reference!r}: importing {module_name} raised {words}") from error
+    found: object = attempted(importlib.import_module, module_name)
+    if isinstance(found, KeyboardInterrupt):
+        raise found
+    if isinstance(found, ImportError):
+        raise ConfigError(f"{reference!r}: cannot import {module_name}: {found}") from found
+    if isinstance(found, BaseException):  # a module may raise anything, or call sys.exit()
+        words = f"{type(found).__name__}: {' '.join(text_of(found).split())}"
+        raise ConfigError(f"{reference!r}: importing {module_name} raised {words}") from found
     for part in attribute.split("."):
         if not hasattr(found, part):
             raise ConfigError(f"{reference!r}: {getattr(found, '__name__', found)} has no attribute {part!r}")
@@ -182,7 +184,7 @@ def _refuse(reference: str, options: Mapping[str, object], known: Sequence[str])
         raise UnknownOptionError(next(iter(options)), None, reference, tuple(known))
 
 
-def _one_function(made: Any, reference: str) -> Callable[[list[Any]], Sequence[object]]:
+def _one_function(made: Any, reference: str) -> ListFunction:
     """The object if it is callable, else its only public method."""
     function = made
     if not callable(made):

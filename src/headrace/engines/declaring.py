@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeAlias, datac
 
 from headrace.argument_types import check_types
 from headrace.errors import ConfigError, MissingExtraError
-from headrace.options import declared
+from headrace.options import declared, named
 
 if TYPE_CHECKING:
     from headrace.engines.choosing.config import EngineConfig
 
-Outputs: TypeAlias = Literal["vector", "sparse vector", "vectors", "labels", "score", "text", "any"]
+OutputKind: TypeAlias = Literal["vector", "sparse vector", "vectors", "labels", "score", "text", "any"]
 """What a task's outputs are; "any" if its engine decides."""
 
 
@@ -42,7 +42,7 @@ class Task:
     """Whether its inputs are images."""
     requests: bool = False
     """Whether an input may be a whole request to a language model, with a chat or sampling parameters."""
-    outputs: Outputs = "any"
+    outputs: OutputKind = "any"
     aliases: tuple[str, ...] = ()
     """What people and other libraries call it; an error suggests the task for these."""
     suits: frozenset[str] | None = None
@@ -71,7 +71,7 @@ class _Dataclasses:
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
 
     def __init_subclass__(cls) -> None:
-        dataclass(frozen=True, kw_only=True)(cls)
+        named(keys=True)(dataclass(frozen=True, kw_only=True)(cls))
 
 
 class EngineOptions(_Dataclasses):

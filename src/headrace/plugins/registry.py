@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from typing import Literal, TypeAlias, TypeVar, get_args
 
-from headrace.errors import ConfigError, StoppedEarly, nearest, text_of
+from headrace.errors import ConfigError, attempted, nearest, text_of
 
 T = TypeVar("T")
 
@@ -85,9 +85,11 @@ def forget() -> None:
 
 @functools.cache
 def known(group: Group) -> Mapping[str, Plugin]:
-    """What is registered in a group, by name: Headrace's own first. Imports nothing."""
+    """What is registered in a group, by name: Headrace's own first, then the others. Imports nothing."""
     found: dict[str, Plugin] = {}
-    for package, entry in sorted(_registered().get(f"headrace.{group}", ()), key=lambda one: one[0] != OWN):
+    for package, entry in sorted(
+        _registered().get(f"headrace.{group}", ()), key=lambda one: (one[0] != OWN, one[1].name)
+    ):
         if (earlier := found.get(entry.name)) is not None:
             if earlier.package != package:
                 found[entry.name] = Plugin(
@@ -147,15 +149,14 @@ def _imported(plugin: Plugin) -> object:
         raise ConfigError(
             f"{plugin} needs {wanted}; installed is {metadata.version(OWN)}: upgrade Headrace, or uninstall the package"
         )
-    try:
-        found: object = plugin.entry.load()
-    except (StoppedEarly, KeyboardInterrupt):
-        raise
-    except BaseException as error:  # a border: the code of another package may raise anything
-        words = " ".join(text_of(error).split())
+    found: object = attempted(plugin.entry.load)
+    if isinstance(found, KeyboardInterrupt):
+        raise found
+    if isinstance(found, BaseException):
+        words = " ".join(text_of(found).split())
         raise ConfigError(
-            f"{plugin} cannot be imported: {type(error).__name__}: {words}; mend or uninstall the package"
-        ) from error
+            f"{plugin} cannot be imported: {type(found).__name__}: {words}; mend or uninstall the package"
+        ) from found
     return found
 
 

@@ -27,7 +27,7 @@ class ModelOptions(TypedDict, total=False):
     """Seconds that a request waits before this model takes the room of one that has requests too; None for twice the
     time that it takes to load."""
     idle_timeout_s: float | None
-    """Unload it when it was not used for so many seconds; None to keep it until others need its room."""
+    """Unload it after this many seconds without use; None to keep it until others need its room."""
     load_timeout_s: float | None
     """Fail its requests if loading takes longer, and give its room to others if unloading does; 600 by default, None
     for no limit."""
@@ -69,7 +69,7 @@ class PooledModel(Generic[T]):
         self.name = name
 
     def use(self) -> AbstractAsyncContextManager[T]:
-        """See `ModelPool.use`."""
+        """Use the model in an `async with` block, as `ModelPool.use`."""
         return self._use(self.name)
 
 
@@ -164,7 +164,7 @@ class PoolEntry:
         return SleeperView(self.name, self.size or 1.0, saves_s, self.last_used)
 
     def loaded(self, seconds: float, *, woken: bool) -> None:
-        """Learn from a load, or from a waking, that took so long."""
+        """Learn from a load, or a waking, that took `seconds`."""
         if woken:
             self.wake_s = seconds if self.wake_s is None else (self.wake_s + seconds) / 2
             self.wakes += 1

@@ -43,7 +43,7 @@ class Phase(Enum):
     """It is to be unloaded and serves its last requests; later ones wait."""
     UNLOADING = "unloading"
     ASLEEP = "asleep"
-    """It has left the device, and can be woken from host memory."""
+    """It is in host memory, not on the device, and can be woken."""
     DROPPING = "dropping"
     """It leaves host memory."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, cast
 
 from headrace.errors import EngineDeadError, ProcessTimeoutError, WorkerDiedError
 from headrace.processes.link import LinkedProcess
@@ -57,7 +57,7 @@ class ChildProcess:
         """
         packed = pack_request(("results", (request,)))
         self.start()
-        return unpack(self._answer(packed, timeout_s))
+        return unpack(cast("bytes", self._answer(packed, timeout_s)))
 
     def kill(self) -> None:
         """Kill the process; the next call starts another."""
@@ -71,7 +71,7 @@ class ChildProcess:
         if process is not None:
             process.close()
 
-    def _answer(self, packed: bytes, timeout_s: float | None = None) -> Any:
+    def _answer(self, packed: bytes, timeout_s: float | None = None) -> object:
         assert self._process is not None, "started"
         self._process.send(0, packed)
         try:

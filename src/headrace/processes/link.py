@@ -18,7 +18,7 @@ import threading
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
-from typing import Any, NamedTuple, NoReturn
+from typing import NamedTuple, NoReturn
 
 from headrace.batching.tasks import Raised, attempt, attempt_async
 from headrace.errors import BadResultError, WorkerDiedError, text_of
@@ -35,10 +35,10 @@ class CallOutcome(NamedTuple):
     """The answer to a call."""
 
     number: int
-    result: Any
+    result: object
     error: Exception | None
 
-    def value(self) -> Any:
+    def value(self) -> object:
         """The result; raises the error if there is one."""
         if self.error is not None:
             raise self.error
@@ -129,7 +129,7 @@ def serve(fd: int) -> NoReturn:
 
 
 async def _answer_at_once(target: object, connection: Connection) -> None:
-    """CallOutcome calls as they come; each runs as a task."""
+    """Answer calls as they come; each runs as a task."""
     loop = asyncio.get_running_loop()
     requests: asyncio.Queue[bytes] = asyncio.Queue()
 

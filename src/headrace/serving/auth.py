@@ -11,25 +11,10 @@ from pathlib import Path
 
 from headrace.errors import ConfigError
 from headrace.serving.errors import ApiError
+from headrace.serving.limits import KeySettings as KeySettings
 
 KEYS = "HEADRACE_API_KEYS"
 """The environment variable with keys."""
-
-
-@dataclass(frozen=True, slots=True)
-class KeySettings:
-    """The settings of one key."""
-
-    name: str
-    """Used in logs and for fair batching among callers. Never the key itself."""
-    digest: bytes
-    """SHA-256 of the key. The key itself is not stored."""
-    per_minute: int | None = None
-    """Requests per minute; None for no limit."""
-    max_concurrent: int | None = None
-    """Concurrent requests; None for no limit."""
-    admin: bool = False
-    """Whether it sees the files and batches of all keys."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What traces the requests of a server; `observe/exporters/otel.py` does it with OpenTelemetry."""
+"""What traces the requests of a server; a plugin does it."""
 
 from __future__ import annotations
 

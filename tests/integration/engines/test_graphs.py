@@ -160,7 +160,7 @@ def test_enforce_eager_does_without_graphs_and_is_told(engine: Any, monkeypatch:
     network.allow_graphs(enforce_eager=True)
     assert network.graphs is None
     assert "enforce_eager" in network.meter.no_graphs
-    with pytest.raises(ConfigError, match="true or false"):
+    with pytest.raises(ConfigError, match="must be True or False"):
         create("embed", device="cpu", enforce_eager="no")
 
 

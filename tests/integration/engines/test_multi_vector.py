@@ -145,7 +145,7 @@ def test_what_is_not_one_is_refused(folder: Path, tmp_path: Path) -> None:
         create("multi-vector-embed", bert)
     with pytest.raises(ConfigError, match="use the task multi-vector-embed"):
         create("embed", folder)
-    with pytest.raises(ConfigError, match="output_dtype is 'int8'; it must be float32 or float16"):
+    with pytest.raises(ConfigError, match=r"output_dtype is 'int8'; it must be .*float32.*float16"):
         create("multi-vector-embed", folder, output_dtype="int8")
     with pytest.raises(ConfigError, match="output_dtype is 'float16'; it must be one of float32, int8"):
         create("embed", output_dtype="float16")

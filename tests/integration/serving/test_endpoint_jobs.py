@@ -16,7 +16,7 @@ import pytest
 import headrace
 from headrace.errors import BrokenOffError, ConfigError
 from headrace.events import BatchDone, Event
-from headrace.observe.accounting.meter import Meter
+from headrace.observe.live.meter import Meter
 from headrace.observe.live.progress import describe
 
 AWAY = "http://127.0.0.1:9"
@@ -105,12 +105,12 @@ def test_a_server_that_limits_the_rate_is_said_with_what_to_set(
 def test_the_advice_is_about_the_server_not_about_a_device() -> None:
     from headrace.events import EndpointUsed
     from headrace.observe.reporting.advice import advise
-    from headrace.observe.reporting.advice_inputs import AdviceInputs
+    from headrace.observe.reporting.results import Report
     from headrace.wording import spelled
 
     def said(limited: int, unanswered: int) -> str:
         used = EndpointUsed(400, limited, unanswered, 64, 0.0)
-        return spelled(advise(AdviceInputs(100, 0, 100, 30.0, 0.99, 1.0, {}, endpoint=used)), "flags")
+        return spelled(advise(Report(ok=100, batches=100, wall_s=30.0, busy=0.99, endpoint=used)), "flags")
 
     assert said(300, 0).startswith("The server limits the rate: 300 of 400 requests were refused (429)")
     assert "--concurrency 16 would" in said(300, 0)

@@ -362,3 +362,14 @@ def test_the_blocking_form_raises_the_call_s_own_error_and_reads_no_further_than
 def test_wrong_parameters_are_named_at_the_call(wrong: dict[str, Any], named: str) -> None:
     with pytest.raises(ConfigError, match=named):
         map_concurrent(**({"fn": Calls(), "items": [1]} | wrong))
+
+
+def test_a_call_that_ends_an_iteration_fails_alone() -> None:
+    async def ends(item: int) -> int:
+        if item == 1:
+            raise StopAsyncIteration
+        return item
+
+    results = list(map_concurrent(ends, range(3), return_exceptions=True))
+    assert results[::2] == [0, 2]
+    assert isinstance(results[1], StopAsyncIteration)

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from headrace.engines.choosing import registry
 from headrace.engines.choosing.config import EngineConfig
 from headrace.engines.choosing.identity import identity
+from headrace.engines.choosing.registry import declaration
 from headrace.engines.choosing.resolving import fetch, remote_model_of, resolve, served_names
+from headrace.engines.model_folder import ONNX_WEIGHTS
 from headrace.errors import ConfigError
 
 HUB = EngineConfig("embed", "org/name")
@@ -70,5 +71,5 @@ def test_a_downloaded_model_is_known_by_its_commit_and_not_by_its_files() -> Non
 
 
 def test_only_the_engine_onnx_reads_onnx() -> None:
-    assert registry.loads_onnx("embed", "onnx")
-    assert not registry.loads_onnx("embed", None)
+    assert declaration("embed.onnx").weights == ONNX_WEIGHTS
+    assert declaration("embed.torch").weights != ONNX_WEIGHTS

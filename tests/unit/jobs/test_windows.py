@@ -17,8 +17,7 @@ from headrace.jobs.pipeline.job import Job
 from headrace.jobs.pipeline.ordering import in_windows
 from headrace.jobs.state.ledger import Ledger
 from headrace.jobs.state.passes import FinishedJob, Pass
-from headrace.jobs.state.window import Window, read_order, stretches, write_order
-from headrace.jobs.state.windows import STRIDE, Windows
+from headrace.jobs.state.windows import STRIDE, Window, Windows, read_order, stretches, write_order
 from headrace.records import Failed, Ok, Record
 
 WRITER = JsonlWriter("out")

@@ -20,7 +20,7 @@ from headrace.events import (
     WorkUnitDone,
 )
 from headrace.events import PartCommitted as Committed
-from headrace.observe.reporting.advice import Host
+from headrace.observe.reporting.host import Host
 from headrace.observe.reporting.report import Report, ReportBuilder
 
 

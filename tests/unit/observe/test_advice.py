@@ -8,28 +8,32 @@ from dataclasses import replace
 import pytest
 from tests.unit.observe.simulated import Simulation, changed
 
+import headrace.jobs.settings  # noqa: F401 - tells messages what the settings of a job are called
 from headrace.events import (
     DeviceUsed,
     JobDone,
     JobStarted,
     PartCommitted,
+    PrecisionChosen,
     PrefixCacheUsed,
     PromptsCompared,
     StepDone,
 )
-from headrace.observe.reporting.advice import AdviceInputs, Host, advise
+from headrace.observe.reporting.advice import advise
+from headrace.observe.reporting.host import Host
 from headrace.observe.reporting.report import Report, ReportBuilder
+from headrace.observe.reporting.results import StageTimes
 from headrace.wording import spelled
 
-QUIET = {"load": 0.1, "prepare": 0.1, "finish": 0.1, "write": 0.1}
-GOOD = AdviceInputs(
-    records=1_000,
-    failures="",
+QUIET = StageTimes(load=0.1, prepare=0.1, finish=0.1, write=0.1)
+GOOD = Report(
+    state="finished",
+    ok=1_000,
     batches=50,
     wall_s=100.0,
     busy=0.98,
     padding_efficiency=0.97,
-    host_s=QUIET,
+    times=QUIET,
     causes={"real": 95.0, "padding": 3.0, "other": 2.0},
 )
 
@@ -38,8 +42,8 @@ GOOD = AdviceInputs(
     ("numbers", "expected"),
     [
         (GOOD, "the host is not the bottleneck"),
-        (replace(GOOD, records=0, batches=0), "Nothing was left to do"),
-        (replace(GOOD, failures="20% of the records failed"), "20% of the records failed: read the errors file"),
+        (replace(GOOD, ok=0, batches=0), "Nothing was left to do"),
+        (replace(GOOD, ok=800, failed=200), "20% of the records failed: read the errors file"),
         (replace(GOOD, wall_s=1.0), "too short"),
         (
             replace(GOOD, padding_efficiency=0.6, causes={"real": 58, "padding": 39}, mean_cost=900.0),
@@ -49,16 +53,16 @@ GOOD = AdviceInputs(
         (replace(GOOD, busy=0.5, causes={"real": 50, "read": 40}, fill_s=40.0), "before the first batch or after"),
         (replace(GOOD, busy=0.5, causes={"real": 50, "other": 50}), "no single setting explains it"),
         (
-            replace(GOOD, causes={"real": 98, "starting": 60}, dtype="bfloat16", tuning_s=40.0),
+            replace(GOOD, causes={"real": 98, "starting": 60}, precision=PrecisionChosen("bfloat16", "", 40.0, 0.0)),
             "Starting took 60 s of 158 s, 40 s of it to choose a data type: --dtype bfloat16 would save those 40 s",
         ),
         (
-            replace(GOOD, dtype="bfloat16", dtype_speed=0.2),
+            replace(GOOD, precision=PrecisionChosen("bfloat16", "", 0.0, 0.0, 0.2)),
             "This device computes bfloat16 at 0.2 times the speed of float32: --dtype float32 would save about 78 s",
         ),
     ],
 )
-def test_advice(numbers: AdviceInputs, expected: str) -> None:
+def test_advice(numbers: Report, expected: str) -> None:
     advice = spelled(advise(numbers), "flags")
     assert expected in advice
     assert advice.endswith(".")
@@ -67,12 +71,12 @@ def test_advice(numbers: AdviceInputs, expected: str) -> None:
 
 def test_a_busy_engine_is_praised_even_when_host_stages_were_long() -> None:
     """Stages overlap: much work on the host is no fault while the engine never waits for it."""
-    assert "the host is not the bottleneck" in advise(replace(GOOD, host_s=QUIET | {"prepare": 95.0}))
+    assert "the host is not the bottleneck" in advise(replace(GOOD, times=replace(QUIET, prepare=95.0)))
 
 
 def test_less_computing_gains_nothing_where_the_host_would_not_keep_up() -> None:
     padded = replace(
-        GOOD, padding_efficiency=0.6, causes={"real": 58, "padding": 39}, mean_cost=9.0, host_s=QUIET | {"load": 97.0}
+        GOOD, padding_efficiency=0.6, causes={"real": 58, "padding": 39}, mean_cost=9.0, times=replace(QUIET, load=97.0)
     )
     assert "padding" not in advise(padded)
 

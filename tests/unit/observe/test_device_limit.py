@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
 
 from headrace.events import DeviceUsed, JobDone, JobStarted
 from headrace.observe.accounting.device_limit import device_figures
+from headrace.observe.reporting.lines import device as device_rows
 from headrace.observe.reporting.report import ReportBuilder
-from headrace.observe.reporting.summary import device_of, figures_of
-from headrace.observe.reporting.table import as_text, device_rows
+from headrace.observe.reporting.summary import RunSummary, figures_of, parse_runs
+from headrace.observe.reporting.table import as_text
 
 USED = DeviceUsed(
     computed_s=8.0,
@@ -63,11 +65,18 @@ def test_they_are_in_the_report_and_in_what_is_kept_of_it() -> None:
     builder(JobDone("finished", 10.0))
     report = builder.build()
     assert report.device is not None and report.device.operations_per_record == 4e9
-    kept = figures_of(report)
-    assert device_of(kept) == report.device
-    assert device_of({name: value for name, value in kept.items() if name != "device"}) is None  # of an earlier version
+    assert report.account is not None
+    kept = json.loads(RunSummary(0.0, "finished", figures_of(report), report.account, {}, {}).as_json())
+
+    def read(**device: object) -> object:
+        figures = {name: value for name, value in kept["figures"].items() if name != "device"} | device
+        content = {"format": "headrace-report", "version": 1, "runs": [{**kept, "figures": figures}]}
+        return parse_runs(content)[0].figures.device
+
+    assert read(device=kept["figures"]["device"]) == report.device
+    assert read() is None  # of an earlier version
     with pytest.raises(ValueError, match="number is not valid"):
-        device_of({"device": {**kept["device"], "computed": "much"}})
+        read(device={**kept["figures"]["device"], "computed": "much"})
     assert "headrace run: finished" in as_text(report)
     reason = "off: the model waits for the device"
     assert ("CUDA graphs", f"25% of the batches were replays of captured ones; {reason}") in device_rows(report.device)

@@ -23,10 +23,11 @@ from headrace.observe.page import render as render_module
 from headrace.observe.page.charts import charts
 from headrace.observe.page.render import ReportedJob, _job, render, write_page
 from headrace.observe.reporting import summary
-from headrace.observe.reporting.figures import figures, in_json, series
+from headrace.observe.reporting.figure import declared, lines_of
+from headrace.observe.reporting.figures import JobFigures, figures, in_json, series
 from headrace.observe.reporting.report import ReportBuilder
+from headrace.observe.reporting.results import Report
 from headrace.observe.reporting.summary import RunSummary
-from headrace.observe.reporting.table import device_rows, savings_rows
 
 HOSTILE = "</script><script>alert(1)</script><!--\u2028<img src=x onerror=alert(2)>&amp;{{ 7 * 7 }}"
 
@@ -229,7 +230,7 @@ def test_two_jobs_stand_side_by_side(run: RunSummary) -> None:
 
 def test_advice_that_the_last_job_has_followed_is_not_on_the_page(run: RunSummary) -> None:
     followed = run_of(Simulation(prepare_s=0.005, workers=3))
-    assert "a machine with 3 cores" in run.figures["advice"]
+    assert "a machine with 3 cores" in run.figures.advice
     page = render([ReportedJob("before", "finished", [run]), ReportedJob("after", "finished", [followed])])
     assert "What to change in after" in page
     assert "a machine with 3 cores" not in page.partition("<script")[0]
@@ -245,13 +246,15 @@ def test_the_docs_explain_every_figure_of_the_page(run: RunSummary) -> None:
     package = Path(render_module.__file__).parent
     template = (package / "templates" / "report.html.j2").read_text(encoding="utf-8")
     device = DeviceFigures(0.5, 1.0, 1.0, 0.5, "host", "float16", 1.0, 1.0, 1.0, 0.5)
-    saved = savings_rows([OrderChosen("input", 1, "", 0.0)], 1, PrefixCacheUsed(1, 1, 1, 0.0))
+    order = (OrderChosen("input", 1, "", 0.0),)
+    found = Report(batches=1, device=device, order=order, duplicates=1, prefix_cache=PrefixCacheUsed(1, 1, 1, 0.0))
     shown = {
         *(label.partition(" (")[0] for label in LABELS.values()),
         *re.findall(r'^  \("[a-z-]+", "([^"]+)"', template, re.MULTILINE),
         *(title for title in re.findall(r"<h3>([^<]+)</h3>", template) if "{{" not in title),
         *(label.partition("{")[0].rstrip(" ,(") for label in re.findall(r"</b><span>(.+?)</span>", template)),
-        *(label for label, _ in (*device_rows(device), *saved)),
+        *(one.label for one in declared(JobFigures)),
+        *(label for label, _ in lines_of(found, "device", "order", "duplicates", "prefix_cache")),
         *(what.partition(" (")[0] for what in figures([run]).percentiles),
     }
     assert len(shown) > 40

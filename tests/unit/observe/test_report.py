@@ -30,7 +30,7 @@ from headrace.events import (
 )
 from headrace.observe.accounting.batches import BusyTime
 from headrace.observe.accounting.worker_rows import WorkerRow
-from headrace.observe.reporting.advice import Advice
+from headrace.observe.reporting.host import Advice
 from headrace.observe.reporting.report import Report, ReportBuilder
 from headrace.observe.reporting.summary import figures_of
 from headrace.observe.reporting.table import as_text, print_report, rows
@@ -293,4 +293,4 @@ def test_advice_and_table_name_settings_as_the_user_gives_them(door: Door, batch
     assert spoken.advices[0].text == spoken.advice
     assert batches in table["memory"]
     assert empty in table["empty"]
-    assert figures_of(found)["advice"] == "--batch-tokens 9 helps.", "what is stored names flags"
+    assert figures_of(found).advice == "--batch-tokens 9 helps.", "what is stored names flags"

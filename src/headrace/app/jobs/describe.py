@@ -19,7 +19,7 @@ from headrace.io.formats.jsonl import JsonlWriter
 from headrace.io.storage.locations import as_named
 from headrace.observe.live.recorder import Description
 from headrace.observe.live.server import ServerFacts
-from headrace.observe.reporting.advice import Host
+from headrace.observe.reporting.host import Host
 
 _LIBRARIES = ("torch", "transformers", "sentence_transformers", "vllm", "onnxruntime", "pyarrow", "ray")
 _SECRET = re.compile(r"key|secret|password|credential|auth|(^|_)token$", re.IGNORECASE)

@@ -1,87 +1,73 @@
-"""Whether OpenTelemetry is wanted, as its own environment variables say, and where the spans go."""
+"""What traces jobs and servers: the plugins of the group `headrace.exporters` whose names begin with `trace.`."""
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
-import os
-import sys
-from collections.abc import Mapping
-from importlib.metadata import version
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol, TypeVar, cast
 
 from headrace.app.jobs.describe import remove_logins
 from headrace.app.jobs.plan import Plan
+from headrace.errors import ConfigError
+from headrace.events import Event
+from headrace.plugins import known, load
+from headrace.serving.tracing import RequestTracing
 
-if TYPE_CHECKING:
-    from headrace.observe.exporters.otel import JobSpans, ServerSpans, Tracing
+T = TypeVar("T")
 
 logger = logging.getLogger("headrace")
 
-_ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
-_PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
+
+class JobTracing(contextlib.AbstractContextManager["JobTracing"], Protocol):
+    """A listener that traces one job, and ends with it."""
+
+    def __call__(self, event: Event) -> None:
+        """Take in an event."""
+        ...
 
 
-def wanted_exporters(environment: Mapping[str, str]) -> tuple[str, ...]:
-    """The names of the exporters of spans that OpenTelemetry's variables ask for; empty for no spans."""
-    if environment.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
-        return ()
-    named = environment.get("OTEL_TRACES_EXPORTER", "")
-    if not named.strip() and any(environment.get(name, "").strip() for name in _ENDPOINTS):
-        named = "otlp"
-    names = dict.fromkeys(stripped for name in named.split(",") if (stripped := name.strip()))
-    return () if "none" in names else tuple(names)
+class ServerTracing(RequestTracing, Protocol):
+    """Traces the requests of a server, and their batches."""
+
+    def batches(self, process: Callable[[list[T]], Sequence[object]]) -> Callable[[list[object]], Sequence[object]]:
+        """The function that runs a batch, traced."""
+        ...
 
 
-def find_tracing() -> Tracing | None:
-    """Where spans go; None for none.
+class TracingExporter(Protocol):
+    """An object of the class that a package registers as `trace.NAME`. Each method returns None where it is off."""
 
-    A program that has set a tracer provider gets them there. Otherwise the environment decides.
-    """
-    module = sys.modules.get("opentelemetry.trace")
-    if module is not None and not isinstance(given := module.get_tracer_provider(), module.ProxyTracerProvider):
-        from headrace.observe.exporters.otel import Tracing
+    def job(self, began: float, output: str, model: str, task: str) -> JobTracing | None:
+        """What traces a job that began at `began`, on the events' clock."""
+        ...
 
-        return Tracing(given, version("headrace"))
-    exporters = wanted_exporters(os.environ)
-    return _own(exporters) if exporters else None
+    def server(self) -> ServerTracing | None:
+        """What traces the requests of a server."""
+        ...
 
 
-@functools.cache
-def _own(exporters: tuple[str, ...]) -> Tracing | None:
-    """The process's own provider, as the environment describes it."""
-    try:
-        from headrace.observe.exporters.otel_export import make_tracing
-    except ModuleNotFoundError as error:
-        logger.warning(
-            "headrace: the environment asks for OpenTelemetry, but %s is not installed; spans are off: "
-            'pip install "headrace[otel]"', error.name,
-        )  # fmt: skip
-        return None
-    protocol = next((value for name in _PROTOCOLS if (value := os.environ.get(name, "").strip())), "http/protobuf")
-    return make_tracing(exporters, protocol, version("headrace"))
-
-
-def job_spans(plan: Plan, began: float) -> contextlib.AbstractContextManager[JobSpans | None]:
+def job_spans(plan: Plan, began: float) -> contextlib.AbstractContextManager[JobTracing | None]:
     """The listener that traces a job which began at `began`; a context manager of None for no spans."""
-    tracing = find_tracing()
-    if tracing is None:
-        return contextlib.nullcontext()
-    from headrace.observe.exporters.otel import JobSpans
-
     config = plan.settings.config
     task = config.task or ""
     engine = config.engine if isinstance(config.engine, str) else None
     model = remove_logins(config.label or engine or task)
-    return JobSpans(tracing, began, remove_logins(plan.output.target), model, task)
+    output = remove_logins(plan.output.target)
+    on = (spans for one in _exporters() if (spans := one.job(began, output, model, task)) is not None)
+    return next(on, None) or contextlib.nullcontext()
 
 
-def server_spans() -> ServerSpans | None:
+def server_spans() -> ServerTracing | None:
     """What traces the requests of a server; None for no spans."""
-    tracing = find_tracing()
-    if tracing is None:
-        return None
-    from headrace.observe.exporters.otel import ServerSpans
+    return next((spans for one in _exporters() if (spans := one.server()) is not None), None)
 
-    return ServerSpans(tracing)
+
+def _exporters() -> Iterator[TracingExporter]:
+    """Those that can be used: a broken one costs a warning and itself."""
+    for name in known("exporters"):
+        if name.startswith("trace."):
+            try:
+                yield cast("TracingExporter", load("exporters", name, type)())
+            except ConfigError as error:
+                logger.warning("headrace: spans are off: %s", error)

@@ -13,7 +13,6 @@ from headrace.app.jobs.plan import Plan
 from headrace.device.precision import LEAST_GAIN, candidates, compare, likely_saving
 from headrace.engines.base import BatchEngine, Engine
 from headrace.engines.capabilities import BATCHES, TUNING, TunableEngine
-from headrace.engines.choosing import registry
 from headrace.engines.choosing.config import EngineConfig
 from headrace.engines.choosing.loading import load_engine
 from headrace.engines.options import INT8
@@ -64,7 +63,7 @@ def settings_to_load(plan: Plan) -> JobSettings:
     config = settings.config
     if settings.overwrite or not (is_auto(config) or is_int8(config)):
         return settings
-    if not registry.has_option(config.task, config.engine, "dtype"):
+    if not config.has_option("dtype"):
         return settings
     try:
         state = plan.output.read_state()

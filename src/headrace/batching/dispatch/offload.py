@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator
 from time import monotonic
 from typing import Any, TypeVar
 
-from headrace.batching.callables import is_async
+from headrace.batching.callables import ProcessFn, is_async
 from headrace.batching.results import received
 from headrace.batching.tasks import Foreign, Raised, attempt
 
@@ -130,8 +130,9 @@ class ProcessCaller:
     is assumed to block and runs in a worker thread; a coroutine that it returns runs where an `async def` would.
     """
 
-    def __init__(self, fn: Callable[[list[Any]], Any], *, offload: bool, name: str) -> None:
+    def __init__(self, fn: ProcessFn, *, offload: bool, name: str) -> None:
         self._fn = fn
+        self._foreign = Foreign("process_fn")
         self._name = name
         self._offload = offload
         self._on_loop = is_async(fn) and not offload
@@ -152,7 +153,7 @@ class ProcessCaller:
             ProcessError: it raised an exception with a special meaning to the loop, such as `KeyboardInterrupt` or its
                 own `CancelledError`, which is the `__cause__`.
         """
-        with Foreign("process_fn"):
+        with self._foreign:
             return await (self._call_on_loop(records) if self._on_loop else self._call_in_thread(records, timer))
 
     async def _call_on_loop(self, records: list[object]) -> list[object]:
@@ -172,7 +173,7 @@ class ProcessCaller:
             else:  # cancelled while the call continues: its thread ends after it and is replaced
                 worker.close()
         if isinstance(outcome, Raised):
-            with Foreign("process_fn"):
+            with self._foreign:
                 raise outcome.cause
         if isinstance(outcome, list):
             return outcome

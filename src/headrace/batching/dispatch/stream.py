@@ -118,7 +118,7 @@ class StreamPort:
         return None if self._shared_cost is None else self._shared_cost(records)
 
     def enter(self, entry: RunSlice, reserved: int) -> bool:
-        """Queue the entry, or as many of its first records as there is room for; whether all were queued.
+        """Queue the entry, or as many of its first records as there is room for; returns whether all were queued.
 
         At least `reserved` records may enter.
         """

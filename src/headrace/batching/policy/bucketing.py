@@ -164,8 +164,10 @@ class BucketWindow:
         """
         limits, items = self.limits, self._sorted
         batch = BatchCost(limits)
-        for cost, _, _ in items[low:high]:
-            batch.add(cost)
+        if limits.padded:
+            batch.add(items[high - 1][0], high - low)  # the longest stands for all
+        else:
+            batch.fill(cost for cost, _, _ in items[low:high])
         while high < len(items):
             cost = items[high][0]
             if not batch.room(cost):

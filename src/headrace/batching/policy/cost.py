@@ -26,7 +26,6 @@ class CostEstimator(Protocol):
 
     def estimate_cost(self) -> int:
         """The record's cost, a finite number >= 0."""
-        ...
 
 
 @runtime_checkable
@@ -35,7 +34,6 @@ class TokenEstimator(Protocol):
 
     def estimate_tokens(self) -> int:
         """The record's tokens, a finite number >= 0."""
-        ...
 
 
 def checked_cost(cost: object, kind: type) -> float:
@@ -115,11 +113,11 @@ class BatchLimits:
     """Records that length bucketing may reorder; 0 keeps them first in, first out."""
 
     def computed(self, size: int, cost: float, longest: float) -> float:
-        """What so many records cost together: the sum `cost`, or size × longest for an engine that pads."""
+        """The cost of `size` records for the engine: their sum `cost`, or size × longest for one that pads."""
         return longest * size if self.padded else cost
 
     def reached(self, size: int, cost: float, longest: float) -> bool:
-        """Whether so many records fill a batch."""
+        """Whether `size` records fill a batch."""
         return size >= self.max_batch_size or self.computed(size, cost, longest) >= self.target_batch_cost
 
 

@@ -8,7 +8,7 @@ _SPREAD = 0.01
 """Minimum relative deviation of costs for a slope: for equal costs, time is assumed to be proportional to cost."""
 _LEAST_POINTS = 10
 _LEAST_APART = 3.0
-"""Batches that lie as far from the mean as the farthest one, at least, for `fixed_s`."""
+"""Minimum spread of costs for `fixed_s`, in units of the farthest batch's squared distance from the mean."""
 _ERROR = 0.15
 """Maximum standard error of `fixed_s`, as a share of the mean duration."""
 

@@ -12,7 +12,7 @@ _SAMPLE = 64
 """How many of the latest finished records to keep, of all and of each kind."""
 
 _DOUBT = 4
-"""As many more records are assumed to reach their maximum: the first to finish are the short ones."""
+"""Records that are assumed to reach their maximum, beside those seen: short records finish first."""
 
 _ENOUGH_ALIKE = 8
 """Minimum finished records of one kind for a prediction."""
@@ -33,10 +33,10 @@ _SMOOTHING = 0.05
 """Weight of the latest record in the comparison of predictions."""
 
 _BETTER = 0.001
-"""By how much smaller the error of a prediction must be, as a share of the limit."""
+"""The minimum advantage of a prediction over the others, as a share of the limit."""
 
 _RAISED, _LOWERED = 0.1, 0.98
-"""How much caution a record adds that had to be evicted, and how much remains after one that finished."""
+"""Caution that an eviction adds, and the share of it that remains after each finished record."""
 
 
 class Growth:
@@ -53,10 +53,10 @@ class Growth:
         self._all = _GrowthShares(_SAMPLE)
         self._kinds: OrderedDict[tuple[str, Hashable], _GrowthShares] = OrderedDict()
         self._errors: dict[str, float] = {}
-        """By what records are alike in: the error of its predictions, less that of the predictions for all."""
+        """The error of the predictions by each kind of likeness, minus the error of predicting from all records."""
         self._best: str | None = None
         self.caution = 0.0
-        """By what share more room is to be kept, after evictions."""
+        """The share of extra room to keep after evictions."""
 
     def finished(self, start: float, most: float, final: float, group: Hashable = None) -> None:
         """A record with initial cost `start` and maximum `most` finished at `final`."""
@@ -109,7 +109,6 @@ class Growth:
         return [(start + room * share, probability) for share, probability in shares]
 
     def _alike(self, start: float, most: float, group: Hashable) -> _GrowthShares:
-        """The kept records that predict such a record best."""
         shares = self._all
         if self._best is not None:
             alike = self._kinds.get((self._best, _kind(self._best, start, most, group)))
@@ -118,7 +117,7 @@ class Growth:
 
 
 class _GrowthShares:
-    """How far the latest records grew, at most `size`."""
+    """How far the latest records grew; keeps at most `size`."""
 
     def __init__(self, size: int) -> None:
         self._size = size

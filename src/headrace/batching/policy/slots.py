@@ -36,7 +36,7 @@ class SlotEntry:
         self.shared = 0.0
         """How much of it is counted for a record that joined before."""
         self.key = -1
-        """Its key in the engine, new each time it joins."""
+        """Its key in the engine; a new one each time it joins."""
 
 
 class ExpectedPeak:

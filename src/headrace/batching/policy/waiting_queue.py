@@ -87,16 +87,16 @@ class CallerQueue:
         self.left = 0
         """Records left in its turn."""
         self.early = 0
-        """Those of them that go before the turns of others, because they have waited for longest."""
+        """How many of them go before other turns, because they have waited for longest."""
         self.scale = 1
-        """Callers of its owner that waited when the turn was planned: each gets so much less."""
+        """The number of its owner's callers that waited when the turn was planned; they share one part."""
         self.turn = 0
         """The number of its turn; 0 if none is planned."""
         self.waits = True
         """Whether it has, or will have, a turn."""
 
     def skip_cancelled(self) -> bool:
-        """Drop first records that were cancelled while they waited; whether any record is left."""
+        """Drop leading records that were cancelled while they waited; returns whether any record is left."""
         while self.entries and self.entries[0].holder is None:
             self.entries.popleft()
         return bool(self.entries)
@@ -131,7 +131,7 @@ class PriorityGroup:
         self.priority = priority
         self.limits = limits
         self.queues: dict[Hashable, CallerQueue] = {}
-        """Those that wait, and those that waited lately and may have got more than their part."""
+        """Queues that wait, and recent ones that may have had more than their part."""
         self.window = BucketWindow(limits) if limits.window else None
         self._owned: Counter[Hashable] = Counter()
         """Waiting queues of each owner."""
@@ -260,7 +260,7 @@ class PriorityGroup:
         heapq.heappush(self._heap, (queue.ends, queue.turn, queue))
 
     def _rest(self, queue: CallerQueue) -> None:
-        """Remember an empty queue for a while: its caller may come back, and has got its part of these batches."""
+        """Remember an empty queue for a while: its caller may return, and has had its part of these batches."""
         queue.turn, queue.waits = 0, False
         self._idle.append((self._batches, queue))
         if queue.owner is not None:

@@ -5,19 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from headrace.app.servers.server import ServerSettings
-from headrace.cluster.base import ClusterResources, Replicas
+from headrace.cluster.base import Cluster, ClusterResources, Replicas
 from headrace.jobs.pipeline.job import JobEnd, StopRequest
 from headrace.jobs.settings import JobSettings
 from headrace.observe.reporting.report import Report
 
 
-class Ray:
-    """A Ray cluster; satisfies `Cluster`."""
+class Ray(Cluster):
+    """A Ray cluster.
+
+    Its address is `host:port` or `ray://host:port`; without one, RAY_ADDRESS is used, or a local cluster is started.
+    """
 
     def run(
         self, settings: JobSettings, resources: ClusterResources, stop: StopRequest, *, progress: bool
     ) -> tuple[JobEnd, Report]:
-        """See `Cluster.run`."""
+        """Run a job with Ray actors as workers."""
         from headrace.cluster.ray.jobs import execute
 
         return execute(settings, resources, stop, progress=progress)
@@ -30,7 +33,7 @@ class Ray:
         address: tuple[str, int],
         say: Callable[[str], None],
     ) -> None:
-        """See `Cluster.serve`."""
+        """Serve on Ray Serve until stopped."""
         from headrace.cluster.ray.serving import serve_until_stopped
 
         serve_until_stopped(settings, replicas, resources, address, say)

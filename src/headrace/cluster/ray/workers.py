@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import pickle
 import signal
 import socket
 import threading
@@ -131,10 +130,7 @@ class RayWorkers:
             HeadraceError: the first worker cannot load the model.
         """
         self._spec = spec
-        try:
-            ray.cloudpickle.dumps(spec)
-        except (pickle.PicklingError, TypeError, AttributeError) as error:
-            raise ConfigError(f"the engine's options cannot be sent to a worker: {error}") from error
+        spec.check_sendable(ray.cloudpickle.dumps)
         gpus = check_room(resources, resources.replicas)
         self.room = WorkerRoom("replicas", _most(resources.cpus, gpus, resources.replicas))
         self._actor_class = ray.remote(  # registered once: the call blocks, forever if the cluster is gone
@@ -220,7 +216,7 @@ def check_room(resources: ClusterResources, replicas: int) -> float:
 
 
 def _most(cpus: float, gpus: float, replicas: int) -> int:
-    """The workers that the cluster has room for, if each needs so much; at least `replicas`."""
+    """The number of workers that the cluster has room for; at least `replicas`."""
     total = ray.cluster_resources()
     room = [int(total.get(name, 0.0) / each) for name, each in (("CPU", cpus), ("GPU", gpus)) if each]
     return max(min(room, default=replicas), replicas)
@@ -237,7 +233,7 @@ class RayWorker:
         self._heartbeat = heartbeat.Heartbeat(lambda: self._location, self._clock)
 
     async def load(self) -> float:
-        """See `Worker.load`."""
+        """Wait until the model is loaded; returns the offset of the clocks in seconds."""
         with self._ray_errors():
             placed, _ = await asyncio.wait({asyncio.ensure_future(heartbeat.awaited(self.greeting))}, timeout=_PLACE_S)
             if not placed:
@@ -247,12 +243,12 @@ class RayWorker:
         return await self._heartbeat.clock_offset()
 
     async def work(self, payloads: list[bytes]) -> WorkUnitReply:
-        """See `Worker.work`."""
+        """Process a work unit."""
         with self._ray_errors():
             return unpack(await self._actor.work.remote(payloads))
 
     async def watch(self) -> NoReturn:
-        """See `Worker.watch`."""
+        """Check the worker's health until it dies."""
         await self._heartbeat.watch()
 
     def pulse(self) -> ray.ObjectRef[float]:
@@ -264,7 +260,7 @@ class RayWorker:
             return float(await self.pulse())
 
     def kill(self) -> None:
-        """See `Worker.kill`."""
+        """Kill the worker, if it is alive."""
         _call_with_timeout(_KILL_S, self.end)
 
     def end(self) -> None:

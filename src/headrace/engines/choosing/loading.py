@@ -7,7 +7,6 @@ from headrace.engines.choosing import registry
 from headrace.engines.choosing.config import EngineConfig
 from headrace.engines.choosing.process import ProcessEngine
 from headrace.engines.choosing.resolving import fetch
-from headrace.errors import EngineError, HeadraceError, StoppedEarly, text_of
 
 
 def load_engine(config: EngineConfig) -> Engine:
@@ -21,11 +20,5 @@ def load_engine(config: EngineConfig) -> Engine:
     model = fetch(config)
     if config.engine_process:
         return ProcessEngine(task, model, engine=name, options=options, timeout_s=config.engine_timeout_s)
-    try:
-        engine: Engine = registry.create(task, model, engine=name, **options)
-    except (HeadraceError, OSError, KeyboardInterrupt, StoppedEarly):
-        raise
-    except BaseException as error:
-        words = " ".join(text_of(error).split())
-        raise EngineError(f"the engine cannot be loaded: {type(error).__name__}: {words}") from error
+    engine: Engine = registry.create(task, model, engine=name, **options)
     return engine

@@ -119,7 +119,7 @@ class ProcessEngine:
             raise EngineDeadError("the engine is closed; create a new one")
         try:
             self._child.start()
-        except Exception as error:  # loading raises whatever the engine's factory raised
+        except (HeadraceError, OSError) as error:
             raise EngineDeadError(f"the model cannot be loaded again: {text_of(error)}") from error
         try:
             results = self._child.call((method, rows), timeout_s)
@@ -137,13 +137,7 @@ class _Host:
     """The engine in the child process; calls its methods."""
 
     def __init__(self, task: str, model: str | Path | None, name: str | None, options: dict[str, object]) -> None:
-        try:
-            engine = registry.create(task, model, engine=name, **options)
-        except (HeadraceError, OSError):
-            raise
-        except BaseException as error:  # a user's factory may raise anything
-            words = " ".join(text_of(error).split())
-            raise EngineError(f"the engine cannot be loaded: {type(error).__name__}: {words}") from error
+        engine = registry.create(task, model, engine=name, **options)
         profile = profile_of(engine)
         batching, tunable = BATCHES.of(engine), TUNING.of(engine)
         if batching is None:

@@ -10,10 +10,18 @@ from typing import Any, Literal, TypeGuard, Union, get_args, get_origin
 
 from headrace.engines.custom import load
 from headrace.engines.declaring import EngineOptions
-from headrace.engines.model_folder import ONNX_WEIGHTS, WEIGHTS, is_local, named_folder
+from headrace.engines.model_folder import WEIGHTS, is_local, named_folder
 from headrace.engines.model_kinds import check_kind, warn_unused_head
 from headrace.engines.tasks import known_tasks, task_named
-from headrace.errors import ConfigError, UnknownOptionError, nearest
+from headrace.errors import (
+    ConfigError,
+    EngineError,
+    HeadraceError,
+    StoppedEarly,
+    UnknownOptionError,
+    nearest,
+    text_of,
+)
 from headrace.models.names import remote_model
 from headrace.options import Declared, declared
 from headrace.plugins import OWN, known, working
@@ -153,12 +161,6 @@ def is_downloaded(task: str, model: str | Path | None, engine: object) -> bool:
     return bool(remote_model(str(model)))
 
 
-def has_option(task: str | None, engine: object, option: str) -> bool:
-    """Whether an engine of Headrace's own has an option of this name; False for others, and where it cannot be told."""
-    kind = engine_named(task or "", engine)
-    return kind is not None and option in (kind.names() or ())
-
-
 def unknown_key(key: str, known: Sequence[str]) -> str:
     """What to do about an unknown key of a mapping that has `engine_options`, as the end of a sentence."""
     if _owners(key):
@@ -175,16 +177,21 @@ def create(task: str, model: str | Path | None = None, *, engine: object = None,
     Raises:
         ConfigError: no such task, engine, model or option, or a model of another kind.
         MissingExtraError: a dependency of the engine is not installed.
-        EngineError: the model's files cannot be loaded.
+        EngineError: the model's files cannot be loaded, or what loads them raised.
     """
     kind = engine_named(task, engine)
-    if kind is None:
-        return load(engine, model, options)
-    _check_named(model, kind)
-    _check_kind(model, kind)  # before imports that take seconds
-    if kind.weights is not None:
-        warn_unused_head(task, model)
-    return _made(kind, engine, model, options).load()
+    if kind is not None:
+        _check_named(model, kind)
+        _check_kind(model, kind)  # before imports that take seconds
+        if kind.weights is not None:
+            warn_unused_head(task, model)
+    try:
+        return load(engine, model, options) if kind is None else _made(kind, engine, model, options).load()
+    except (HeadraceError, OSError, KeyboardInterrupt, StoppedEarly):
+        raise
+    except BaseException as error:  # the border to models, libraries and users' factories
+        words = " ".join(text_of(error).split())
+        raise EngineError(f"the engine cannot be loaded: {type(error).__name__}: {words}") from error
 
 
 def engine_named(task: str, engine: object) -> type[EngineOptions] | None:
@@ -278,12 +285,6 @@ def _check_named(model: str | Path | None, kind: type[EngineOptions]) -> None:
 def _check_kind(model: str | Path | None, kind: type[EngineOptions]) -> None:
     if kind.weights is not None:
         check_kind(kind.task, model)
-
-
-def loads_onnx(task: str, engine: object) -> bool:
-    """Whether the engine reads ONNX files."""
-    kind = engine_named(task, engine)
-    return kind is not None and kind.weights == ONNX_WEIGHTS
 
 
 def _who_splits() -> str:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from headrace.engines.choosing import registry
 from headrace.engines.choosing.config import EngineConfig
+from headrace.engines.model_folder import ONNX_WEIGHTS
 from headrace.engines.model_kinds import check_kind
 from headrace.errors import ConfigError
 from headrace.models import files
@@ -100,7 +101,7 @@ def _check(config: EngineConfig, model: RemoteModel, found: Listing) -> Path:
 
 
 def _check_files(config: EngineConfig, found: Listing, folders: Sequence[str]) -> None:
-    onnx, named = registry.loads_onnx(config.task or "", config.engine), f"model {config.model!r}"
+    onnx, named = _loads_onnx(config), f"model {config.model!r}"
     if not {"config.json", "modules.json"} & set(found.files):
         other = "holds no config.json; give a model of transformers or sentence-transformers"
         raise ConfigError(f"{named} {files.reason_of_format(found.files) or other}")
@@ -117,12 +118,16 @@ def _check_files(config: EngineConfig, found: Listing, folders: Sequence[str]) -
 
 
 def _weights_of(config: EngineConfig, found: Listing, folders: Sequence[str]) -> list[str]:
-    if not registry.loads_onnx(config.task or "", config.engine):
+    if not _loads_onnx(config):
         return files.torch_weights(found.files, folders)
     try:
         return files.onnx_weights(found.files)
     except ConfigError as error:
         raise ConfigError(f"model {config.model!r} {error}") from error
+
+
+def _loads_onnx(config: EngineConfig) -> bool:
+    return config.declaration is not None and config.declaration.weights == ONNX_WEIGHTS
 
 
 def _weights(config: EngineConfig, folder: Path, found: Listing) -> list[str]:
@@ -148,7 +153,7 @@ def _check_architecture(config: EngineConfig, folder: Path) -> None:
         ConfigError: it does not know it.
     """
     facts = _json(folder / "config.json")
-    declared = registry.engine_named(config.task or "", config.engine)
+    declared = config.declaration
     if declared is None or not declared.by_transformers or not isinstance(facts, Mapping) or "model_type" not in facts:
         return
     transformers = importlib.import_module("transformers")  # here, as it takes seconds
@@ -158,7 +163,7 @@ def _check_architecture(config: EngineConfig, folder: Path) -> None:
         _refuse_foreign_code(config, own)
     elif kind not in transformers.CONFIG_MAPPING:
         way_out = f"upgrade transformers ({transformers.__version__} is installed), or choose another model"
-        if own and registry.has_option(config.task, config.engine, "trust_remote_code"):
+        if own and config.has_option("trust_remote_code"):
             way_out = "it brings Python code of its own: pass ``trust_remote_code=True`` if you trust it"
         elif own:
             way_out = f"it needs Python code of its own, which task {config.task!r} does not run"

@@ -1,7 +1,8 @@
 """Attention on a CPU, computed in the faster of two ways.
 
 PyTorch's fused attention takes one head of one sequence after another, in small products. Plain products take all heads
-of many sequences at once, but write their scores to memory. In bfloat16 with AVX-512, they take about 0.6 of the time.
+of many sequences at once, but write their scores to memory. In bfloat16 with AVX-512, they take about 0.6 of the time,
+and a batch of MiniLM with 120 to 240 tokens per text 0.85 of its processor time.
 Other CPUs may differ, so a process times both ways once for each kind of heads. In float32, there is no difference.
 """
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
@@ -22,7 +22,7 @@ from headrace.device.forward import ForwardMeter, NetworkSize
 from headrace.device.graph_runner import GraphRunner
 from headrace.device.memory import memory_limit
 from headrace.device.native import gpu_uuid, hardware, speeds
-from headrace.device.pipeline import Arrays, Computed, OutputRows
+from headrace.device.pipeline import Arrays, Computed, NetworkCall, OutputRows
 from headrace.device.placement import choose_device, choose_dtype, release, running
 from headrace.device.sleeping import to_device, to_host
 from headrace.device.streams import pipeline_on
@@ -71,7 +71,7 @@ class TorchNetwork:
         folder: Path,
         module: torch.nn.Module,
         device: torch.device,
-        call: Callable[[Mapping[str, torch.Tensor]], torch.Tensor],
+        call: NetworkCall,
         inputs: frozenset[str],
         by_length: bool = False,
     ) -> None:
@@ -79,7 +79,7 @@ class TorchNetwork:
         self._digest: str | None = None
         self._device = device
         self.module: torch.nn.Module | None = module
-        self.call: Callable[[Mapping[str, torch.Tensor]], torch.Tensor] | None = call
+        self.call: NetworkCall | None = call
         self._asleep = False
         self._dtype = next(module.parameters()).dtype
         self.kind = device.type
@@ -223,7 +223,7 @@ def _in_parts(
     arrays: Arrays,
     lengths: NDArray[np.integer] | None,
     dtype: torch.dtype,
-    call: Callable[[Mapping[str, torch.Tensor]], torch.Tensor],
+    call: NetworkCall,
 ) -> Computed:
     """The rows of a batch, of which each lane computes a part."""
 

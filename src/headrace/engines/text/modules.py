@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -11,6 +11,7 @@ import torch
 from sentence_transformers import MultiVectorEncoder, SentenceTransformer, SparseEncoder
 from sentence_transformers.sentence_transformer.modules import StaticEmbedding, Transformer
 
+from headrace.device.pipeline import NetworkCall
 from headrace.device.placement import choose_device, choose_dtype
 from headrace.engines.library_settings import (
     LATE_INTERACTION,
@@ -96,7 +97,7 @@ class Encoder(Generic[ModuleT]):
 
     def network(
         self,
-        call: Callable[[Mapping[str, torch.Tensor]], torch.Tensor],
+        call: NetworkCall,
         inputs: frozenset[str],
         *,
         per_token: bool = False,

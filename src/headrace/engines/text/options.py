@@ -23,7 +23,7 @@ from headrace.options import option
 TokenVectorDtype: TypeAlias = Literal["float32", "float16"]
 
 
-class _OnTorch(EngineOptions):
+class _TextsOnTorch(EngineOptions):
     """What all of them have in common."""
 
     engine = "torch"
@@ -33,7 +33,7 @@ class _OnTorch(EngineOptions):
     order = 0
 
 
-class Embedding(VectorOptions, Int8Options, EncoderOptions, _OnTorch):
+class Embedding(VectorOptions, Int8Options, EncoderOptions, _TextsOnTorch):
     """One vector for each text."""
 
     task = "embed"
@@ -42,7 +42,7 @@ class Embedding(VectorOptions, Int8Options, EncoderOptions, _OnTorch):
     splits = True
 
 
-class SparseEmbedding(EncoderOptions, _OnTorch):
+class SparseEmbedding(EncoderOptions, _TextsOnTorch):
     """The weights of some words for each text."""
 
     task = "sparse-embed"
@@ -53,7 +53,7 @@ class SparseEmbedding(EncoderOptions, _OnTorch):
     )
 
 
-class MultiVectorEmbedding(EncoderOptions, _OnTorch):
+class MultiVectorEmbedding(EncoderOptions, _TextsOnTorch):
     """A vector for each token of a text."""
 
     task = "multi-vector-embed"
@@ -62,7 +62,7 @@ class MultiVectorEmbedding(EncoderOptions, _OnTorch):
     output_dtype: TokenVectorDtype = option("float32", "Type of a vector's numbers. Default: float32.", panel=PANEL)
 
 
-class SequenceClassifierOptions(TextOptions, GraphOptions, Int8Options, DeviceOptions, _OnTorch):
+class SequenceClassifierOptions(TextOptions, GraphOptions, Int8Options, DeviceOptions, _TextsOnTorch):
     """Options of all engines for sequence classification models."""
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TypedDict
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from sentence_transformers import SparseEncoder
 
 from headrace.batching.options import whole
-from headrace.device.pipeline import OutputRows
+from headrace.device.pipeline import NetworkCall, OutputRows
 from headrace.engines.model_folder import named_folder
 from headrace.engines.text.engine import TextEngine
 from headrace.engines.text.modules import open_encoder
@@ -76,7 +76,7 @@ class SparseEngine(TextEngine):
         self.profile = replace(self.profile, batch_cost=budget, prompt_names=tuple(encoder.prompts.named))
 
 
-def _caller(module: SparseEncoder, most: int | None) -> Callable[[Mapping[str, torch.Tensor]], torch.Tensor]:
+def _caller(module: SparseEncoder, most: int | None) -> NetworkCall:
     limit = {} if most is None else {"max_active_dims": most}
 
     def call(tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -12,12 +12,11 @@ from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
+from headrace.device.pipeline import NetworkCall
 from headrace.device.streams import to_device
 from headrace.engines.networks.pytorch import HOST_MASK
 from headrace.engines.profile import EngineProfile
 from headrace.errors import ConfigError
-
-Call = Callable[[Mapping[str, torch.Tensor]], torch.Tensor]
 
 LONGEST = (1 << 24) - 1
 """Maximum tokens of a text: none, for a model without positions."""
@@ -32,7 +31,7 @@ def tokenizer_of(module: StaticEmbedding) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(json.dumps(content)))
 
 
-def bagged(call: Call) -> Call:
+def bagged(call: NetworkCall) -> NetworkCall:
     """Calls the modules with the tokens of all texts in one row, and where each text begins."""
 
     def on_padded(tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
+from headrace.batching.policy.cost import BatchCost, BatchLimits
 from headrace.device.pipeline import OutputRows
 from headrace.engines.base import Chunks, Prepared
 from headrace.engines.model_config import ModelConfig
@@ -202,14 +203,11 @@ def _entailment_columns(config: ModelConfig) -> tuple[int, int]:
     return entailed[0], contradicted[0] if contradicted else len(names) - 1 if entailed[0] == 0 else 0
 
 
-def _within(rows: Sequence[Tokens], budget: int) -> Iterator[list[Tokens]]:
+def _within(rows: Sequence[Tokens], budget: int) -> Iterator[Sequence[Tokens]]:
     """Split the rows, in order, into batches with a padded cost within the budget; a longer row is a batch of one."""
-    piece: list[Tokens] = []
-    longest = 0
-    for row in rows:
-        longest = max(longest, row.shape[1])
-        if piece and (len(piece) + 1) * longest > budget:
-            yield piece
-            piece, longest = [], row.shape[1]
-        piece.append(row)
-    yield piece
+    limits = BatchLimits(budget, len(rows), padded=True)
+    start = 0
+    while start < len(rows):
+        end = start + BatchCost(limits).fill(row.shape[1] for row in rows[start:])
+        yield rows[start:end]
+        start = end

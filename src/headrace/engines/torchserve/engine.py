@@ -22,7 +22,7 @@ from headrace.engines.torchserve.context import Context
 from headrace.engines.torchserve.files import HandlerFiles
 from headrace.engines.torchserve.options import TorchServe
 from headrace.engines.torchserve.thread import HandlerThread
-from headrace.errors import BadResultError, ConfigError, EngineDeadError, EngineError, RecordError
+from headrace.errors import BadResultError, ConfigError, EngineDeadError, EngineError, RecordError, attempted
 from headrace.records import text_refusal
 
 
@@ -130,33 +130,43 @@ def _load(files: HandlerFiles, context: Context) -> Callable[[object, Context], 
     ts_package.provide()
     module = _import(files)
     name = files.function or "handle"
-    try:
-        if hasattr(module, name):
-            function: Callable[[object, Context], object] = getattr(module, name)
-            plain_function(f"{name} of {files.handler.name}", function)
-            function(None, context)  # TorchServe's convention: a call without data loads the model
-            return function
-        service = _the_class(module, files)()
-        service.initialize(context)
-    except ConfigError:
-        raise
-    except BaseException as error:  # the user's code may raise anything
-        raise EngineError(f"handler {files.name} cannot be initialized: {_cause(error, files)}") from error
-    plain_function(f"handle of {files.name}", service.handle)
+    handle = attempted(_initialized, module, name, files, context)
+    if isinstance(handle, ConfigError):
+        raise handle
+    if isinstance(handle, BaseException):
+        raise EngineError(f"handler {files.name} cannot be initialized: {_cause(handle, files)}") from handle
+    plain_function(f"{name} of {files.name}", handle)
+    return handle
+
+
+def _initialized(
+    module: ModuleType, name: str, files: HandlerFiles, context: Context
+) -> Callable[[object, Context], object]:
+    if hasattr(module, name):
+        function: Callable[[object, Context], object] = getattr(module, name)
+        plain_function(f"{name} of {files.handler.name}", function)
+        function(None, context)  # TorchServe's convention: a call without data loads the model
+        return function
+    service = _the_class(module, files)()
+    service.initialize(context)
     handle: Callable[[object, Context], object] = service.handle
     return handle
 
 
 def _import(files: HandlerFiles) -> ModuleType:
-    try:
-        if files.built_in:
-            return importlib.import_module(f"headrace.engines.torchserve.{files.handler.stem}")
-        if str(files.model_dir) not in sys.path:
-            sys.path.insert(0, str(files.model_dir))
-        return handler_files.import_file(files.handler)
-    except BaseException as error:  # likewise; this thread receives no signals
-        advice = "; install its dependencies first" if isinstance(error, ImportError) else ""
-        raise EngineError(f"handler {files.name} cannot be imported: {_cause(error, files)}{advice}") from error
+    found = attempted(_module_of, files)
+    if isinstance(found, BaseException):
+        advice = "; install its dependencies first" if isinstance(found, ImportError) else ""
+        raise EngineError(f"handler {files.name} cannot be imported: {_cause(found, files)}{advice}") from found
+    return found
+
+
+def _module_of(files: HandlerFiles) -> ModuleType:
+    if files.built_in:
+        return importlib.import_module(f"headrace.engines.torchserve.{files.handler.stem}")
+    if str(files.model_dir) not in sys.path:
+        sys.path.insert(0, str(files.model_dir))
+    return handler_files.import_file(files.handler)
 
 
 def _cause(error: BaseException, files: HandlerFiles) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from headrace.errors import EngineDeadError
+from headrace.errors import EngineDeadError, attempted
 
 T = TypeVar("T")
 
@@ -62,8 +62,9 @@ class HandlerThread:
     def _work(self) -> None:
         while (call := self._calls.get()) is not None:
             function, future = call
-            try:
-                future.set_result(function())
-            except BaseException as error:  # noqa: BLE001 - passed to the caller
-                future.set_exception(error)
-            del call, function, future  # an idle thread must not keep a batch alive
+            outcome = attempted(function)
+            if isinstance(outcome, BaseException):
+                future.set_exception(outcome)
+            else:
+                future.set_result(outcome)
+            del call, function, future, outcome  # an idle thread must not keep a batch alive

@@ -10,6 +10,7 @@ import torch
 from transformers import AutoModel, AutoModelForImageClassification, PreTrainedModel
 from transformers.utils import ModelOutput
 
+from headrace.device.pipeline import NetworkCall
 from headrace.engines.model_folder import named_folder
 from headrace.engines.networks import cpu_attention
 from headrace.engines.networks.prepacking import UNFIT, can_prepack, keep_if_equal, prepack, unpack
@@ -71,9 +72,7 @@ def _network(
     return network
 
 
-def speed_up(
-    module: PreTrainedModel, call: Callable[[Mapping[str, torch.Tensor]], torch.Tensor], images: ImageInputs
-) -> None:
+def speed_up(module: PreTrainedModel, call: NetworkCall, images: ImageInputs) -> None:
     """Prepack linear layers and choose an attention, where `call` then returns the same for a test image."""
     if not can_prepack(module.base_model):
         return

@@ -7,7 +7,7 @@ from headrace.engines.model_folder import WEIGHTS
 from headrace.engines.options import DeviceOptions, ImageOptions, LabelOptions
 
 
-class _OnTorch(EngineOptions):
+class _ImagesOnTorch(EngineOptions):
     """What both have in common."""
 
     engine = "torch"
@@ -17,14 +17,14 @@ class _OnTorch(EngineOptions):
     order = 0
 
 
-class ImageClassification(ImageOptions, LabelOptions, DeviceOptions, _OnTorch):
+class ImageClassification(ImageOptions, LabelOptions, DeviceOptions, _ImagesOnTorch):
     """The labels of images."""
 
     task = "image-classify"
     factory = "headrace.engines.vision.engine:image_classify"
 
 
-class ImageEmbedding(ImageOptions, DeviceOptions, _OnTorch):
+class ImageEmbedding(ImageOptions, DeviceOptions, _ImagesOnTorch):
     """One vector for each image."""
 
     task = "image-embed"

@@ -25,8 +25,7 @@ from headrace.jobs.pipeline.prepare import Columns
 from headrace.jobs.pipeline.spill import Spill, SpilledRow
 from headrace.jobs.settings import Order
 from headrace.jobs.state.passes import Pass
-from headrace.jobs.state.window import Window
-from headrace.jobs.state.windows import STRIDE, Windows
+from headrace.jobs.state.windows import STRIDE, Window, Windows
 from headrace.records import Failed, Record
 
 logger = logging.getLogger("headrace")

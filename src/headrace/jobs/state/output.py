@@ -28,8 +28,8 @@ from headrace.io.storage.checksums import Damage, DigestWriter, Interval, digest
 from headrace.io.storage.lease import Lease
 from headrace.io.storage.locations import abort_uploads, exists, file_names, is_remote, no_folder, remove
 from headrace.io.storage.parts import PartFolder
-from headrace.jobs.state.changed_files import changes
 from headrace.jobs.state.fingerprint import check_same, check_same_input
+from headrace.jobs.state.inspection import changes
 from headrace.jobs.state.ledger import Ledger
 from headrace.jobs.state.lock import locked_folder
 from headrace.jobs.state.passes import FinishedJob, JobState, ModelState, Pass
@@ -102,14 +102,7 @@ class JobOutput:
         self.windows = None if is_remote(place) else Windows(target.work / "order", self.parts, writer)
         """Records that are worked on in another order than the input's; None in an object store."""
         self._state = target.work / "job.json"
-        self._retrying = Retrying(
-            target.work,
-            None if target.is_folder else place,
-            self.parts,
-            self.errors,
-            writer,
-            self._check_lease,
-        )
+        self._retrying = Retrying(target, self.parts, writer, self._check_lease)
         self.scratch = target.work / "scratch"
         """A local folder, created on use, for files that make a resume faster and may be lost."""
 

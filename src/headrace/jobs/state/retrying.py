@@ -20,11 +20,12 @@ from typing import BinaryIO, cast
 
 from headrace.errors import ConfigError, JobError
 from headrace.io.base import PartWriter
+from headrace.io.sinks.targets import Target
 from headrace.io.storage.atomic import atomic_file, sync_folder, target_of
 from headrace.io.storage.checksums import DigestWriter, Seal, digest_of, listed
 from headrace.io.storage.locations import file_names, is_remote, remove, remove_folder, store, with_retries
 from headrace.io.storage.parts import Interval, PartFolder
-from headrace.jobs.state.changed_files import NEW
+from headrace.jobs.state.inspection import NEW
 from headrace.jobs.state.ledger import Ledger
 from headrace.jobs.state.passes import FinishedJob, Pass
 
@@ -78,28 +79,18 @@ class Retrying:
     """The files of a retry.
 
     Args:
-        work: the job's working folder.
-        target: the one output file; None for a folder of parts.
+        target: the output.
         parts: the parts of the output, if it is a folder of them.
-        errors: the dead letters.
         writer: of the output's format.
         guard: called before each commit.
     """
 
-    def __init__(
-        self,
-        work: Path,
-        target: Path | None,
-        parts: PartFolder,
-        errors: Path,
-        writer: PartWriter,
-        guard: Callable[[], None],
-    ) -> None:
-        self._folder = work / "retry"
-        self._new = work / NEW
-        self._target = target
+    def __init__(self, target: Target, parts: PartFolder, writer: PartWriter, guard: Callable[[], None]) -> None:
+        self._folder = target.work / "retry"
+        self._new = target.work / NEW
+        self._target = None if target.is_folder else target.place
         self._output = parts
-        self._errors = errors
+        self._errors = target.errors
         self._writer = writer
         self._parts = PartFolder(self._folder, writer.suffix, None, guard)
 

@@ -21,6 +21,7 @@ from headrace.events import (
     PipelineWaited,
     RecordFailed,
     RequestDone,
+    Stage,
     StageDone,
     StepDone,
     WorkerLost,
@@ -43,7 +44,7 @@ _HANDLED: Shares = (("other", 1.0),)
 
 BatchBox: TypeAlias = tuple[float, float, int, float, float, int, str]
 """Start and duration in seconds, records, cost, padded cost, failed records, close reason."""
-StageBox: TypeAlias = tuple[str, float, float, int]
+StageBox: TypeAlias = tuple[Stage, float, float, int]
 """Stage, start and duration in seconds, records."""
 
 

@@ -11,8 +11,10 @@ _PER_DOUBLING = 8
 """A percentile is off by at most 9 % (2 ** (1/8))."""
 _SMALLEST = 1e-9
 
-Buckets: TypeAlias = Sequence[Sequence[float]]
-"""Ascending (lower bound, upper bound, count, sum) of buckets that hold anything."""
+Bucket: TypeAlias = tuple[float, float, float, float]
+"""Lower bound, upper bound, count and sum."""
+Buckets: TypeAlias = Sequence[Bucket]
+"""Ascending; those that hold anything."""
 
 
 class Histogram:
@@ -33,18 +35,22 @@ class Histogram:
         bucket[0] += 1
         bucket[1] += value
 
-    def buckets(self) -> list[list[float]]:
+    def buckets(self) -> list[Bucket]:
         """The buckets that hold anything."""
-        found = [[0.0, 0.0, *self._counts[None]]] if None in self._counts else []
+        found = [(0.0, 0.0, *self._sums(None))] if None in self._counts else []
         keys = sorted(key for key in self._counts if key is not None)
-        return found + [[_bound(key), _bound(key + 1), *self._counts[key]] for key in keys]
+        return found + [(_bound(key), _bound(key + 1), *self._sums(key)) for key in keys]
+
+    def _sums(self, key: int | None) -> tuple[float, float]:
+        count, total = self._counts[key]
+        return count, total
 
 
 def _bound(key: int) -> float:
     return float(2 ** (key / _PER_DOUBLING))
 
 
-def merge_histograms(histograms: Iterable[Buckets]) -> list[list[float]]:
+def merge_histograms(histograms: Iterable[Buckets]) -> list[Bucket]:
     """The sum of several histograms."""
     sums: defaultdict[tuple[float, float], list[float]] = defaultdict(lambda: [0, 0.0])
     for buckets in histograms:
@@ -52,7 +58,7 @@ def merge_histograms(histograms: Iterable[Buckets]) -> list[list[float]]:
             bucket = sums[lower, upper]
             bucket[0] += count
             bucket[1] += total
-    return [[lower, upper, *bucket] for (lower, upper), bucket in sorted(sums.items())]
+    return [(lower, upper, count, total) for (lower, upper), (count, total) in sorted(sums.items())]
 
 
 def percentile(buckets: Buckets, share: float) -> float:

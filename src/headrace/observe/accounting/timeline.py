@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple, TypeAlias, get_args
 
+from headrace.events import Stage
+
 Cause: TypeAlias = Literal[
     "real",
     "padding",
@@ -23,66 +25,125 @@ Cause: TypeAlias = Literal[
     "idle",
     "other",
 ]
-"""What a moment of a device went into:
+"""What a moment of a device went into; `CAUSE_FACTS` says what each means."""
 
-real      computing records
-padding   computing what was added to make records equally long
-copy      in the engine, while its device does not compute: data on its way to or from it, or work being launched
-retry     computing what failed, or waiting for the next try of a record
-lock      idle: a batch on its way to the engine's thread, or its results back, waits for Python's lock or a core
-lost      idle: a worker has died; its work, and the time until another has taken its place
-starting  loading the model, warming up, tuning
-read      idle: the next records are being read
-prepare   idle: the next records are being prepared
-company   idle: the batcher holds records back, to let more join them
-finish    idle: results are being finished and encoded faster than they can be
-write     idle: finished results wait for the disk
-memory    idle: as many records as allowed are in memory
-draining  idle: after the last batch
-idle      idle: a server has no request
-other     idle, for a cause that no event names
-"""
+
+class CauseFacts(NamedTuple):
+    """What is said of a cause."""
+
+    label: str
+    colour: str
+    """In a terminal and a notebook; pages have those of report.css."""
+    meaning: str
+    """For the docs, as the next one."""
+    what_to_do: str = ""
+
+
+CAUSE_FACTS: Mapping[Cause, CauseFacts] = {
+    "real": CauseFacts(
+        "computing records", "#1f8a5b", "real work", "a faster device, a lower precision, a smaller model"
+    ),
+    "padding": CauseFacts(
+        "computing padding",
+        "#8fcf9f",
+        "the share of a batch that is padding",
+        "let more records wait, so that lengths match better",
+    ),
+    "copy": CauseFacts(
+        "copies and launches",
+        "#5fb0a6",
+        "a batch is in the engine, and its device does not compute: data is on its way to or from "
+        "it, or work is being launched; known at the end of a run, for Headrace's encoders",
+        "larger batches; on a GPU, a faster host",
+    ),
+    "retry": CauseFacts(
+        "retries and failures",
+        "#c2362f",
+        "calls that failed, the share of failed records in a batch, and waiting for the next try of a record",
+        "read the errors file; smaller batches if memory ran out",
+    ),
+    "lock": CauseFacts(
+        "Python's lock",
+        "#6f4e37",
+        "a batch on its way to the engine's thread, or its results on their way back, "
+        "waits for Python's lock or a core",
+        "fewer ``workers``, ``worker_kind=process``, larger batches, a host with less other work",
+    ),
+    "lost": CauseFacts(
+        "lost workers",
+        "#7a1f1f",
+        "a worker has died: what it had begun, and the time until its successor returns something, "
+        "unless another worker computes",
+        "read the log of the worker",
+    ),
+    "starting": CauseFacts(
+        "starting (load, tune)",
+        "#8a93a3",
+        "loading the model, looking at the input, choosing a data type",
+        "process more records in one job; name ``dtype`` and ``batch_tokens``",
+    ),
+    "read": CauseFacts(
+        "starved by read", "#2f6fc4", "idle, and the next records are being read", "faster storage, Parquet"
+    ),
+    "prepare": CauseFacts(
+        "starved by prepare",
+        "#7b5cc9",
+        "idle, and the next records are being prepared",
+        "``workers``, a cheaper ``prepare`` function",
+    ),
+    "company": CauseFacts(
+        "waiting for more records",
+        "#d9a514",
+        "idle, and the batcher holds records back for more to join them",
+        "a smaller `batch_delay_s` in the engine's profile",
+    ),
+    "finish": CauseFacts(
+        "blocked by finish",
+        "#e07b39",
+        "idle, and results are finished and encoded too slowly",
+        "a cheaper ``finish`` function, ``worker_kind=process``",
+    ),
+    "write": CauseFacts(
+        "blocked by write", "#b4487f", "idle, and results wait for the disk", "faster storage, Parquet"
+    ),
+    "memory": CauseFacts(
+        "memory limit reached",
+        "#c7a17a",
+        "idle, and no record may be read because as many as allowed are in memory",
+        "a larger ``buffer_memory``",
+    ),
+    "draining": CauseFacts(
+        "draining", "#a9bfd6", "after the last batch: finishing, writing and merging", "process more records in one job"
+    ),
+    "idle": CauseFacts("no requests", "#e6eaf0", "idle: the server has no request, and room for more"),
+    "other": CauseFacts(
+        "other",
+        "#d5dae2",
+        "idle, and nothing that is measured explains it",
+        "if it is large, something else uses the CPU",
+    ),
+}
 CAUSES: tuple[Cause, ...] = get_args(Cause)
 COMPUTING: tuple[Cause, ...] = ("real", "padding", "copy", "retry")
 """A batch is in the engine."""
-LABELS: Mapping[Cause, str] = {
-    "real": "computing records",
-    "padding": "computing padding",
-    "copy": "copies and launches",
-    "retry": "retries and failures",
-    "lock": "Python's lock",
-    "lost": "lost workers",
-    "starting": "starting (load, tune)",
-    "read": "starved by read",
-    "prepare": "starved by prepare",
-    "company": "waiting for more records",
-    "finish": "blocked by finish",
-    "write": "blocked by write",
-    "memory": "memory limit reached",
-    "draining": "draining",
-    "idle": "no requests",
-    "other": "other",
+LANES: Mapping[str, Cause] = {
+    "read": "read",
+    "prepare": "prepare",
+    "device": "real",
+    "finish": "finish",
+    "write": "write",
 }
+"""What works side by side, in the order of a record, each with the cause that has its colour."""
+STAGE_LANES: Mapping[Stage, str] = {"load": "read", "prepare": "prepare", "finish": "finish", "write": "write"}
+LABELS: Mapping[Cause, str] = {cause: facts.label for cause, facts in CAUSE_FACTS.items()}
+COLOURS: Mapping[Cause, str] = {cause: facts.colour for cause, facts in CAUSE_FACTS.items()}
 
-COLOURS: Mapping[Cause, str] = {
-    "real": "#1f8a5b",
-    "padding": "#8fcf9f",
-    "copy": "#5fb0a6",
-    "retry": "#c2362f",
-    "lock": "#6f4e37",
-    "lost": "#7a1f1f",
-    "starting": "#8a93a3",
-    "read": "#2f6fc4",
-    "prepare": "#7b5cc9",
-    "company": "#d9a514",
-    "finish": "#e07b39",
-    "write": "#b4487f",
-    "memory": "#c7a17a",
-    "draining": "#a9bfd6",
-    "idle": "#e6eaf0",
-    "other": "#d5dae2",
-}
-"""In a terminal and a notebook; pages have those of report.css."""
+
+def busy_share(causes: Mapping[Cause, float]) -> float:
+    """The share of a device's time with a batch in the engine, from the shares or seconds of its causes."""
+    whole = sum(causes.values())
+    return sum(causes.get(cause, 0.0) for cause in COMPUTING) / whole if whole > 0 else 0.0
+
 
 _SEGMENTS = 256
 """Stretches that may still change; older ones are settled."""

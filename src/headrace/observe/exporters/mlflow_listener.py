@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from headrace.extras import require
 from headrace.observe.exporters.tracking import Ended, Tracker, TrackingListener
@@ -29,6 +29,8 @@ class MLflowListener(TrackingListener):
     Raises:
         MissingExtraError: MLflow is not installed.
     """
+
+    extra: ClassVar[str] = "mlflow"
 
     def __init__(self, every_s: float = 10.0) -> None:
         mlflow = require("mlflow", "mlflow", "MLflow")

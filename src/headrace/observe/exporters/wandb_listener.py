@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from headrace.extras import require
 from headrace.observe.exporters.tracking import Ended, Tracker, TrackingListener
@@ -25,6 +25,8 @@ class WandbListener(TrackingListener):
     Raises:
         MissingExtraError: its library is not installed.
     """
+
+    extra: ClassVar[str] = "wandb"
 
     def __init__(self, every_s: float = 10.0) -> None:
         wandb = require("wandb", "wandb", "Weights & Biases")

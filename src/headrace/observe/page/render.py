@@ -6,7 +6,7 @@ import functools
 import json
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,9 +15,10 @@ from headrace.errors import ConfigError
 from headrace.extras import require
 from headrace.observe.accounting.timeline import CAUSES, COMPUTING, LABELS, Cause
 from headrace.observe.page.charts import CONFIG, charts
+from headrace.observe.reporting.figure import Figure, declared, lines_of
 from headrace.observe.reporting.figures import Held, JobFigures, figures
-from headrace.observe.reporting.summary import RunSummary, device_of, savings_of
-from headrace.observe.reporting.table import device_rows, savings_rows
+from headrace.observe.reporting.formats import money, number, percent, seconds
+from headrace.observe.reporting.summary import RunSummary
 
 if TYPE_CHECKING:
     import jinja2
@@ -102,9 +103,9 @@ def environment() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    found.filters["number"] = _number
-    found.filters["seconds"] = _seconds
-    found.filters["money"] = _money
+    found.filters["number"] = number
+    found.filters["seconds"] = seconds
+    found.filters["money"] = money
     found.filters["flags"] = _flags
     return found
 
@@ -123,14 +124,14 @@ def _job(number: int, job: ReportedJob, price: float | None) -> dict[str, Any]:
         "rows": [(cause, LABELS[cause], seconds) for cause in CAUSES if (seconds := found.causes[cause]) > 0],
         "computing": COMPUTING,
         "money": None if price is None else found.money(price),
-        "sequential": _times_slower(found),
-        "advice": last.figures["advice"],
-        "advices": last.figures["advices"],
-        "truncated": sum(run.figures["truncated"] for run in job.runs),
-        "skipped": last.figures["skipped"],
-        "device": device_rows(device_of(last.figures)),
-        "savings": savings_rows(*savings_of(last.figures)),
-        "lanes": last.figures["lanes"],
+        "headline": list(lines_of(found)),
+        "advice": last.figures.advice,
+        "advices": last.figures.advices,
+        "truncated": sum(run.figures.truncated for run in job.runs),
+        "skipped": last.figures.skipped,
+        "device": list(lines_of(last.figures, "device")),
+        "savings": list(lines_of(last.figures, "order", "duplicates", "prefix_cache")),
+        "lanes": last.figures.lanes,
         "settings": last.settings,
         "versions": last.versions,
         "charts": charts(job.runs, found),
@@ -141,39 +142,28 @@ def _compared(every: Sequence[JobFigures]) -> list[tuple[str, list[str], str]]:
     """The main figures of several jobs: what, its value in each, and how the last differs from the first."""
     if len(every) < 2:
         return []
-    rows: list[tuple[str, Callable[[JobFigures], float], Callable[[float], str]]] = [
-        ("records/s after the start", lambda one: one.records_per_s, lambda value: _number(value, 1)),
-        ("tokens/s after the start", lambda one: one.tokens_per_s, _number),
-        ("wall time", lambda one: one.wall_s, _seconds),
-        ("records ok", lambda one: one.ok, _number),
-        ("records failed", lambda one: one.failed, _number),
-        ("device busy after the start", lambda one: one.busy, _percent),
-        ("padding in what was computed", lambda one: one.padding, _percent),
-        *((LABELS[cause], functools.partial(_share_of, cause=cause), _percent) for cause in CAUSES),
+    rows = [
+        (one.label, [one.text(job) for job in every], _change(every, one))
+        for one in declared(JobFigures)
+        if one.text is not None and any(getattr(job, one.name) for job in every)
     ]
-    return [
-        (label, [shown(value(one)) for one in every], _change(value(every[0]), value(every[-1]), shown))
-        for label, value, shown in rows
-        if any(value(one) for one in every)
-    ]
+    shares = [(LABELS[cause], [_share_of(job, cause) for job in every]) for cause in CAUSES]
+    return rows + [(label, list(map(percent, each)), _points(each[0], each[-1])) for label, each in shares if any(each)]
 
 
 def _share_of(found: JobFigures, cause: Cause) -> float:
     return found.causes[cause] / found.wall_s if found.wall_s > 0 else 0.0
 
 
-def _change(before: float, after: float, shown: Callable[[float], str]) -> str:
-    if shown is _percent:
-        return f"{round(100 * (after - before), 1) + 0.0:+.1f} points"  # + 0.0: not "-0.0"
+def _change(every: Sequence[JobFigures], one: Figure) -> str:
+    before, after = getattr(every[0], one.name), getattr(every[-1], one.name)
+    if one.unit == "fraction":
+        return _points(before, after)
     return f"{after / before - 1:+.0%}" if before else ""
 
 
-def _percent(value: float) -> str:
-    return f"{100 * value:.1f} %"
-
-
-def _times_slower(found: JobFigures) -> float:
-    return found.sequential_s / found.wall_s if found.wall_s > 0 else 0.0
+def _points(before: float, after: float) -> str:
+    return f"{round(100 * (after - before), 1) + 0.0:+.1f} points"  # + 0.0: not "-0.0"
 
 
 def script_json(value: object) -> markupsafe.Markup:
@@ -194,23 +184,6 @@ def library() -> markupsafe.Markup:
     return markupsafe.Markup(script.replace("</script", "<\\/script").replace("<!--", "<\\!--"))
 
 
-def _number(value: float | None, digits: int = 0) -> str:
-    if value is None:
-        return "-"
-    if value and abs(value) < 10**-digits:
-        return f"{value:.2g}"
-    return f"{value:,.{digits}f}"
-
-
-def _money(value: float | None) -> str:
-    """With three digits below 1, so that small parts can be compared."""
-    if value is None:
-        return "-"
-    if 0 < value < 0.0001:
-        return "< 0.0001"
-    return f"{value:,.2f}" if value >= 1 or not value else f"{value:.3g}"
-
-
 def _flags(text: str) -> object:
     """Text with each flag in it as code, which no line break divides."""
     import markupsafe
@@ -218,9 +191,3 @@ def _flags(text: str) -> object:
     parts = _FLAG.split(text)
     code = markupsafe.Markup("<code>{}</code>")
     return markupsafe.Markup("").join(code.format(part) if place % 2 else part for place, part in enumerate(parts))
-
-
-def _seconds(value: float) -> str:
-    if value >= 7200:
-        return f"{value / 3600:,.1f} h"
-    return f"{value / 60:,.1f} min" if value >= 300 else f"{value:,.2f} s"

@@ -3,25 +3,45 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import TypeVar
 
+from headrace.events import CloseReason
 from headrace.observe.accounting.histogram import Buckets, mean, merge_histograms, percentile
 from headrace.observe.accounting.timeline import CAUSES, COMPUTING, Cause
+from headrace.observe.reporting.figure import figure, fill
+from headrace.observe.reporting.formats import number, percent, seconds
 from headrace.observe.reporting.summary import RunSummary, peak_of
 
+T = TypeVar("T", bound=str)
+
+_COLUMNS = 300
+_STAGES = ("load", "prepare", "inference", "finish", "write")
+_PERCENTILES = {
+    "batch size (records)": "size",
+    "batch cost": "cost",
+    "batch duration (s)": "duration",
+    "queue wait of the oldest record (s)": "waited",
+    "request duration (s)": "request",
+}
 _SHARES = {"median": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99, "highest": 1.0}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Money:
     """What the time of a device cost, in the unit of the price."""
 
-    total: float
-    per_million_records: float | None
-    per_million_tokens: float | None
-    causes: Mapping[Cause, float]
-    sequential: float
+    total: float = figure(
+        0.0,
+        "wall time at ``gpu_hour_price``; the table of causes says what each of them cost",
+        label="cost of the run, per million records, per million tokens",
+        what_to_do="change what costs most first",
+    )
+    per_million_records: float | None = None
+    per_million_tokens: float | None = None
+    causes: Mapping[Cause, float] = field(default_factory=dict)
+    sequential: float = 0.0
     """What a loop would have cost that reads, prepares, computes, finishes and writes one after the other."""
 
 
@@ -35,51 +55,169 @@ class Held:
     """Failed records by reason."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobFigures:
-    """What all runs of a job did together, and what its output holds; times in seconds."""
+    """What all runs of a job did together, and what its output holds; times in seconds. `JobRuns` has the formulas.
 
-    runs: int
-    wall_s: float
-    causes: Mapping[Cause, float]
-    ok: int
-    """Records in the output now, as are the failed ones."""
-    failed: int
-    records_per_s: float
-    """Records that the runs have done, after the start, as are the next rates: without the time in which the model was
-    loaded and tuned."""
-    tokens: int
-    tokens_per_s: float
-    busy: float
-    """Fraction of the time after the start with a batch in the engine."""
-    busy_of_all: float
-    """The same, of the whole wall time."""
-    padding: float
-    """Fraction of what was computed that was padding."""
-    batches: int
-    mean_batch_size: float
-    splits: int
-    sequential_s: float
-    """What a loop would have taken that runs the stages one after the other, by their measured times."""
-    peak_memory: float
-    close_reasons: Mapping[str, int]
-    failures: Mapping[str, int]
-    percentiles: Mapping[str, Mapping[str, float]]
-    """By what is counted: batch size, batch cost, batch seconds, queue seconds."""
-    stages: Mapping[str, float]
-    """Seconds of work by stage."""
+    A page compares the figures that have a label; those with lines are at its top, each as its value and a label.
+    """
+
+    records_per_s: float = figure(
+        0.0,
+        "records of the runs, failed ones included, by the time without loading and tuning",
+        unit="per second",
+        always=True,
+        label="records/s after the start",
+        what_to_do="compare it between runs",
+        text=lambda job: number(job.records_per_s, 1),
+        lines=lambda job: [(number(job.records_per_s, 1), "records/s after the start")],
+    )
+    busy: float = figure(
+        0.0,
+        "fraction of that time with a batch on the device; in brackets, of all time",
+        unit="fraction",
+        always=True,
+        label="device busy after the start",
+        what_to_do="below 95 % in a long run: read the advice and the causes",
+        text=lambda job: percent(job.busy),
+        lines=lambda job: [
+            (
+                percent(job.busy),
+                "device busy after the start"
+                + (f" ({percent(job.busy_of_all)} of all time)" if job.causes["starting"] > 0.02 * job.wall_s else ""),
+            )
+        ],
+    )
+    padding: float = figure(
+        0.0,
+        "fraction of the computed cost that was padding",
+        unit="fraction",
+        always=True,
+        label="padding in what was computed",
+        what_to_do="above 15 %: let more records wait, see [tuning.md](tuning.md)",
+        text=lambda job: percent(job.padding),
+        lines=lambda job: [(percent(job.padding), "padding in what was computed")],
+    )
+    wall_s: float = figure(
+        0.0,
+        "all time, from before the model was loaded to the end",
+        always=True,
+        label="wall time",
+        text=lambda job: seconds(job.wall_s),
+        lines=lambda job: [(seconds(job.wall_s), "wall time")],
+    )
+    ok: int = figure(
+        0,
+        "records in the output now, and how many are among the dead letters",
+        unit="records",
+        always=True,
+        label="records ok",
+        what_to_do="read the errors file if many failed",
+        text=lambda job: number(job.ok),
+        lines=lambda job: [(number(job.ok), "records ok" + (f", {number(job.failed)} failed" if job.failed else ""))],
+    )
+    failed: int = figure(
+        0,
+        "records among the dead letters now",
+        unit="records",
+        label="records failed",
+        lines=lambda _: [],
+        text=lambda job: number(job.failed),
+    )
+    tokens_per_s: float = figure(
+        0.0,
+        "tokens of successful records by the time without loading and tuning, and all of "
+        "them; for engines that count tokens",
+        unit="per second",
+        label="tokens/s after the start",
+        what_to_do="compare it between jobs whose texts differ in length",
+        text=lambda job: number(job.tokens_per_s),
+        lines=lambda job: [(number(job.tokens_per_s), f"tokens/s, {number(job.tokens)} in all")] if job.tokens else [],
+    )
+    sequential_s: float = figure(
+        0.0,
+        "how many times as long a loop would have taken that reads, prepares, computes, "
+        "finishes and writes in turn, from the measured times of the stages",
+        unit="seconds",
+        always=True,
+        what_to_do="near 1: the job is limited by one stage, which overlapping cannot help",
+        meanings={
+            "as long, one stage after the other": "how many times as long a loop would have taken that reads, "
+            "prepares, computes, finishes and writes in turn, from the measured times of the stages"
+        },
+        lines=lambda job: [
+            (f"{number(job.times_slower, 2)} ×", f"as long, one stage after the other ({seconds(job.sequential_s)})")
+        ],
+    )
+    runs: int = figure(0, "runs of the job")
+    causes: Mapping[Cause, float] = figure(dict, "seconds of the device by cause")
+    tokens: int = figure(0, "tokens of successful records", unit="tokens")
+    busy_of_all: float = figure(0.0, "the same, of the whole wall time", unit="fraction")
+    batches: int = figure(0, "batches or steps", unit="batches")
+    mean_batch_size: float = figure(0.0, "records of a batch or step", unit="records")
+    splits: int = figure(0, "batches that ran again in halves", unit="batches")
+    peak_memory: float = figure(0.0, "the most bytes that the process held", unit="bytes")
+    close_reasons: Mapping[CloseReason, int] = figure(dict, "batches by what ended them", unit="batches")
+    failures: Mapping[str, int] = figure(dict, "failed records by reason", unit="records")
+    percentiles: Mapping[str, Mapping[str, float]] = figure(
+        dict, "of batch sizes, costs, durations and queue waits, and of a server's requests"
+    )
+    stages: Mapping[str, float] = figure(dict, "seconds of work by stage", unit="seconds")
+
+    @property
+    def times_slower(self) -> float:
+        """How many times as long one stage after the other would have taken."""
+        return self.sequential_s / self.wall_s if self.wall_s > 0 else 0.0
 
     def money(self, price: float) -> Money:
         """What it cost at `price` per hour of the device."""
         each = price / 3600
         total = self.wall_s * each
         return Money(
-            total,
-            total / self.ok * 1e6 if self.ok else None,
-            total / self.tokens * 1e6 if self.tokens else None,
-            {cause: seconds * each for cause, seconds in self.causes.items()},
-            self.sequential_s * each,
+            total=total,
+            per_million_records=total / self.ok * 1e6 if self.ok else None,
+            per_million_tokens=total / self.tokens * 1e6 if self.tokens else None,
+            causes={cause: spent * each for cause, spent in self.causes.items()},
+            sequential=self.sequential_s * each,
         )
+
+
+class JobRuns:
+    """What the figures of a job with at least one run are made from."""
+
+    def __init__(self, runs: Sequence[RunSummary], held: Held | None) -> None:
+        reports = [run.figures for run in runs]
+        self.runs = sum(run.runs for run in runs)
+        self.wall_s = sum(run.account.wall_s for run in runs)
+        self.causes = {name: sum(run.account.causes.get(name, 0.0) for run in runs) for name in CAUSES}
+        started = self.wall_s - self.causes["starting"]
+        computing = sum(self.causes[name] for name in COMPUTING)
+        done = sum(one.records for one in reports)
+        held = held or Held(
+            sum(one.ok for one in reports),
+            sum(one.failed for one in reports),
+            _counted(one.failures for one in reports),
+        )
+        self.ok, self.failed, self.failures = held.ok, held.failed, held.failures
+        self.tokens, self.batches, self.splits = (
+            sum(getattr(one, name) for one in reports) for name in ("tokens", "batches", "splits")
+        )
+        self.records_per_s = done / started if started > 0 else 0.0
+        self.tokens_per_s = self.tokens / started if started > 0 else 0.0
+        self.busy = min(computing / started, 1.0) if started > 0 else 0.0
+        self.busy_of_all = computing / self.wall_s if self.wall_s > 0 else 0.0
+        useful = self.causes["real"] + self.causes["padding"]
+        self.padding = self.causes["padding"] / useful if useful > 0 else 0.0
+        self.stages = {name: sum(float(getattr(one.times, name)) for one in reports) for name in _STAGES}
+        self.sequential_s = self.causes["starting"] + sum(self.stages.values())
+        self.peak_memory = max(map(peak_of, runs))
+        self.close_reasons = _counted(one.close_reasons for one in reports)
+        self.mean_batch_size = mean(histogram(runs, "size"))
+        self.percentiles = {
+            words: {label: percentile(buckets, share) for label, share in _SHARES.items()}
+            for words, name in _PERCENTILES.items()
+            if (buckets := histogram(runs, name))
+        }
 
 
 def histogram(runs: Sequence[RunSummary], name: str) -> Buckets:
@@ -89,58 +227,13 @@ def histogram(runs: Sequence[RunSummary], name: str) -> Buckets:
 
 def figures(runs: Sequence[RunSummary], held: Held | None = None) -> JobFigures:
     """The figures of a job with at least one run; without `held`, its records are those that the runs have done."""
-    causes: dict[Cause, float] = {name: sum(run.account.causes.get(name, 0.0) for run in runs) for name in CAUSES}
-    wall = sum(run.account.wall_s for run in runs)
-    computing = sum(causes[name] for name in COMPUTING)
-    started = wall - causes["starting"]
-    ok, failed, tokens, batches = (sum(int(run.figures[name]) for run in runs) for name in _COUNTS)
-    held = held or Held(ok, failed, _counted(runs, "failures"))
-    stages = {name: sum(float(run.figures["times"].get(name, 0.0)) for run in runs) for name in _STAGES}
-    useful = causes["real"] + causes["padding"]
-    sizes = histogram(runs, "size")
-    return JobFigures(
-        runs=sum(run.runs for run in runs),
-        wall_s=wall,
-        causes=causes,
-        ok=held.ok,
-        failed=held.failed,
-        records_per_s=(ok + failed) / started if started > 0 else 0.0,
-        tokens=tokens,
-        tokens_per_s=tokens / started if started > 0 else 0.0,
-        busy=min(computing / started, 1.0) if started > 0 else 0.0,
-        busy_of_all=computing / wall if wall > 0 else 0.0,
-        padding=causes["padding"] / useful if useful > 0 else 0.0,
-        batches=batches,
-        mean_batch_size=mean(sizes),
-        splits=sum(int(run.figures["splits"]) for run in runs),
-        sequential_s=causes["starting"] + sum(stages.values()),
-        peak_memory=max(map(peak_of, runs)),
-        close_reasons=_counted(runs, "close_reasons"),
-        failures=held.failures,
-        percentiles={
-            words: {label: percentile(buckets, share) for label, share in _SHARES.items()}
-            for words, buckets in (
-                ("batch size (records)", sizes),
-                ("batch cost", histogram(runs, "cost")),
-                ("batch duration (s)", histogram(runs, "duration")),
-                ("queue wait of the oldest record (s)", histogram(runs, "waited")),
-                ("request duration (s)", histogram(runs, "request")),
-            )
-            if buckets
-        },
-        stages=stages,
-    )
+    return fill(JobFigures, JobRuns(runs, held))
 
 
-_COLUMNS = 300
-_COUNTS = ("ok", "failed", "tokens", "batches")
-_STAGES = ("load", "prepare", "inference", "finish", "write")
-
-
-def _counted(runs: Sequence[RunSummary], name: str) -> dict[str, int]:
-    counts: Counter[str] = Counter()
-    for run in runs:
-        counts.update(run.figures[name])
+def _counted(every: Iterable[Mapping[T, int]]) -> dict[T, int]:
+    counts: Counter[T] = Counter()
+    for one in every:
+        counts.update(one)
     return dict(counts.most_common())
 
 
@@ -168,7 +261,7 @@ def in_json(runs: Sequence[RunSummary], price: float | None, held: Held | None =
     """The figures as JSON; with a price also what they cost. The advice is that of the last run."""
     found = figures(runs, held)
     last = runs[-1].figures
-    plain = {"advice": last["advice"], "advices": last["advices"]}
+    plain: dict[str, object] = {"advice": last.advice, "advices": [asdict(one) for one in last.advices]}
     plain |= {name: getattr(found, name) for name in JobFigures.__dataclass_fields__}
     if price is None:
         return plain

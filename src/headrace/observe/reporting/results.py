@@ -1,27 +1,30 @@
-"""What a job's report says; `report.py` makes it."""
+"""The figures of a run, each declared once: `Report` is their table."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from headrace.errors import ConfigError
 from headrace.events import (
     CloseReason,
+    EndpointUsed,
     MemoryUsed,
     OrderChosen,
     PartDamaged,
     PrecisionChosen,
     PrefixCacheUsed,
+    PromptsCompared,
     RecordFailed,
 )
 from headrace.observe.accounting.accountant import Account
-from headrace.observe.accounting.device_limit import DeviceFigures
+from headrace.observe.accounting.device_limit import DeviceFigures, device_figures
 from headrace.observe.accounting.timeline import Cause
 from headrace.observe.accounting.worker_rows import WorkerRow
-from headrace.observe.reporting import notebook
-from headrace.observe.reporting.advice import Advice
+from headrace.observe.reporting import lines, notebook
+from headrace.observe.reporting.figure import figure
+from headrace.observe.reporting.host import Advice, Host
 from headrace.records import LeftOut
 from headrace.wording import spelled
 
@@ -35,14 +38,14 @@ State: TypeAlias = Literal["finished", "interrupted", "failed"]
 class StageTimes:
     """Seconds spent in each step, summed over workers. Steps overlap, so the sum exceeds the wall time."""
 
-    load: float
-    prepare: float
-    starved: float
+    load: float = 0.0
+    prepare: float = 0.0
+    starved: float = 0.0
     """The engine waited for input."""
-    inference: float
+    inference: float = 0.0
     """At least one batch was running."""
-    finish: float
-    write: float
+    finish: float = 0.0
+    write: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,83 +66,334 @@ class StepFigures:
     """Seconds of the whole step."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """A job's results and timings."""
+    """A job's results and timings; the formulas of its figures read `sums.Sums`.
 
-    state: State
-    ok: int
+    The order of the figures is that of their lines. A field without `figure` is filled in by a later step.
+    """
+
+    state: State = figure(
+        "interrupted", "how the run ended", of=lambda run: run.ended.state if run.ended is not None else "interrupted"
+    )
+    ok: int = figure(
+        0,
+        "records of this run that are in the output (`ok`) or failed, and those that earlier runs had done",
+        unit="records",
+        of=lambda run: run.committed,
+        adds="sum",
+        required=True,
+        label="records",
+        text=lines.records,
+        always=True,
+    )
     """Records written by this run, without failed ones."""
-    failed: int
-    skipped: int
-    """Records that an earlier run had finished."""
-    failures: Mapping[str, int]
-    """Failed records by reason."""
-    truncated: int
-    split: int
-    """Records longer than the model's maximum, that were computed in chunks."""
-    chunks: int
-    wall_s: float
-    records_per_s: float
-    """Of this run, including failed records."""
-    tokens: int
-    """Of successful records; 0 if cost is not in tokens."""
-    tokens_per_s: float
-    busy: float
-    """Fraction of the wall time with a batch in the engine; the mean over several workers."""
-    padding_efficiency: float
-    """Real cost / computed cost; 1.0 if the engine does not pad."""
-    batches: int
-    mean_batch_size: float
-    splits: int
-    """Batches that were split and retried."""
-    close_reasons: Mapping[CloseReason, int]
-    times: StageTimes
-    advice: str
-    """One sentence of tuning advice."""
-    damaged: tuple[PartDamaged, ...] = ()
+    failed: int = figure(
+        0,
+        "records of this run that failed",
+        unit="records",
+        of=lambda run: run.failures.total(),
+        adds="sum",
+        required=True,
+    )
+    skipped: int = figure(
+        0,
+        "records that an earlier run had finished",
+        unit="records",
+        of=lambda run: run.started.records_done if run.started else 0,
+        adds="sum",
+        required=True,
+    )
+    skipped_failed: int = figure(
+        0,
+        "how many of them are dead letters",
+        unit="records",
+        of=lambda run: run.started.failed_done if run.started else 0,
+    )
+    failures: Mapping[str, int] = figure(
+        dict,
+        "failed records by reason",
+        unit="records",
+        of=lambda run: dict(run.failures.most_common()),
+        adds="sum",
+        required=True,
+        label="failed because",
+        text=lambda found: lines.counted(found.failures),
+    )
+    left_out: tuple[LeftOut, ...] = figure(
+        (),
+        "what the job did not read, and why",
+        of=lambda run: tuple(run.left_out.values()),
+        label="left out of input",
+        lines=lambda found: [("left out of input", str(one)) for one in found.left_out],
+    )
+    damaged: tuple[PartDamaged, ...] = figure(
+        (),
+        "records of damaged parts, which this run computed again",
+        of=lambda run: tuple(run.damaged),
+        label="recomputed",
+        text=lines.damaged,
+    )
     """Damaged parts of earlier runs. Their records were processed again, and count as ok or failed."""
-    lanes: tuple[WorkerRow, ...] = ()
-    """One per cluster worker; empty for a job in one process."""
-    left_out: tuple[LeftOut, ...] = ()
-    """Parts of the input that were not read, by reason."""
-    nulled: int = 0
-    """NaN and infinite values, which JSON lacks, written as null."""
-    empty: int = 0
-    """Records whose input is an empty text."""
-    skipped_failed: int = 0
-    """Number of skipped records that are dead letters."""
-    model: str | None = None
-    """The model as the user wrote it, with its commit, if it was downloaded."""
-    precision: PrecisionChosen | None = None
-    """The dtype that the model computed in, and why; None if the engine does not say."""
-    budget: float | None = None
-    """The last batch budget, in the engine's unit, if the job chose it; otherwise None."""
-    memory: MemoryUsed | None = None
-    """Peak memory of the process, if measured; otherwise None."""
-    prefix_cache: PrefixCacheUsed | None = None
-    """Prompt tokens, and how many came from the prefix cache; None if the engine has none."""
-    causes: Mapping[Cause, float] = field(default_factory=dict)
-    """Seconds of the device by cause, the starting time included: see `headrace.observe.accounting.timeline.Cause`."""
-    device: DeviceFigures | None = None
-    """What the device did, if the engine measures it; otherwise None."""
-    duplicates: int = 0
-    """Records that got the answer of an equal one."""
-    order: tuple[OrderChosen, ...] = ()
+    truncated: int = figure(
+        0,
+        "records longer than the model's maximum length, which were cut",
+        unit="records",
+        of=lambda run: run.stages["prepare"]["truncated"],
+        adds="sum",
+        required=True,
+        label="truncated",
+        text=lambda found: f"{found.truncated:,} records cut to the model's maximum length",
+    )
+    split: int = figure(
+        0,
+        "records longer than the model's maximum length, which were computed in chunks",
+        unit="records",
+        of=lambda run: run.stages["prepare"]["split"],
+        label="split",
+        text=lambda found: f"{found.split:,} records longer than the model's maximum: {found.chunks:,} chunks",
+    )
+    chunks: int = figure(0, "the chunks of these", unit="chunks", of=lambda run: run.stages["prepare"]["chunks"])
+    empty: int = figure(
+        0,
+        "records whose input is an empty text",
+        unit="records",
+        of=lambda run: run.stages["prepare"]["empty"],
+        label="empty",
+        text=lambda found: f"{found.empty:,} records with an empty text; ``on_empty=error`` fails them",
+    )
+    nulled: int = figure(
+        0,
+        "numbers that JSON cannot hold: NaN and infinities",
+        of=lambda run: run.stages["write"]["nulled"],
+        label="written as null",
+        text=lambda found: f"{found.nulled:,} numbers that are NaN or infinite",
+    )
+    order: tuple[OrderChosen, ...] = figure(
+        (),
+        "how many records were worked on in which order, and why",
+        of=lambda run: tuple(run.orders.values()),
+        kept=True,
+        label="order of work",
+        lines=lines.order,
+    )
     """How many records were worked on in which order, and why; the first reason of each. Empty if it makes no
     difference."""
-    advices: tuple[Advice, ...] = ()
-    """Everything worth changing, what gains most first."""
+    duplicates: int = figure(
+        0,
+        "records that got the answer of an equal one",
+        unit="records",
+        kept=True,
+        label="duplicates",
+        text=lambda found: f"{found.duplicates:,} records with the answer of an equal one",
+    )
+    prefix_cache: PrefixCacheUsed | None = figure(
+        None,
+        "tokens of all prompts, those that the model computed, and those that came from the prefix cache",
+        unit="tokens",
+        kept=True,
+        label="prompt tokens",
+        text=lines.prompt_tokens,
+    )
+    """Prompt tokens, and how many came from the prefix cache; None if the engine has none."""
+    wall_s: float = figure(
+        0.0,
+        "time from the first read to the end, without loading the model; records per second, failed ones included",
+        unit="seconds",
+        adds="sum",
+        required=True,
+        label="wall",
+        text=lambda found: f"{lines.seconds(found.wall_s)}   {found.records_per_s:,.1f} records/s",
+        always=True,
+    )
+    records_per_s: float = figure(
+        0.0, "records by the wall time", unit="per second", of=lambda run: run.per_second(run.records)
+    )
+    tokens: int = figure(
+        0,
+        "tokens of successful records, and tokens per second",
+        unit="tokens",
+        adds="sum",
+        required=True,
+        label="tokens",
+        text=lambda found: f"{found.tokens:,}   {found.tokens_per_s:,.0f} tokens/s",
+    )
+    """Of successful records; 0 if cost is not in tokens."""
+    tokens_per_s: float = figure(
+        0.0, "tokens by the wall time", unit="per second", of=lambda run: run.per_second(run.tokens)
+    )
+    model: str | None = figure(
+        None,
+        "the model as you named it, with its commit if it was downloaded",
+        label="model",
+        text=lambda found: found.model,
+    )
+    precision: PrecisionChosen | None = figure(
+        None,
+        "the data type that the model computed in, and why: [tuning.md](tuning.md)",
+        kept=True,
+        label="precision",
+        text=lambda found: f"{found.precision.dtype}: {found.precision.detail}",
+    )
+    budget: float | None = figure(
+        None,
+        "the cost of a batch that the job found to be fastest: [tuning.md](tuning.md)",
+        of=lambda run: run.budget.budget if run.budget else None,
+        kept=True,
+        label="batch budget",
+        text=lambda found: f"{found.budget:,.0f} tokens, found while the job ran",
+    )
+    """The last batch budget, in the engine's unit, if the job chose it; otherwise None."""
+    memory: MemoryUsed | None = figure(
+        None,
+        "the most memory that the process or its GPU held, and of what",
+        unit="bytes",
+        adds="highest",
+        required=True,
+        label="memory",
+        text=lines.memory,
+    )
+    busy: float = figure(
+        0.0,
+        "share of the wall time with a batch in the engine",
+        unit="fraction",
+        of=lambda run: run.busy_share,
+        kept=True,
+        label="engine busy",
+        text=lambda found: f"{found.busy:.1%}" if found.batches else "",
+        always=True,
+    )
+    """Fraction of the wall time with a batch in the engine; the mean over several workers."""
+    device: DeviceFigures | None = figure(
+        None,
+        "what the device did, if the engine measures it",
+        kept=True,
+        of=lambda run: device_figures(run.device, run.wall_s, run.records, run.account.fixed_s, run.batches),
+        lines=lambda found: lines.device(found.device) if found.batches else [],
+        meanings=lines.DEVICE,
+    )
+    padding_efficiency: float = figure(
+        1.0,
+        "share of what was computed that is not padding",
+        unit="fraction",
+        of=lambda run: run.cost / run.padded_cost if run.padded_cost > 0 else 1.0,
+        kept=True,
+        label="padding efficiency",
+        text=lambda found: f"{found.padding_efficiency:.1%}" if found.close_reasons else "",
+        always=True,
+    )
+    """Real cost / computed cost; 1.0 if the engine does not pad."""
+    batches: int = figure(
+        0,
+        "how many batches or steps, and their mean size",
+        unit="batches",
+        adds="sum",
+        required=True,
+        lines=lines.batches,
+        meanings=lines.BATCHES,
+    )
+    mean_batch_size: float = figure(
+        0.0, "records of a batch or step", unit="records", of=lambda run: run.per_batch(run.batched)
+    )
+    close_reasons: Mapping[CloseReason, int] = figure(
+        dict,
+        "batches by what ended them",
+        unit="batches",
+        of=lambda run: dict(run.reasons.most_common()),
+        adds="sum",
+        required=True,
+    )
+    splits: int = figure(
+        0,
+        "batches that failed or did not fit in memory",
+        unit="batches",
+        adds="sum",
+        required=True,
+        label="run again in halves",
+        text=lambda found: f"{found.splits:,} batches",
+    )
+    lanes: tuple[WorkerRow, ...] = figure(
+        (),
+        "the records, batches and busy share of each worker",
+        of=lambda run: run.worker_rows,
+        required=True,
+        lines=lambda found: [lines.worker(one) for one in found.lanes],
+        meanings={"worker 1": "the records, batches and busy share of each worker"},
+    )
+    times: StageTimes = figure(
+        StageTimes,
+        "seconds of work by stage",
+        unit="seconds",
+        adds="sum",
+        required=True,
+        of=lambda run: StageTimes(
+            **{stage: run.stages[stage]["duration_s"] + 0.0 for stage in ("load", "prepare", "finish", "write")},
+            starved=run.starved_s,
+            inference=run.busy.seconds,
+        ),
+        lines=lines.times,
+        meanings=lines.TIMES,
+    )
+    advice: str = figure("", "the most important thing to change, as one sentence", required=True)
+    advices: tuple[Advice, ...] = figure((), "everything worth changing, what gains most first", required=True)
+    causes: Mapping[Cause, float] = figure(
+        dict,
+        "seconds of the device by cause, the starting time included",
+        unit="seconds",
+        of=lambda run: run.account.causes,
+    )
+    """Seconds of the device by cause, the starting time included: see `headrace.observe.accounting.timeline.Cause`."""
+    account: Account | None = figure(None, "where the time went, in detail")
+    failed_records: tuple[RecordFailed, ...] = figure(
+        (), "the first 1,000 failed records", of=lambda run: tuple(run.failed_records)
+    )
+
+    # What the rules of advice read besides.
+    retry: bool = figure(
+        False, "all records of this run had failed before", of=lambda run: run.started is not None and run.started.retry
+    )
+    fixed_s: float | None = figure(
+        None, "what a batch takes beside what grows with its cost", unit="seconds", of=lambda run: run.account.fixed_s
+    )
+    fill_s: float = figure(
+        0.0, "from the start of the job to its first batch", unit="seconds", of=lambda run: run.account.fill_s
+    )
+    mean_cost: float = figure(0.0, "cost of a batch, padding included", of=lambda run: run.per_batch(run.padded_cost))
+    out_of_memory: int = figure(0, "batches that ran out of memory and ran again in halves", unit="batches")
+    fitted: tuple[float, float] = figure((0.0, 0.0), "records and computed cost of the largest batch that fitted")
+    prepared_chunks: int = figure(
+        0,
+        "chunks of records that were prepared, each by one worker",
+        unit="chunks",
+        of=lambda run: run.stages["prepare"]["events"],
+    )
+    prepare_cpu_s: float | None = figure(
+        None, "seconds of a core that preparing took", unit="seconds", of=lambda run: run.stages["prepare"].get("cpu_s")
+    )
+    repeated: float = figure(
+        0.0,
+        "fraction of the compared records that are equal to an earlier one",
+        unit="fraction",
+        of=lambda run: run.stages["prepare"]["repeated"] / max(run.stages["prepare"]["compared"], 1),
+    )
+    slots_full: float = figure(
+        0.0, "fraction of the steps with all slots taken", unit="fraction", of=lambda run: run.per_batch(run.full_steps)
+    )
+    prompts: PromptsCompared | None = figure(None, "what the first prompts have in common")
+    endpoint: EndpointUsed | None = figure(None, "what became of the requests to servers")
+    host: Host = figure(Host, "what the run had for its host stages")
+
     output: str | None = None
     """The file or folder of the job's output; None for an output of another kind."""
     errors: str | None = None
     """The file of the failed records beside it, if it has one."""
     steps: tuple[StepFigures, ...] = ()
     """For a job of several steps: each of them; all other figures are those of the last one that ran."""
-    account: Account | None = field(default=None, repr=False)
-    """Where the time went, in detail."""
-    failed_records: tuple[RecordFailed, ...] = field(default=(), repr=False)
-    """The first 1,000 failed records; the errors file has all of them."""
+
+    @property
+    def records(self) -> int:
+        """Finished records of this run, failed ones included."""
+        return self.ok + self.failed
 
     def spoken(self) -> Report:
         """The report with its advice in the terms of the user's door; what is stored names flags."""
@@ -182,16 +436,3 @@ class Report:
     def over_time_table(self) -> pa.Table:
         """Causes, records and cost over time as an Arrow table; `.to_pandas()` makes a data frame of it."""
         return notebook.over_time_table(self.account)
-
-
-def both(one: PrefixCacheUsed, other: PrefixCacheUsed) -> PrefixCacheUsed:
-    """The tokens of both together."""
-    known = one.computed_s is not None and other.computed_s is not None
-    return PrefixCacheUsed(
-        one.queries + other.queries,
-        one.hits + other.hits,
-        one.computed + other.computed,
-        other.at,
-        one.generated + other.generated,
-        (one.computed_s or 0.0) + (other.computed_s or 0.0) if known else None,
-    )

@@ -4,54 +4,29 @@ from __future__ import annotations
 
 import functools
 import json
-import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias
 
 from headrace.errors import ConfigError
-from headrace.events import OrderChosen, PrefixCacheUsed, Stage
+from headrace.events import MemoryUsed
 from headrace.io.storage.atomic import atomic_file
 from headrace.io.storage.locations import as_os_errors
 from headrace.observe.accounting.accountant import Account
-from headrace.observe.accounting.device_limit import DeviceFigures
 from headrace.observe.accounting.histogram import merge_histograms
-from headrace.observe.reporting.report import Report
-from headrace.wording import shown, spelled
+from headrace.observe.accounting.typed_json import parse_object
+from headrace.observe.reporting.figure import declared
+from headrace.observe.reporting.results import Report
+from headrace.wording import spelled
 
 VERSION = 1
 _FORMAT = "headrace-report"
 _MOST_RUNS = 8
 """Runs that are kept one by one; of older ones, the sums are."""
 _MOST_REASONS = 40
-_NUMBERS = ("ok", "failed", "skipped", "truncated", "wall_s", "tokens", "batches", "splits")
-_OF_REPORT = (
-    "ok",
-    "failed",
-    "skipped",
-    "failures",
-    "truncated",
-    "wall_s",
-    "tokens",
-    "busy",
-    "padding_efficiency",
-    "batches",
-    "splits",
-    "close_reasons",
-    "times",
-    "advice",
-    "advices",
-    "lanes",
-    "precision",
-    "budget",
-    "memory",
-    "device",
-    "prefix_cache",
-    "order",
-    "duplicates",
-)
-
+_SUMMED_MEMORY: Mapping[str, Any] = {"limit": 0, "source": "", "at": 0.0}
+"""What is not known of the memory of several runs; earlier versions left it out."""
 RunState: TypeAlias = Literal["running", "finished", "interrupted", "failed"]
 
 
@@ -63,8 +38,8 @@ class RunSummary:
     """Seconds since 1970."""
     state: RunState
     """"running" until the run has ended, also of a run that was killed."""
-    figures: Mapping[str, Any]
-    """Fields of `Report`."""
+    figures: Report
+    """Those of its figures that are kept; the others have their defaults."""
     account: Account
     settings: Mapping[str, str]
     versions: Mapping[str, str]
@@ -73,22 +48,32 @@ class RunSummary:
 
     def as_json(self) -> str:
         """The summary as JSON text."""
-        return json.dumps({**{one.name: getattr(self, one.name) for one in fields(self)}, "account": _brief(self)})
+        plain = {one.name: getattr(self, one.name) for one in fields(self)}
+        return json.dumps({**plain, "figures": _plain(self.figures), "account": _brief(self)})
 
 
-def figures_of(report: Report) -> dict[str, object]:
-    """The fields of a report that are kept, as JSON."""
-    found: dict[str, object] = {}
-    for name in _OF_REPORT:
-        value = getattr(report, name)
-        if isinstance(value, tuple):
-            value = [asdict(one) for one in value]
-        found[name] = asdict(value) if hasattr(value, "__dataclass_fields__") else value
-    found["advice"] = spelled(report.advice, "flags")
-    found["advices"] = [{**asdict(one), "text": spelled(one.text, "flags")} for one in report.advices]
+def figures_of(report: Report) -> Report:
+    """The figures that are kept of a report, with advice that names flags."""
     reasons = list(report.failures.items())
     rest = sum(count for _, count in reasons[_MOST_REASONS:])
-    found["failures"] = dict(reasons[:_MOST_REASONS]) | ({"other reasons": rest} if rest else {})
+    return Report(
+        **{
+            **{one.name: getattr(report, one.name) for one in declared(Report) if one.kept},
+            "advice": spelled(report.advice, "flags"),
+            "advices": tuple(replace(one, text=spelled(one.text, "flags")) for one in report.advices),
+            "failures": dict(reasons[:_MOST_REASONS]) | ({"other reasons": rest} if rest else {}),
+        }
+    )
+
+
+def _plain(figures: Report) -> dict[str, object]:
+    """The figures that are kept, as JSON has them."""
+    found: dict[str, object] = {}
+    for one in declared(Report):
+        if one.kept:
+            value = getattr(figures, one.name)
+            value = [asdict(entry) for entry in value] if isinstance(value, tuple) else value
+            found[one.name] = asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
     return found
 
 
@@ -140,103 +125,17 @@ def parse_runs(content: object) -> list[RunSummary]:
     return [_run(run) for run in content["runs"]]
 
 
-def _run(run: Mapping[str, Any]) -> RunSummary:
-    account = Account(**run["account"])
-    summary = RunSummary(**{**run, "account": account})
-    _check_account(account)
-    _check_figures(summary.figures)
-    _numbers([summary.started_at, summary.runs])
-    _texts([*summary.settings.values(), *summary.versions.values()])
-    if summary.state not in get_args(RunState):
-        raise ValueError(f"its state is {shown(summary.state, 40)}")
-    return summary
-
-
-def _check_account(account: Account) -> None:
-    """Raises ValueError or TypeError where it is not as `Account` says."""
-    _numbers([account.wall_s, account.fill_s, account.fixed_s or 0.0, *account.causes.values()])
-    if not _numbers([account.bin_s])[0]:
+def _run(run: Mapping[str, object]) -> RunSummary:
+    figures = run["figures"]
+    if isinstance(figures, dict):
+        if missing := [one.name for one in declared(Report) if one.required and one.name not in figures]:
+            raise ValueError(f"it lacks the figures {', '.join(missing)}")
+        if isinstance(memory := figures["memory"], dict):
+            figures["memory"] = {**_SUMMED_MEMORY, **memory}
+    summary = parse_object(RunSummary, run)
+    if not summary.account.bin_s:
         raise ValueError("its bins have no width")
-    for row in account.bins.values():
-        _numbers(row)
-    for buckets in account.histograms.values():
-        for bucket in buckets:
-            _numbers(bucket, 4)
-    for *numbers, reason in account.batches:
-        _numbers(numbers, 6)
-        _texts([reason])
-    for stage, *numbers in account.chunks:
-        _numbers(numbers, 3)
-        if stage not in get_args(Stage):
-            raise ValueError(f"it has a stage {shown(stage, 40)}")
-
-
-def _check_figures(figures: Mapping[str, Any]) -> None:
-    """Raises ValueError, TypeError or KeyError where they are not as `figures_of` makes them."""
-    _numbers([figures[name] for name in _NUMBERS])
-    for name in ("times", "failures", "close_reasons"):
-        _numbers(list(figures[name].values()))
-    _texts([figures["advice"], *(advice["text"] for advice in figures["advices"])])
-    for lane in figures["lanes"]:
-        _numbers([lane[name] for name in ("records", "batches", "busy", "lost")])
-        _texts([lane["worker"]])
-    if figures["memory"] is not None:
-        _numbers([figures["memory"]["peak"]])
-    savings_of(figures)
-    if figures.get("device") is not None:  # earlier versions did not write it
-        device_of(figures)
-
-
-def device_of(figures: Mapping[str, Any]) -> DeviceFigures | None:
-    """What the device did, as `figures_of` has written it.
-
-    Raises:
-        ValueError, TypeError, KeyError: it has another form.
-    """
-    kept = figures.get("device")
-    if kept is None:
-        return None
-    given = {name: value for name, value in kept.items() if value is not None}
-    texts = ("dtype", "limit", "no_graphs")
-    _texts([given.pop(name) for name in texts if name in given])
-    _numbers(list(given.values()))
-    return DeviceFigures(**kept)
-
-
-def savings_of(figures: Mapping[str, Any]) -> tuple[Sequence[OrderChosen], int, PrefixCacheUsed | None]:
-    """What order, equal records and a cache of prefixes have saved, as `figures_of` has written it.
-
-    Raises:
-        ValueError, TypeError: it has another form.
-    """
-    cache = figures.get("prefix_cache")
-    orders, duplicates = figures.get("order", []), figures.get("duplicates", 0)  # earlier versions did not write these
-    used = None if cache is None else PrefixCacheUsed(**cache)
-    chosen = [OrderChosen(**one) for one in orders]
-    _texts([text for one in chosen for text in (one.order, one.reason)])
-    _numbers([duplicates, *(one.records for one in chosen)])
-    if used is not None:
-        _numbers([used.queries, used.hits, used.computed, used.generated, used.computed_s or 0.0])
-    return chosen, duplicates, used
-
-
-def _numbers(values: object, count: int | None = None) -> list[float]:
-    """The values, if they are a list of finite numbers of at least 0.
-
-    Raises:
-        ValueError: they are not.
-    """
-    if not isinstance(values, list) or (count is not None and len(values) != count):
-        raise ValueError(f"it has no list of numbers where there should be one: {shown(values, 40)}")
-    for value in values:
-        if type(value) not in (int, float) or not 0 <= value < math.inf:
-            raise ValueError(f"a number is not valid: {shown(value, 40)}")
-    return values
-
-
-def _texts(values: Iterable[object]) -> None:
-    if not all(type(value) is str for value in values):
-        raise ValueError("a text is not valid")
+    return summary
 
 
 def kept(runs: Sequence[RunSummary]) -> list[RunSummary]:
@@ -247,9 +146,14 @@ def kept(runs: Sequence[RunSummary]) -> list[RunSummary]:
 
 def _sum(one: RunSummary, other: RunSummary) -> RunSummary:
     """Two runs as one, without what happened when."""
-    added = (*_NUMBERS, "times", "failures", "close_reasons")
-    figures = {**other.figures, **{name: _added(one.figures[name], other.figures[name]) for name in added}}
-    figures["memory"] = {"peak": max(peak_of(one), peak_of(other))}
+    figures = {
+        figure.name: _added(getattr(one.figures, figure.name), getattr(other.figures, figure.name))
+        for figure in declared(Report)
+        if figure.kept and figure.adds == "sum"
+    }
+    known = other.figures.memory or one.figures.memory
+    peak = round(max(peak_of(one), peak_of(other)))
+    memory = MemoryUsed(**_SUMMED_MEMORY, peak=peak) if known is None else replace(known, peak=peak)
     names = {*one.account.histograms, *other.account.histograms}
     account = replace(
         other.account,
@@ -262,17 +166,25 @@ def _sum(one: RunSummary, other: RunSummary) -> RunSummary:
         batches=(),
         chunks=(),
     )
-    return replace(other, started_at=one.started_at, figures=figures, account=account, runs=one.runs + other.runs)
+    return replace(
+        other,
+        started_at=one.started_at,
+        figures=replace(other.figures, **figures, memory=memory),
+        account=account,
+        runs=one.runs + other.runs,
+    )
 
 
 def peak_of(run: RunSummary) -> float:
     """The most bytes that the process held; 0 if that was not measured."""
-    known = run.figures["memory"]
-    return max(float(known["peak"]) if known else 0.0, *run.account.bins.get("max memory", ()), 0.0)
+    known = run.figures.memory
+    return max(float(known.peak) if known else 0.0, *run.account.bins.get("max memory", ()), 0.0)
 
 
 def _added(one: Any, other: Any) -> Any:
-    """The sum of two numbers, or of two mappings of them by name."""
+    """The sum of two numbers, of two mappings of them by name, or of two records of them by field."""
+    if is_dataclass(one) and not isinstance(one, type):
+        return replace(one, **_added(asdict(one), asdict(other)))
     if not isinstance(one, Mapping):
         return one + other
     return {name: one.get(name, 0) + other.get(name, 0) for name in {**one, **other}}

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Hashable
 
 from headrace.batching.batcher import Batcher
+from headrace.batching.policy.cost import BatchCost, BatchLimits
 from headrace.batching.policy.cost_line import CostLine
 from headrace.engines.base import Chunks, Engine, Prepared
 from headrace.engines.profile import profile_of
@@ -163,29 +165,24 @@ class Backfill:
         """Submit records while there is room. One is always allowed, whatever the target."""
         if not self._queue:
             return
-        per_batch, pads = self._per_batch, self._profile.pads
-        allowed = self.allowance()
-        # For batch engines, records in a batch no longer count; slots are held until the record ends.
-        inside = [cost for future, cost in self._admitted.items() if not per_batch or getattr(future, "holder", True)]
-        held: float = self._padded(inside) if per_batch else len(inside)
-        longest = max(inside, default=0.0)
-        count = len(inside)
+        per_batch = self._per_batch
+        held = BatchCost(BatchLimits(self.allowance(), sys.maxsize, padded=self._profile.pads))
+        for future, cost in self._admitted.items():
+            # For batch engines, records in a batch no longer count; slots are held until the record ends.
+            if not per_batch or getattr(future, "holder", True):
+                held.add(cost if per_batch else 1)
         while self._queue:
             turn, cost = self._queue[0]
             if turn.done():
                 self._queue.popleft()
                 continue
-            longest = max(longest, cost)
-            held = (longest * (count + 1) if pads else held + cost) if per_batch else count + 1
-            if count and held > allowed:
+            each = cost if per_batch else 1
+            if not held.room(each):
                 return
-            count += 1
+            held.add(each)
             self._queue.popleft()
             self._admitted[turn] = cost
             turn.set_result(None)
-
-    def _padded(self, costs: list[float]) -> float:
-        return max(costs, default=0.0) * len(costs) if self._profile.pads else sum(costs)
 
     def _on_done(self, future: asyncio.Future[object]) -> None:
         self._admitted.pop(future, None)

@@ -29,13 +29,13 @@ def server_router(state: ServerState) -> APIRouter:
 
 
 def refusing_router() -> APIRouter:
-    """The same routes of a server on Ray: each says that it has none, and what to use."""
+    """The same routes of a server with replicas: each says that it has none, and what to use."""
     routes = APIRouter(tags=["status"])
 
     async def refuse() -> None:
-        """A server on Ray has no dashboard and no report."""
+        """A server with replicas has no dashboard and no report."""
         message = (
-            "a server on Ray has no dashboard and no report: GET /metrics has the counters of all replicas, and "
+            "a server with replicas has no dashboard and no report: GET /metrics has the counters of all replicas, and "
             "deploy/grafana-dashboard.json draws them"
         )
         raise ApiError(501, message, code="not_on_ray")
