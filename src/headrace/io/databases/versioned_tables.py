@@ -13,7 +13,9 @@ from headrace.io.base import Source, SourcePlugin
 from headrace.io.sources.arrow_batches import ArrowBatches
 
 if TYPE_CHECKING:
+    import deltalake
     import pyarrow as pa
+    import pyiceberg.table
 
 _ICEBERG = re.compile(r"iceberg://([^/]+)/([^/]+)/?")
 _BATCH_ROWS = 8192
@@ -42,7 +44,7 @@ def _lance_folder(folder: str, _query: str | None) -> Source | None:
         return _lance(library.connect(str(place.parent)).open_table(place.stem))
 
 
-def _delta(table: Any) -> Source:
+def _delta(table: deltalake.DeltaTable) -> Source:
     def read() -> Iterator[pa.RecordBatch]:
         batches: Iterator[pa.RecordBatch] = table.to_pyarrow_dataset().to_batches(
             batch_size=_BATCH_ROWS, batch_readahead=2, fragment_readahead=1
@@ -52,7 +54,7 @@ def _delta(table: Any) -> Source:
     return _of("delta", table.table_uri, table.version(), table.count(), read)
 
 
-def _iceberg(table: Any) -> Source:
+def _iceberg(table: pyiceberg.table.Table) -> Source:
     scan = table.scan()
     snapshot = table.current_snapshot()
 

@@ -20,6 +20,7 @@ from headrace.io.storage.rows import (
     MAX_LINE_BYTES,
     NOT_UTF_8,
     RAW_KEPT_BYTES,
+    FileFormat,
     line_blocks,
 )
 from headrace.records import Failed, Record
@@ -33,7 +34,7 @@ _LONE_CR = r"a line ends with a carriage return alone; convert the file first: t
 _ODD_QUOTES = re.compile(r'(?<!")"(?:"")*(?!")')
 
 
-class DelimitedFormat:
+class DelimitedFormat(FileFormat):
     """The rows below the header, each a dict of strings. Blank lines are skipped.
 
     A row with more or fewer fields than the header, with bytes that are not UTF-8, or with a broken quote is a `Failed`
@@ -43,10 +44,6 @@ class DelimitedFormat:
     def __init__(self, name: str, delimiter: str) -> None:
         self.name = name
         self._delimiter = delimiter
-
-    def count(self, file: InputFile) -> int | None:  # noqa: ARG002 - required by the interface
-        """Unknown without reading the whole file."""
-        return None
 
     def read(self, file: InputFile, base: int, next_todo: Callable[[int], int]) -> Generator[Chunk, None, int]:
         """A chunk is at most 512 rows and about 4 MiB."""

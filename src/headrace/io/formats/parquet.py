@@ -23,7 +23,9 @@ from headrace.io.formats.values import as_python, for_arrow, plain
 from headrace.records import Ok
 
 if TYPE_CHECKING:
+    import numpy
     import pyarrow as pa
+    from numpy.typing import NDArray
 
 _DEEPEST = 45
 """Nesting that Parquet supports for all types; some types allow more."""
@@ -188,7 +190,7 @@ def _is_vector(output: Any) -> bool:
     return getattr(output, "ndim", 0) == 1 and output.dtype.kind in "fiu"
 
 
-def _vector_array(vectors: Sequence[Any]) -> pa.Array:
+def _vector_array(vectors: Sequence[list[float] | NDArray[numpy.generic]]) -> pa.Array:
     """A column of vectors, in the type of their numbers: of a fixed size if they have one length.
 
     Raises:
@@ -209,7 +211,7 @@ def _vector_array(vectors: Sequence[Any]) -> pa.Array:
     return pa.ListArray.from_arrays(list(itertools.accumulate(lengths, initial=0)), values)
 
 
-def _matrix_array(matrices: Sequence[Any]) -> pa.Array:
+def _matrix_array(matrices: Sequence[NDArray[numpy.generic]]) -> pa.Array:
     """A column of lists of vectors, all of one length and one type of numbers."""
     import pyarrow as pa
 

@@ -18,6 +18,7 @@ from headrace.io.sources.in_memory import RowSource
 from headrace.io.storage.rows import CHUNK_ROWS
 
 if TYPE_CHECKING:
+    import datasets
     import pyarrow as pa
 
 _OPTIONS = ("config", "split", "columns")
@@ -27,7 +28,7 @@ _OPTIONS = ("config", "split", "columns")
 class DatasetSource(RowSource):
     """The rows of a `datasets.Dataset`, with images and audio undecoded. Finished rows are not read."""
 
-    def __init__(self, dataset: Any) -> None:
+    def __init__(self, dataset: datasets.Dataset) -> None:
         super().__init__(len(dataset))
         self._dataset = _undecoded(dataset)
         self._table = self._dataset.with_format("arrow")
@@ -132,7 +133,7 @@ def _library() -> ModuleType:
     return library
 
 
-def _undecoded(dataset: Any) -> Any:
+def _undecoded(dataset: datasets.Dataset) -> datasets.Dataset:
     plain = dataset.with_format(None)
     for name, feature in dataset.features.items():
         if getattr(feature, "decode", False):

@@ -20,6 +20,9 @@ from headrace.io.storage.rows import CHUNK_ROWS
 from headrace.records import Unreadable
 
 if TYPE_CHECKING:
+    import duckdb
+    import pandas
+    import polars
     import pyarrow as pa
     import pyarrow.dataset
 
@@ -67,7 +70,7 @@ def _open(table: object, _query: str | None) -> Source:
     return _stream(lambda: _exported(table)) if make is None else make(table)
 
 
-def _pandas(frame: Any) -> Source:
+def _pandas(frame: pandas.DataFrame) -> Source:
     """A named index is a column; missing values (NaN, NaT, NA) are null."""
     levels = [name for name in frame.index.names if name is not None]
     names = [*levels, *frame.columns]
@@ -87,9 +90,11 @@ def _pandas(frame: Any) -> Source:
     return TableSource("pandas", len(frame), read)
 
 
-def _objects(column: Any, start: int) -> list[Any]:
+def _objects(column: pandas.Series, start: int) -> list[object]:
     """The values of a pandas column whose first row has the number `start`."""
-    values: list[Any] | Exception = tried(lambda: column.astype(object).where(column.notna().to_numpy(), None).tolist())
+    values: list[object] | Exception = tried(
+        lambda: column.astype(object).where(column.notna().to_numpy(), None).tolist()
+    )
     if not isinstance(values, Exception):
         return values
     if len(column) == 1:
@@ -97,7 +102,7 @@ def _objects(column: Any, start: int) -> list[Any]:
     return [value for at in range(len(column)) for value in _objects(column.iloc[at : at + 1], start + at)]
 
 
-def _exact(column: Any) -> pa.Array | None:
+def _exact(column: pandas.Series) -> pa.Array | None:
     """A pandas column as an Arrow array; None for one of Python objects or text, whose types are their own."""
     if str(column.dtype) in ("object", "str"):
         return None
@@ -139,7 +144,7 @@ def _arrow_dataset(dataset: pa.dataset.Dataset) -> Source:
     return _stream(lambda: dataset.to_batches(batch_size=_BATCH_ROWS, batch_readahead=2, fragment_readahead=1))
 
 
-def _lazy(frame: Any) -> Source:
+def _lazy(frame: polars.LazyFrame) -> Source:
     if not hasattr(frame, "collect_batches"):  # polars before 1.34
         return _polars(frame.collect())
 
@@ -152,14 +157,14 @@ def _lazy(frame: Any) -> Source:
     return IterableSource(rows)
 
 
-def _polars(frame: Any) -> Source:
+def _polars(frame: polars.DataFrame) -> Source:
     check_names(frame.columns, "the polars DataFrame")
     return TableSource(
         "polars", frame.height, lambda start, stop: _polars_rows(frame.slice(start, stop - start), start)
     )
 
 
-def _polars_rows(frame: Any, start: int) -> list[dict[str, object]]:
+def _polars_rows(frame: polars.DataFrame, start: int) -> list[dict[str, object]]:
     """The rows of a part of a frame, whose first row has the number `start`."""
     batches = tried(lambda: frame.to_arrow().to_batches())
     if isinstance(batches, Exception):  # a type that Arrow does not have, or no pyarrow
@@ -168,7 +173,7 @@ def _polars_rows(frame: Any, start: int) -> list[dict[str, object]]:
     return list(_rows(batches, start))
 
 
-def _relation(relation: Any) -> Source:
+def _relation(relation: duckdb.DuckDBPyRelation) -> Source:
     check_names(relation.columns, "the DuckDB relation")
     read = getattr(relation, "to_arrow_reader", None) or relation.fetch_record_batch
     return _stream(lambda: read(_BATCH_ROWS))

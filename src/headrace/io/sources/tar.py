@@ -12,7 +12,7 @@ from headrace.io.base import Chunk
 from headrace.io.formats.known import Format
 from headrace.io.sources.folders import HIDDEN, group_by_reason
 from headrace.io.storage.files import InputFile
-from headrace.io.storage.rows import CHUNK_BYTES, CHUNK_ROWS, blocks
+from headrace.io.storage.rows import CHUNK_BYTES, CHUNK_ROWS, FileFormat, blocks
 from headrace.records import Failed, Record
 
 _COLUMNS = ("id", "path")
@@ -22,7 +22,7 @@ _TEXTS = frozenset({"txt", "text", "caption", "transcript"})
 _NUMBERS = frozenset({"cls", "cls2", "index"})
 
 
-class TarFormat:
+class TarFormat(FileFormat):
     """One record per sample: {id: its key, path, and each member by its extension}.
 
     `.txt` is text, `.cls` an integer, `.json` any JSON value, and anything else bytes; an image is also available as
@@ -30,10 +30,6 @@ class TarFormat:
     """
 
     name = "tar"
-
-    def count(self, file: InputFile) -> int | None:  # noqa: ARG002 - required by the interface
-        """Unknown without reading all headers."""
-        return None
 
     def read(self, file: InputFile, base: int, next_todo: Callable[[int], int]) -> Generator[Chunk, None, int]:
         """Chunks of at most 512 samples and about 4 MiB."""
