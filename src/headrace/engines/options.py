@@ -139,7 +139,7 @@ class CandidateOptions(EngineOptions):
 class ImageOptions(EngineOptions):
     """Which images are refused."""
 
-    max_pixels: int = option(MAX_PIXELS, "An image with more pixels fails before it is decoded.")
+    max_pixels: int = option(MAX_PIXELS, "An image with more pixels fails before it is decoded.", minimum=1)
 
 
 class ChatOptions(EngineOptions):

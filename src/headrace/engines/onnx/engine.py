@@ -17,7 +17,6 @@ from headrace.engines.model_config import ModelConfig
 from headrace.engines.model_folder import ONNX_WEIGHTS, digest, named_folder
 from headrace.engines.networks.files import load_config, load_tokenizer
 from headrace.engines.networks.heads import VectorHead, check_columns, label_names
-from headrace.engines.networks.quantizing import check_output_dtype
 from headrace.engines.onnx.options import (
     OnnxClassification,
     OnnxEmbedding,
@@ -168,7 +167,6 @@ def embed(options: OnnxEmbedding) -> TextEngine:
         ConfigError: no such folder, or a parameter that the model does not support.
         EngineError: the files cannot be loaded.
     """
-    check_output_dtype(options.output_dtype)
     long_texts = LongTexts.of(options)
     folder = named_folder(options.model, ONNX_WEIGHTS)
     pooling = pooling_of(folder, _POOLING, "the engine onnx", way_out=_EXPORT)
