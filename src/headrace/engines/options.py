@@ -224,6 +224,6 @@ class LongPromptOptions(EngineOptions):
         return LongPrompts(**{name: value for name, value in given.items() if value is not None})
 
     def check(self) -> None:
-        """See `EngineOptions.check`."""
+        """Check all values, and that the rules for long prompts go together."""
         super().check()
         self.long_prompts()

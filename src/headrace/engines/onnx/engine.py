@@ -53,7 +53,7 @@ _LOADING = (
     failures.NotImplemented,
 )
 _DTYPES = {"tensor(float16)": np.float16, "tensor(int32)": np.int32}
-"""Of inputs that may have another dtype than Headrace's arrays."""
+"""The dtypes of inputs that may differ from Headrace's arrays."""
 # Outputs that are vectors; without one of these, token states are pooled as the folder's files specify.
 _STATES = ("last_hidden_state", "token_embeddings")
 _VECTORS = ("sentence_embedding", "image_embeds", "pooler_output")
@@ -114,7 +114,7 @@ class OnnxNetwork:
         return facts | ({"pooling": self._pooling.describe()} if self._pooling else {})
 
     def hardware(self) -> Mapping[str, object]:
-        """See `Network.hardware`."""
+        """The execution providers and the library's version."""
         return {"providers": self._providers, "onnxruntime": onnxruntime.__version__}
 
     def dtype_speeds(self) -> Mapping[str, float]:
@@ -122,11 +122,11 @@ class OnnxNetwork:
         return {}
 
     def length_for(self, texts: int, longest: int) -> int:  # noqa: ARG002  # no shape is faster
-        """See `Network.length_for`."""
+        """The length of the longest text."""
         return longest
 
     def run(self, arrays: Arrays) -> OutputRows:
-        """See `Network.run`. onnxruntime has no error type for device failures, so they count as the batch's."""
+        """One output row per input row, float32. onnxruntime has no error type for device failures, so they count as the batch's."""
         session = self._session
         if session is None:
             raise EngineDeadError("the engine is closed; create a new one")
@@ -137,7 +137,7 @@ class OnnxNetwork:
         return rows
 
     def close(self) -> None:
-        """See `Network.close`."""
+        """Free its memory. Safe to call twice."""
         self._session = None
 
 
@@ -228,7 +228,7 @@ class _ImageNetwork(OnnxNetwork):
     """A model of images. An output that is not a vector is made one as the PyTorch engine does."""
 
     def run(self, arrays: Arrays) -> OutputRows:
-        """See `Network.run`."""
+        """One output row per input row, float32, in order."""
         rows = super().run(arrays)
         if rows.ndim == 4:  # of places
             return np.asarray(rows.mean(axis=(2, 3)), dtype=np.float32)
