@@ -14,6 +14,7 @@ from headrace.app.jobs.job import JobSettings, execute
 from headrace.engines.base import Placed
 from headrace.engines.choosing.config import EngineConfig
 from headrace.engines.generation.continuous import GenerationEngine
+from headrace.engines.generation.options import Generation
 from headrace.errors import RecordError
 from headrace.jobs.pipeline.job import Limits, StopRequest
 
@@ -40,7 +41,7 @@ class Disturbed(GenerationEngine):
 
 def make(model: str | None = None, **options: Any) -> Disturbed:
     """The engine of these tests."""
-    return Disturbed(model, max_num_seqs=3, **{**SAMPLED, **options})
+    return Disturbed(Generation(model=model, max_num_seqs=3, **{**SAMPLED, **options}))
 
 
 @pytest.fixture(autouse=True)
