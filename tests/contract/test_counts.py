@@ -12,7 +12,7 @@ SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "count"
 CEILINGS = {
     "broad excepts": 61,
     "lines with Any": 357,
-    "names in several files": 23,
+    "names in several files": 22,
     "files outside cli with --flags": 6,
 }
 """Lower a number once less is reached; a new case needs the reason why it cannot be avoided."""
