@@ -7,6 +7,7 @@ if TYPE_CHECKING:
     from headrace import errors
     from headrace.app.run import run
     from headrace.app.servers.server import build_app as build_app
+    from headrace.app.servers.settings import ServerSettings
     from headrace.batching.batcher import Batcher
     from headrace.batching.continuous import ContinuousBatcher
     from headrace.batching.decorator import Batched, batched
@@ -43,10 +44,13 @@ if TYPE_CHECKING:
     from headrace.engines.torchserve.options import TorchServe
     from headrace.engines.vision.options import ImageClassification, ImageEmbedding
     from headrace.engines.vllm.options import Vllm, VllmClassification, VllmEmbedding, VllmScoring
+    from headrace.io.sources.selection import Selection
+    from headrace.jobs.settings import JobSettings, Limits
     from headrace.observe.exporters.mlflow_listener import MLflowListener
     from headrace.observe.exporters.wandb_listener import WandbListener
     from headrace.pool.pool import ModelPool
     from headrace.pool.reusable import ReusablePool
+    from headrace.serving.limits import ServeLimits
 
 __version__ = "0.1.0"
 
@@ -70,6 +74,8 @@ __all__ = [
     "Generation",
     "ImageClassification",
     "ImageEmbedding",
+    "JobSettings",
+    "Limits",
     "MLflowListener",
     "ModelPool",
     "MultiVectorEmbedding",
@@ -84,6 +90,9 @@ __all__ = [
     "Prompt",
     "ReusablePool",
     "Scoring",
+    "Selection",
+    "ServeLimits",
+    "ServerSettings",
     "SparseEmbedding",
     "StaticGeneration",
     "StepFunction",
@@ -127,6 +136,8 @@ _MODULES = {
     "Generation": "engines.generation.options",
     "ImageClassification": "engines.vision.options",
     "ImageEmbedding": "engines.vision.options",
+    "JobSettings": "jobs.settings",
+    "Limits": "jobs.settings",
     "MLflowListener": "observe.exporters.mlflow_listener",
     "ModelPool": "pool.pool",
     "MultiVectorEmbedding": "engines.text.options",
@@ -141,6 +152,9 @@ _MODULES = {
     "Prompt": "batching.tokens",
     "ReusablePool": "pool.reusable",
     "Scoring": "engines.text.options",
+    "Selection": "io.sources.selection",
+    "ServeLimits": "serving.limits",
+    "ServerSettings": "app.servers.settings",
     "SparseEmbedding": "engines.text.options",
     "StaticGeneration": "engines.generation.options",
     "StepFunction": "batching.step_model",

@@ -1,9 +1,10 @@
-"""Checks settings against the declared types of their dataclass, and reads sizes."""
+"""Checks settings against the types and ranges that their dataclass declares, and reads them from text."""
 
 from __future__ import annotations
 
 import collections.abc
 import functools
+import math
 import numbers
 import re
 import types
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from headrace.errors import ConfigError
+from headrace.options import Declared, Option, declared
 from headrace.wording import shown
 
 if TYPE_CHECKING:
@@ -28,21 +30,82 @@ _WORDS: dict[object, str] = {
 }
 
 
-def check_types(settings: DataclassInstance, *leave_out: str, **names: str) -> None:
-    """Check that every field of a dataclass has a value of its declared type.
+def check_types(settings: DataclassInstance, *leave_out: str) -> None:
+    """Check that every field of a dataclass has a value of its type, and a setting one in its range.
 
     Args:
         leave_out: fields to skip.
-        names: a field's name in messages, if users know it by another name.
 
     Raises:
-        ConfigError: a value has another type; the message names the field, the value and the expected type.
+        ConfigError: a value has another type, or is out of range; the message names the field, the value and what it
+            takes.
     """
-    hints = _hints(settings.__class__)
+    kind = settings.__class__
+    hints, options = _hints(kind), {one.name: one.option for one in declared(kind)}
     for field in fields(settings):
-        value, hint = getattr(settings, field.name), hints[field.name]
-        if field.name not in leave_out and not _fits(value, hint):
-            raise ConfigError(f"{names.get(field.name, field.name)} is {shown(value)}; it must be {_words(hint)}")
+        value = getattr(settings, field.name)
+        if field.name not in leave_out and (wanted := _wanted(value, hints[field.name], options.get(field.name))):
+            raise ConfigError(f"``{field.name}`` is {shown(value)}; it must be {wanted}")
+
+
+def read(one: Declared, text: str) -> object:
+    """The value of a setting that is given as text, such as a flag's.
+
+    Raises:
+        ConfigError: it has none; the message names the setting, the text and what it takes.
+    """
+    try:
+        value = text if one.option.parse is None else one.option.parse(text)
+    except ConfigError:
+        raise
+    except ValueError as error:
+        raise ConfigError(f"``{one.name}``: {error}") from error
+    kinds = parts(one.kind)
+    if one.option.parse is None:
+        value = next((made for kind in kinds if (made := _made(kind, text)) is not None), text)
+    if wanted := _wanted(value, one.kind, one.option):
+        said = shown(value if _fits(value, one.kind) else text)
+        raise ConfigError(f"``{one.name}`` is {said}; it must be {wanted.removesuffix(' or None')}")
+    return value
+
+
+def parts(hint: Any) -> tuple[Any, ...]:
+    """The types of a union; a type that is none alone."""
+    return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+
+
+_SWITCHES = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+
+
+def _made(kind: Any, text: str) -> object:
+    """A text as a value of this type; None if it is none."""
+    if kind is bool:
+        return _SWITCHES.get(text.strip().lower())
+    if kind in (int, float):
+        try:
+            number: object = kind(text)
+        except ValueError:
+            return None
+        return number
+    return Path(text) if kind is Path else None
+
+
+def _wanted(value: object, hint: Any, option: Option | None) -> str:
+    """What a setting takes, if it does not take this value; else empty."""
+    if not _fits(value, hint):
+        return _words(hint)
+    if option is None or not isinstance(value, int | float):
+        return ""
+    low, high, above = option.minimum, option.maximum, option.above
+    if low is not None and high is None:
+        return "" if value >= low else f">= {low:g}"
+    if low is not None and high is not None:
+        return "" if low <= value <= high else f"between {low:g} and {high:g}"
+    if above is not None and high is not None:
+        return "" if above < value <= high else f"a fraction > {above:g} and <= {high:g}"
+    if above is not None:
+        return "" if above < value < math.inf else f"a finite number > {above:g}"
+    return "" if high is None or value <= high else f"<= {high:g}"
 
 
 @functools.cache
@@ -85,6 +148,36 @@ def _words(hint: Any) -> str:
         return "a function"
     found = origin or hint
     return _WORDS.get(found, f"a {found.__name__}")
+
+
+def comma_separated(text: str) -> tuple[str, ...]:
+    """The words of a text such as a,b, each once."""
+    return tuple(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
+
+
+def number_or_auto(text: str) -> int | None:
+    """A number; None for `auto`.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    if text == "auto":
+        return None
+    if not text.isdecimal():
+        raise ValueError(f"{text!r} is neither a number nor auto")
+    return int(text)
+
+
+def milliseconds(text: str) -> float:
+    """Milliseconds as seconds.
+
+    Raises:
+        ValueError: it is not a number.
+    """
+    try:
+        return float(text) / 1000
+    except ValueError:
+        raise ValueError(f"{text!r} is not a number of milliseconds") from None
 
 
 def parse_size(text: str) -> int:

@@ -20,7 +20,8 @@
     ├── EngineError (RuntimeError)          a model cannot be loaded or run
     │   ├── EngineDeadError                 the engine is gone: not a record failure, nothing to split or retry
     │   ├── WorkerDiedError                 a worker process died, and its records are lost
-    │   └── EngineOutOfMemoryError          the device has no memory for this batch: it is split
+    │   ├── EngineOutOfMemoryError          the device has no memory for this batch: it is split
+    │   └── ModelCodeError                  a model's own code failed; the caller says at what
     └── JobError                            a bulk job cannot start or continue
         ├── OutputLockedError               another process writes the same output
         ├── ResumeMismatchError             input, model or parameters differ from those of the existing output
@@ -33,7 +34,8 @@ A message names the thing, the value and the way out.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
 from headrace.wording import shortened, shown, worded
@@ -210,6 +212,10 @@ class EngineOutOfMemoryError(EngineError):
     """The device has no memory for this batch."""
 
 
+class ModelCodeError(EngineError):
+    """A model's own code failed; the message is the first line of what it said."""
+
+
 class JobError(HeadraceError):
     """A bulk job cannot start or continue."""
 
@@ -255,6 +261,21 @@ def text_of(error: BaseException) -> str:
 def first_line(error: BaseException) -> str:
     """The first line of an error's message, or its type if it has none."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+@contextmanager
+def model_code() -> Iterator[None]:
+    """The body runs a model's code, or a library's on its files, which may raise anything.
+
+    Raises:
+        ModelCodeError: it raised an error that is not one of Headrace's own.
+    """
+    try:
+        yield
+    except HeadraceError:
+        raise
+    except Exception as error:  # the border to models' code
+        raise ModelCodeError(first_line(error)) from error
 
 
 def line_of(error: BaseException) -> str:

@@ -11,52 +11,10 @@ from __future__ import annotations
 import re
 from typing import Literal, TypeAlias
 
+from headrace.options import NAMES
+
 Door: TypeAlias = Literal["python", "flags", "keys"]
 """How the user gives settings: keyword arguments, flags of a command, or keys of a file."""
-
-FLAGS = {
-    "allowed_hosts": "--allowed-host",
-    "batch_timeout_s": "--batch-timeout-ms",
-    "endpoints": "--endpoint",
-    "engine_timeout_s": "--engine-timeout",
-    "max_wait_s": "--max-wait",
-    "name": "--served-model-name",
-    "pickled_weights": "--allow-pickled-weights",
-    "prepare": "--map",
-    "sink": "--output-file",
-    "source": "-i",
-    "state": "--state-dir",
-    "timeout_s": "--timeout",
-}
-"""Flags whose names are not those of their keyword arguments."""
-ALIASES = {"image_column": "text_column"}
-"""Names that only the command line has, and the keyword argument for each."""
-LIMITS = frozenset({"buffer_memory", "max_attempts", "max_error_rate", "max_errors", "workers"})
-"""In Python, fields of `Limits`."""
-NO_KEYS = LIMITS | {
-    "id_column",
-    "ignore_changes",
-    "source",
-    "input_format",
-    "keep_columns",
-    "limit",
-    "prepare",
-    "on_nan",
-    "order",
-    "sink",
-    "output_format",
-    "overwrite",
-    "sample",
-    "sample_seed",
-    "name",
-    "shard",
-    "sql",
-    "trace",
-    "worker_kind",
-    "state",
-    "batch_timeout_s",
-}
-"""Settings that are flags beside a file of steps or models, which has no keys for them."""
 
 _MARKED = re.compile(r"``(headrace \w+ )?(.+?)``")
 _SEVERAL = re.compile(r"[a-z_]+(=[^\s,]+)?(, [a-z_]+(=[^\s,]+)?)+")
@@ -100,14 +58,14 @@ def spelled(message: str, door: Door | None = None) -> str:
 
 def flag_of(name: str) -> str:
     """The flag of the setting with this keyword."""
-    return FLAGS.get(name, "--" + name.replace("_", "-"))
+    return NAMES[name].flag if name in NAMES else "--" + name.replace("_", "-")
 
 
 def _named(command: str, settings: str, door: Door) -> str:
     """Settings as a door names them, such as `overwrite=True, dtype=float32`."""
     several = settings.split(", ") if _SEVERAL.fullmatch(settings) else [settings]
     each = [one.partition("=")[::2] for one in several]
-    if command or door == "flags" or (door == "keys" and all(name in NO_KEYS for name, _ in each)):
+    if command or door == "flags":
         return command + " ".join(_as_flag(name, value) for name, value in each)
     return ", ".join(_as_keyword(name, value, door) for name, value in each)
 
@@ -117,18 +75,19 @@ def _as_flag(name: str, value: str) -> str:
 
 
 def _as_keyword(name: str, value: str, door: Door) -> str:
-    name = ALIASES.get(name, name)
-    if door == "keys":
-        if name in NO_KEYS:
-            return _as_flag(name, value)
-        return f"{name}: {'true' if value == 'True' else value}" if value else name
-    if re.fullmatch(r"\d+/\d+", value):
-        value = f"({value.replace('/', ', ')})"
-    elif value and value != "True" and not (value[0] in "\"'" or value[0].isdigit() or value.isupper()):
-        value = f'"{value}"'  # a word, but not a placeholder such as FOLDER
+    known = NAMES.get(name)
+    if door == "keys" and known is not None and not known.is_key:
+        return _as_flag(name, value)
+    name = name if known is None else known.keyword
     if not value:
         return name
-    return f"limits=Limits({name}={value})" if name in LIMITS else f"{name}={value}"
+    if door == "keys":
+        return f"{name}: {'true' if value == 'True' else value}"
+    if re.fullmatch(r"\d+/\d+", value):
+        value = f"({value.replace('/', ', ')})"
+    elif value != "True" and not (value[0] in "\"'" or value[0].isdigit() or value.isupper()):
+        value = f'"{value}"'  # a word, but not a placeholder such as FOLDER
+    return f"{name}={value}"
 
 
 def shortened(message: str) -> str:

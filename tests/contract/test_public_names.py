@@ -19,6 +19,7 @@ PUBLIC = [
     "Prompt", "ReusablePool", "StepFunction", "StepModel", "TokenBatcher", "TokenEstimator", "TokenEstimatorFn",
     "WandbListener", "batched", "errors", "map_batches", "map_concurrent", "reusable", "run",
     # tasks, and engines with their options
+    "JobSettings", "Limits", "Selection", "ServeLimits", "ServerSettings",
     "EngineOptions", "Task", "Classification", "Embedding", "Endpoint", "EndpointClassification", "EndpointEmbedding",
     "Generation", "ImageClassification", "ImageEmbedding", "MultiVectorEmbedding", "OnnxClassification",
     "OnnxEmbedding", "OnnxImageClassification", "OnnxImageEmbedding", "OnnxScoring", "OnnxZeroShot", "Scoring",

@@ -20,8 +20,8 @@ MAIN = "from headrace.cli.main import main; main()"
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```$", PAGE, flags=re.DOTALL | re.MULTILINE)
+def blocks(language: str, page: str = PAGE) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", page, flags=re.DOTALL | re.MULTILINE)
 
 
 def installed(code: str, project: str, folder: Path, *names: str) -> Path:
@@ -38,8 +38,9 @@ def installed(code: str, project: str, folder: Path, *names: str) -> Path:
 
 @pytest.fixture(scope="module")
 def shout(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the package of docs/plugins.md is installed."""
-    return installed(blocks("python")[0], blocks("toml")[0], tmp_path_factory.mktemp("shout"))
+    """Where the package of docs/plugins.md is installed, with the sink of docs/sinks.md."""
+    code = blocks("python")[0] + blocks("python", (ROOT / "docs" / "sinks.md").read_text(encoding="utf-8"))[0]
+    return installed(code, blocks("toml")[0], tmp_path_factory.mktemp("shout"))
 
 
 @pytest.fixture
@@ -62,11 +63,15 @@ def run(shout: Path, tmp_path: Path) -> Run:
     return run
 
 
-def test_the_command_of_the_page_writes_what_it_shows(run: Run, tmp_path: Path) -> None:
-    command, said, head, shown = blocks("console")[1].strip().splitlines()
+def test_the_commands_of_the_page_write_what_it_shows(run: Run, tmp_path: Path) -> None:
+    command, said, head, shown, to_shelf, said_of_shelf = blocks("console")[1].strip().splitlines()
     ended = run(*command.split()[2:])
     assert (ended.returncode, said in ended.stdout + ended.stderr) == (0, True), ended.stderr
     assert (tmp_path / head.split()[-1]).read_text().splitlines()[0] == shown
+    ended = run(*to_shelf.replace("'", "").split()[2:])
+    assert (ended.returncode, said_of_shelf.partition("shelf")[0] in ended.stderr) == (0, True), ended.stderr
+    rows = json.loads((tmp_path / "books.shouted.json").read_text())
+    assert [row["shouted"] for row in rows.values()] == [text.upper() + "!" for text in TEXTS]
 
 
 def test_it_is_there_in_python_too(run: Run) -> None:
@@ -103,6 +108,7 @@ def test_it_is_listed_with_its_package(run: Run) -> None:
     found = {(one["group"], one["name"]): one for one in json.loads(run("list", "--json").stdout)}
     assert found["tasks", "shout"]["package"] == "headrace-shout"
     assert found["engines", "shout.capitals"]["about"] == "Texts in capitals."
+    assert found["sinks", "shelf"]["package"] == "headrace-shout"
     assert found["engines", "embed.torch"]["package"] == "headrace"
     assert all(one["problem"] is None for one in found.values())
 
@@ -158,3 +164,18 @@ def test_a_broken_package_is_named_and_costs_only_itself(
     assert (listed.returncode, "broken" in listed.stdout, message in listed.stdout) == (0, True, True), listed.stdout
     fine = run(*job, "--engine", "headrace.testing:FakeEngine", "--task", "embed", also=(broken,))
     assert fine.returncode == 0, fine.stderr
+
+
+SERVE = """
+from starlette.testclient import TestClient
+import headrace
+with TestClient(headrace.build_app(engine="headrace.testing:FakeEngine")) as client:
+    answer = client.post("/echo", json=["a", "b c"])
+    print(answer.status_code, sorted(answer.json()), client.post("/echo", json=[""]).json()["error"]["code"])
+"""
+
+
+def test_a_protocol_of_another_package_serves_every_engine(run: Run, tmp_path: Path) -> None:
+    echo = installed(blocks("python")[1], blocks("toml")[1], tmp_path, "headrace_echo")
+    ended = run(code=SERVE, also=(echo,))
+    assert ended.stdout == "200 ['a', 'b c'] empty\n", ended.stderr

@@ -293,7 +293,6 @@ class BatchMeter:
             self._remember(now)
 
     def _remember(self, now: float) -> None:
-        """Store the point at which the batcher turns busy or idle."""
         wall = self._wall_at(now)
         if self._past and wall - self._past[-1][0] < _PAST_STEP_S:
             return

@@ -56,7 +56,7 @@ app.command("report", cls=Command, epilog=report.EXAMPLES)(report.report)
 app.command("top", cls=Command, epilog=top.EXAMPLES)(top.top)
 app.command("list", cls=Command, epilog=listing.EXAMPLES)(listing.list_plugins)
 app.command("merge", cls=Command, epilog=merge.EXAMPLES)(merge.merge)
-app.command("serve", cls=EngineCommand, context_settings=PASS_ON, epilog=serve.EXAMPLES)(serve.serve)
+app.command("serve", cls=serve.ServeCommand, context_settings=PASS_ON, epilog=serve.EXAMPLES)(serve.serve)
 app.command("bench", cls=Command, epilog=bench.EXAMPLES)(bench.bench)
 app.command("tune", cls=EngineCommand, context_settings=PASS_ON)(tune.tune)
 

@@ -6,15 +6,14 @@ import json
 import os
 import signal
 import sys
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, ClassVar, Literal
-
-import typer
+from typing import ClassVar, Literal
 
 from headrace.app.bench import BenchResult, BenchRow, BenchSettings, compare, contenders_for, read_texts
-from headrace.cli.flags import FlagGroup, comma_separated, positive_numbers, with_groups
+from headrace.argument_types import comma_separated
+from headrace.cli.flags import positive_numbers, with_settings
 from headrace.cli.outcome import aligned, guarded, say
 from headrace.cli.report import check_file, check_target
 from headrace.engines.choosing.config import EngineConfig
@@ -22,6 +21,7 @@ from headrace.engines.choosing.resolving import resolve
 from headrace.engines.model_folder import find_folder
 from headrace.errors import ConfigError, StoppedEarly, nearest
 from headrace.observe.page.bench import render_comparison
+from headrace.options import option
 
 _DEFAULT_MODEL = "all-MiniLM-L6-v2, which is included"
 EXAMPLES = """Examples:
@@ -35,52 +35,50 @@ headrace bench --task generate --model ./qwen -i prompts.jsonl --batch-sizes 1,8
 
 
 @dataclass(frozen=True, slots=True)
-class WhatFlags(FlagGroup):
+class WhatFlags:
     """The model and the texts."""
 
     panel: ClassVar[str] = "What is run"
 
-    source: Annotated[str, typer.Option("-i", "--input-file", help="The texts, as for headrace run.")]
-    task: Annotated[Literal["embed", "classify", "generate"], typer.Option(help="Task of the model.")] = "embed"
-    model: Annotated[
-        str | None,
-        typer.Option(help="Model, as for headrace run. Default: all-MiniLM-L6-v2; the other tasks need one."),
-    ] = None
-    text_column: Annotated[str, typer.Option(help="Column with the text.")] = "text"
-    limit: Annotated[int, typer.Option(min=1, help="Texts that are used, from the beginning of the input.")] = 1_000
-    dtype: Annotated[
-        Literal["float32", "bfloat16", "float16"], typer.Option(help="Data type of every contender's model.")
-    ] = "float32"
-    device: Annotated[str, typer.Option(help="Device: auto (a GPU if there is one), cpu, cuda or cuda:N.")] = "auto"
-    max_tokens: Annotated[
-        int | None, typer.Option(min=1, help="With generate: tokens that each text may get. Default: 32.")
-    ] = None
+    source: str = option(
+        MISSING,
+        "The texts, as for headrace run.",
+        flags=(
+            "-i",
+            "--input-file",
+        ),
+    )
+    task: Literal["embed", "classify", "generate"] = option("embed", "Task of the model.")
+    model: str | None = option(None, "Model, as for headrace run. Default: all-MiniLM-L6-v2; the other tasks need one.")
+    text_column: str = option("text", "Column with the text.")
+    limit: int = option(1_000, "Texts that are used, from the beginning of the input.", minimum=1)
+    dtype: Literal["float32", "bfloat16", "float16"] = option("float32", "Data type of every contender's model.")
+    device: str = option("auto", "Device: auto (a GPU if there is one), cpu, cuda or cuda:N.")
+    max_tokens: int | None = option(None, "With generate: tokens that each text may get. Default: 32.", minimum=1)
 
 
 @dataclass(frozen=True, slots=True)
-class HowFlags(FlagGroup):
+class HowFlags:
     """What is compared, and how long."""
 
     panel: ClassVar[str] = "Measuring"
 
-    contenders: Annotated[
-        str | None,
-        typer.Option(help="Such as headrace,vllm. Default: all that are installed: see docs/bench.md."),
-    ] = None
-    batch_sizes: Annotated[
-        str, typer.Option(help="Batch sizes to try beside each contender's default; the fastest is kept.")
-    ] = "8,32,128"
-    rounds: Annotated[int, typer.Option(min=1, help="How often everything is measured, in turn.")] = 3
-    timeout: Annotated[
-        float, typer.Option(min=1, help="Seconds allowed for a contender in one round, its loading included.")
-    ] = 600.0
-    output_file: Annotated[Path, typer.Option("-o", "--output-file", help="The page.")] = Path("bench.html")
-    json_file: Annotated[
-        Path | None, typer.Option("--json", help="File for the figures as JSON. Default: beside the page.")
-    ] = None
+    contenders: str | None = option(None, "Such as headrace,vllm. Default: all that are installed: see docs/bench.md.")
+    batch_sizes: str = option("8,32,128", "Batch sizes to try beside each contender's default; the fastest is kept.")
+    rounds: int = option(3, "How often everything is measured, in turn.", minimum=1)
+    timeout: float = option(600.0, "Seconds allowed for a contender in one round, its loading included.", minimum=1)
+    output_file: Path = option(
+        Path("bench.html"),
+        "The page.",
+        flags=(
+            "-o",
+            "--output-file",
+        ),
+    )
+    json_file: Path | None = option(None, "File for the figures as JSON. Default: beside the page.", flags=("--json",))
 
 
-@with_groups
+@with_settings
 def bench(what: WhatFlags, how: HowFlags) -> None:
     """Compare Headrace with what else is installed, on your machine, model and texts.
 
@@ -107,7 +105,7 @@ def _bench(what: WhatFlags, how: HowFlags) -> int:
         what.model or _DEFAULT_MODEL,
         read_texts(what.source, what.text_column, what.limit),
         _contenders(what.task, how.contenders),
-        positive_numbers("--batch-sizes", how.batch_sizes),
+        positive_numbers("batch_sizes", how.batch_sizes),
         how.rounds,
         how.timeout,
         what.dtype,
@@ -146,7 +144,7 @@ def _folder(what: WhatFlags) -> str:
 
 def _contenders(task: str, wanted: str | None) -> list[str]:
     installed = contenders_for(task)
-    names = comma_separated(wanted)
+    names = comma_separated(wanted or "")
     for name in names:
         if name not in installed:
             raise ConfigError(

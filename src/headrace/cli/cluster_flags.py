@@ -5,17 +5,17 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, cast
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import typer
 
 from headrace import plugins
-from headrace.cli.flags import FlagGroup
 from headrace.cli.signals import Stopper
 from headrace.errors import ConfigError
 from headrace.jobs.pipeline.job import JobEnd
 from headrace.jobs.settings import JobSettings
 from headrace.observe.reporting.report import Report
+from headrace.options import option
 
 if TYPE_CHECKING:
     from headrace.cluster.base import Cluster
@@ -24,32 +24,28 @@ Execute = Callable[[JobSettings, Stopper], tuple[JobEnd, Report]]
 
 
 @dataclass(frozen=True, slots=True)
-class ClusterFlags(FlagGroup):
+class ClusterFlags:
     """Workers of a job."""
 
     panel: ClassVar[str] = "Workers"
 
-    data_parallel_size: Annotated[
-        str,
-        typer.Option(
-            metavar="N|auto",
-            help="Number of worker processes on this machine; each loads the model on its own device: a CUDA "
-            "device, or an equal share of the CPU cores. auto: one per CUDA device. Default: no worker processes.",
-        ),
-    ] = ""
-    on: Annotated[
-        str | None,
-        typer.Option(
-            metavar="ray[:HOST:PORT]",
-            help="Ray cluster to run on: ray for RAY_ADDRESS or a new local cluster, ray:HOST:PORT for that cluster, "
-            "ray://HOST:PORT for Ray's client server. Default: this process.",
-        ),
-    ] = None
-    replicas: Annotated[int, typer.Option(min=1, help="With --on: number of workers; each loads the model.")] = 1
-    gpus_per_replica: Annotated[
-        float | None, typer.Option(min=0, help="With --on: GPUs per worker. Default: 1 if the cluster has GPUs.")
-    ] = None
-    cpus_per_replica: Annotated[float, typer.Option(min=0, help="With --on: CPUs per worker.")] = 1.0
+    data_parallel_size: str = option(
+        "",
+        "Number of worker processes on this machine; each loads the model on its own device: a CUDA "
+        "device, or an equal share of the CPU cores. auto: one per CUDA device. Default: no worker processes.",
+        metavar="N|auto",
+    )
+    on: str | None = option(
+        None,
+        "Ray cluster to run on: ray for RAY_ADDRESS or a new local cluster, ray:HOST:PORT for that cluster, "
+        "ray://HOST:PORT for Ray's client server. Default: this process.",
+        metavar="ray[:HOST:PORT]",
+    )
+    replicas: int = option(1, "With --on: number of workers; each loads the model.", minimum=1)
+    gpus_per_replica: float | None = option(
+        None, "With --on: GPUs per worker. Default: 1 if the cluster has GPUs.", minimum=0
+    )
+    cpus_per_replica: float = option(1.0, "With --on: CPUs per worker.", minimum=0)
 
     def run(self) -> Execute | None:
         """The function that runs a job on workers; None to run it in this process.
@@ -96,8 +92,10 @@ def cluster_at(on: str) -> tuple[Cluster, str | None]:
     Raises:
         ConfigError: there is no such cluster, or it cannot be imported.
     """
+    from headrace.cluster.base import Cluster
+
     name, _, address = on.partition(":")
     if name not in (known := plugins.known("clusters")):
         raise ConfigError(f"--on is {on!r}; it must be {' or '.join(known)}, with :ADDRESS for a certain cluster")
-    cluster = cast("Cluster", plugins.load("clusters", name, object))
+    cluster = plugins.load("clusters", name, Cluster)
     return cluster, (on if address.startswith("//") else address) or None

@@ -4,209 +4,34 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
-from typing import Annotated, Any, ClassVar, Literal
+from dataclasses import replace
+from typing import Any
 
-import typer
-
-from headrace.cli.flags import ENGINE_PANEL, Command, FlagGroup
+from headrace.cli.flags import Command, Given
 from headrace.engines.choosing.config import EngineConfig, merged_options
 from headrace.engines.choosing.registry import options_by_task
-from headrace.engines.tasks import known_tasks
 from headrace.errors import ConfigError, UnknownOptionError
+from headrace.wording import flag_of
 
 PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 """Context settings of a command that passes unknown flags to the engine."""
 
-# Flags that are options of the engine, under the same name.
-_OPTIONS = (
-    "handler", "max_model_len", "on_too_long", "chunk_overlap", "chunk_join", "reduce_template", "no_answer",
-    "device", "dtype", "quantize", "truncate_dim", "output_dtype", "prompt_name", "prompt",
-)  # fmt: skip
-_SWITCHES = ("normalize", "enforce_eager", "trust_remote_code")
 
+def config_of(given: Given[Any], arguments: Sequence[str], meant: str = "") -> EngineConfig:
+    """The engine configuration that the flags describe, for one model.
 
-@dataclass(frozen=True, slots=True)
-class EngineFlags(FlagGroup):
-    """Flags that make an `EngineConfig`."""
+    Args:
+        given: the flags.
+        arguments: flags that the command does not know: options of the engine.
+        meant: suggestion for a stray argument, with {} in its place.
 
-    panel: ClassVar[str] = ENGINE_PANEL
-
-    task: Annotated[
-        str | None,
-        typer.Option(
-            help=f"Task of the model: {', '.join(known_tasks())}. Default: embed, or custom with an engine "
-            "of your own; in a job, that of an OpenAI batch file."
-        ),
-    ] = None
-    model: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Model of the Hugging Face Hub (org/name or org/name@revision), a folder (local or s3://...), or an "
-            "included model: all-MiniLM-L6-v2 (default for embed), arithmetic (default for generate), docstrings, "
-            "digits. Repeatable in headrace run."
-        ),
-    ] = None
-    engine: Annotated[
-        str | None,
-        typer.Option(help="onnx, vllm, static (for generate), or your module:name. Default: chosen by the task."),
-    ] = None
-    handler: Annotated[
-        str | None, typer.Option(help="TorchServe handler to run: a .py file or a .mar archive. Default: none.")
-    ] = None
-    endpoint: Annotated[
-        list[str] | None,
-        typer.Option(help="Address of an OpenAI-compatible server to use; repeatable. Default: run the model here."),
-    ] = None
-    batch_tokens: Annotated[
-        int | None,
-        typer.Option(
-            min=1, help="Maximum tokens in a batch, padding included. Default: measured, or set by the engine."
-        ),
-    ] = None
-    batch_size: Annotated[
-        int | None, typer.Option(min=1, help="Maximum texts, images or prompts in a batch. Default: set by the engine.")
-    ] = None
-    max_model_len: Annotated[
-        int | None, typer.Option(min=1, help="Maximum tokens in a text. Default: the model's limit.")
-    ] = None
-    on_too_long: Annotated[
-        Literal["truncate", "error", "split"] | None,
-        typer.Option(
-            help="Cut a text that is too long, fail its record or request, or split it into chunks and join their "
-            "outputs. Default: truncate; for generate: error."
-        ),
-    ] = None
-    chunk_overlap: Annotated[
-        int | None,
-        typer.Option(min=0, help="With --on-too-long split: tokens that neighbouring chunks share. Default: 0."),
-    ] = None
-    chunk_join: Annotated[
-        Literal["mean", "max", "map-reduce", "first"] | None,
-        typer.Option(
-            help="With --on-too-long split: how outputs are joined. Default: mean for vectors and labels, max for "
-            "scores of pairs, map-reduce for generate."
-        ),
-    ] = None
-    reduce_template: Annotated[
-        str | None,
-        typer.Option(
-            help="For generate, with --chunk-join map-reduce: the last prompt, such as 'Combine these summaries: "
-            "{answers}'. Default: none."
-        ),
-    ] = None
-    no_answer: Annotated[
-        str | None,
-        typer.Option(
-            help="For generate, with --chunk-join first: how an answer begins that counts as none, such as 'not "
-            "found'. Default: only an empty answer is none."
-        ),
-    ] = None
-    device: Annotated[
-        str | None, typer.Option(help="Device: auto (a GPU if there is one), cpu, cuda or cuda:N. Default: auto.")
-    ] = None
-    dtype: Annotated[
-        str | None,
-        typer.Option(
-            help="Data type: auto (the fastest that passes a check), float32, float16 or bfloat16. Default: auto."
-        ),
-    ] = None
-    quantize: Annotated[
-        Literal["int8"] | None,
-        typer.Option(
-            help="For text encoders: 8-bit integers in linear layers, if the outputs of a sample pass a check. "
-            "Default: none."
-        ),
-    ] = None
-    truncate_dim: Annotated[
-        int | None,
-        typer.Option(min=1, help="For embed: components to keep of a Matryoshka model's vectors. Default: all."),
-    ] = None
-    normalize: Annotated[
-        bool, typer.Option("--normalize", help="For embed: scale each vector to length 1. Many models do so anyway.")
-    ] = False
-    output_dtype: Annotated[
-        Literal["float32", "float16", "int8", "uint8", "binary", "ubinary"] | None,
-        typer.Option(
-            help="Type of a vector's numbers, for jobs: float32 or float16 for multi-vector-embed, all but float16 for "
-            "embed. Servers of embed take it from each request. Default: float32."
-        ),
-    ] = None
-    prompt_name: Annotated[
-        str | None,
-        typer.Option(help="For embed: the model's prompt before each text, such as query. Default: the model's own."),
-    ] = None
-    prompt: Annotated[
-        str | None, typer.Option(help="For embed: text before each text, such as 'query: '. Default: --prompt-name.")
-    ] = None
-    labels: Annotated[
-        str | None, typer.Option(help="For zero-shot: labels, such as sports,politics. Required there.")
-    ] = None
-    enforce_eager: Annotated[
-        bool,
-        typer.Option(
-            "--enforce-eager",
-            help="For text encoders on a GPU, and for vLLM: do without CUDA graphs. Default: use them.",
-        ),
-    ] = False
-    trust_remote_code: Annotated[
-        bool, typer.Option("--trust-remote-code", help="Allow Python code from the model folder to run.")
-    ] = False
-    allow_pickled_weights: Annotated[
-        bool,
-        typer.Option(
-            "--allow-pickled-weights",
-            help="Load weights in formats other than safetensors, which can run code, from a downloaded model, or in a "
-            "server.",
-        ),
-    ] = False
-    engine_process: Annotated[
-        bool,
-        typer.Option(
-            "--engine-process",
-            help="Run a batch engine in its own process, so that a crash fails only the record or request that "
-            "caused it.",
-        ),
-    ] = False
-    engine_timeout: Annotated[
-        float | None,
-        typer.Option(
-            help="Maximum seconds for a batch, step or request; in a job, also for a --map or --finish call in a "
-            "process, see docs/jobs.md. Default: no limit."
-        ),
-    ] = None
-
-    def config(self, arguments: Sequence[str], meant: str = "") -> EngineConfig:
-        """The engine configuration that the flags describe, for one model.
-
-        Args:
-            arguments: flags that the command does not know: options of the engine.
-            meant: suggestion for a stray argument, with {} in its place.
-
-        Raises:
-            ConfigError: an argument is not a flag, or a flag is given twice.
-        """
-        if len(self.model or ()) > 1:
-            raise ConfigError("--model is given twice; give it once")
-        return EngineConfig(
-            task=self.task,
-            model=self.model[0] if self.model else None,
-            engine=self.engine,
-            engine_options=merged_options(self._options(), engine_options(arguments, meant)),
-            batch_tokens=self.batch_tokens,
-            batch_size=self.batch_size,
-            engine_process=self.engine_process,
-            engine_timeout_s=self.engine_timeout,
-            pickled_weights=self.allow_pickled_weights,
-        )
-
-    def _options(self) -> dict[str, object]:
-        given = {name: value for name in _OPTIONS if (value := getattr(self, name)) is not None}
-        if self.labels is not None:  # a list in JSON, for labels with commas
-            given["labels"] = _value(self.labels) if self.labels.startswith("[") else self.labels
-        if self.endpoint:
-            given["endpoints"] = list(self.endpoint)
-        return given | {name: True for name in _SWITCHES if getattr(self, name)}
+    Raises:
+        ConfigError: an argument is not a flag, or a flag is given twice.
+    """
+    if len(given.values["model"] or ()) > 1:
+        raise ConfigError("``model`` is given twice; give it once")
+    options = merged_options(given.engine_options(), engine_options(arguments, meant))
+    return Given(EngineConfig, given.values).build(engine_options=options)
 
 
 class EngineCommand(Command):
@@ -249,12 +74,7 @@ def more_flags(own: Collection[str]) -> str:
 
 def changed(config: EngineConfig, given: EngineConfig) -> EngineConfig:
     """A job's configuration, overridden by the values given on the command line."""
-    default = EngineConfig()
-    new = {
-        name: getattr(given, name)
-        for name in EngineConfig.__slots__
-        if name != "engine_options" and getattr(given, name) != getattr(default, name)
-    }
+    new = {name: getattr(given, name) for name in given.changed() if name != "engine_options"}
     if given.model is not None:
         config = replace(config, commit=None)  # of the job's model
     return replace(config, engine_options={**config.engine_options, **given.engine_options}, **new)
@@ -305,7 +125,7 @@ def as_typed(arguments: Sequence[str], option: str) -> str:
 
 def as_flag(option: str) -> str:
     """The flag of an engine's option."""
-    return "--endpoint" if option == "endpoints" else "--" + option.replace("_", "-")
+    return flag_of(option)
 
 
 def unknown_flag(error: UnknownOptionError, arguments: Sequence[str], flags: Sequence[str]) -> str:

@@ -1,139 +1,266 @@
-"""Groups of flags: dataclasses that commands take as parameters."""
+"""Flags of commands, made from declared settings.
+
+A parameter of a command whose type is a dataclass of settings becomes their flags, and is the object that they make.
+One of type `Given[...]` makes the object later, where the command can say what is wrong with it.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 import inspect
+import os
 import sys
 from collections import Counter
-from collections.abc import Callable
-from copy import copy
-from typing import Annotated, Any, ClassVar, get_args, get_origin, get_type_hints
+from collections.abc import Callable, Collection, Iterable, Mapping
+from pathlib import Path
+from types import NoneType
+from typing import Annotated, Any, Generic, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import typer
 from typer.core import TyperCommand
-from typer.models import ParameterInfo
 
-from headrace.errors import ConfigError
+from headrace.argument_types import comma_separated, parts, read
+from headrace.engines.choosing.config import EngineConfig
+from headrace.engines.choosing.registry import declared_engines
+from headrace.errors import ConfigError, nearest
+from headrace.jobs.settings import FILES_PANEL
+from headrace.options import Declared, all_declared, build, declared
+from headrace.wording import spelled
 
-ENGINE_PANEL = "Engine"
+T = TypeVar("T")
+
+ENGINE_PANEL = EngineConfig.panel
 ACCESS_PANEL = "Access"
-FILES_PANEL = "Input and output"
-RECORDS_PANEL = "Records"
-_ONCE = frozenset({ENGINE_PANEL, ACCESS_PANEL, FILES_PANEL, RECORDS_PANEL})
+_ONCE = frozenset({ENGINE_PANEL, ACCESS_PANEL, FILES_PANEL, "Records"})
 """Panels of flags that are refused if given twice: one would silently not count, such as an input or a file of keys."""
 
 
-class FlagGroup:
-    """Base of a dataclass whose fields are flags: `name: Annotated[type, typer.Option(...)] = default`."""
+@dataclasses.dataclass(frozen=True, slots=True)
+class Given(Generic[T]):
+    """What was given for settings by flags or environment variables."""
 
-    panel: ClassVar[str]
-    """The heading of the group in `--help`."""
+    kind: type[T]
+    values: Mapping[str, Any]
+    """As typer reads them; None for what was not given."""
+
+    def build(self, **more: object) -> T:
+        """The object.
+
+        Args:
+            more: settings that are no flags.
+
+        Raises:
+            ConfigError: a value cannot be used.
+        """
+        given = {one.name: found for one in flags_of(self.kind) if (found := self._read(one)) is not None}
+        return build(self.kind, {**given, **more})
+
+    def engine_options(self) -> dict[str, Any]:
+        """The options of engines that have flags of their own."""
+        return {one.name: found for one in engine_flags() if (found := self._read(one)) not in (None, False)}
+
+    def _read(self, one: Declared) -> Any:
+        value = self.values.get(one.name)
+        if isinstance(value, list):
+            return value[0] if one.option.repeatable and value else tuple(value) or None
+        return read(one, value) if one.option.parse is not None and value is not None else value
 
 
-def with_groups(command: Callable[..., None]) -> Callable[..., None]:
-    """Expand each `FlagGroup` parameter of a command into one parameter per field."""
+def with_settings(command: Callable[..., None], only: Collection[str] | None = None) -> Callable[..., None]:
+    """Expand each parameter of a command that is an object of settings into one parameter per flag.
+
+    Args:
+        command: the function.
+        only: of a `Given`, the settings that the command takes, beside those of the engine; None for all.
+    """
     hints = get_type_hints(command, include_extras=True)
     plain: list[inspect.Parameter] = []
-    groups: dict[str, tuple[type[object], tuple[str, ...]]] = {}
+    groups: dict[str, tuple[Any, bool]] = {}
+    found: dict[str, Declared] = {}
     for parameter in inspect.signature(command).parameters.values():
-        kind = hints[parameter.name]
-        if isinstance(kind, type) and issubclass(kind, FlagGroup):
-            flags = _flags(kind)
-            groups[parameter.name] = kind, tuple(flag.name for flag in flags)
-            plain += flags
+        hint = hints[parameter.name]
+        kind = get_args(hint)[0] if get_origin(hint) is Given else hint
+        if isinstance(kind, type) and dataclasses.is_dataclass(kind):
+            groups[parameter.name] = kind, kind is not hint
+            wanted = only if kind is not hint else None
+            every = [
+                (one, panel)
+                for one, panel in _with_panels(kind)
+                if one.name not in found and (wanted is None or one.name in wanted or panel == ENGINE_PANEL)
+            ]
+            found |= {one.name: one for one, _ in every}
+            plain += [_parameter(one, panel) for one, panel in every]
         else:
-            plain.append(parameter.replace(annotation=kind))
+            plain.append(parameter.replace(annotation=hint))
     plain = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in plain]
 
     @functools.wraps(command)
     def expanded(**given: object) -> None:
-        for name, (kind, fields) in groups.items():
-            given[name] = kind(**{field: given.pop(field) for field in fields})
+        values = {name: given.pop(name) for name in found}
+        for name, (kind, later) in groups.items():
+            one = Given(kind, values)
+            given[name] = one if later else one.build()
         command(**given)
 
     expanded.__signature__ = inspect.Signature(plain)  # type: ignore[attr-defined]  # what typer reads
     expanded.__annotations__ = {one.name: one.annotation for one in plain}
+    expanded.settings = found  # type: ignore[attr-defined]  # for messages about them
     return expanded
 
 
-def _flags(group: type[FlagGroup]) -> list[inspect.Parameter]:
-    hints = get_type_hints(group, include_extras=True)
-    flags: list[inspect.Parameter] = []
-    for field in dataclasses.fields(group):  # type: ignore[arg-type]  # each is a dataclass
-        required = field.default is dataclasses.MISSING
-        default = inspect.Parameter.empty if required else field.default
-        kind = _in_panel(hints[field.name], group.panel)
-        flags.append(inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind))
-    return flags
+def flags_of(kind: type) -> list[Declared]:
+    """The settings of a dataclass that have flags, those of its groups among them."""
+    return [one for one in all_declared(kind) if one.flags]
 
 
-def _in_panel(hint: object, panel: str) -> object:
-    assert get_origin(hint) is Annotated, "a flag is Annotated[type, typer.Option(...)]"
-    kind, *more = get_args(hint)
-    shown = [copy(one) for one in more]
-    for one in shown:
-        if isinstance(one, ParameterInfo):
-            one.rich_help_panel = panel
-    return Annotated[kind, *shown]
+def _with_panels(kind: type) -> Iterable[tuple[Declared, str]]:
+    own = {one.name: one for one in declared(kind)}
+    hints = get_type_hints(kind)
+    for field in dataclasses.fields(kind):
+        if kind is EngineConfig and field.name == "engine_options":
+            yield from ((one, ENGINE_PANEL) for one in engine_flags())
+        elif field.name in own:
+            if own[field.name].flags:
+                yield own[field.name], own[field.name].option.panel or kind.panel  # type: ignore[attr-defined]
+        elif dataclasses.is_dataclass(hints[field.name]):
+            yield from _with_panels(hints[field.name])
 
 
-def comma_separated(text: str | None) -> tuple[str, ...]:
-    """The words of a flag such as a,b, each once."""
-    return tuple(dict.fromkeys(word.strip() for word in (text or "").split(",") if word.strip()))
+@functools.cache
+def engine_flags() -> tuple[Declared, ...]:
+    """The options of engines that have a flag of their own in `--help`; none is given by default."""
+    found: dict[str, Declared] = {}
+    for one in (one for kind in declared_engines() for one in declared(kind) if one.option.panel == ENGINE_PANEL):
+        first = found.get(one.name, one)
+        kind = first.kind | one.kind
+        found[one.name] = Declared(one.name, kind, False if bool in parts(kind) else None, first.option)
+    return tuple(found.values())
 
 
-def positive_numbers(flag: str, text: str | None) -> tuple[int, ...]:
-    """The numbers of a flag such as 8,32, each once, in ascending order.
+def _parameter(one: Declared, panel: str) -> inspect.Parameter:
+    """The parameter of a command that a setting is."""
+    default = inspect.Parameter.empty if one.required else one.option.shown or one.default
+    if one.option.parse is not None and one.option.shown is None:
+        default = None
+    if default == ():
+        default = None
+    kind = _kind(one)
+    text = spelled(one.option.help, "flags")
+    limits: Any = {"min": one.option.minimum, "max": one.option.maximum} if kind in (int, float) else {}
+    info = typer.Option(*one.flags, help=text, rich_help_panel=panel, metavar=one.option.metavar, **limits)
+    hint: Any = Annotated[kind | None if default is None else kind, info]
+    return inspect.Parameter(one.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint)
+
+
+def _kind(one: Declared) -> Any:
+    """The type that typer reads."""
+    if one.option.repeatable or one.option.several:
+        return list[str]
+    if one.option.parse is not None:
+        return str
+    kinds = [kind for kind in parts(one.kind) if kind is not NoneType]
+    choices = tuple(dict.fromkeys(value for kind in kinds if get_origin(kind) is Literal for value in get_args(kind)))
+    if choices:
+        return Literal[choices]
+    simple = next((kind for kind in kinds if kind in (bool, int, float, str, Path)), None)
+    several = any(get_origin(kind) is not None and get_args(kind)[:1] == (str,) for kind in kinds)
+    return simple or (list[str] if several else str)
+
+
+def positive_numbers(name: str, text: str | None) -> tuple[int, ...]:
+    """The numbers of a setting such as 8,32, each once, in ascending order.
 
     Raises:
         ConfigError: one of them is not a whole number above 0.
     """
-    words = comma_separated(text)
+    words = comma_separated(text or "")
     for word in words:
         if not (word.isascii() and word.isdecimal() and int(word) > 0):
-            raise ConfigError(f"{flag} {text}: {word!r} is not a whole number above 0")
+            raise ConfigError(f"``{name}={text}``: {word!r} is not a whole number above 0")
     return tuple(sorted(map(int, words)))
 
 
 class Command(TyperCommand):
-    """A command that refuses a flag of one of these panels given twice; for other flags the last value counts.
+    """A command that refuses a flag of some panels given twice; for other flags the last value counts.
 
-    Messages about values are without Pydantic's own words, which newer versions of typer pass on.
+    A value that a setting does not take is refused in the words of all doors.
     """
+
+    by_environment = False
+    """Whether environment variables give its flags, too."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the arguments.
 
         Raises:
             BadParameter: a value is not valid.
-            Exit: a flag that counts once is given twice.
+            Exit: a flag that counts once is given twice, or a value is of no use to its setting.
         """
+        variables = from_environment(self.settings) if self.by_environment else {}
+        ctx.default_map = {name: value for name, (_, value) in variables.items()}
         try:
             left = super().parse_args(ctx, list(args))  # reports other errors first
         except typer.BadParameter as error:
-            error.message = _in_plain_words(error)
+            name = str(getattr(error.param, "name", ""))
+            if name in self.settings and type(error).__name__ != "MissingParameter":
+                raise _refused(self._why_not(self.settings[name], ctx, args, variables, error)) from error
             raise
         _, _, order = self.make_parser(ctx).parse_args(args=list(args))
         for parameter, times in Counter(order).items():
             once = getattr(parameter, "rich_help_panel", None) in _ONCE
             if times > 1 and once and not getattr(parameter, "multiple", False):
-                print(f"headrace: {parameter.opts[0]} is given twice; give it once", file=sys.stderr)
-                raise typer.Exit(2)
+                typed = next((flag for flag in parameter.opts if flag in args), parameter.opts[0])
+                raise _refused(f"{typed} is given twice; give it once")
         return left
 
+    @property
+    def settings(self) -> Mapping[str, Declared]:
+        """Its settings by name."""
+        found: Mapping[str, Declared] = getattr(self.callback, "settings", {})
+        return found
 
-_KINDS = {"int_parsing": "integer", "int_from_float": "integer", "float_parsing": "number"}
+    def _why_not(
+        self,
+        one: Declared,
+        ctx: Any,
+        args: list[str],
+        variables: Mapping[str, tuple[str, Any]],
+        error: typer.BadParameter,
+    ) -> str:
+        given, _, _ = self.make_parser(ctx).parse_args(args=list(args))
+        name, value = (None, given[one.name]) if one.name in given else variables.get(one.name, (None, None))
+        text = value[-1] if isinstance(value, list) else str(value)
+        try:
+            read(one, text)
+        except ConfigError as found:
+            said = spelled(found.args[0], "flags")
+            return said if name is None else said.replace(spelled(f"``{one.name}``", "flags"), name, 1)
+        return f"{name or one.flags[0]}: {error.message}"
 
 
-def _in_plain_words(error: typer.BadParameter) -> str:
-    """The message of a value that typer has refused, where Pydantic refused it for typer."""
-    message = error.message.removeprefix("Value error, ")
-    details = getattr(error.__cause__, "errors", None)
-    first: dict[str, Any] = details()[0] if callable(details) else {}
-    if kind := _KINDS.get(first.get("type", "")):
-        return f"{first['input']!r} is not a valid {kind}"
-    if "input" not in first:
-        return message
-    return message.replace("Input should be", f"{first['input']!r} must be", 1)
+def _refused(message: str) -> typer.Exit:
+    print(f"headrace: {message}", file=sys.stderr)
+    return typer.Exit(2)
+
+
+_KUBERNETES = ("_SERVICE_HOST", "_SERVICE_PORT", "_TCP", "_TCP_PROTO", "_TCP_PORT", "_TCP_ADDR")
+"""How the variables end that Kubernetes sets for a service named headrace; HEADRACE_PORT is another."""
+_OTHERS = frozenset({"HEADRACE_API_KEYS"})
+
+
+def from_environment(settings: Mapping[str, Declared]) -> dict[str, tuple[str, Any]]:
+    """The variable of each setting that has one, and its value; warns of a name that is nearly one of these."""
+    known = {one.variable: one for one in settings.values()}
+    found: dict[str, tuple[str, Any]] = {}
+    for name, value in os.environ.items():
+        if not name.startswith("HEADRACE_") or name in _OTHERS:
+            continue
+        if name.endswith(_KUBERNETES) or (name == "HEADRACE_PORT" and value.startswith("tcp://")):
+            continue
+        if name in known:
+            several = _kind(known[name]) == list[str]
+            found[known[name].name] = name, (value.split() if several else value)
+        elif hint := nearest(name, (*known, *_OTHERS)):
+            print(f"headrace: WARNING: the environment variable {name} is unknown{hint}", file=sys.stderr)
+    return found

@@ -7,11 +7,11 @@ import logging
 import sys
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Annotated, Any, ClassVar, TextIO
+from typing import Any, ClassVar, TextIO
 
 import typer
 
-from headrace.cli.flags import FlagGroup
+from headrace.options import option
 
 _PREFIX = "headrace: "
 
@@ -79,21 +79,28 @@ class _Handler(logging.Handler):
 
 
 @dataclass(frozen=True, slots=True)
-class LogFlags(FlagGroup):
+class LogFlags:
     """What is said on stderr."""
 
     panel: ClassVar[str] = "Messages"
 
-    quiet: Annotated[
-        bool, typer.Option("-q", "--quiet", help="Print warnings and errors only: no progress, no report.")
-    ] = False
-    verbose: Annotated[
-        bool, typer.Option("-v", "--verbose", help="Print what happens in detail; a server prints each request.")
-    ] = False
-    log_json: Annotated[
-        bool,
-        typer.Option("--log-json", help="Print each message as a JSON object; a server prints each request, too."),
-    ] = False
+    quiet: bool = option(
+        False,
+        "Print warnings and errors only: no progress, no report.",
+        flags=(
+            "-q",
+            "--quiet",
+        ),
+    )
+    verbose: bool = option(
+        False,
+        "Print what happens in detail; a server prints each request.",
+        flags=(
+            "-v",
+            "--verbose",
+        ),
+    )
+    log_json: bool = option(False, "Print each message as a JSON object; a server prints each request, too.")
 
     def apply(self) -> None:
         """Apply the flags to this process.

@@ -6,70 +6,51 @@ import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
 import typer
 
-from headrace.cli.flags import FlagGroup
 from headrace.cli.outcome import say
 from headrace.cli.top import ObservedJob
 from headrace.errors import MissingExtraError
 from headrace.events import Listener
+from headrace.options import option
 from headrace.plugins import known, load
 
-_TRACKERS = [name for name in known("exporters") if "." not in name]
-
-TraceFile = Annotated[
-    Path | None,
-    typer.Option(help="Write a trace of batches and stages for Perfetto or Chrome (JSON). Default: none."),
-]
+_TRACKERS = tuple(name for name in known("exporters") if "." not in name)
 
 
 @dataclass(frozen=True, slots=True)
-class ReportFlags(FlagGroup):
+class ReportFlags:
     """An estimate instead of a run, and what shows where its time goes."""
 
     panel: ClassVar[str] = "Estimate and report"
 
-    trace: TraceFile = None
+    port: int | None = option(
+        None,
+        "Show a dashboard of the job at http://127.0.0.1:PORT/dashboard; 0 picks a free port. Default: none.",
+        minimum=0,
+        maximum=65_535,
+    )
+    report: Path | None = option(
+        None,
+        "Write an HTML page of where the time went, also if the run fails; see headrace report. Default: none.",
+    )
+    report_to: str | None = option(
+        None,
+        "Also report settings, figures and the page to this experiment tracker. Default: none.",
+        metavar="<" + "|".join(_TRACKERS) + ">",
+    )
+    dry_run: bool = option(
+        False, "Estimate records, lengths, time and disk space without running the job or writing anything."
+    )
+    gpu_hour_price: float | None = option(
+        None,
+        "With ``dry_run`` or ``report``: price of one hour, to add costs. Default: no costs.",
+        minimum=0,
+    )
 
-    port: Annotated[
-        int | None,
-        typer.Option(
-            min=0,
-            max=65_535,
-            help="Show a dashboard of the job at http://127.0.0.1:PORT/dashboard; 0 picks a free port. Default: none.",
-        ),
-    ] = None
-
-    report: Annotated[
-        Path | None,
-        typer.Option(
-            help="Write an HTML page of where the time went, also if the run fails; see headrace report. Default: none."
-        ),
-    ] = None
-
-    report_to: Annotated[
-        str | None,
-        typer.Option(
-            metavar="<" + "|".join(_TRACKERS) + ">",
-            help="Also report settings, figures and the page to this experiment tracker. Default: none.",
-        ),
-    ] = None
-
-    dry_run: Annotated[
-        bool,
-        typer.Option(
-            "--dry-run",
-            help="Estimate records, lengths, time and disk space without running the job or writing anything.",
-        ),
-    ] = False
-    gpu_hour_price: Annotated[
-        float | None,
-        typer.Option(min=0, help="With --dry-run or --report: price of one hour, to add costs. Default: no costs."),
-    ] = None
-
-    def check(self) -> None:
+    def check(self, *, has_trace: bool) -> None:
         """Raises BadParameter for flags that do not go together."""
         if self.gpu_hour_price is not None and not (self.dry_run or self.report):
             raise typer.BadParameter("it needs --dry-run or --report", param_hint="--gpu-hour-price")
@@ -79,7 +60,7 @@ class ReportFlags(FlagGroup):
         asked = (
             ("--report", self.report, "report"),
             ("--report-to", self.report_to, "report"),
-            ("--trace", self.trace, "trace"),
+            ("--trace", has_trace or None, "trace"),
             ("--port", self.port, "show"),
         )
         for flag, value, verb in asked:

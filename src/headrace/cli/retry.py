@@ -13,19 +13,15 @@ from headrace.app.jobs.job import execute
 from headrace.app.jobs.steps import retry_settings, steps_here
 from headrace.cli import steps
 from headrace.cli.cluster_flags import ClusterFlags
-from headrace.cli.engine_flags import EngineFlags, changed
-from headrace.cli.flags import with_groups
+from headrace.cli.engine_flags import changed, config_of
+from headrace.cli.flags import Given, with_settings
 from headrace.cli.logs import LogFlags
 from headrace.cli.outcome import conclude, guarded, own_streams
-from headrace.cli.run import MaxAttempts
 from headrace.cli.signals import Stopper, stop_on_signals
 from headrace.errors import ConfigError
 from headrace.io.storage.addresses import display_name
-from headrace.jobs.pipeline.job import Limits
-from headrace.jobs.settings import JobSettings, anchored, from_json
+from headrace.jobs.settings import JobSettings, Limits, anchored, from_json
 from headrace.jobs.state.inspection import state_of
-
-_DEFAULTS = Limits()
 
 EXAMPLES = """Examples:
 
@@ -35,25 +31,11 @@ headrace retry answers.jsonl --engine-timeout 120 --max-errors 10
 """
 
 Output = Annotated[str, typer.Argument(help="The output of a finished job: its file, folder or address.")]
-MaxErrors = Annotated[
-    int | None,
-    typer.Option(min=0, help="Stop when more than this number of records has failed again. Default: no limit."),
-]
-IgnoreChanges = Annotated[
-    bool, typer.Option("--ignore-changes", help="Continue although the input or the model has changed.")
-]
 
 
-@with_groups
-def retry(  # noqa: PLR0913 - one parameter per flag or group of flags
-    context: typer.Context,
-    output: Output,
-    engine: EngineFlags,
-    cluster: ClusterFlags,
-    messages: LogFlags,
-    max_errors: MaxErrors = None,
-    max_attempts: MaxAttempts = _DEFAULTS.max_attempts,
-    ignore_changes: IgnoreChanges = False,
+@functools.partial(with_settings, only=("max_errors", "max_attempts", "ignore_changes"))
+def retry(
+    context: typer.Context, output: Output, given: Given[JobSettings], cluster: ClusterFlags, messages: LogFlags
 ) -> None:
     """Run the failed records of a finished job again, with the settings of the job.
 
@@ -65,18 +47,17 @@ def retry(  # noqa: PLR0913 - one parameter per flag or group of flags
     """
     messages.apply()
     run = cluster.run() or functools.partial(own_streams()(execute), progress=True)
-    limits = Limits(max_errors=max_errors, max_attempts=max_attempts)
+    ignore_changes: bool = given.values["ignore_changes"]
 
     def command(stopper: Stopper) -> int:
-        given = engine.config(context.args)
+        config, limits = config_of(given, context.args), Given(Limits, given.values).build()
         if steps_found := steps_here(output):
-            if given.changed():
-                raise ConfigError(f"{given.changed()[0]} cannot be changed for a retry of several steps; leave it out")
+            if config.changed():
+                raise ConfigError(f"{config.changed()[0]} cannot be changed for a retry of several steps; leave it out")
             found = [_settings(step.output, limits, ignore_changes) for step in steps_found]
             return steps.carry_out(retry_settings(found), stopper, run)
         settings = _settings(output, limits, ignore_changes)
-        config = changed(settings.config, given)
-        settings = replace(settings, config=config)
+        settings = replace(settings, config=changed(settings.config, config))
         return conclude(settings, stopper, *run(settings, stopper))
 
     with stop_on_signals() as stopper:

@@ -10,22 +10,22 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import typer
 
+from headrace.app.servers.settings import ServerSettings
 from headrace.cli.cluster_flags import cluster_at
-from headrace.cli.engine_flags import EngineFlags
-from headrace.cli.flags import ACCESS_PANEL, FlagGroup, with_groups
+from headrace.cli.engine_flags import EngineCommand, config_of
+from headrace.cli.flags import ACCESS_PANEL, Given, with_settings
 from headrace.cli.logs import LogFlags
 from headrace.cli.outcome import guarded, say
 from headrace.engines.choosing.resolving import resolve
 from headrace.errors import ConfigError, MissingExtraError
+from headrace.options import option
 from headrace.wording import speak
 
 if TYPE_CHECKING:
-    from headrace.app.servers.server import ServerSettings
-    from headrace.engines.choosing.config import EngineConfig
     from headrace.events import Listener
     from headrace.serving.http.key_file import KeyFile
 
@@ -41,112 +41,43 @@ headrace serve --config models.yaml
 """
 
 
+class ServeCommand(EngineCommand):
+    """`headrace serve`."""
+
+    by_environment = True
+
+
 @dataclass(frozen=True, slots=True)
-class ServerFlags(FlagGroup):
+class ServerFlags:
     """Flags of the server."""
 
     panel: ClassVar[str] = "Server"
 
-    config_file: Annotated[
-        Path | None,
-        typer.Option(
-            "--config",
-            help="YAML file of several models that share the device; see docs/pool.md. Default: one model.",
-        ),
-    ] = None
-    names: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--served-model-name",
-            help="Name of the model in requests; repeatable, the first is used in answers. Default: its folder's name.",
-        ),
-    ] = None
-    host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "127.0.0.1"
-    port: Annotated[int, typer.Option(min=0, max=65_535, help="Port to listen on; 0 picks a free one.")] = 8000
-    batch_timeout_ms: Annotated[
-        float,
-        typer.Option(min=0, help="Milliseconds that an idle engine waits for more requests before it starts a batch."),
-    ] = 2.0
-    max_wait: Annotated[
-        float,
-        typer.Option(min=0.001, help="Seconds that a request may wait for others, by forecast; others get status 429."),
-    ] = 60.0
-    max_requests: Annotated[
-        int, typer.Option(min=1, help="Maximum records accepted but not yet answered; more get status 429.")
-    ] = 262_144
-    max_cost: Annotated[
-        float | None,
-        typer.Option(
-            min=1, help="Their maximum total cost, in tokens for texts; more get status 429. Default: no limit."
-        ),
-    ] = None
-    max_waiting_bytes: Annotated[
-        int, typer.Option(min=1, help="Maximum bytes of their request bodies together; more get status 429.")
-    ] = 268_435_456
-    max_body_bytes: Annotated[
-        int, typer.Option(min=1, help="Maximum bytes of one request body; longer ones get status 413.")
-    ] = 33_554_432
-    max_inputs: Annotated[
-        int, typer.Option(min=1, help="Maximum texts, images or messages of one request; more get status 400.")
-    ] = 2_048
-    max_input_chars: Annotated[
-        int, typer.Option(min=1, help="Maximum characters of one text or chat; longer ones get status 400.")
-    ] = 1_000_000
-    timeout: Annotated[
-        float, typer.Option(min=0.001, help="Seconds allowed for a request that sets no time limit.")
-    ] = 300.0
-    keep_alive_timeout: Annotated[
-        int, typer.Option(min=1, help="Seconds that a connection may wait for its next request.")
-    ] = 75
-    drain_timeout: Annotated[
-        float, typer.Option(min=0.001, help="Seconds allowed for accepted requests to finish after SIGTERM.")
-    ] = 30.0
-    state_dir: Annotated[
-        Path | None, typer.Option(help="Folder for files and jobs of the Batch API. Default: no Batch API.")
-    ] = None
-    latency_target_ms: Annotated[
-        float | None,
-        typer.Option(
-            min=0.001, help="Milliseconds that requests may take while the Batch API runs. Default: no target."
-        ),
-    ] = None
-    trace: Annotated[
-        Path | None,
-        typer.Option(help="Write a trace of batches and requests for Perfetto or Chrome (JSON). Default: none."),
-    ] = None
+    config_file: Path | None = option(
+        None,
+        "YAML file of several models that share the device; see docs/pool.md. Default: one model.",
+        flags=("--config",),
+    )
+    host: str = option("127.0.0.1", "Address to listen on.")
+    port: int = option(8000, "Port to listen on; 0 picks a free one.", minimum=0, maximum=65_535)
+    trace: Path | None = option(
+        None, "Write a trace of batches and requests for Perfetto or Chrome (JSON). Default: none."
+    )
 
 
 @dataclass(frozen=True, slots=True)
-class AccessFlags(FlagGroup):
+class AccessFlags:
     """Who may use the server, and how: keys, host names and HTTPS."""
 
     panel: ClassVar[str] = ACCESS_PANEL
 
-    api_key_file: Annotated[
-        Path | None,
-        typer.Option("--api-key-file", help="File of API keys, one per line; see docs/serving.md. Default: no file."),
-    ] = None
-    allowed_hosts: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--allowed-host",
-            metavar="NAME",
-            help="Host name by which clients call the server, *.NAME or *; repeatable. Default: localhost names on a "
-            "loopback address without keys and HTTPS, else all.",
-        ),
-    ] = None
-    ssl_keyfile: Annotated[Path | None, typer.Option(help="Private key file (PEM). Default: no HTTPS.")] = None
-    ssl_certfile: Annotated[Path | None, typer.Option(help="Certificate file (PEM). Default: no HTTPS.")] = None
-    ssl_keyfile_password: Annotated[
-        str | None, typer.Option(help="Password of the key file. Default: the file is not encrypted.")
-    ] = None
-    ssl_ca_certs: Annotated[
-        Path | None,
-        typer.Option(
-            "--ssl-ca-certs",
-            help="File of authorities (PEM) that must have signed a client's certificate. Default: no check.",
-        ),
-    ] = None
+    api_key_file: Path | None = option(None, "File of API keys, one per line; see docs/serving.md. Default: no file.")
+    ssl_keyfile: Path | None = option(None, "Private key file (PEM). Default: no HTTPS.")
+    ssl_certfile: Path | None = option(None, "Certificate file (PEM). Default: no HTTPS.")
+    ssl_keyfile_password: str | None = option(None, "Password of the key file. Default: the file is not encrypted.")
+    ssl_ca_certs: Path | None = option(
+        None, "File of authorities (PEM) that must have signed a client's certificate. Default: no check."
+    )
 
     def for_uvicorn(self) -> dict[str, object]:
         """The arguments for uvicorn.
@@ -169,55 +100,44 @@ class AccessFlags(FlagGroup):
 
 
 @dataclass(frozen=True, slots=True)
-class ReplicaFlags(FlagGroup):
+class ReplicaFlags:
     """Replicas on a cluster."""
 
     panel: ClassVar[str] = "Cluster"
 
-    on: Annotated[
-        str | None,
-        typer.Option(
-            metavar="ray[:HOST:PORT]",
-            help="Ray cluster to serve on; addresses as in headrace run --on. Default: this process.",
-        ),
-    ] = None
-    min_replicas: Annotated[
-        int,
-        typer.Option(min=0, help="With --on: minimum replicas; with 0, the first request waits for the model to load."),
-    ] = 0
-    max_replicas: Annotated[int, typer.Option(min=1, help="With --on: maximum replicas.")] = 2
-    target_ongoing_requests: Annotated[
-        float,
-        typer.Option(min=0.001, help="With --on: add replicas above this number of running requests per replica."),
-    ] = 10.0
-    target_queued_cost: Annotated[
-        float | None,
-        typer.Option(
-            "--target-queued-cost",
-            min=0.001,
-            help="With --on: add replicas above this number of queued tokens per replica. Default: by requests.",
-        ),
-    ] = None
-    scaledown_after: Annotated[
-        float, typer.Option(min=0, help="With --on: seconds of low load before a replica is removed.")
-    ] = 300.0
-    cold_retry_after: Annotated[
-        float | None,
-        typer.Option(
-            min=1,
-            help="With --on: answer 503 with this Retry-After in seconds while no replica is loaded. Default: wait.",
-        ),
-    ] = None
-    gpus_per_replica: Annotated[
-        float | None, typer.Option(min=0, help="With --on: GPUs per replica. Default: 1 if the cluster has GPUs.")
-    ] = None
-    cpus_per_replica: Annotated[float, typer.Option(min=0, help="With --on: CPUs per replica.")] = 1.0
+    on: str | None = option(
+        None,
+        "Ray cluster to serve on; addresses as in headrace run --on. Default: this process.",
+        metavar="ray[:HOST:PORT]",
+    )
+    min_replicas: int = option(
+        0, "With --on: minimum replicas; with 0, the first request waits for the model to load.", minimum=0
+    )
+    max_replicas: int = option(2, "With --on: maximum replicas.", minimum=1)
+    target_ongoing_requests: float = option(
+        10.0, "With --on: add replicas above this number of running requests per replica.", minimum=0.001
+    )
+    target_queued_cost: float | None = option(
+        None,
+        "With --on: add replicas above this number of queued tokens per replica. Default: by requests.",
+        minimum=0.001,
+    )
+    scaledown_after: float = option(300.0, "With --on: seconds of low load before a replica is removed.", minimum=0)
+    cold_retry_after: float | None = option(
+        None,
+        "With --on: answer 503 with this Retry-After in seconds while no replica is loaded. Default: wait.",
+        minimum=1,
+    )
+    gpus_per_replica: float | None = option(
+        None, "With --on: GPUs per replica. Default: 1 if the cluster has GPUs.", minimum=0
+    )
+    cpus_per_replica: float = option(1.0, "With --on: CPUs per replica.", minimum=0)
 
 
-@with_groups
+@with_settings
 def serve(
     context: typer.Context,
-    engine: EngineFlags,
+    given: Given[ServerSettings],
     server: ServerFlags,
     access: AccessFlags,
     cluster: ReplicaFlags,
@@ -235,14 +155,14 @@ def serve(
     messages.apply()
 
     def command() -> int:
-        config = engine.config(context.args, "--model {}?")
+        config = config_of(given, context.args, "--model {}?")
         try:
             if server.config_file is not None:
-                return _serve_pool(server.config_file, config, server, access, cluster)
-            config = config.resolved()
+                return _serve_pool(server.config_file, given.build(config=config), server, access, cluster)
+            settings = given.build(config=config.resolved())
             if cluster.on is not None:
-                return _serve_on(cluster, config, server, access)
-            return _serve(config, server, access)
+                return _serve_on(cluster, settings, server, access)
+            return _serve(settings, server, access)
         except ModuleNotFoundError as error:
             why = f"the server needs {error.name}, which is not installed"
             raise MissingExtraError(f'{why}: pip install "headrace[serve]"') from error
@@ -250,39 +170,19 @@ def serve(
     sys.exit(guarded(command, context))
 
 
-def _settings(config: EngineConfig, server: ServerFlags, access: AccessFlags) -> ServerSettings:
-    from headrace.app.servers.server import ServerSettings, check_settings
+def _with_access(settings: ServerSettings, server: ServerFlags, access: AccessFlags) -> ServerSettings:
+    """The settings, checked, with the keys and the names of hosts that may be called."""
+    from headrace.app.servers.server import check_settings
     from headrace.serving.auth import KEYS, read_keys
-    from headrace.serving.limits import ServeLimits
 
-    limits = ServeLimits(
-        max_wait_s=server.max_wait,
-        max_requests=server.max_requests,
-        max_cost=server.max_cost,
-        max_waiting_bytes=server.max_waiting_bytes,
-        max_body_bytes=server.max_body_bytes,
-        max_prompts=server.max_inputs,
-        max_prompt_chars=server.max_input_chars,
-        timeout_s=server.timeout,
-        drain_s=server.drain_timeout,
-        keep_alive_s=server.keep_alive_timeout,
-    )
     keys = read_keys(access.api_key_file, os.environ.get(KEYS))
-    target = server.latency_target_ms
-    settings = ServerSettings(
-        config,
-        name=server.names or None,
-        batch_timeout_s=server.batch_timeout_ms / 1000,
-        limits=limits,
-        state=server.state_dir,
-        latency_target_s=None if target is None else target / 1000,
-        keys=keys,
-        allowed_hosts=_allowed_hosts(server, access, has_keys=bool(keys)),
-    )
-    return check_settings(settings)
+    hosts = _allowed_hosts(settings.allowed_hosts, server, access, has_keys=bool(keys))
+    return check_settings(replace(settings, keys=keys, allowed_hosts=hosts))
 
 
-def _allowed_hosts(server: ServerFlags, access: AccessFlags, *, has_keys: bool) -> Sequence[str] | None:
+def _allowed_hosts(
+    given: Sequence[str] | None, server: ServerFlags, access: AccessFlags, *, has_keys: bool
+) -> Sequence[str] | None:
     """The host names of requests: local ones if nothing else keeps web pages out. Warns of an open server.
 
     A web page has no key, and no certificate for its name.
@@ -298,29 +198,29 @@ def _allowed_hosts(server: ServerFlags, access: AccessFlags, *, has_keys: bool) 
             f"and so may web pages that they open; give --api-key-file FILE or {KEYS}, or leave out --host",
             "warning",
         )
-    if not access.allowed_hosts and (has_keys or not inside or access.ssl_certfile is not None):
+    if not given and (has_keys or not inside or access.ssl_certfile is not None):
         return None
-    return (*LOCAL, *filter(None, (server.host,)), *(access.allowed_hosts or ()))
+    return (*LOCAL, *filter(None, (server.host,)), *(given or ()))
 
 
-def _serve(config: EngineConfig, server: ServerFlags, access: AccessFlags) -> int:
+def _serve(settings: ServerSettings, server: ServerFlags, access: AccessFlags) -> int:
     """Serve in this process until stopped; returns the exit status."""
     from headrace.serving.http.listening import bind
 
-    config.check()  # before the server's libraries are imported
+    settings.config.check()  # before the server's libraries are imported
     with bind(server.host, server.port):
         pass  # the server will be able to listen there
-    config = resolve(config)
+    config = resolve(settings.config)
     say(f"loading {config.label or config.engine or 'the default model'} to serve {config.task} ...")
-    settings = _settings(config, server, access)
+    settings = _with_access(replace(settings, config=config), server, access)
     from headrace.app.servers.server import build
-    from headrace.serving.http.server import Server
+    from headrace.serving.http.server import DrainingServer
 
     encrypted = access.for_uvicorn()
     with _tracing(server.trace, config.label or config.task or "") as listeners:
         app, state = build(replace(settings, listeners=listeners))
         listening = {"host": server.host, "port": server.port, **encrypted}
-        return Server(app, state, listening, _key_file(access)).run_app(_say_ready)
+        return DrainingServer(app, state, listening, _key_file(access)).run_app(_say_ready)
 
 
 def _key_file(access: AccessFlags) -> KeyFile | None:
@@ -351,31 +251,31 @@ def _tracing(path: Path | None, name: str) -> Iterator[Sequence[Listener]]:
 
 
 def _serve_pool(
-    path: Path, config: EngineConfig, server: ServerFlags, access: AccessFlags, cluster: ReplicaFlags
+    path: Path, settings: ServerSettings, server: ServerFlags, access: AccessFlags, cluster: ReplicaFlags
 ) -> int:
     """Serve several models until stopped; returns the exit status."""
     refused = {
-        "flags of an engine": config != type(config)(),
-        "--served-model-name": bool(server.names),
-        "--latency-target-ms": server.latency_target_ms is not None,
+        "flags of an engine": settings.config != type(settings.config)(),
+        "--served-model-name": settings.name is not None,
+        "--latency-target-ms": settings.latency_target_s is not None,
         "--on": cluster != ReplicaFlags(),
     }
     if given := [flag for flag, is_given in refused.items() if is_given]:
         raise ConfigError(f"--config names the models and their settings: leave out {' and '.join(given)}")
     from headrace.app.servers.pooled import build_pooled, read_models
-    from headrace.serving.http.server import Server
+    from headrace.serving.http.server import DrainingServer
 
     speak("keys")
     content = read_models(path)
     encrypted = access.for_uvicorn()
     with _tracing(server.trace, f"{len(content.models)} models") as listeners:
-        app, state = build_pooled(content, replace(_settings(config, server, access), listeners=listeners))
+        app, state = build_pooled(content, replace(_with_access(settings, server, access), listeners=listeners))
         say(f"serving {', '.join(entry.name for entry in content.models)}; each is loaded when it is asked for")
         listening = {"host": server.host, "port": server.port, **encrypted}
-        return Server(app, state, listening, _key_file(access)).run_app(_say_ready)
+        return DrainingServer(app, state, listening, _key_file(access)).run_app(_say_ready)
 
 
-def _serve_on(cluster: ReplicaFlags, config: EngineConfig, server: ServerFlags, access: AccessFlags) -> int:
+def _serve_on(cluster: ReplicaFlags, settings: ServerSettings, server: ServerFlags, access: AccessFlags) -> int:
     """Serve on a cluster until stopped; returns the exit status."""
     from headrace.cluster.base import ClusterResources, Replicas
 
@@ -386,7 +286,8 @@ def _serve_on(cluster: ReplicaFlags, config: EngineConfig, server: ServerFlags, 
         raise ConfigError("the replicas of --on run elsewhere: leave out --trace, or --on")
     if access.api_key_file is not None:
         say("with --on, API keys are read once: to change them, run the command again")
-    settings = _settings(resolve(config), server, access)  # so that all replicas load the same commit
+    config = resolve(settings.config)  # so that all replicas load the same commit
+    settings = _with_access(replace(settings, config=config), server, access)
     replicas = Replicas(
         cluster.min_replicas,
         cluster.max_replicas,

@@ -7,14 +7,11 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
-import typer
-
-from headrace.app.jobs.step_settings import Step, read_steps, refuse_beside_steps
+from headrace.app.jobs.step_settings import PER_STEP, Step, read_steps, refuse_beside_steps
 from headrace.app.jobs.steps import prepare_steps, rehearse_steps, run_steps
 from headrace.cli.cluster_flags import Execute
-from headrace.cli.flags import FlagGroup
 from headrace.cli.forecasts import as_figures, print_forecast
 from headrace.cli.outcome import aligned, conclude, say
 from headrace.cli.signals import Stopper
@@ -23,29 +20,26 @@ from headrace.jobs.pipeline.job import JobEnd
 from headrace.jobs.settings import JobSettings
 from headrace.observe.reporting.report import Report, StepFigures
 from headrace.observe.reporting.table import print_report
+from headrace.options import option
 from headrace.wording import speak
 
 
 @dataclass(frozen=True, slots=True)
-class StepFlags(FlagGroup):
+class StepFlags:
     """Several models in one job."""
 
     panel: ClassVar[str] = "Several models"
 
-    config: Annotated[
-        Path | None,
-        typer.Option(
-            help="YAML or JSON file of steps, each with its own model, which see the outputs of the steps before "
-            "as columns. Default: one model."
-        ),
-    ] = None
-    model_column: Annotated[
-        str | None,
-        typer.Option(
-            help="Column in which each record names the one --model that computes it. Default: every --model computes "
-            "every record."
-        ),
-    ] = None
+    config: Path | None = option(
+        None,
+        "YAML or JSON file of steps, each with its own model, which see the outputs of the steps before "
+        "as columns. Default: one model.",
+    )
+    model_column: str | None = option(
+        None,
+        "Column in which each record names the one --model that computes it. Default: every --model computes "
+        "every record.",
+    )
 
 
 def steps_of(flags: StepFlags, models: Sequence[str], job: JobSettings) -> tuple[list[Step], str | None] | None:
@@ -66,21 +60,8 @@ def steps_of(flags: StepFlags, models: Sequence[str], job: JobSettings) -> tuple
         raise ConfigError("--model-column needs --model, once for each model that records may name")
     if doubled := next((model for model in models if models.count(model) > 1), None):
         raise ConfigError(f"--model {doubled} is given twice; give each model once")
-    step = Step(
-        task=job.config.task,
-        engine=job.config.engine,  # type: ignore[arg-type]  # a name on the command line
-        engine_options=job.config.engine_options,
-        engine_process=job.config.engine_process,
-        engine_timeout_s=job.config.engine_timeout_s,
-        batch_tokens=job.config.batch_tokens,
-        batch_size=job.config.batch_size,
-        pickled_weights=job.config.pickled_weights,
-        text_column=job.text_column,
-        text_pair_column=job.text_pair_column,
-        prompt_template=job.prompt_template,
-        finish=job.finish,
-    )
-    return [replace(step, model=model) for model in models], flags.model_column
+    step = Step(**{name: getattr(job, name) for name in PER_STEP})
+    return [replace(step, config=replace(job.config, model=model)) for model in models], flags.model_column
 
 
 def run(job: JobSettings, steps: Sequence[Step], model_column: str | None, stopper: Stopper, execute: Execute) -> int:

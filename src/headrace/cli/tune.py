@@ -2,77 +2,69 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
 import typer
 
 from headrace.app.grid import Grid, GridOptions, GridRow, measure
 from headrace.app.jobs.job import JobSettings
+from headrace.argument_types import comma_separated
 from headrace.cli.curve import check_picture, draw
-from headrace.cli.engine_flags import EngineFlags
-from headrace.cli.flags import FlagGroup, comma_separated, positive_numbers, with_groups
+from headrace.cli.engine_flags import config_of
+from headrace.cli.flags import Given, positive_numbers, with_settings
 from headrace.cli.outcome import aligned, guarded, say
-from headrace.cli.run import RecordFlags
 from headrace.engines.choosing.config import EngineConfig
 from headrace.engines.options import INT8
+from headrace.options import option
+
+_OF_JOBS = (
+    "source", "input_format", "text_column", "text_pair_column", "id_column", "prompt_template", "limit", "sample",
+    "sample_seed", "shard",
+)  # fmt: skip
+"""The settings of a job that matter here."""
 
 
 @dataclass(frozen=True, slots=True)
-class InputFlags(FlagGroup):
-    """What the records are."""
-
-    panel: ClassVar[str] = "Input"
-
-    source: Annotated[str, typer.Option("-i", "--input-file", help="The records, as for headrace run.")]
-    input_format: Annotated[str | None, typer.Option(help="The input's format if its name does not tell it.")] = None
-
-
-@dataclass(frozen=True, slots=True)
-class GridFlags(FlagGroup):
+class GridFlags:
     """What is measured."""
 
     panel: ClassVar[str] = "Measuring"
 
-    budgets: Annotated[
-        str | None,
-        typer.Option(help="Batch budgets in tokens, such as 1024,4096. Default: half to 16 times the engine's."),
-    ] = None
-    dtypes: Annotated[
-        str | None, typer.Option(help="Such as float32,bfloat16. Default: float32 and what the device computes faster.")
-    ] = None
-    threads: Annotated[
-        str | None, typer.Option(help="PyTorch's threads on the CPU, such as 1,2. Default: its own.")
-    ] = None
-    engines: Annotated[
-        str | None,
-        typer.Option(help="Such as torch,onnx. Default: torch, and onnx if the model's folder has an ONNX file."),
-    ] = None
-    seconds: Annotated[float, typer.Option(min=0.001, help="About how long to measure, without loading.")] = 60.0
-    latency_target_ms: Annotated[
-        float | None, typer.Option(min=0.001, help="Choose among budgets whose batches take no longer.")
-    ] = None
-    plot: Annotated[Path | None, typer.Option(help="Draw the curve to this file: .svg or .png.")] = None
+    budgets: str | None = option(
+        None, "Batch budgets in tokens, such as 1024,4096. Default: half to 16 times the engine's."
+    )
+    dtypes: str | None = option(None, "Such as float32,bfloat16. Default: float32 and what the device computes faster.")
+    threads: str | None = option(None, "PyTorch's threads on the CPU, such as 1,2. Default: its own.")
+    engines: str | None = option(
+        None, "Such as torch,onnx. Default: torch, and onnx if the model's folder has an ONNX file."
+    )
+    seconds: float = option(60.0, "About how long to measure, without loading.", minimum=0.001)
+    latency_target_ms: float | None = option(None, "Choose among budgets whose batches take no longer.", minimum=0.001)
+    plot: Path | None = option(None, "Draw the curve to this file: .svg or .png.")
 
     def options(self, config: EngineConfig) -> GridOptions:
         """What is to be measured; what the engine's own flags fix is not varied."""
         engine = config.engine if isinstance(config.engine, str) else None
         dtype = str(config.engine_options.get("dtype", "auto"))
-        dtypes = comma_separated(self.dtypes) or (("float32", INT8) if config.engine_options.get("quantize") else ())
+        dtypes = comma_separated(self.dtypes or "") or (
+            ("float32", INT8) if config.engine_options.get("quantize") else ()
+        )
         return GridOptions(
-            (config.batch_tokens,) if config.batch_tokens else positive_numbers("--budgets", self.budgets),
+            (config.batch_tokens,) if config.batch_tokens else positive_numbers("budgets", self.budgets),
             (dtype,) if dtype != "auto" else dtypes,
-            positive_numbers("--threads", self.threads),
-            (engine,) if engine else comma_separated(self.engines),
+            positive_numbers("threads", self.threads),
+            (engine,) if engine else comma_separated(self.engines or ""),
             self.seconds,
             None if self.latency_target_ms is None else self.latency_target_ms / 1000,
         )
 
 
-@with_groups
-def tune(context: typer.Context, files: InputFlags, grid: GridFlags, engine: EngineFlags, records: RecordFlags) -> None:
+@functools.partial(with_settings, only=_OF_JOBS)
+def tune(context: typer.Context, given: Given[JobSettings], grid: GridFlags) -> None:
     """Measure a model on your records: throughput, latency, memory and padding by batch budget, dtype and engine.
 
     Jobs find good settings by themselves. This command shows the whole curve.
@@ -85,18 +77,8 @@ def tune(context: typer.Context, files: InputFlags, grid: GridFlags, engine: Eng
     def work() -> int:
         if grid.plot is not None:
             check_picture(grid.plot)
-        config = engine.config(context.args, "-i {}?")
-        settings = JobSettings(
-            files.source,
-            lambda rows: None,  # noqa: ARG005 - nothing is written
-            config,
-            text_column=records.text_column,
-            text_pair_column=records.text_pair_column,
-            id_column=records.id_column,
-            prompt_template=records.prompt_template,
-            selection=records.selection(),
-            input_format=files.input_format,
-        )
+        config = config_of(given, context.args, "-i {}?")
+        settings = given.build(config=config, sink=lambda rows: None)  # noqa: ARG005 - nothing is written
         found = measure(settings, grid.options(config), say)
         for line in as_lines(found):
             print(line)
@@ -116,8 +98,8 @@ def as_lines(grid: Grid) -> list[str]:
     chosen = grid.chosen
     setting = chosen.setting
     flags = f"--batch-tokens {chosen.measured.budget:.0f}"
-    option = "--quantize" if setting.dtype == INT8 else "--dtype"
-    flags += f" --engine {setting.engine}" if setting.engine == "onnx" else f" {option} {setting.dtype}"
+    dtype = "--quantize" if setting.dtype == INT8 else "--dtype"
+    flags += f" --engine {setting.engine}" if setting.engine == "onnx" else f" {dtype} {setting.dtype}"
     return [
         *aligned(table, 0),
         "",

@@ -7,7 +7,7 @@ import os
 import pickle
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import headrace
@@ -40,6 +40,13 @@ class WorkerSpec:
     config: EngineConfig
     version: str
     """Headrace version of the job."""
+
+    def check_sendable(self, dumps: Callable[[object], bytes] = pickle.dumps) -> None:
+        """Raise ConfigError if an option cannot be pickled for a worker."""
+        try:
+            dumps(self)
+        except (pickle.PicklingError, TypeError, AttributeError) as error:
+            raise ConfigError(f"the engine's options cannot be sent to a worker: {error}") from error
 
     def settings(self) -> JobSettings:
         """The settings of an equivalent local job."""

@@ -105,7 +105,6 @@ class _LoadedModel(Loading):
             await unload(made, rest, None)
 
     async def _wait_to_close(self, closing_event: asyncio.Event) -> None:
-        """Wait until asked to end or idle for long enough."""
         check_in = None if self._idle_check is None else self._idle_check(self)
         while True:
             try:
@@ -320,12 +319,10 @@ def _unpickle(name: str, make: Callable[[str], AnyReusable]) -> AnyReusable:
 
 
 async def _wait_loaded(loaded: Loading) -> OnLoop:
-    try:
-        return await asyncio.wrap_future(loaded.ready)
-    except Exception as error:  # whatever loading raised
-        if loaded.is_ready:
-            raise
-        raise own_copy(error) from error  # one copy per caller
+    found = await attempt_async(asyncio.wrap_future(loaded.ready))
+    if isinstance(found, Raised):
+        raise own_copy(found.cause) from found.cause  # one copy per caller
+    return found
 
 
 async def _collect(

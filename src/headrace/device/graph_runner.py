@@ -12,6 +12,7 @@ import torch
 
 from headrace.device.graphs import BatchShape, ShapeBook
 from headrace.device.pipeline import Arrays, Computed, NetworkCall, OutputRows, Pipeline
+from headrace.errors import HeadraceError, first_line, model_code
 
 logger = logging.getLogger("headrace")
 
@@ -96,10 +97,11 @@ class GraphRunner:
             return made[0](tensors)
 
         try:
-            rows = self._pipeline.run(_filled(arrays, shape.texts), capturing).rows[: len(expected)]
-        except Exception as error:  # noqa: BLE001  # a model's code may raise anything; the batch itself has run
+            with model_code():
+                rows = self._pipeline.run(_filled(arrays, shape.texts), capturing).rows[: len(expected)]
+        except HeadraceError as error:  # the batch itself has run
             # Another shape would fail as well, and each failure may cost memory.
-            self.failure = (str(error).strip() or type(error).__name__).splitlines()[0]
+            self.failure = first_line(error)
             logger.info("batches cannot be captured as CUDA graphs and run one by one: %s", self.failure)
             return
         room = self._tolerance * float(np.abs(expected).max())

@@ -13,7 +13,7 @@ from typing import Literal
 
 import torch
 
-from headrace.errors import ConfigError, EngineDeadError, EngineOutOfMemoryError
+from headrace.errors import ConfigError, EngineDeadError, EngineOutOfMemoryError, first_line
 
 logger = logging.getLogger("headrace")
 
@@ -52,7 +52,7 @@ def _why_no_cuda() -> str:
     try:
         torch.cuda.init()
     except (RuntimeError, AssertionError) as error:  # without CUDA, PyTorch asserts that it has it
-        return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+        return first_line(error).rstrip(".")
     return ""
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeAlias, datac
 
 from headrace.argument_types import check_types
 from headrace.errors import ConfigError, MissingExtraError
-from headrace.options import declared
+from headrace.options import declared, named
 
 if TYPE_CHECKING:
     from headrace.engines.choosing.config import EngineConfig
@@ -71,7 +71,7 @@ class _Dataclasses:
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
 
     def __init_subclass__(cls) -> None:
-        dataclass(frozen=True, kw_only=True)(cls)
+        named(keys=True)(dataclass(frozen=True, kw_only=True)(cls))
 
 
 class EngineOptions(_Dataclasses):

@@ -1,4 +1,4 @@
-"""The options of all engines as typed keywords. Written by scripts/engine_keywords.py: do not edit."""
+"""The options of all engines as typed keywords. Written by scripts/engine_options.py: do not edit."""
 
 from __future__ import annotations
 

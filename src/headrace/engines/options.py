@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import fields
 from typing import Literal, TypeAlias
@@ -34,6 +35,17 @@ _CHUNK_JOIN = (
     "pairs, map-reduce for generate."
 )
 MAX_MODEL_LEN = "Maximum tokens in a text. Default: the model's limit."
+
+
+def _labels(text: str) -> str | Sequence[str]:
+    """Labels as text such as a,b, or as a list in JSON, for labels with commas."""
+    if not text.startswith("["):
+        return text
+    try:
+        found: Sequence[str] = json.loads(text)
+    except ValueError:
+        return text
+    return found
 
 
 class DeviceOptions(EngineOptions):
@@ -130,7 +142,7 @@ class CandidateOptions(EngineOptions):
     """The user's own labels."""
 
     labels: str | Sequence[str] = option(
-        (), "For zero-shot: labels, such as sports,politics. Required there.", panel=PANEL
+        (), "For zero-shot: labels, such as sports,politics. Required there.", panel=PANEL, parse=_labels
     )
     hypothesis_template: str = option("This example is {}.", "The sentence for a label, which replaces {}.")
     multi_label: bool = option(False, "Whether several labels may apply at once.")

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, TypedDict, cast
+from typing import Any, ClassVar, Literal, TypeAlias
 
-from headrace.argument_types import check_types
+from headrace.argument_types import check_types, comma_separated, number_or_auto, parse_size
 from headrace.engines.choosing.config import EngineConfig
 from headrace.errors import ConfigError
 from headrace.events import Listener
+from headrace.io.formats.known import known_formats, written_formats
 from headrace.io.formats.strict_json import OnNan
 from headrace.io.sinks.callback_sink import Receiver, Rows
 from headrace.io.sources.selection import Selection
 from headrace.io.storage.addresses import is_address, without_password
 from headrace.io.storage.locations import anchored as anchored_path
+from headrace.options import declared, named, option
 from headrace.records import JsonObject
 from headrace.wording import shown
 
@@ -70,120 +72,180 @@ class StepSettings:
     """Whether it writes the output of the whole job."""
 
 
+@named()
 @dataclass(frozen=True, slots=True)
 class Limits:
     """Limits of a job. None of them changes the output."""
 
-    max_error_rate: float = 0.5
-    """Stop when more than this fraction of records has failed; checked after a tenth of the input and at its end."""
-    max_errors: int | None = None
-    """Stop when more than this number of records has failed, in all runs; None for no limit."""
-    max_attempts: int = 4
-    """Maximum attempts for a record with a transient failure."""
-    retry_wait_s: float = 0.5
-    """Maximum seconds before the second attempt; doubles for each later one."""
-    workers: int | None = None
-    """Chunks prepared at once; None to tune it, up to the number of cores."""
-    buffer_memory: int = 512_000_000
-    """Maximum bytes of rows and outputs in memory, from reading to writing; reading waits at the limit."""
-    part_records: int = 4096
-    """Rows of a part."""
-    commit_interval_s: float = 2.0
-    """Maximum seconds before a finished row is committed: the work that a kill may lose."""
+    panel: ClassVar[str] = "Failures and resources"
+
+    max_error_rate: float = option(
+        0.5,
+        "Stop when more than this fraction of the records has failed; checked after a tenth of the input.",
+        minimum=0,
+        maximum=1,
+    )
+    max_errors: int | None = option(
+        None, "Stop when more than this number of records has failed. Default: no limit.", minimum=0
+    )
+    max_attempts: int = option(
+        4, "Maximum attempts for a record that fails for a transient reason, such as a time-out.", minimum=1
+    )
+    retry_wait_s: float = option(
+        0.5, "Maximum seconds before the second attempt; doubles for each later one.", flags=(), minimum=0
+    )
+    workers: int | None = option(
+        None,
+        "Chunks of records to prepare at once: a number, or auto to keep the model busy.",
+        parse=number_or_auto,
+        shown="auto",
+        minimum=1,
+    )
+    buffer_memory: int = option(
+        512_000_000,
+        "Maximum memory for records between reading and writing, such as 2GB; the model is not counted.",
+        parse=parse_size,
+        shown="512MB",
+        minimum=1,
+    )
+    part_records: int = option(4096, "Rows of a part.", flags=(), minimum=1)
+    commit_interval_s: float = option(
+        2.0, "Maximum seconds before a finished row is committed: the work that a kill may lose.", flags=(), above=0
+    )
 
 
+FILES_PANEL = "Input and output"
+
+
+@named()
 @dataclass(frozen=True, slots=True)
 class JobSettings:
     """Settings of a job."""
 
-    source: object
-    """A file, folder, glob or address, "-" for stdin, or rows: see `headrace.io.sources.opening.open_source`."""
-    sink: str | Path | Receiver | Rows
-    """A file, a folder of parts (see `headrace.io.sinks.targets.find_target`), or a function called with lists of rows
-    (see `headrace.io.sinks.callback_sink.CallbackWriter`)."""
+    panel: ClassVar[str] = "Records"
+
+    source: object = option(
+        MISSING,
+        "File, folder, glob or address (s3://...) of the records, or - for stdin: JSONL, CSV, TSV, Parquet, Arrow, "
+        "tar, images, an OpenAI batch file or a saved dataset; text and tar files may be .gz or .zst. Or "
+        "hf://datasets/org/name, a Delta or Lance folder, iceberg://catalog/table, or a database, with ``sql``.",
+        flags=("-i", "--input-file"),
+        panel=FILES_PANEL,
+    )
+    """In Python also rows: see `headrace.io.sources.opening.open_source`."""
+    sink: str | Path | Receiver | Rows = option(
+        MISSING,
+        "File or address (s3://...) of the results: .parquet, or .jsonl, .csv or .tsv (also with .gz or .zst); a name "
+        "that ends in / is a folder of parts. Or a table: 'postgresql://host/db?table=vectors', sqlite:///, "
+        "lancedb:///, 'qdrant://host?collection=vectors'. Or hf://datasets/org/name.",
+        flags=("--output-file", "-o"),
+        panel=FILES_PANEL,
+    )
+    """In Python also a function called with lists of rows: see `headrace.io.sinks.callback_sink.CallbackWriter`."""
     config: EngineConfig = field(default_factory=EngineConfig)
     """Task, model and engine."""
-    text_column: str | None = None
-    """Input column; None for "text", or "image" for an image task."""
-    text_pair_column: str | None = None
-    """The second text of a pair: what a cross-encoder scores the first with."""
-    id_column: str | None = None
-    """None for the column "id" if it exists, else the record's position."""
-    prompt_template: str | None = None
-    """Template that builds the text from columns, such as "Q: {question}"."""
-    keep_columns: tuple[str, ...] = ()
-    """Columns copied to the output."""
-    on_nan: OnNan = "null"
-    """Write NaN and infinities in JSON as null, or fail the record."""
-    on_empty: OnEmpty = "keep"
-    """Process an empty text, such as an empty cell of a CSV file, or fail the record."""
+    input_format: str | None = option(
+        None, f"Format of the input: {', '.join(known_formats())}. Default: from the name.", panel=FILES_PANEL
+    )
+    output_format: str | None = option(
+        None,
+        f"Format of the output: {', '.join(written_formats(own=True))}. Default: from the name.",
+        panel=FILES_PANEL,
+    )
+    sql: str | None = option(
+        None,
+        "Query whose rows are the input, if the source is a database (postgresql://, sqlite:///, duckdb:///); it "
+        "must sort them.",
+        panel=FILES_PANEL,
+    )
+    on_nan: OnNan = option(
+        "null", "Write NaN and infinities in JSON output as null, or fail the record.", panel=FILES_PANEL
+    )
+    on_empty: OnEmpty = option(
+        "keep",
+        "Process an empty text, such as an empty cell of a CSV file, or fail the record.",
+        panel=FILES_PANEL,
+    )
+    overwrite: bool = option(False, "Start again and replace an existing output.", panel=FILES_PANEL)
+    ignore_changes: bool = option(
+        False,
+        "Continue although the input, model or parameters have changed; finished records stay as they are.",
+        panel=FILES_PANEL,
+    )
+    text_column: str | None = option(
+        None,
+        'Column of the text, prompt or image. Default: "text", or "image" for image tasks.',
+        flags=("--text-column", "--prompt-column", "--image-column"),
+        per_step=True,
+        changes_output=True,
+    )
+    text_pair_column: str | None = option(
+        None,
+        "Column of the second text of a pair, for score and classify. Default: none.",
+        per_step=True,
+        changes_output=True,
+    )
+    id_column: str | None = option(
+        None,
+        'Column of the unique record id; "" is the position. Default: "id" if it exists, else the position.',
+        changes_output=True,
+    )
+    prompt_template: str | None = option(
+        None,
+        'Template that builds the text from columns, such as "Q: {question}". Default: the text column.',
+        per_step=True,
+        changes_output=True,
+    )
+    keep_columns: tuple[str, ...] = option(
+        (), "Columns to copy to the output, such as a,b. Default: none.", parse=comma_separated, changes_output=True
+    )
     selection: Selection = field(default_factory=Selection)
     """Which rows of the input are processed."""
-    input_format: str | None = None
-    """For names that do not show the format: see `headrace.io.formats.known.known_formats`."""
-    output_format: str | None = None
-    sql: str | None = None
-    """The query whose rows are the input, if the source is a database."""
+    dedupe: bool | None = option(
+        None,
+        "Compute equal inputs only once; each record is still written. Default: only requests to language models "
+        "without sampling.",
+        flags=("--dedupe/--no-dedupe",),
+    )
+    order: Order = option(
+        "auto",
+        "Order of work for language models: prefix puts prompts that begin alike together, auto does so where it saves "
+        "work. The output is always in the order of the input.",
+    )
+    prepare: PrepareFn | str | None = option(
+        None,
+        "Your module:function, (row) -> row, called for each input row. Default: none.",
+        flags=("--map",),
+        changes_output=True,
+    )
+    finish: FinishFn | str | None = option(
+        None,
+        "Your module:function, (row, output) -> output, called before writing. Default: none.",
+        per_step=True,
+        changes_output=True,
+    )
+    worker_kind: WorkerKind = option(
+        "auto", "Where ``prepare`` and ``finish`` run; auto uses processes if threads would slow the job down."
+    )
     limits: Limits = field(default_factory=Limits)
-    overwrite: bool = False
-    """Start again and replace an existing output."""
-    ignore_changes: bool = False
-    """Continue although settings have changed; finished records stay as they are."""
-    retry: bool = False
-    """Process only the failed records of the finished job."""
-    prepare: PrepareFn | str | None = None
-    """`(row) -> row`, or `module:function`: called for each row before its columns are read."""
-    finish: FinishFn | str | None = None
-    """`(row, output) -> output`, or `module:function`: called for each output before it is written."""
-    worker_kind: WorkerKind = "auto"
-    """Whether these run on threads or in processes; "auto" measures their cost."""
-    dedupe: bool | None = None
-    """Compute equal inputs only once; each record is still written. None for requests that are answered greedily."""
-    order: Order = "auto"
-    """The order of work: "prefix" puts prompts that begin alike together, "input" keeps the order of the input, "auto"
-    chooses by the prompts. The output is in the order of the input in any case."""
+    trace: Path | str | None = option(
+        None,
+        "Write a trace of batches and stages for Perfetto or Chrome (JSON). Default: none.",
+        panel="Estimate and report",
+    )
+    retry: bool = option(False, "Process only the failed records of the finished job.", flags=())
+    listeners: Sequence[Listener] = option(
+        (),
+        "Functions that are called with each event of `headrace.events`, on any thread. One that raises is left out.",
+        flags=(),
+    )
     step: StepSettings | None = None
     """For one step of several: see `app.jobs.steps`."""
-    trace: str | Path | None = None
-    """A file for a trace of the run, for Perfetto; None for none."""
-    listeners: Sequence[Listener] = ()
-    """Functions that are called with each event of `headrace.events`, on any thread. One that raises is left out."""
 
 
-class JobOptions(TypedDict, total=False):
-    """Fields of `JobSettings` by name, for functions that pass them on."""
-
-    text_column: str | None
-    text_pair_column: str | None
-    id_column: str | None
-    prompt_template: str | None
-    on_nan: OnNan
-    on_empty: OnEmpty
-    input_format: str | None
-    output_format: str | None
-    sql: str | None
-    overwrite: bool
-    ignore_changes: bool
-    retry: bool
-    prepare: PrepareFn | str | None
-    finish: FinishFn | str | None
-    worker_kind: WorkerKind
-    dedupe: bool | None
-    order: Order
-    trace: str | Path | None
-    listeners: Sequence[Listener]
-
-
-def split_options(options: Mapping[str, object]) -> tuple[JobOptions, dict[str, object]]:
-    """Split options into those of the job and those of the engine."""
-    names = JobOptions.__annotations__.keys()
-    job = {name: value for name, value in options.items() if name in names}
-    return cast(JobOptions, job), {name: value for name, value in options.items() if name not in names}
-
-
-SETTING_NAMES = tuple(
-    one.name for kind in (JobSettings, Selection, Limits) for one in fields(kind) if one.name != "step"
-)
+JOB_SETTINGS = tuple(one.name for kind in (JobSettings, Selection, Limits) for one in declared(kind))
+"""The settings of a job by name, also those of its groups; not those of its engine."""
+SETTING_NAMES = (*JOB_SETTINGS, "config", "selection", "limits")
 """Names to suggest for an unknown engine option."""
 
 
@@ -204,7 +266,9 @@ def as_json(settings: JobSettings) -> JsonObject | None:
     for name in ("prepare", "finish"):
         if kept[name] is not None and not isinstance(kept[name], str):
             return None
-    kept["selection"] = asdict(settings.selection)
+    selection = asdict(settings.selection)
+    selection["seed"] = selection.pop("sample_seed")  # its name on disk
+    kept["selection"] = selection
     kept["step"] = None if settings.step is None else asdict(settings.step)
     try:
         found: JsonObject = json.loads(json.dumps(kept))
@@ -216,8 +280,8 @@ def as_json(settings: JobSettings) -> JsonObject | None:
 def from_json(kept: Mapping[str, Any], sink: str | Path, limits: Limits, *, ignore_changes: bool) -> JobSettings:
     """The settings to retry with what `as_json` gave."""
     chosen = dict(kept["selection"])
-    shard = chosen.pop("shard")
-    selection = Selection(shard=tuple(shard) if shard else None, **chosen)
+    shard, seed = chosen.pop("shard"), chosen.pop("seed")
+    selection = Selection(shard=tuple(shard) if shard else None, sample_seed=seed, **chosen)
     given: dict[str, Any] = {**kept, "keep_columns": tuple(kept["keep_columns"]), "selection": selection}
     if (step := kept.get("step")) is not None:
         given["step"] = _step(step)
@@ -266,17 +330,3 @@ def check_values(settings: JobSettings) -> None:
         raise ConfigError(f"listeners is {shown(settings.listeners)}; it must be a list of functions")
     check_types(settings.config)
     check_types(settings.limits)
-    limits = settings.limits
-    checks: tuple[tuple[str, float | None, bool, str], ...] = (
-        ("max_error_rate", limits.max_error_rate, 0 <= limits.max_error_rate <= 1, "between 0 and 1"),
-        ("max_errors", limits.max_errors, limits.max_errors is None or limits.max_errors >= 0, ">= 0"),
-        ("max_attempts", limits.max_attempts, limits.max_attempts >= 1, ">= 1"),
-        ("retry_wait_s", limits.retry_wait_s, limits.retry_wait_s >= 0, ">= 0"),
-        ("workers", limits.workers, limits.workers is None or limits.workers >= 1, ">= 1"),
-        ("buffer_memory", limits.buffer_memory, limits.buffer_memory >= 1, ">= 1 byte"),
-        ("part_records", limits.part_records, limits.part_records >= 1, ">= 1"),
-        ("commit_interval_s", limits.commit_interval_s, limits.commit_interval_s > 0, "> 0"),
-    )
-    for name, value, good, allowed in checks:
-        if not good:
-            raise ConfigError(f"{name} is {value!r}; it must be {allowed}")

@@ -85,9 +85,11 @@ def forget() -> None:
 
 @functools.cache
 def known(group: Group) -> Mapping[str, Plugin]:
-    """What is registered in a group, by name: Headrace's own first. Imports nothing."""
+    """What is registered in a group, by name: Headrace's own first, then the others. Imports nothing."""
     found: dict[str, Plugin] = {}
-    for package, entry in sorted(_registered().get(f"headrace.{group}", ()), key=lambda one: one[0] != OWN):
+    for package, entry in sorted(
+        _registered().get(f"headrace.{group}", ()), key=lambda one: (one[0] != OWN, one[1].name)
+    ):
         if (earlier := found.get(entry.name)) is not None:
             if earlier.package != package:
                 found[entry.name] = Plugin(

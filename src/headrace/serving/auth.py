@@ -11,25 +11,10 @@ from pathlib import Path
 
 from headrace.errors import ConfigError
 from headrace.serving.errors import ApiError
+from headrace.serving.limits import KeySettings as KeySettings
 
 KEYS = "HEADRACE_API_KEYS"
 """The environment variable with keys."""
-
-
-@dataclass(frozen=True, slots=True)
-class KeySettings:
-    """The settings of one key."""
-
-    name: str
-    """Used in logs and for fair batching among callers. Never the key itself."""
-    digest: bytes
-    """SHA-256 of the key. The key itself is not stored."""
-    per_minute: int | None = None
-    """Requests per minute; None for no limit."""
-    max_concurrent: int | None = None
-    """Concurrent requests; None for no limit."""
-    admin: bool = False
-    """Whether it sees the files and batches of all keys."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +40,7 @@ class KeyUsage:
 
     requests: int
     refused: int
-    """Of `requests`, refused by the key's own limits."""
+    """The part of `requests` that the key's own limits refused."""
     running: int
 
 
@@ -118,7 +103,7 @@ class Keys:
         self._clock = clock
         self._accounts = [KeyAccount(key, clock()) for key in keys]
         self._former: list[KeyAccount] = []
-        """Of keys that are no longer valid: their requests stay counted."""
+        """Accounts of keys that are no longer valid: their requests stay counted."""
 
     @property
     def required(self) -> bool:

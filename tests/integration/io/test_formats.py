@@ -283,9 +283,9 @@ def test_many_files_are_described_together(tmp_path: Path) -> None:
 
 def test_an_unknown_format_lists_the_known(tmp_path: Path) -> None:
     write(tmp_path, "in.xls", b"")
-    with pytest.raises(ConfigError, match=r"in\.xls from its name; known: \.jsonl, .*\.parquet.*input_format"):
+    with pytest.raises(ConfigError, match=r"in\.xls from its name; known: \.arrow, .*\.parquet.*input_format"):
         open_source(tmp_path / "in.xls")
-    with pytest.raises(ConfigError, match="unknown input format 'xls'; known: jsonl, csv"):
+    with pytest.raises(ConfigError, match="unknown input format 'xls'; known: arrow, csv"):
         open_source(tmp_path / "in.xls", "xls")
     with pytest.raises(ConfigError, match="unknown scheme 'ftp'; known: s3, gs, hf"):
         open_source("ftp://host/in.jsonl")

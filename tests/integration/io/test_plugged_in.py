@@ -147,7 +147,7 @@ def test_files_are_read_by_another_package_s_format(foreign: Path, tmp_path: Pat
     for name in ("in.box", "in.BX"):
         write_docs(tmp_path, name)
         assert records(name) == [0, 1, 2]
-    with pytest.raises(ConfigError, match=r"box is only read; end it in one of \.jsonl"):
+    with pytest.raises(ConfigError, match=r"box is only read; end it in one of \.csv"):
         find_target("out.box")
 
 
@@ -172,5 +172,5 @@ def test_what_nobody_takes_is_refused_with_what_is_known(foreign: Path) -> None:
         find_target("lake://host/rows?table=t")
     with pytest.raises(ConfigError, match="shelf is an output only"):
         open_source("shelf://host/rows?table=t")
-    with pytest.raises(ConfigError, match=r"unknown input format 'jsonx'; known: jsonl.*box"):
+    with pytest.raises(ConfigError, match=r"unknown input format 'jsonx'; known: arrow.*box"):
         open_source("pyproject.toml", "jsonx") if Path("pyproject.toml").touch() is None else None

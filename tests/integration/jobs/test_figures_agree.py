@@ -23,6 +23,7 @@ from headrace.app.jobs.step_settings import Step
 from headrace.app.jobs.steps import prepare_steps, run_steps, steps_here
 from headrace.cli import inspect as inspect_command
 from headrace.cli.report import reported_jobs
+from headrace.engines.choosing.config import EngineConfig
 from headrace.errors import ConfigError, HeadraceError, RecordError, ResumeMismatchError
 from headrace.events import BatchDone, Event
 from headrace.io.storage import parts
@@ -82,7 +83,7 @@ class Histories(RuleBasedStateMachine):
         bad.clear()
         bad.update(failing)
         job = job_settings(f"{self.folder}/in.jsonl", self.sink, limits=LIMITS, overwrite=overwrite)
-        steps = [Step(name="one", engine=NAME), Step(name="two", engine=NAME)]
+        steps = [Step(name=name, config=EngineConfig(engine=NAME)) for name in ("one", "two")]
         with contextlib.suppress(ResumeMismatchError, ConfigError):  # it was begun by one model
             run_steps(prepare_steps(job, steps), lambda one: execute(one, StopRequest(), progress=False))
             self.has_steps = True

@@ -388,7 +388,10 @@ def test_a_hostile_file_of_steps(tmp_path: Path, content: str, words: str) -> No
 
 def test_a_file_of_steps_may_be_json(tmp_path: Path) -> None:
     (tmp_path / "steps.json").write_text('{"steps": [{"name": "a", "engine_options": {"labels": ["x"]}}]}')
-    assert read_steps(tmp_path / "steps.json") == ([Step(name="a", engine_options={"labels": ["x"]})], None)
+    assert read_steps(tmp_path / "steps.json") == (
+        [Step(name="a", config=EngineConfig(engine_options={"labels": ["x"]}))],
+        None,
+    )
 
 
 @pytest.mark.parametrize("kind", ["int8", "uint8"])

@@ -16,7 +16,7 @@ import pytest
 import headrace
 from headrace.errors import BrokenOffError, ConfigError
 from headrace.events import BatchDone, Event
-from headrace.observe.accounting.meter import Meter
+from headrace.observe.live.meter import Meter
 from headrace.observe.live.progress import describe
 
 AWAY = "http://127.0.0.1:9"

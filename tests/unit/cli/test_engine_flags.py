@@ -7,23 +7,23 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from headrace.app.servers.settings import ServerSettings
 from headrace.cli.app import app
 from headrace.cli.engine_flags import as_flag, engine_options
-from headrace.engines.choosing.config import EngineConfig
 from headrace.engines.choosing.registry import options_by_task
 from headrace.errors import ConfigError
 
 
-def test_a_refused_value_is_named_without_the_prefix_of_pydantic() -> None:
+def test_a_refused_value_is_named_with_what_the_setting_takes() -> None:
     said = CliRunner().invoke(app, ["run", "-i", "x.jsonl", "-o", "y.jsonl", "--on-nan", "zero"]).output
-    assert "Invalid value for '--on-nan': 'zero' is not one of" in said
+    assert "--on-nan is 'zero'; it must be one of null, error" in said
 
 
 def test_serve_hands_flags_that_it_does_not_have_to_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     given: dict[str, Any] = {}
 
-    def serve(config: EngineConfig, *_: object) -> int:
-        given.update(config.engine_options)
+    def serve(settings: ServerSettings, *_: object) -> int:
+        given.update(settings.config.engine_options)
         return 0
 
     monkeypatch.setattr("headrace.cli.serve._serve", serve)

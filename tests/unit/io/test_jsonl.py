@@ -169,7 +169,7 @@ def test_a_large_input_is_described_by_samples(file: Path, monkeypatch: pytest.M
 def test_a_file_that_cannot_be_read_twice_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="No such file"):
         open_source(tmp_path / "none.jsonl")
-    with pytest.raises(ConfigError, match=r"holds no file of a known format; known: \.jsonl"):
+    with pytest.raises(ConfigError, match=r"holds no file of a known format; known: \.arrow"):
         open_source(tmp_path)
     with pytest.raises(ConfigError, match="not a regular file"):
         open_source(Path("/dev/null"))

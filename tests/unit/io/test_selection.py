@@ -48,7 +48,7 @@ def test_a_sample_is_a_part_of_its_shard_and_of_larger_samples_seed_by_seed() ->
     assert 30 < len(small) < 130
     assert all(place % 2 == 1 for place in small)
     assert small < {place for _, place in take(Selection(shard=(1, 2), sample=0.5))}
-    assert small != {place for _, place in take(Selection(shard=(1, 2), sample=0.1, seed=1))}
+    assert small != {place for _, place in take(Selection(shard=(1, 2), sample=0.1, sample_seed=1))}
 
 
 @settings(max_examples=50)
@@ -66,7 +66,7 @@ def test_what_is_done_is_left_out_and_nothing_else(
     done: frozenset[int],
     stretch: tuple[int, int],
 ) -> None:
-    selection = Selection(shard, sample, 7, limit)
+    selection = Selection(shard=shard, sample=sample, sample_seed=7, limit=limit)
     whole = take(selection)
     assert [position for position, _ in whole] == list(range(len(whole)))
     all_done = done | frozenset(range(*stretch))

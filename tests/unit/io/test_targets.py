@@ -47,13 +47,13 @@ def test_a_name_tells_format_and_place(
 @pytest.mark.parametrize(
     ("name", "format", "message"),
     [
-        ("out.txt", None, r"it must end in one of \.jsonl, \.csv, \.tsv, \.parquet, or in / for a folder"),
+        ("out.txt", None, r"it must end in one of \.csv, \.jsonl, \.parquet, \.tsv, or in / for a folder"),
         ("out", None, "it must end in"),
         ("out.csv", "parquet", r"cannot write out\.csv as parquet: the name says csv; end it in \.parquet, or leave"),
         ("OUT.TSV.gz", "csv", "the name says tsv"),
         ("out.jsonl/", "parquet", "the name says jsonl"),
         ("out.arrow", "parquet", "arrow is only read"),
-        ("out.jsonl", "xlsx", "unknown output format 'xlsx'; known: jsonl, csv, tsv, parquet"),
+        ("out.jsonl", "xlsx", "unknown output format 'xlsx'; known: csv, jsonl, parquet, tsv"),
         ("out.parquet.gz", None, "leave out .gz"),
         ("", None, "the output has an empty name"),
     ],

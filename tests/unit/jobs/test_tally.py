@@ -76,7 +76,7 @@ def test_the_error_says_how_many_failed_and_why() -> None:
         tally.count(1, [])
     fail(tally, 51)
     with pytest.raises(
-        TooManyErrorsError, match=r"51 of 101 .*max_error_rate=0\.5\) .*51 RecordError.*record 7: column 'text'"
+        TooManyErrorsError, match=r"51 of 101 .*max_error_rate=0\.5 .*51 RecordError.*record 7: column 'text'"
     ):
         tally.check()
 

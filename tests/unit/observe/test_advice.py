@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 from tests.unit.observe.simulated import Simulation, changed
 
+import headrace.jobs.settings  # noqa: F401 - tells messages what the settings of a job are called
 from headrace.events import (
     DeviceUsed,
     JobDone,

@@ -10,7 +10,7 @@ import threading
 import pytest
 
 from headrace.events import BatchDone, JobStarted, PrecisionChosen, RecordFailed, StageDone, StepDone
-from headrace.observe.accounting.meter import Meter
+from headrace.observe.live.meter import Meter
 from headrace.observe.live.progress import Progress
 
 

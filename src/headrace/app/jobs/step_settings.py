@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
 from headrace.app.settings_file import read_settings
 from headrace.argument_types import check_types
-from headrace.engines.choosing.config import EngineConfig
+from headrace.engines.choosing.config import EngineConfig, model_name
 from headrace.engines.choosing.registry import unknown_key
 from headrace.engines.tasks import known_tasks, task_named
 from headrace.errors import ConfigError, nearest
 from headrace.io.sinks.targets import Target, find_target
-from headrace.jobs.settings import EarlierStep, JobSettings, ModelChoice, StepSettings
+from headrace.jobs.settings import EarlierStep, FinishFn, JobSettings, ModelChoice, StepSettings
+from headrace.options import all_declared, build, declared, option
 from headrace.wording import shown
 
 FOLDER = "steps"
@@ -25,35 +26,20 @@ FOLDER = "steps"
 class Step:
     """One step of a job. Only the settings in which steps differ; the job has the others."""
 
-    name: str | None = None
-    """Column of its output; None for the task's column, with the model's name. With a model column: the name of its
-    model there; None for the model as written."""
-    task: str | None = None
-    model: str | Path | None = None
-    engine: str | Callable[..., object] | None = None
-    engine_options: Mapping[str, object] = field(default_factory=dict)
-    engine_process: bool = False
-    engine_timeout_s: float | None = None
-    batch_tokens: int | None = None
-    batch_size: int | None = None
-    pickled_weights: bool = False
+    name: str | None = option(
+        None, "Column of its output; with a model column, the name of its model there. Default: from task and model."
+    )
+    config: EngineConfig = field(default_factory=EngineConfig)
+    """Its engine."""
     text_column: str | None = None
     text_pair_column: str | None = None
     prompt_template: str | None = None
-    finish: Callable[..., object] | str | None = None
-
-    def config(self) -> EngineConfig:
-        """Its engine.
-
-        Raises:
-            ConfigError: an option belongs to another engine than the one named.
-        """
-        given = {one.name: getattr(self, one.name) for one in fields(EngineConfig) if one.name in _STEP_NAMES}
-        model = None if self.model is None else str(self.model)
-        return EngineConfig(**{**given, "model": model}).resolved()
+    finish: FinishFn | str | None = None
 
 
-_STEP_NAMES = tuple(one.name for one in fields(Step))
+PER_STEP = tuple(one.name for one in declared(JobSettings) if one.option.per_step)
+"""The settings of a job that each step has, beside those of its engine."""
+_KEYS = (*(one.name for one in all_declared(Step)), *PER_STEP)
 
 
 def parse_steps(entries: object) -> list[Step]:
@@ -69,11 +55,12 @@ def parse_steps(entries: object) -> list[Step]:
         if not isinstance(entry, Mapping):
             raise ConfigError(f"step {number} is of type {type(entry).__name__}; it must be a mapping of settings")
         for key in entry:
-            if key not in _STEP_NAMES:
-                raise ConfigError(f"step {number}: {shown(key)} is unknown{unknown_key(str(key), _STEP_NAMES)}")
-        step = Step(**entry)
+            if key not in _KEYS:
+                raise ConfigError(f"step {number}: {shown(key)} is unknown{unknown_key(str(key), _KEYS)}")
+        step = build(Step, {**entry, "model": model_name(entry.get("model"))})
         try:
             check_types(step)
+            check_types(step.config)
         except ConfigError as error:
             raise ConfigError(f"step {number}: {error}") from error
         steps.append(step)
@@ -87,7 +74,7 @@ def refuse_beside_steps(job: JobSettings) -> None:
         ConfigError: one is.
     """
     default = JobSettings(job.source, job.sink)
-    names = [name for name in _STEP_NAMES if hasattr(default, name) and getattr(job, name) != getattr(default, name)]
+    names = [name for name in PER_STEP if getattr(job, name) != getattr(default, name)]
     if given := job.config.changed() + names:
         raise ConfigError(f"{given[0]} is a setting of one step; with several steps, give it in each step")
 
@@ -140,7 +127,7 @@ def settings_of(
         raise ConfigError("``prepare`` cannot be used with several steps: prepare the input before the job")
     if job.order == "prefix":
         raise ConfigError("order is 'prefix', which one model may gain from: with several steps, leave ``order`` out")
-    configs = [step.config() for step in steps]
+    configs = [step.config.resolved() for step in steps]
     columns = [task_named(config.task).output if config.task in known_tasks() else "output" for config in configs]
     names = _names(steps, columns, model_column)
     if model_column is None:
@@ -160,10 +147,7 @@ def settings_of(
                 job,
                 sink=output,
                 config=config,
-                text_column=step.text_column,
-                text_pair_column=step.text_pair_column,
-                prompt_template=step.prompt_template,
-                finish=step.finish,
+                **{name: getattr(step, name) for name in PER_STEP},
                 keep_columns=kept if last else (),
                 output_format=job.output_format if last else None,
                 step=StepSettings(names[number - 1], columns[number - 1], begun, tuple(earlier), choice, last),
@@ -190,11 +174,13 @@ def _names(steps: Sequence[Step], columns: Sequence[str], model_column: str | No
     for step, column in zip(steps, columns, strict=True):
         name = step.name
         if name is None and model_column is not None:
-            if step.model is None:
+            if step.config.model is None:
                 raise ConfigError("with a model column each step needs a model or a name, which records name")
-            name = str(step.model)
+            name = step.config.model
         elif name is None:
-            name = column if step.model is None else f"{column}_{str(step.model).rstrip('/').rpartition('/')[2]}"
+            name = (
+                column if step.config.model is None else f"{column}_{step.config.model.rstrip('/').rpartition('/')[2]}"
+            )
         if not name or (name == "id" and model_column is None):
             raise ConfigError(f"a step cannot be named {name!r}; its name is the column of its output")
         if name in names:

@@ -1,5 +1,5 @@
 """Servers from settings: of one model or several, with Batch API and dashboard.
 
 - `server.build_app`: a FastAPI app that serves a model
-- `server.ServerSettings`: settings of a server
+- `settings.ServerSettings`: settings of a server
 """

@@ -6,8 +6,8 @@ import functools
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Unpack
 
@@ -18,25 +18,28 @@ import headrace
 from headrace.app.jobs.describe import server_facts
 from headrace.app.jobs.job import Broadcast, Guarded
 from headrace.app.jobs.tracing import ServerTracing, server_spans
+from headrace.app.keywords import ServerKeywords
 from headrace.app.servers.batch_api import BatchApi, BatchModel
 from headrace.app.servers.batch_run import MOST_WAITING, BulkModel
 from headrace.app.servers.observed import ObservedServer
+from headrace.app.servers.settings import SERVER_SETTINGS as SERVER_SETTINGS
+from headrace.app.servers.settings import ServerSettings as ServerSettings
 from headrace.app.servers.warm_up import warm_up
 from headrace.device.cache import TuningCache
 from headrace.engines.choosing import registry
-from headrace.engines.choosing.config import EngineConfig, merged_options, model_name
+from headrace.engines.choosing.config import EngineConfig, config_from
 from headrace.engines.choosing.resolving import resolve, served_names
-from headrace.engines.keywords import EngineKeywords, LocalKeywords
 from headrace.engines.model_folder import pickled_weights
 from headrace.engines.profile import BatcherSettings, PayloadCalls, profile_of
 from headrace.errors import ConfigError
 from headrace.events import Event, Listener, ModelLoaded
 from headrace.observe.exporters.prometheus import PrometheusListener, device_seconds
 from headrace.observe.live.server import ServerAccount
+from headrace.options import build as build_settings
+from headrace.options import split
 from headrace.serving.app import create_app
-from headrace.serving.auth import KEYS, Keys, KeySettings
+from headrace.serving.auth import KEYS, Keys
 from headrace.serving.hosts import Hosts
-from headrace.serving.limits import ServeLimits
 from headrace.serving.metrics import families
 from headrace.serving.service import ServedModel, Service
 from headrace.serving.state import ServerState
@@ -45,76 +48,9 @@ from headrace.tracebacks import naming, public
 logger = logging.getLogger("headrace")
 
 
-@dataclass(frozen=True, slots=True)
-class ServerSettings:
-    """Settings of a server."""
-
-    config: EngineConfig = field(default_factory=EngineConfig)
-    """The model; its task defaults to that of the engine, else "embed"."""
-    name: str | Sequence[str] | None = None
-    """One or more names of the model in requests; the first is its name in answers. None for `org/name`, or the name of
-    a local folder."""
-    batch_timeout_s: float = 0.002
-    """Maximum seconds that a request waits for others while the engine is free."""
-    limits: ServeLimits = field(default_factory=ServeLimits)
-    keys: Sequence[KeySettings] = ()
-    """API keys; empty to accept all requests."""
-    allowed_hosts: Sequence[str] | None = None
-    """Names in the `Host` of requests, such as "localhost" or "*.example.com"; None for all. IP addresses are too."""
-    state: Path | None = None
-    """Folder for files and jobs of the Batch API; None for no Batch API."""
-    latency_target_s: float | None = None
-    """Maximum seconds of a request during bulk work; None for no target."""
-    listeners: Sequence[Listener] = ()
-    """Functions that are called with each event of `headrace.events`. One that raises is left out."""
-
-
-SERVER_SETTINGS = tuple(one.name for kind in (ServerSettings, ServeLimits) for one in fields(kind))
-"""Names to suggest for an unknown engine option."""
-
-
-class ServerOptions(LocalKeywords, total=False):
-    """Keyword arguments of `build_app`, for functions that pass them on."""
-
-    engine: str | Callable[..., object] | None
-    engine_options: Mapping[str, object] | None
-    engine_process: bool
-    engine_timeout_s: float | None
-    batch_tokens: int | None
-    batch_size: int | None
-    batch_timeout_s: float
-    limits: ServeLimits | None
-    keys: Sequence[KeySettings]
-    allowed_hosts: Sequence[str] | None
-    state: str | Path | None
-    latency_target_s: float | None
-    pickled_weights: bool
-    listeners: Sequence[Listener]
-
-
 @public
 @naming
-def build_app(  # noqa: PLR0913 - keyword-only settings of the front door, public API
-    task: str | None = None,
-    model: str | Path | None = None,
-    *,
-    name: str | Sequence[str] | None = None,
-    engine: str | Callable[..., object] | None = None,
-    engine_options: Mapping[str, object] | None = None,
-    engine_process: bool = False,
-    engine_timeout_s: float | None = None,
-    batch_tokens: int | None = None,
-    batch_size: int | None = None,
-    batch_timeout_s: float = 0.002,
-    limits: ServeLimits | None = None,
-    keys: Sequence[KeySettings] = (),
-    allowed_hosts: Sequence[str] | None = None,
-    state: str | Path | None = None,
-    latency_target_s: float | None = None,
-    pickled_weights: bool = False,
-    listeners: Sequence[Listener] = (),
-    **options: Unpack[EngineKeywords],
-) -> FastAPI:
+def build_app(task: str | None = None, model: str | Path | None = None, **settings: Unpack[ServerKeywords]) -> FastAPI:
     """A FastAPI app that serves one model: mount it, extend it, or give it to an ASGI server.
 
     The model is loaded when the app's lifespan begins and closed when it ends. An app that mounts it enters
@@ -123,37 +59,17 @@ def build_app(  # noqa: PLR0913 - keyword-only settings of the front door, publi
     Args:
         task: such as "embed" or "generate"; None for "embed", or for "custom" with a function or handler of your own.
         model: a folder, an included model, or `org/name[@revision]` on the Hub (docs/engines.md); None for the default.
-        options: options of the engine, such as `max_model_len`.
-        engine_options: the same as a mapping, for an engine of your own.
-    All others are as `ServerSettings` and `EngineConfig` have them.
+        settings: of the engine and the server, each as docs/options.md has it, such as `batch_size` or `max_wait_s`; an
+            engine's own options, such as `max_model_len`; or `limits`, a `headrace.ServeLimits` as a whole.
 
     Raises:
         ConfigError: a task, engine or option that does not exist. What concerns the model's files is raised when the
             lifespan begins.
     """
-    config = EngineConfig(
-        task=task,
-        model=model_name(model),
-        engine=engine,
-        engine_options=merged_options(engine_options, options),
-        batch_tokens=batch_tokens,
-        batch_size=batch_size,
-        engine_process=engine_process,
-        engine_timeout_s=engine_timeout_s,
-        pickled_weights=pickled_weights,
-    )
-    settings = ServerSettings(
-        config,
-        name=name,
-        batch_timeout_s=batch_timeout_s,
-        limits=limits or ServeLimits(),
-        keys=keys,
-        allowed_hosts=allowed_hosts,
-        state=None if state is None else Path(state),
-        latency_target_s=latency_target_s,
-        listeners=listeners,
-    )
-    return build(settings)[0]
+    own, engine = split(ServerSettings, {"task": task, "model": model, **settings})
+    if isinstance(own.get("state"), str):
+        own["state"] = Path(own["state"])
+    return build(build_settings(ServerSettings, {**own, "config": config_from(engine)}))[0]
 
 
 def build(settings: ServerSettings) -> tuple[FastAPI, ServerState]:

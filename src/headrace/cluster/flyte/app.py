@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Unpack
 
-from headrace.app.servers.server import ServerOptions, build_app
+from headrace.app.keywords import ServerOptions
+from headrace.app.servers.server import build_app
 from headrace.errors import ConfigError, MissingExtraError
 
 try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
 from headrace.cluster import remote_job
 from headrace.cluster.base import ClusterResources
@@ -29,9 +29,5 @@ def execute(
 
 @contextmanager
 def _workers(resources: ClusterResources, spec: WorkerSpec) -> Iterator[RayWorkers]:
-    with connected(resources):
-        workers = RayWorkers(spec, resources)
-        try:
-            yield workers
-        finally:
-            workers.close()
+    with connected(resources), closing(RayWorkers(spec, resources)) as workers:
+        yield workers

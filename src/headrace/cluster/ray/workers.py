@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import pickle
 import signal
 import socket
 import threading
@@ -131,10 +130,7 @@ class RayWorkers:
             HeadraceError: the first worker cannot load the model.
         """
         self._spec = spec
-        try:
-            ray.cloudpickle.dumps(spec)
-        except (pickle.PicklingError, TypeError, AttributeError) as error:
-            raise ConfigError(f"the engine's options cannot be sent to a worker: {error}") from error
+        spec.check_sendable(ray.cloudpickle.dumps)
         gpus = check_room(resources, resources.replicas)
         self.room = WorkerRoom("replicas", _most(resources.cpus, gpus, resources.replicas))
         self._actor_class = ray.remote(  # registered once: the call blocks, forever if the cluster is gone

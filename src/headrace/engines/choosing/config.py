@@ -5,14 +5,17 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
+from headrace.argument_types import check_types
 from headrace.engines.choosing import registry
 from headrace.engines.declaring import EngineOptions
 from headrace.engines.model_folder import is_included
+from headrace.engines.tasks import known_tasks
 from headrace.errors import ConfigError
+from headrace.options import named, option
 
 
 class EngineChoice(Protocol):
@@ -23,31 +26,57 @@ class EngineChoice(Protocol):
         ...
 
 
+@named(keys=True)
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
     """Which engine to load, its options and its batch limits."""
 
-    task: str | None = None
-    """None to use the input's task, else the engine's ("custom" for a custom engine), else "embed"."""
-    model: str | None = None
-    """As the user wrote it: a folder, an included model, `org/name[@revision]` or `hf://...` on the hub, or a folder in
-    an object store; None for the task's default."""
-    engine: str | Callable[..., object] | object | None = None
-    """Replaces the task's default engine: a name such as "onnx" or "vllm", or a custom engine (`module:name`, a
-    function, or any other object that `headrace.engines.custom.load` takes)."""
-    engine_options: Mapping[str, object] = field(default_factory=dict)
-    """Engine options, such as `max_model_len`."""
-    batch_tokens: int | None = None
-    """Maximum cost of a batch in the engine's cost unit, padding included; None for the engine's default."""
-    batch_size: int | None = None
-    """Maximum records in a batch; None for the engine's default."""
-    engine_process: bool = False
-    """Run the engine in a child process, so that a crash fails only the record that caused it."""
-    engine_timeout_s: float | None = None
-    """Maximum seconds for a batch, step or request, and for a call of `prepare` or `finish` in a process; None for no
-    limit."""
-    pickled_weights: bool = False
-    """Allow pickled weights, which can run code, in downloaded models and in servers; otherwise only safetensors."""
+    panel: ClassVar[str] = "Engine"
+
+    task: str | None = option(
+        None,
+        f"Task of the model: {', '.join(known_tasks())}. Default: embed, or custom with an engine of your own; in a "
+        "job, that of an OpenAI batch file.",
+        changes_output=True,
+    )
+    model: str | None = option(
+        None,
+        "Model of the Hugging Face Hub (org/name or org/name@revision), a folder (local or s3://...), or an included "
+        "model: all-MiniLM-L6-v2 (default for embed), arithmetic (default for generate), docstrings, digits. "
+        "Repeatable in headrace run.",
+        repeatable=True,
+    )
+    """As the user wrote it."""
+    engine: str | Callable[..., object] | object | None = option(
+        None, "onnx, vllm, static (for generate), or your module:name. Default: chosen by the task."
+    )
+    """In Python also a function, or any other object that `headrace.engines.custom.load` takes."""
+    engine_options: Mapping[str, object] = option(
+        dict, "Options of the engine as a mapping, for one whose options no type checker knows.", flags=()
+    )
+    batch_tokens: int | None = option(
+        None, "Maximum tokens in a batch, padding included. Default: measured, or set by the engine.", minimum=1
+    )
+    batch_size: int | None = option(
+        None, "Maximum texts, images or prompts in a batch. Default: set by the engine.", minimum=1
+    )
+    engine_process: bool = option(
+        False,
+        "Run a batch engine in its own process, so that a crash fails only the record or request that caused it.",
+    )
+    engine_timeout_s: float | None = option(
+        None,
+        "Maximum seconds for a batch, step or request; in a job, also for a ``prepare`` or ``finish`` call in a "
+        "process, see "
+        "docs/jobs.md. Default: no limit.",
+        flags=("--engine-timeout",),
+        above=0,
+    )
+    pickled_weights: bool = option(
+        False,
+        "Load weights in formats other than safetensors, which can run code, from a downloaded model, or in a server.",
+        flags=("--allow-pickled-weights",),
+    )
     commit: str | None = None
     """The version of a downloaded model, set by `engines.choosing.resolving.resolve`; None for a local model."""
 
@@ -127,20 +156,11 @@ class EngineConfig:
         Raises:
             ConfigError: one of them does not exist, or a number is out of range.
         """
-        self._check_numbers()
+        check_types(self)
         task, own = self.task or "", (*_NAMES, *settings)
         registry.check_options(task, self.engine, self.engine_options, own)
         if model:
             registry.check_model(task, self.model, self.engine)
-
-    def _check_numbers(self) -> None:
-        for name in ("batch_tokens", "batch_size"):
-            value = getattr(self, name)
-            if value is not None and not value >= 1:
-                raise ConfigError(f"{name} is {value!r}; it must be >= 1")
-        timeout = self.engine_timeout_s
-        if timeout is not None and not 0 < timeout < float("inf"):
-            raise ConfigError(f"engine_timeout_s is {timeout!r}; it must be a finite number > 0")
 
 
 def _anchored(name: Any) -> Any:
@@ -153,6 +173,26 @@ def _anchored(name: Any) -> Any:
 
 
 _NAMES = tuple(entry.name for entry in fields(EngineConfig))
+
+
+def config_from(given: Mapping[str, Any]) -> EngineConfig:
+    """The configuration of settings as keyword arguments: those that are not its own are options of the engine.
+
+    Raises:
+        ConfigError: an option is given twice, or beside an engine that is an object with its own.
+    """
+    own = {name: value for name, value in given.items() if name in _NAMES and name != "engine_options"}
+    options = merged_options(
+        given.get("engine_options"), {name: value for name, value in given.items() if name not in _NAMES}
+    )
+    choice: Any = own.get("engine")
+    if not hasattr(choice, "as_config"):
+        return EngineConfig(**{**own, "model": model_name(own.get("model")), "engine_options": options})
+    for name in ("task", "model", *options):
+        if {**own, **options}.get(name) is not None:
+            raise ConfigError(f"``{name}`` is a setting of the engine {type(choice).__name__}: give it there")
+    chosen: EngineConfig = choice.as_config()
+    return replace(chosen, **{name: own[name] for name in own if name not in ("task", "model", "engine")})
 
 
 def merged_options(explicit: Mapping[str, object] | None, keywords: Mapping[str, object]) -> dict[str, object]:

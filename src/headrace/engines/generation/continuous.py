@@ -22,11 +22,10 @@ from headrace.engines.generation.paging import PAGE, Pages, cannot_batch, check_
 from headrace.engines.generation.sampling import BatchSampler, TokenSampler
 from headrace.engines.generation.static import trial_of
 from headrace.engines.generation.tensor_parallel import is_follower, load_options, loaded_together, start_ranks
-from headrace.engines.networks.base import ModelCodeError, model_code
 from headrace.engines.profile import EngineProfile
 from headrace.engines.requests.generation import GeneratedText
 from headrace.engines.requests.vocabulary import TokenizedEngine
-from headrace.errors import ConfigError, EngineDeadError, EngineError
+from headrace.errors import ConfigError, EngineDeadError, EngineError, ModelCodeError, model_code
 from headrace.wording import shown
 
 if TYPE_CHECKING:

@@ -9,8 +9,7 @@ import torch
 from transformers import GenerationConfig, PreTrainedModel
 from transformers.generation.logits_process import LogitsProcessorList
 
-from headrace.engines.networks.base import ModelCodeError, model_code
-from headrace.errors import EngineError
+from headrace.errors import EngineError, ModelCodeError, model_code
 
 logger = logging.getLogger("headrace")
 

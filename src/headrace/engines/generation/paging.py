@@ -16,8 +16,7 @@ from headrace.engines.generation.company import switches_at
 from headrace.engines.generation.ragged_attention import use_ragged_attention
 from headrace.engines.generation.sampling import BatchSampler
 from headrace.engines.generation.scheduler import PageScheduler
-from headrace.engines.networks.base import ModelCodeError, model_code
-from headrace.errors import ConfigError, EngineError
+from headrace.errors import ConfigError, EngineError, ModelCodeError, model_code
 
 if TYPE_CHECKING:
     from transformers.generation.continuous_batching.continuous_api import (

@@ -20,11 +20,10 @@ from headrace.engines.generation.causal_lm import CausalLM, PromptSettings, Toke
 from headrace.engines.generation.company import Trial, switches_at
 from headrace.engines.generation.options import StaticGeneration
 from headrace.engines.generation.sampling import TokenSampler
-from headrace.engines.networks.base import ModelCodeError, model_code
 from headrace.engines.profile import EngineProfile
 from headrace.engines.requests.generation import GeneratedText
 from headrace.engines.requests.vocabulary import TokenizedEngine
-from headrace.errors import EngineDeadError, EngineError
+from headrace.errors import EngineDeadError, EngineError, ModelCodeError, model_code
 
 PromptPadding: TypeAlias = Literal["left", "equal lengths", "one at a time"]
 """Or no padding, because a batch holds prompts of one length, or one prompt."""

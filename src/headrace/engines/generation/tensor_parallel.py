@@ -99,9 +99,21 @@ class Ranks:
             EngineDeadError: the step failed on one of the ranks, which have not the same state any more.
         """
         self._call("step")
+        with self.together():
+            yield
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """The body does here what the others do in their processes.
+
+        Raises:
+            EngineDeadError: it failed, whatever the reason: the others have done it, or wait in it for ever.
+        """
         try:
             yield
-        except Exception as error:  # whatever it was: the others have taken the step, or wait in it for ever
+        except ConfigError:
+            raise
+        except Exception as error:
             raise self.failure(error) from error
 
     def cancel(self, request_id: str) -> None:
@@ -178,12 +190,11 @@ def loaded_together(ranks: Ranks | None) -> Iterator[None]:
     with contextlib.ExitStack() as failed:
         failed.callback(ranks.close)
         try:
-            yield
-            ranks.wait_until_loaded()
-        except ConfigError:
-            raise
-        except Exception as error:  # a rank may fail at anything that loading does
-            raise EngineError(str(ranks.failure(error))) from error
+            with ranks.together():
+                yield
+                ranks.wait_until_loaded()
+        except EngineDeadError as error:  # it was never alive
+            raise EngineError(str(error)) from error.__cause__
         failed.pop_all()
 
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Protocol
 
 from headrace.device.forward import ForwardMeter
 from headrace.device.pipeline import Arrays, OutputRows
 from headrace.engines.capabilities import Sleeper
-from headrace.errors import EngineError, HeadraceError, first_line
 
 # On CPUs, a padded budget of 1,024 tokens was the fastest of 256 to 8,192: larger batches do not fit in the cache. A
 # GPU needs far larger batches to be busy.
@@ -71,25 +69,6 @@ class Network(Protocol):
     def close(self) -> None:
         """Free its memory. Safe to call twice."""
         ...
-
-
-class ModelCodeError(EngineError):
-    """A model's own code failed; the message is the first line of what it said."""
-
-
-@contextmanager
-def model_code() -> Iterator[None]:
-    """The body runs a model's code, or a library's on its files, which may raise anything.
-
-    Raises:
-        ModelCodeError: it raised an error that is not one of Headrace's own.
-    """
-    try:
-        yield
-    except HeadraceError:
-        raise
-    except Exception as error:  # the border to models' code
-        raise ModelCodeError(first_line(error)) from error
 
 
 class NetworkEngine:

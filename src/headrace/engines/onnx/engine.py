@@ -15,7 +15,6 @@ from headrace.engines.capabilities import Sleeper
 from headrace.engines.library_settings import with_own_settings
 from headrace.engines.model_config import ModelConfig
 from headrace.engines.model_folder import ONNX_WEIGHTS, digest, named_folder
-from headrace.engines.networks.base import ModelCodeError, model_code
 from headrace.engines.networks.files import load_config, load_tokenizer
 from headrace.engines.networks.heads import VectorHead, check_columns, label_names
 from headrace.engines.networks.quantizing import check_output_dtype
@@ -35,7 +34,15 @@ from headrace.engines.text.tasks import Candidates, ZeroShotEngine, classifier, 
 from headrace.engines.text.tokenizing import Takes, TextTokens, tokens_for
 from headrace.engines.vision.images import ImageInputs, images_for
 from headrace.engines.vision.tasks import ImageEngine, image_classifier, image_embedder
-from headrace.errors import ConfigError, EngineDeadError, EngineError, RecordError, first_line
+from headrace.errors import (
+    ConfigError,
+    EngineDeadError,
+    EngineError,
+    ModelCodeError,
+    RecordError,
+    first_line,
+    model_code,
+)
 
 # In a folder with several models, prefer the plain export to optimised and quantised ones.
 _NAMES = ("model.onnx", "onnx/model.onnx")

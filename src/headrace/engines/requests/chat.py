@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from headrace.errors import RecordError
+from headrace.errors import HeadraceError, RecordError, model_code
 from headrace.wording import shown
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -167,8 +167,9 @@ def _lost(
         elif marked[number][name]:
             marked[number][name] = mark
     try:
-        text = render(list(marked)).lower()
-    except Exception:  # noqa: BLE001 - templates may raise anything; one that rejects a mark has read the field
+        with model_code():
+            text = render(list(marked)).lower()
+    except HeadraceError:  # a template that rejects a mark has read the field
         return None
     missing = (
         field for field, mark in zip(fields, marks, strict=True) if chat[field[0]][field[1]] and mark not in text

@@ -14,17 +14,15 @@ from headrace.engines.base import Part
 from headrace.engines.networks.base import (
     BATCH_TEXTS,
     BATCH_TOKENS,
-    ModelCodeError,
     Network,
     NetworkEngine,
-    model_code,
 )
 from headrace.engines.networks.heads import Head, JoiningHead, RowJoin
 from headrace.engines.profile import EngineProfile
 from headrace.engines.requests.vocabulary import TokenizedEngine
 from headrace.engines.text.splitting import LongTexts, not_split
 from headrace.engines.text.tokenizing import TextTokens, Tokens, longest_of
-from headrace.errors import ConfigError, EngineError
+from headrace.errors import ConfigError, EngineError, ModelCodeError, model_code
 
 TextPadding: TypeAlias = Literal["right", "left", "equal lengths", "one at a time"]
 """The padding side; or no padding, because a batch holds texts of one length, or one text."""

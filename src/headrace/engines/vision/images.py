@@ -22,7 +22,7 @@ from transformers.image_transforms import convert_to_rgb
 
 from headrace.engines.base import Prepared
 from headrace.engines.options import MAX_PIXELS
-from headrace.errors import ConfigError, RecordError
+from headrace.errors import ConfigError, RecordError, first_line
 
 if TYPE_CHECKING:
     from transformers import BaseImageProcessor
@@ -167,8 +167,9 @@ def images_for(folder: Path, max_pixels: int) -> ImageInputs:
     try:
         processor = AutoImageProcessor.from_pretrained(str(folder), local_files_only=True, backend="pil")
     except (OSError, ValueError, KeyError, ImportError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise ConfigError(f"model {str(folder)!r} has no image processor that can be used: {reason}") from error
+        raise ConfigError(
+            f"model {str(folder)!r} has no image processor that can be used: {first_line(error)}"
+        ) from error
     return ImageInputs(processor, max_pixels)
 
 

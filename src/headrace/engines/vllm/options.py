@@ -23,7 +23,7 @@ from headrace.engines.options import (
 )
 from headrace.options import declared, option
 
-_AS_VLLM = "As vLLM's argument."
+AS_VLLM = "As vLLM's argument."
 
 
 class VllmArguments(GraphOptions):
@@ -37,28 +37,28 @@ class VllmArguments(GraphOptions):
     others = "vLLM"
     order = 2
 
-    compilation_config: Mapping[str, object] | None = option(None, _AS_VLLM)
-    cpu_offload_gb: float | None = option(None, _AS_VLLM)
-    data_parallel_size: int | None = option(None, _AS_VLLM)
-    dtype: str | None = option(None, _AS_VLLM)
-    enable_chunked_prefill: bool | None = option(None, _AS_VLLM)
-    enable_lora: bool | None = option(None, _AS_VLLM)
-    enable_prefix_caching: bool | None = option(None, _AS_VLLM)
-    gpu_memory_utilization: float | None = option(None, _AS_VLLM)
-    hf_overrides: Mapping[str, object] | None = option(None, _AS_VLLM)
-    kv_cache_dtype: str | None = option(None, _AS_VLLM)
-    limit_mm_per_prompt: Mapping[str, int] | None = option(None, _AS_VLLM)
-    load_format: str | None = option(None, _AS_VLLM)
-    max_model_len: int | None = option(None, _AS_VLLM)
-    max_num_batched_tokens: int | None = option(None, _AS_VLLM)
-    max_num_seqs: int | None = option(None, _AS_VLLM)
-    pipeline_parallel_size: int | None = option(None, _AS_VLLM)
-    quantization: str | None = option(None, _AS_VLLM)
-    speculative_config: Mapping[str, object] | None = option(None, _AS_VLLM)
-    tensor_parallel_size: int | None = option(None, _AS_VLLM)
-    tokenizer: str | Path | None = option(None, _AS_VLLM)
-    tokenizer_mode: str | None = option(None, _AS_VLLM)
-    trust_remote_code: bool | None = option(None, _AS_VLLM)
+    compilation_config: Mapping[str, object] | None = option(None, AS_VLLM)
+    cpu_offload_gb: float | None = option(None, AS_VLLM)
+    data_parallel_size: int | None = option(None, AS_VLLM)
+    dtype: str | None = option(None, AS_VLLM)
+    enable_chunked_prefill: bool | None = option(None, AS_VLLM)
+    enable_lora: bool | None = option(None, AS_VLLM)
+    enable_prefix_caching: bool | None = option(None, AS_VLLM)
+    gpu_memory_utilization: float | None = option(None, AS_VLLM)
+    hf_overrides: Mapping[str, object] | None = option(None, AS_VLLM)
+    kv_cache_dtype: str | None = option(None, AS_VLLM)
+    limit_mm_per_prompt: Mapping[str, int] | None = option(None, AS_VLLM)
+    load_format: str | None = option(None, AS_VLLM)
+    max_model_len: int | None = option(None, AS_VLLM)
+    max_num_batched_tokens: int | None = option(None, AS_VLLM)
+    max_num_seqs: int | None = option(None, AS_VLLM)
+    pipeline_parallel_size: int | None = option(None, AS_VLLM)
+    quantization: str | None = option(None, AS_VLLM)
+    speculative_config: Mapping[str, object] | None = option(None, AS_VLLM)
+    tensor_parallel_size: int | None = option(None, AS_VLLM)
+    tokenizer: str | Path | None = option(None, AS_VLLM)
+    tokenizer_mode: str | None = option(None, AS_VLLM)
+    trust_remote_code: bool | None = option(None, AS_VLLM)
     arguments: Mapping[str, object] = field(default_factory=dict)
 
     @classmethod

@@ -46,7 +46,7 @@ def known_formats() -> tuple[str, ...]:
 
 def known_suffixes() -> tuple[str, ...]:
     """The suffixes of files that are read."""
-    return tuple(f".{name.removeprefix('.')}" for name in known("formats"))
+    return tuple(sorted(f".{name.removeprefix('.')}" for name in known("formats")))
 
 
 def written_formats(*, own: bool = False) -> tuple[str, ...]:

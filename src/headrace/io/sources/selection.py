@@ -10,53 +10,17 @@ import random
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from headrace.argument_types import check_types
 from headrace.errors import ConfigError
 from headrace.io.base import Chunk, Source
+from headrace.options import named, option
 from headrace.records import Record
 
 _END = sys.maxsize
 _RUN = 4096
 """Rows sampled together, by a generator seeded with the run's number."""
-
-
-@dataclass(frozen=True, slots=True)
-class Selection:
-    """Which rows of an input a job takes."""
-
-    shard: tuple[int, int] | None = None
-    """(i, n): every n-th row from the i-th on, i from 0 to n-1. Shard lengths differ by at most one row, whatever
-    the length of the input, which need not be known."""
-    sample: float | None = None
-    """Select each row of the shard with this probability."""
-    seed: int = 0
-    """Seed of the sample: the same seed selects the same rows."""
-    limit: int | None = None
-    """Maximum number of rows, from the first."""
-
-    def __post_init__(self) -> None:
-        check_types(self, seed="sample_seed")
-        if self.shard is not None and not 0 <= self.shard[0] < self.shard[1]:
-            raise ConfigError(f"``shard`` is {self.shard[0]}/{self.shard[1]}; it must be i/n with 0 <= i < n")
-        if self.sample is not None and not 0 < self.sample <= 1:
-            raise ConfigError(f"``sample`` is {self.sample:g}; it must be a fraction > 0 and <= 1")
-        if self.limit is not None and self.limit < 1:
-            raise ConfigError(f"``limit`` is {self.limit}; it must be >= 1")
-
-    @property
-    def is_all(self) -> bool:
-        """Whether it selects all rows."""
-        return self.shard is None and self.sample is None and self.limit is None
-
-    def describe(self) -> Mapping[str, object]:
-        """The settings that determine the rows."""
-        return {
-            "shard": "{}/{}".format(*self.shard) if self.shard else None,
-            "sample": self.sample,
-            "sample_seed": self.seed if self.sample is not None else None,
-            "limit": self.limit,
-        }
 
 
 def parse_shard(text: str) -> tuple[int, int]:
@@ -69,6 +33,54 @@ def parse_shard(text: str) -> tuple[int, int]:
     if not (slash and index.isdecimal() and count.isdecimal()):
         raise ConfigError(f"``shard`` is {text!r}; write i/n, such as 0/4 for the first of four")
     return int(index), int(count)
+
+
+@named()
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """Which rows of an input a job takes.
+
+    Shard lengths differ by at most one row, whatever the length of the input, which need not be known.
+    """
+
+    panel: ClassVar[str] = "Records"
+
+    limit: int | None = option(
+        None, "Process only the first records, up to this number. Default: all.", minimum=1, changes_output=True
+    )
+    sample: float | None = option(
+        None,
+        "Process each record with this probability, between 0 and 1. Default: all.",
+        above=0,
+        maximum=1,
+        changes_output=True,
+    )
+    sample_seed: int = option(0, "With ``sample``: the same seed selects the same records.", changes_output=True)
+    shard: tuple[int, int] | None = option(
+        None,
+        "i/n: process every n-th record, starting at record i (0 to n-1). Default: all.",
+        parse=parse_shard,
+        changes_output=True,
+    )
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        if self.shard is not None and not 0 <= self.shard[0] < self.shard[1]:
+            raise ConfigError(f"``shard`` is {self.shard[0]}/{self.shard[1]}; it must be i/n with 0 <= i < n")
+
+    @property
+    def is_all(self) -> bool:
+        """Whether it selects all rows."""
+        return self.shard is None and self.sample is None and self.limit is None
+
+    def describe(self) -> Mapping[str, object]:
+        """The settings that determine the rows."""
+        return {
+            "shard": "{}/{}".format(*self.shard) if self.shard else None,
+            "sample": self.sample,
+            "sample_seed": self.sample_seed if self.sample is not None else None,
+            "limit": self.limit,
+        }
 
 
 class SelectedSource:
@@ -160,7 +172,7 @@ def _places(selection: Selection, sample: float) -> Iterator[int]:
     index, count = selection.shard or (0, 1)
     number = 0
     while True:
-        lots = random.Random(f"{selection.seed} {number // _RUN}")
+        lots = random.Random(f"{selection.sample_seed} {number // _RUN}")
         for lot in range(number, number + _RUN):
             if lots.random() < sample:
                 yield index + lot * count

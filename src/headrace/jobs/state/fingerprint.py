@@ -5,19 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
+from headrace.engines.choosing.registry import declared_engines
 from headrace.errors import ResumeMismatchError
+from headrace.options import NAMES, declared
 
-_ONE_BY_ONE = frozenset(
-    {"finish", "id_column", "keep_columns", "prepare", "prompt_template", "task", "text_column", "text_pair_column"}
-)
-"""Settings that stand under their own names."""
-_OPTIONS = (
-    "chunk_join", "chunk_overlap", "dtype", "frequency_penalty", "ignore_eos", "max_model_len", "max_tokens", "min_p",
-    "min_tokens", "multi_label", "no_answer", "normalize", "on_too_long", "output_dtype", "presence_penalty", "prompt",
-    "quantize", "reduce_template", "repetition_penalty", "seed", "stop", "system_prompt", "temperature", "top_k",
-    "top_labels", "top_p", "truncate_dim",
-)  # fmt: skip
-"""What engines describe under the name of their option."""
 _DIGESTS = {"engine.model_digest": "the model's folder", "engine.handler_digest": "the handler"}
 
 
@@ -69,9 +60,16 @@ def _setting(key: str) -> str:
     section, _, name = key.rpartition(".")
     if key in ("engine.commit", "engine.model_digest"):
         return "model"
-    if section in ("engine.options", "source.selection") or (not section and name in _ONE_BY_ONE):
+    if section in ("", "source.selection"):
+        return name if name in NAMES and NAMES[name].changes_output else ""
+    if section == "engine.options":
         return name
-    return name if section in ("engine", "engine.sampling") and name in _OPTIONS else ""
+    return name if section in ("engine", "engine.sampling") and name in _engine_options() else ""
+
+
+def _engine_options() -> set[str]:
+    """What engines describe under the names of their options."""
+    return {one.name for kind in declared_engines() for one in declared(kind)}
 
 
 def _shown(value: object) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple, TypeAlias, get_args
 
+from headrace.events import Stage
+
 Cause: TypeAlias = Literal[
     "real",
     "padding",
@@ -124,8 +126,24 @@ CAUSE_FACTS: Mapping[Cause, CauseFacts] = {
 CAUSES: tuple[Cause, ...] = get_args(Cause)
 COMPUTING: tuple[Cause, ...] = ("real", "padding", "copy", "retry")
 """A batch is in the engine."""
+LANES: Mapping[str, Cause] = {
+    "read": "read",
+    "prepare": "prepare",
+    "device": "real",
+    "finish": "finish",
+    "write": "write",
+}
+"""What works side by side, in the order of a record, each with the cause that has its colour."""
+STAGE_LANES: Mapping[Stage, str] = {"load": "read", "prepare": "prepare", "finish": "finish", "write": "write"}
 LABELS: Mapping[Cause, str] = {cause: facts.label for cause, facts in CAUSE_FACTS.items()}
 COLOURS: Mapping[Cause, str] = {cause: facts.colour for cause, facts in CAUSE_FACTS.items()}
+
+
+def busy_share(causes: Mapping[Cause, float]) -> float:
+    """The share of a device's time with a batch in the engine, from the shares or seconds of its causes."""
+    whole = sum(causes.values())
+    return sum(causes.get(cause, 0.0) for cause in COMPUTING) / whole if whole > 0 else 0.0
+
 
 _SEGMENTS = 256
 """Stretches that may still change; older ones are settled."""

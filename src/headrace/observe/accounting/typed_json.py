@@ -7,7 +7,7 @@ import functools
 import math
 from collections.abc import Mapping, Sequence
 from types import NoneType, UnionType
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from headrace.wording import shown
 
@@ -23,16 +23,25 @@ def parse_object(kind: type[T], content: object) -> T:
     """
     if not isinstance(content, dict):
         raise TypeError(f"it has {shown(content, 40)} where {kind.__name__} should be")
-    hints = _hints(kind)  # type: ignore[arg-type]  # a class is hashable
-    return kind(**{name: _parse(hints.get(name, Any), value, name) for name, value in content.items()})
+    hints, required = _fields(kind)  # type: ignore[arg-type]  # a class is hashable
+    if wrong := (required - content.keys()) | (content.keys() - hints.keys()):
+        raise TypeError(f"{kind.__name__} lacks, or does not know, the field {shown(min(wrong), 40)}")
+    return kind(**{name: _parse(hints[name], value, name) for name, value in content.items()})
 
 
 @functools.cache
-def _hints(kind: type) -> dict[str, Any]:
-    return get_type_hints(kind)
+def _fields(kind: type) -> tuple[dict[str, object], frozenset[str]]:
+    """The types of a dataclass's fields by name, and the names of those without a default."""
+    every, hints = dataclasses.fields(kind), get_type_hints(kind)
+    optional = {
+        one.name
+        for one in every
+        if one.default is not dataclasses.MISSING or one.default_factory is not dataclasses.MISSING
+    }
+    return {one.name: hints[one.name] for one in every}, frozenset({one.name for one in every} - optional)
 
 
-def _parse(kind: Any, value: object, name: str) -> object:
+def _parse(kind: object, value: object, name: str) -> object:
     """The value of a field, if it is of that kind."""
     origin, args = get_origin(kind), get_args(kind)
     if origin in (Union, UnionType):
@@ -51,7 +60,7 @@ def _parse(kind: Any, value: object, name: str) -> object:
     return _parse_plain(kind, value)
 
 
-def _parse_plain(kind: Any, value: object) -> object:
+def _parse_plain(kind: object, value: object) -> object:
     if kind in (int, float):
         check_number(value)
     elif kind is str and type(value) is not str:
@@ -67,7 +76,7 @@ def check_number(value: object) -> None:
         raise ValueError(f"a number is not valid: {shown(value, 40)}")
 
 
-def _parse_list(origin: Any, args: tuple[Any, ...], value: object, name: str) -> object:
+def _parse_list(origin: object, args: tuple[object, ...], value: object, name: str) -> object:
     if not isinstance(value, list | tuple):
         raise TypeError(f"its {name} is no list: {shown(value, 40)}")
     if args[0] is float and len(args) == 1:  # the common case: many numbers
@@ -82,7 +91,7 @@ def _parse_list(origin: Any, args: tuple[Any, ...], value: object, name: str) ->
     return tuple(_parse(kind, one, name) for kind, one in zip(args, value, strict=True))
 
 
-def _parse_mapping(args: tuple[Any, ...], value: object, name: str) -> object:
+def _parse_mapping(args: tuple[object, ...], value: object, name: str) -> object:
     if not isinstance(value, dict):
         raise TypeError(f"its {name} is no mapping: {shown(value, 40)}")
     keys, values = args

@@ -25,13 +25,12 @@ from headrace.events import (
     StageDone,
     StepDone,
 )
+from headrace.observe.accounting.timeline import LANES, STAGE_LANES
 
 logger = logging.getLogger("headrace")
 
 MOST_EVENTS = 500_000
 """About 100 MB."""
-_LANES = ("read", "prepare", "device", "finish", "write")
-_STAGES = {"load": "read", "prepare": "prepare", "finish": "finish", "write": "write"}
 _SLOTS = 100
 """Rows of one lane at most."""
 _TOUCH_S = 1e-6
@@ -119,7 +118,7 @@ class TraceWriter:
     def _other(self, event: StageDone | RequestDone | BatchSplit | ModelLoaded | JobStarted) -> None:
         match event:
             case StageDone():
-                lane = _STAGES[event.stage]
+                lane = STAGE_LANES[event.stage]
                 self._box(lane, lane, event.at, event.duration_s, {"records": event.records, "tokens": event.tokens})
             case RequestDone():
                 self._request(event)
@@ -167,7 +166,7 @@ class TraceWriter:
         """The first row of the lane that is free: boxes of one row must not overlap."""
         rows = self._rows[lane]
         row = next((row for row, free in enumerate(rows) if free <= start + _TOUCH_S), len(rows))
-        number = _LANES.index(lane) * _SLOTS + min(row, _SLOTS - 1) + 1
+        number = list(LANES).index(lane) * _SLOTS + min(row, _SLOTS - 1) + 1
         if row < len(rows):
             rows[row] = end
         elif row < _SLOTS:

@@ -16,6 +16,7 @@ from typing import Literal, TypeAlias
 from headrace.device.process_memory import process_bytes
 from headrace.errors import ConfigError, MissingExtraError, text_of
 from headrace.events import Event, JobDone, ModelLoaded, RunDescribed
+from headrace.observe.accounting.timeline import busy_share
 from headrace.observe.live.frame import Frame, Window, wall_clock
 from headrace.observe.live.job import job_frame
 from headrace.observe.page.render import ReportedJob, write_page
@@ -179,6 +180,6 @@ def _metrics(frame: Frame) -> Iterator[tuple[str, float]]:
     ):
         for name, value in figures.items():
             yield key(f"{group}/{name.replace(' ', '_')}"), float(value)
-    yield "device/busy", sum(causes.get(cause, 0.0) for cause in ("real", "padding", "retry"))
+    yield "device/busy", busy_share(causes)
     if (held := process_bytes()) is not None:
         yield "memory/process_bytes", float(held)

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import json
-import math
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
-from typing import Any, Literal, get_args
+from typing import Literal
 
-from headrace.observe.accounting.timeline import CAUSES, COMPUTING, Cause
+from headrace.observe.accounting.timeline import CAUSES, COMPUTING, LANES, STAGE_LANES, Cause
+from headrace.observe.accounting.typed_json import parse_object
 from headrace.wording import shown
 
 VERSION = 1
 _FORMAT = "headrace-live"
 _WINDOW_S = 10.0
-_LANES = {"load": "read", "prepare": "prepare", "finish": "finish", "write": "write"}
-_ORDER = ("read", "prepare", "device", "finish", "write")
 _MOST_ROWS = 200
 _LONGEST = 300
 
@@ -123,13 +121,13 @@ def _difference(before: Totals, after: Totals) -> Recent:
     seconds = {cause: max(after.causes.get(cause, 0.0) - before.causes.get(cause, 0.0), 0.0) for cause in CAUSES}
     stages = {
         lane: max(after.stages[stage] - before.stages.get(stage, 0.0), 0.0) / elapsed
-        for stage, lane in _LANES.items()
+        for stage, lane in STAGE_LANES.items()
         if stage in after.stages
     }
     lanes = {**stages, "device": min(sum(seconds[cause] for cause in COMPUTING) / elapsed, 1.0)}
     return Recent(
         elapsed,
-        {lane: lanes[lane] for lane in _ORDER if lane in lanes},
+        {lane: lanes[lane] for lane in LANES if lane in lanes},
         {name: max(count - before.counts.get(name, 0.0), 0.0) / elapsed for name, count in after.counts.items()},
         shares(seconds),
     )
@@ -156,35 +154,10 @@ def parse_frame(text: str | bytes) -> Frame:
     if (found := content.pop("version", None)) != VERSION:
         raise ValueError(f"its version is {shown(found, 20)}, this headrace reads version {VERSION}")
     try:
-        content["replicas"] = tuple(Replica(**row) for row in content["replicas"][:_MOST_ROWS])
-        frame = Frame(**content)
-        _check(frame)
+        content["replicas"] = content["replicas"][:_MOST_ROWS]
+        return parse_object(Frame, content)
     except (TypeError, KeyError, AttributeError) as error:
         raise ValueError(f"it is incomplete or damaged: {error}") from error
-    return frame
-
-
-def _check(frame: Frame) -> None:
-    """Raises ValueError, TypeError or AttributeError where it is not as `Frame` says."""
-    if frame.kind not in get_args(Kind):
-        raise ValueError(f"its kind is {shown(frame.kind, 20)}")
-    optional = [value for value in (frame.fraction, frame.eta_s) if value is not None]
-    rows: list[Mapping[Any, Any]] = [
-        frame.lanes, frame.rates, frame.causes, frame.causes_of_all, frame.counts, frame.queue, frame.errors,
-    ]  # fmt: skip
-    for number in (frame.at, frame.up_s, frame.window_s, *optional, *(value for row in rows for value in row.values())):
-        _number(number)
-    for row in frame.replicas:
-        for number in (row.records, row.lost, row.busy or 0):
-            _number(number)
-    texts = [frame.name, frame.state, frame.advice, *(text for row in frame.replicas for text in (row.name, row.state))]
-    if not all(isinstance(text, str) for text in texts) or not {*frame.causes, *frame.causes_of_all} <= set(CAUSES):
-        raise ValueError("a text or a cause is not valid")
-
-
-def _number(value: object) -> None:
-    if type(value) not in (int, float) or not 0 <= value < math.inf:  # type: ignore[operator]
-        raise ValueError(f"a number is not valid: {shown(value, 40)}")
 
 
 def wall_clock() -> float:

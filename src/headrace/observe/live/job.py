@@ -8,7 +8,7 @@ from pathlib import Path
 from headrace.io.storage.atomic import atomic_file
 from headrace.io.storage.locations import is_remote
 from headrace.observe.accounting.accountant import Account
-from headrace.observe.accounting.meter import StageProgress
+from headrace.observe.accounting.input_size import StageProgress
 from headrace.observe.live.frame import Frame, Replica, Totals, Window, shares, shorten, wall_clock
 from headrace.observe.reporting.results import Report
 from headrace.wording import spelled

@@ -11,8 +11,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TextIO
 
 from headrace.events import Event, InputLeftOut, JobDone, JobStarted, PrecisionChosen, RunDescribed
-from headrace.observe.accounting.meter import Meter, Snapshot
 from headrace.observe.live.frame import clock_text
+from headrace.observe.live.meter import Meter, Snapshot
 
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from headrace.device.process_memory import process_bytes
 from headrace.events import BatchDone, BatchFormed, BatchSplit, Event, Listener, RequestDone, StepDone
-from headrace.observe.accounting.timeline import CAUSES, Cause
+from headrace.observe.accounting.timeline import CAUSES, COMPUTING, Cause
 from headrace.observe.live.frame import Totals, wall_clock
 from headrace.observe.reporting import summary
 from headrace.observe.reporting.report import ReportBuilder
@@ -176,7 +176,7 @@ def server_advice(causes: Mapping[Cause, float]) -> str:
     if whole <= 0:
         return "The server has taken no request yet."
     share = {cause: seconds / whole for cause, seconds in causes.items()}
-    busy = share.get("real", 0.0) + share.get("padding", 0.0) + share.get("retry", 0.0)
+    busy = sum(share.get(cause, 0.0) for cause in COMPUTING)
     first = f"The device was busy {busy:.0%} of the time"
     rules: tuple[tuple[Cause, str], ...] = (
         ("padding", "{:.0%} went into padding: fewer records a batch, a smaller ``batch_tokens``"),

@@ -10,11 +10,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from headrace.observe.accounting.timeline import CAUSES, COLOURS, LABELS, Cause
+from headrace.observe.accounting.timeline import CAUSES, COLOURS, LABELS, LANES
 from headrace.observe.live.frame import Frame, clock_text
 
-_LANE_CAUSES: Mapping[str, Cause] = {"read": "read", "prepare": "prepare", "device": "real", "finish": "finish"}
-"""Whose colours the lanes have."""
 _BAR = 32
 _STALE_S = 5.0
 _MOST_ROWS = 16
@@ -78,7 +76,7 @@ def _lanes(frame: Frame) -> RenderableType:
     table.add_row(Text("lane", "dim"), Text("at work on average", "dim"), "")
     most = max([1.0, *frame.lanes.values()])
     for lane, at_work in frame.lanes.items():
-        colour = COLOURS[_LANE_CAUSES.get(lane, "write")]
+        colour = COLOURS[LANES.get(lane, "write")]
         bar = ProgressBar(most, at_work, width=_BAR, complete_style=colour, finished_style=colour)
         table.add_row(plain(lane), bar, Text(f"{at_work:.2f}", justify="right"))
     return table

@@ -5,25 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
-from headrace.observe.accounting.timeline import CAUSES, COMPUTING, LABELS
+from headrace.observe.accounting.timeline import CAUSES, COMPUTING, LABELS, LANES, STAGE_LANES
 from headrace.observe.reporting.figures import JobFigures, histogram, series
 from headrace.observe.reporting.summary import RunSummary
 
 Spec: TypeAlias = dict[str, object]
 
 _SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"
-_STAGES = {"load": "read", "prepare": "prepare", "finish": "finish", "write": "write"}
-_LANES = ("read", "prepare", "device", "finish", "write")
 _BOXES = 120
 """Batches in one timeline: more would be too thin to see."""
-_LANE_AXIS: Spec = {"scale": {"domain": list(_LANES)}, "axis": {"title": None, "ticks": False}}
-_CAUSE_COLOURS = {
+_LANE_AXIS: Spec = {"scale": {"domain": list(LANES)}, "axis": {"title": None, "ticks": False}}
+_CAUSE_COLOURS: Spec = {
     "domain": [LABELS[cause] for cause in CAUSES],
     "range": [f"var(--{cause})" for cause in CAUSES],
 }
-_LANE_COLOURS = {
-    "domain": list(_LANES),
-    "range": ["var(--read)", "var(--prepare)", "var(--real)", "var(--finish)", "var(--write)"],
+_LANE_COLOURS: Spec = {
+    "domain": list(LANES),
+    "range": [f"var(--{cause})" for cause in LANES.values()],
 }
 CONFIG: Spec = {
     "background": None,
@@ -87,13 +85,9 @@ def _causes(found: JobFigures) -> Spec | None:
                 "scale": {"domain": [0, 1], "nice": False, "clamp": True},
                 "axis": {"format": "%", "title": None, "grid": False},
             },
-            "color": {"field": "cause", "type": "nominal", "scale": _CAUSE_COLOURS, "legend": None},
+            "color": _colour("cause", _CAUSE_COLOURS),
             "order": {"field": "order", "type": "quantitative"},
-            "tooltip": [
-                {"field": "cause", "title": "cause"},
-                {"field": "share", "title": "share", "format": ".1%"},
-                {"field": "seconds", "title": "seconds", "format": ",.2f"},
-            ],
+            "tooltip": _tips(("cause", "cause"), ("share", "share", ".1%"), ("seconds", "seconds", ",.2f")),
         },
     }
 
@@ -118,19 +112,10 @@ def _over_time(runs: Sequence[RunSummary]) -> Spec | None:
         "encoding": {
             "x": _x("from", "seconds", len(bins) * width),
             "x2": {"field": "to"},
-            "y": {
-                "field": "below",
-                "type": "quantitative",
-                "scale": {"domain": [0, 1], "clamp": True},
-                "axis": {"format": "%", "title": None},
-            },
+            "y": _shares("below"),
             "y2": {"field": "above"},
-            "color": {"field": "cause", "type": "nominal", "scale": _CAUSE_COLOURS, "legend": None},
-            "tooltip": [
-                {"field": "from", "title": "from second", "format": ",.2f"},
-                {"field": "cause", "title": "cause"},
-                {"field": "share", "title": "share", "format": ".1%"},
-            ],
+            "color": _colour("cause", _CAUSE_COLOURS),
+            "tooltip": _tips(("from", "from second", ",.2f"), ("cause", "cause"), ("share", "share", ".1%")),
         },
     }
 
@@ -162,7 +147,7 @@ def _timeline(run: RunSummary, start: float, end: float) -> Spec:
             )  # fmt: skip
     for stage, begun, duration, records in run.account.chunks:
         if begun <= end and begun + duration >= start:
-            rows.append({**_box(_STAGES[stage], begun, duration, start, end), "size": records})
+            rows.append({**_box(STAGE_LANES[stage], begun, duration, start, end), "size": records})
     return {
         "height": 170,
         "data": {"values": rows},
@@ -177,17 +162,17 @@ def _timeline(run: RunSummary, start: float, end: float) -> Spec:
             },
             "x2": {"field": "to"},
             "y": {"field": "lane", "type": "nominal", **_LANE_AXIS},
-            "color": {"field": "lane", "type": "nominal", "scale": _LANE_COLOURS, "legend": None},
-            "tooltip": [
-                {"field": "lane"},
-                {"field": "from", "title": "from second", "format": ",.3f"},
-                {"field": "took", "title": "seconds", "format": ",.3f"},
-                {"field": "size", "title": "records", "format": ",d"},
-                {"field": "cost", "format": ",.0f"},
-                {"field": "padding", "format": ".1%"},
-                {"field": "failed", "title": "failed records", "format": ",d"},
-                {"field": "closed by"},
-            ],
+            "color": _colour("lane", _LANE_COLOURS),
+            "tooltip": _tips(
+                ("lane",),
+                ("from", "from second", ",.3f"),
+                ("took", "seconds", ",.3f"),
+                ("size", "records", ",d"),
+                ("cost", "", ",.0f"),
+                ("padding", "", ".1%"),
+                ("failed", "failed records", ",d"),
+                ("closed by",),
+            ),
         },
     }
 
@@ -205,7 +190,7 @@ def _stage_activity(runs: Sequence[RunSummary]) -> Spec | None:
     rows = []
     for place, sums in enumerate(bins):
         busy = sum(sums.get(cause, 0.0) for cause in COMPUTING)
-        work = {"device": busy, **{lane: sums.get(f"stage {stage}", 0.0) for stage, lane in _STAGES.items()}}
+        work = {"device": busy, **{lane: sums.get(f"stage {stage}", 0.0) for stage, lane in STAGE_LANES.items()}}
         start = _short(place * width)
         rows += [
             {"from": start, "to": _short(start + width), "lane": lane, "busy": _short(seconds / width)}
@@ -222,18 +207,14 @@ def _stage_activity(runs: Sequence[RunSummary]) -> Spec | None:
             "x": _x("from", "seconds", len(bins) * width),
             "x2": {"field": "to"},
             "y": {"field": "lane", "type": "nominal", **_LANE_AXIS},
-            "color": {"field": "lane", "type": "nominal", "scale": _LANE_COLOURS, "legend": None},
+            "color": _colour("lane", _LANE_COLOURS),
             "opacity": {
                 "field": "busy",
                 "type": "quantitative",
                 "scale": {"domain": [0, 1], "range": [0.06, 1], "clamp": True},
                 "legend": None,
             },
-            "tooltip": [
-                {"field": "lane"},
-                {"field": "from", "title": "from second", "format": ",.2f"},
-                {"field": "busy", "title": "at work on average", "format": ".2f"},
-            ],
+            "tooltip": _tips(("lane",), ("from", "from second", ",.2f"), ("busy", "at work on average", ".2f")),
         },
     }
 
@@ -266,10 +247,7 @@ def _area(rows: Sequence[Mapping[str, float]], name: str, title: str, colour: st
         "encoding": {
             "x": _x("at", "seconds", end),
             "y": {"field": name, "type": "quantitative", "axis": {"title": title, "tickCount": 4, "format": "~s"}},
-            "tooltip": [
-                {"field": "at", "title": "second", "format": ",.2f"},
-                {"field": name, "title": title, "format": form},
-            ],
+            "tooltip": _tips(("at", "second", ",.2f"), (name, title, form)),
         },
     }  # fmt: skip
 
@@ -295,12 +273,28 @@ def _bars(runs: Sequence[RunSummary], name: str, title: str) -> Spec | None:
             "x2": {"field": "to"},
             "y": {"field": "batches", "type": "quantitative", "axis": {"title": "batches", "tickCount": 4}},
             "y2": {"datum": 0},
-            "tooltip": [
-                {"field": "from", "format": ",.4~g"},
-                {"field": "to", "format": ",.4~g"},
-                {"field": "batches", "format": ",d"},
-            ],
+            "tooltip": _tips(("from", "", ",.4~g"), ("to", "", ",.4~g"), ("batches", "", ",d")),
         },
+    }
+
+
+def _tips(*each: tuple[str, ...]) -> list[Spec]:
+    """What a box says of itself: for each figure its field, its title, which may be left out, and its format."""
+    names = ("field", "title", "format")
+    return [{name: part for name, part in zip(names, one, strict=False) if part} for one in each]
+
+
+def _colour(field: str, colours: Spec) -> Spec:
+    return {"field": field, "type": "nominal", "scale": colours, "legend": None}
+
+
+def _shares(field: str) -> Spec:
+    """An axis of shares of a whole."""
+    return {
+        "field": field,
+        "type": "quantitative",
+        "scale": {"domain": [0, 1], "clamp": True},
+        "axis": {"format": "%", "title": None},
     }
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.resources import files
 
-from headrace.observe.accounting.timeline import LABELS
+from headrace.observe.accounting.timeline import COMPUTING, LABELS, LANES
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,8 @@ def dashboard() -> Page:
     folder = files("headrace.observe.page") / "templates"
     names = ("dashboard.html", "report.css", "dashboard.css", "dashboard.js")
     frame, common, style, script = (folder.joinpath(name).read_text("utf-8") for name in names)
-    script = script.replace("{/*causes*/}", json.dumps(LABELS))
+    for name, known in (("causes", LABELS), ("lanes", LANES), ("computing", COMPUTING)):
+        script = script.replace(f"{{/*{name}*/}}", json.dumps(known))
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     policy = (
         f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; connect-src 'self'; "

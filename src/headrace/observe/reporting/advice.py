@@ -274,7 +274,7 @@ def _starting(run: Report) -> Advice | None:
         return None
     starting, total = _lost(run, "starting"), sum(run.causes.values())
     return Advice(
-        "--dtype",
+        flag_of("dtype"),
         chosen.dtype,
         f"Starting took {starting:,.0f} s of {total:,.0f} s, {chosen.duration_s:,.0f} s of it to choose a data type: "
         f"``dtype={chosen.dtype}`` would save those {chosen.duration_s:,.0f} s of the next run.",
@@ -289,7 +289,7 @@ def _slow_dtype(run: Report) -> Advice | None:
         return None
     gain = _device_gain(run, _device_s(run) * (1 - chosen.speed))
     return Advice(
-        "--dtype",
+        flag_of("dtype"),
         "float32",
         f"This device computes {chosen.dtype} at {chosen.speed:.2g} times the speed of float32: "
         f"``dtype=float32`` would save about {_saving(run, gain)}, in a new job or with ``ignore_changes=True``.",

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from headrace.events import BatchSplit, Event, RecordFailed, Stage
 from headrace.observe.accounting.accountant import Account, Accountant
-from headrace.observe.accounting.meter import StageProgress
+from headrace.observe.accounting.input_size import StageProgress
 from headrace.observe.reporting.advice import advices, advise
 from headrace.observe.reporting.figure import fill
 from headrace.observe.reporting.host import Host

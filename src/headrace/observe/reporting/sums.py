@@ -36,7 +36,7 @@ from headrace.events import (
 )
 from headrace.observe.accounting.accountant import Account
 from headrace.observe.accounting.batches import BusyTime, successful_cost
-from headrace.observe.accounting.meter import InputSize
+from headrace.observe.accounting.input_size import InputSize
 from headrace.observe.accounting.worker_rows import WorkerCount, WorkerRow
 from headrace.observe.reporting.host import Host
 from headrace.records import LeftOut
@@ -74,9 +74,11 @@ class Sums:
         """The first ones."""
         self.stages: defaultdict[Stage, Counter[str]] = defaultdict(Counter)
         """Of each host stage, the sums of its events' fields, and the number of these as "events"."""
-        self.batches = self.batched = self.splits = self.out_of_memory = self.full_steps = 0
-        """Batches or steps, the records in them, batches that ran again in halves, those of them that did not fit in
-        memory, and steps with all slots taken."""
+        self.batches = self.splits = self.out_of_memory = self.full_steps = 0
+        """Batches or steps, batches that ran again in halves, those of them that did not fit in memory, and steps with
+        all slots taken."""
+        self.batched = self.answers = 0
+        """Records in the batches, and those with a result."""
         self.cost = self.padded_cost = self.done_cost = self.starved_s = 0.0
         self.fitted = (0.0, 0.0)
         """Records and computed cost of the largest batch that fitted in memory."""
@@ -137,6 +139,18 @@ class Sums:
     def records(self) -> int:
         """Finished records, failed ones included."""
         return self.committed + self.failures.total()
+
+    @property
+    def answered(self) -> int:
+        """Records with a result, written or not. The chunks of a long record have one each, and count as its share."""
+        prepared = self.stages["prepare"]
+        inputs = prepared["records"] + prepared["chunks"] - prepared["split"]
+        return self.answers if inputs == prepared["records"] else self.answers * prepared["records"] // inputs
+
+    @property
+    def skipped(self) -> int:
+        """Records that earlier runs had finished."""
+        return self.started.records_done if self.started is not None else 0
 
     @property
     def tokens(self) -> int:
@@ -233,6 +247,7 @@ class Sums:
         self.batches += 1
         self.full_steps += event.size >= self.host.slots
         self.batched += event.size
+        self.answers += event.finished - event.failed
         self.starved_s += event.starved_s
         self.done_cost += event.cost
         self.busy.add(event.at, event.computed_s)
@@ -253,6 +268,7 @@ class Sums:
             self.reasons[reason] += 1
         self.batches += 1
         self.batched += event.size - event.stopped
+        self.answers += event.size - event.failed
         self.cost += event.cost
         self.padded_cost += event.padded_cost
         self.done_cost += successful_cost(event)

@@ -1,7 +1,8 @@
 "use strict";
 // Every text comes from outside: it is only ever set as textContent.
 const CAUSES = {/*causes*/};
-const LANES = {read: "read", prepare: "prepare", device: "real", finish: "finish", write: "write"};
+const LANES = {/*lanes*/};
+const COMPUTING = {/*computing*/};
 const COLUMNS = 120;
 const STORED = "headrace-key";
 const get = id => document.getElementById(id);
@@ -45,7 +46,7 @@ function duration(seconds) {
 
 function headline(frame) {
   const causes = frame.causes;
-  const busy = (causes.real || 0) + (causes.padding || 0) + (causes.retry || 0);
+  const busy = COMPUTING.reduce((sum, cause) => sum + (causes[cause] || 0), 0);
   const figures = ["requests", "records", "tokens"].filter(name => name in frame.rates)
     .map(name => [number(frame.rates[name]), `${name}/s`]);
   figures.push([percent(busy), "device busy"]);

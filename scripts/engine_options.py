@@ -7,11 +7,13 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from headrace.engines.choosing.registry import declared_engines
+from headrace.engines.declaring import EngineOptions
 from headrace.options import declared
 from headrace.plugins import OWN, known
 
-FILE = Path(__file__).resolve().parents[1] / "src" / "headrace" / "engines" / "keywords.py"
-_HEAD = '''"""The options of all engines as typed keywords. Written by scripts/engine_keywords.py: do not edit."""
+ROOT = Path(__file__).resolve().parents[1]
+FILE = ROOT / "src" / "headrace" / "engines" / "keywords.py"
+_HEAD = '''"""The options of all engines as typed keywords. Written by scripts/engine_options.py: do not edit."""
 
 from __future__ import annotations
 
@@ -35,13 +37,17 @@ class EngineKeywords(LocalKeywords, total=False):
 '''
 
 
+def own_engines() -> list[type[EngineOptions]]:
+    """Headrace's own."""
+    plugins = known("engines")
+    return [kind for kind in declared_engines() if plugins[f"{kind.task}.{kind.engine}"].package == OWN]
+
+
 def source() -> str:
-    """The file's text."""
+    """The text of the module."""
     types: dict[str, dict[str, None]] = {}
     local: set[str] = set()
-    for kind in declared_engines():
-        if known("engines")[f"{kind.task}.{kind.engine}"].package != OWN:
-            continue
+    for kind in own_engines():
         for option in declared(kind):
             written = str(kind.__dataclass_fields__[option.name].type)
             types.setdefault(option.name, {}).update(dict.fromkeys(re.split(r" \| (?![^\[]*\])", written)))

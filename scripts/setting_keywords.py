@@ -1,0 +1,92 @@
+"""Write src/headrace/app/keywords.py, the keyword arguments of the front doors with their types, from declarations."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from headrace.app.servers.settings import ServerSettings
+from headrace.engines.choosing.config import EngineConfig
+from headrace.io.sources.selection import Selection
+from headrace.jobs.settings import JobSettings, Limits
+from headrace.options import declared
+from headrace.serving.limits import ServeLimits
+
+FILE = Path(__file__).resolve().parents[1] / "src" / "headrace" / "app" / "keywords.py"
+_HEAD = '''"""The settings of jobs and servers as keywords. Written by scripts/setting_keywords.py: do not edit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from headrace.engines.choosing.config import EngineChoice
+from headrace.engines.keywords import EngineKeywords, LocalKeywords
+from headrace.events import Listener
+from headrace.io.formats.strict_json import OnNan
+from headrace.io.sources.selection import Selection
+from headrace.jobs.settings import FinishFn, Limits, OnEmpty, Order, PrepareFn, WorkerKind
+from headrace.serving.limits import KeySettings, ServeLimits
+
+
+class ConfigKeywords(LocalKeywords, total=False):
+    """Settings of any engine, and the options of those in this process."""
+
+'''
+_RUN = '''
+
+class RunKeywords(ConfigKeywords, EngineKeywords, total=False):
+    """Settings of a job."""
+
+    steps: Sequence[Mapping[str, object]] | None
+    model_column: str | None
+    limits: Limits | None
+    selection: Selection | None
+    task: str | None
+'''
+_SERVER = '''
+
+class ServerOptions(ConfigKeywords, total=False):
+    """Settings of a server but its name."""
+
+    limits: ServeLimits | None
+'''
+_NAME = '''
+
+class ServerKeywords(ServerOptions, EngineKeywords, total=False):
+    """Settings of a server."""
+
+    name: str | Sequence[str] | None
+'''
+_WIDER = {
+    "engine_options": "Mapping[str, object] | None",
+    "engine": "str | Callable[..., object] | EngineChoice | None",
+    "keep_columns": "Sequence[str]",
+    "state": "str | Path | None",
+}
+"""What the doors take beside the type of the setting."""
+_APART = ("source", "sink", "task", "model", "name")
+"""What is a parameter of its own."""
+
+
+def source() -> str:
+    """The file's text."""
+    return "".join(
+        (
+            _HEAD,
+            _lines(EngineConfig),
+            _RUN,
+            _lines(JobSettings, Selection, Limits),
+            _SERVER,
+            _lines(ServerSettings, ServeLimits),
+            _NAME,
+        )
+    )
+
+
+def _lines(*kinds: type) -> str:
+    types = {one.name: kind.__dataclass_fields__[one.name].type for kind in kinds for one in declared(kind)}  # type: ignore[attr-defined]
+    return "".join(f"    {name}: {_WIDER.get(name, kind)}\n" for name, kind in types.items() if name not in _APART)
+
+
+if __name__ == "__main__":
+    FILE.write_text(source(), encoding="utf-8")

@@ -1,0 +1,100 @@
+"""The settings of jobs and servers as keywords. Written by scripts/setting_keywords.py: do not edit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from headrace.engines.choosing.config import EngineChoice
+from headrace.engines.keywords import EngineKeywords, LocalKeywords
+from headrace.events import Listener
+from headrace.io.formats.strict_json import OnNan
+from headrace.io.sources.selection import Selection
+from headrace.jobs.settings import FinishFn, Limits, OnEmpty, Order, PrepareFn, WorkerKind
+from headrace.serving.limits import KeySettings, ServeLimits
+
+
+class ConfigKeywords(LocalKeywords, total=False):
+    """Settings of any engine, and the options of those in this process."""
+
+    engine: str | Callable[..., object] | EngineChoice | None
+    engine_options: Mapping[str, object] | None
+    batch_tokens: int | None
+    batch_size: int | None
+    engine_process: bool
+    engine_timeout_s: float | None
+    pickled_weights: bool
+
+
+class RunKeywords(ConfigKeywords, EngineKeywords, total=False):
+    """Settings of a job."""
+
+    steps: Sequence[Mapping[str, object]] | None
+    model_column: str | None
+    limits: Limits | None
+    selection: Selection | None
+    task: str | None
+    input_format: str | None
+    output_format: str | None
+    sql: str | None
+    on_nan: OnNan
+    on_empty: OnEmpty
+    overwrite: bool
+    ignore_changes: bool
+    text_column: str | None
+    text_pair_column: str | None
+    id_column: str | None
+    prompt_template: str | None
+    keep_columns: Sequence[str]
+    dedupe: bool | None
+    order: Order
+    prepare: PrepareFn | str | None
+    finish: FinishFn | str | None
+    worker_kind: WorkerKind
+    trace: Path | str | None
+    retry: bool
+    listeners: Sequence[Listener]
+    limit: int | None
+    sample: float | None
+    sample_seed: int
+    shard: tuple[int, int] | None
+    max_error_rate: float
+    max_errors: int | None
+    max_attempts: int
+    retry_wait_s: float
+    workers: int | None
+    buffer_memory: int
+    part_records: int
+    commit_interval_s: float
+
+
+class ServerOptions(ConfigKeywords, total=False):
+    """Settings of a server but its name."""
+
+    limits: ServeLimits | None
+    batch_timeout_s: float
+    state: str | Path | None
+    latency_target_s: float | None
+    keys: Sequence[KeySettings]
+    allowed_hosts: Sequence[str] | None
+    listeners: Sequence[Listener]
+    max_wait_s: float
+    max_requests: int
+    max_cost: float | None
+    max_waiting_bytes: int
+    max_body_bytes: int
+    max_file_bytes: int
+    max_header_bytes: int
+    max_prompts: int
+    max_prompt_chars: int
+    timeout_s: float
+    body_timeout_s: float
+    keep_alive_s: int
+    write_timeout_s: float
+    drain_s: float
+
+
+class ServerKeywords(ServerOptions, EngineKeywords, total=False):
+    """Settings of a server."""
+
+    name: str | Sequence[str] | None
