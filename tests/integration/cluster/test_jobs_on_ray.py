@@ -20,8 +20,8 @@ import headrace
 from headrace.app.jobs import job as app_job
 from headrace.engines.choosing.config import EngineConfig
 from headrace.errors import ConfigError
-from headrace.jobs.pipeline.job import JobEnd, Limits, StopRequest
-from headrace.jobs.settings import JobSettings
+from headrace.jobs.pipeline.job import JobEnd, StopRequest
+from headrace.jobs.settings import JobSettings, Limits
 from headrace.observe.reporting.report import Report
 
 ENGINES = "tests.integration.cluster.engines"

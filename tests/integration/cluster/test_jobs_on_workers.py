@@ -22,7 +22,8 @@ from tests.settings import job_settings
 
 from headrace.app.jobs import job as jobs
 from headrace.errors import ConfigError, EngineError, UnknownOptionError
-from headrace.jobs.pipeline.job import JobEnd, Limits, StopRequest
+from headrace.jobs.pipeline.job import JobEnd, StopRequest
+from headrace.jobs.settings import Limits
 from headrace.observe.reporting.report import Report
 
 ENGINES = "tests.integration.cluster.engines"
