@@ -40,7 +40,7 @@ from headrace.observe.accounting.accountant import NO_ACCOUNT
 from headrace.observe.accounting.batches import BusyTime, successful_cost
 from headrace.observe.accounting.input_size import InputSize, StageProgress
 from headrace.observe.accounting.worker_rows import WorkerCount, WorkerRow
-from headrace.observe.reporting.host import Host
+from headrace.observe.reporting.run_facts import RunFacts
 from headrace.records import LeftOut
 
 _KEPT_FAILURES = 1_000
@@ -63,7 +63,7 @@ class Sums:
         host: what the run has for its host stages.
     """
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: RunFacts) -> None:
         self.host = host
         self.account = NO_ACCOUNT
         """Where the time went; set before the figures are computed."""
@@ -107,7 +107,11 @@ class Sums:
         self._formed: dict[tuple[int, int], CloseReason] = {}
         self._split: set[int] = set()
         """Running batches that have run out of memory."""
-        self._takers: dict[type, Callable[..., None]] = {
+        self._takers = self._make_takers()
+
+    def _make_takers(self) -> dict[type, Callable[..., None]]:
+        """What takes in each type of event."""
+        return {
             JobStarted: self._start,
             StageDone: self._stage,
             BatchFormed: self._form,
@@ -165,7 +169,7 @@ class Sums:
 
     @property
     def tokens(self) -> int:
-        """Of successful records; 0 if cost is not in tokens, as when none were counted."""
+        """Tokens of successful records; 0 if cost is not in tokens, as when none were counted."""
         return round(self.done_cost) if self.stages["prepare"]["tokens"] else 0
 
     @property
