@@ -24,8 +24,9 @@ from headrace.engines.networks import pytorch as torch_network
 from headrace.engines.text.embedding import EmbeddingEngine
 from headrace.engines.text.options import Embedding
 from headrace.errors import ConfigError, MissingExtraError, ResumeMismatchError
-from headrace.jobs.pipeline.job import Limits, StopRequest
+from headrace.jobs.pipeline.job import StopRequest
 from headrace.jobs.pipeline.work import Work
+from headrace.jobs.settings import Limits
 from headrace.records import Record
 
 WORDS = "the canal feeds a mill and its wheel turns so that water never stands still".split()  # noqa: SIM905
