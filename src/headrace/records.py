@@ -21,7 +21,7 @@ class Record:
 
     position: int
     """0-based position in the whole input; unique and stable between reads."""
-    id: Any
+    id: object
     """The value of the id column, or the position if there is none."""
     data: Any
     """The row as the source read it (a dict for JSONL)."""

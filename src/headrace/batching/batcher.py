@@ -26,8 +26,9 @@ from types import TracebackType
 from typing import Generic, Self, TypedDict, TypeVar, Unpack
 
 from headrace.batching.blocking import current_loop, iterate, raising
+from headrace.batching.dispatch.loop import DispatchContext, DispatchLoop
 from headrace.batching.dispatch.stream import RUN, MappedRun, MappedStream, StreamPort
-from headrace.batching.dispatch.submission import DispatchContext, Dispatching, Submission
+from headrace.batching.dispatch.submission import Submission
 from headrace.batching.options import Options, number, optional
 from headrace.batching.policy.cost import CostRule, checked_cost
 from headrace.batching.stats import BatchMeter, BatchStats
@@ -61,7 +62,7 @@ class Batcher(Generic[RecordT, ResultT]):
     """
 
     def __init__(
-        self, options: Options, cost: CostRule, make_dispatcher: Callable[[DispatchContext], Dispatching]
+        self, options: Options, cost: CostRule, make_dispatcher: Callable[[DispatchContext], DispatchLoop]
     ) -> None:
         self._options = options
         self._cost = cost

@@ -17,7 +17,6 @@ class EntryHolder(Protocol):
 
     def discard(self, entry: QueueEntry) -> None:
         """Drop a cancelled entry."""
-        ...
 
 
 class QueueEntry(Protocol):
@@ -26,7 +25,6 @@ class QueueEntry(Protocol):
     @property
     def count(self) -> int:
         """How many records."""
-        ...
 
     cost: float
     """Cost of each record."""
@@ -37,27 +35,21 @@ class QueueEntry(Protocol):
     @property
     def records(self) -> Sequence[object]:
         """The records, `count` of them."""
-        ...
 
     def split(self, count: int) -> Self:
         """Split off the first `count` records, fewer than all, as a new entry with the same holder."""
-        ...
 
     def done(self) -> bool:
         """Whether the result has been set or the entry was cancelled."""
-        ...
 
     def set_result(self, result: object, /) -> None:
         """Set the single record's result; raises `InvalidStateError` if the entry is done."""
-        ...
 
     def set_results(self, results: Sequence[object], /) -> None:
         """Set each record's result or exception."""
-        ...
 
     def set_exception(self, exception: BaseException, /) -> None:
         """Set the single record's exception; raises `InvalidStateError` if the entry is done."""
-        ...
 
 
 class PendingResult(asyncio.Future[Any]):

@@ -26,7 +26,6 @@ class StepModel(Protocol[RecordT, ResultT_co]):
 
     def span(self, record: RecordT) -> tuple[float, float]:
         """The record's initial and maximum cost. Called on the event loop, so it must be fast."""
-        ...
 
     def add(self, key: int, record: RecordT) -> None:
         """Add a record to the next step, under a key that was never used before.
@@ -34,25 +33,21 @@ class StepModel(Protocol[RecordT, ResultT_co]):
         Raises:
             RecordError: the record is refused; others are not affected.
         """
-        ...
 
     def step(self) -> Sequence[tuple[int, ResultT_co | Exception]]:
         """Take one step with all added records; returns (key, result) of each finished record.
 
         Finished records are removed. An exception in a result's place fails only that record; a raised one fails all.
         """
-        ...
 
     def needs(self, key: int) -> float:
         """The record's cost during its next step, in the unit of `span`."""
-        ...
 
     def remove(self, key: int) -> RecordT | None:
         """Remove a record in any state; an unknown key is ignored.
 
         Returns what `add` takes to resume it later, or None if it must restart.
         """
-        ...
 
 
 @runtime_checkable
@@ -61,14 +56,12 @@ class SharingStepModel(StepModel[RecordT, ResultT_co], Protocol[RecordT, ResultT
 
     def shared(self, key: int) -> float:
         """How much of the record's cost is counted for one that was added before it."""
-        ...
 
     def overlap(self, record: RecordT) -> float:
         """How much of the cost of a record that may join is counted for those in the model.
 
         Called on the event loop between steps, so it must be fast.
         """
-        ...
 
 
 @runtime_checkable
@@ -80,7 +73,6 @@ class GroupingStepModel(StepModel[RecordT, ResultT_co], Protocol[RecordT, Result
 
         Called on the event loop, so it must be fast.
         """
-        ...
 
 
 AnyStepModel: TypeAlias = StepModel[Any, Any]

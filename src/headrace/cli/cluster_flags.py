@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar, Literal, cast
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import typer
 
@@ -92,8 +92,10 @@ def cluster_at(on: str) -> tuple[Cluster, str | None]:
     Raises:
         ConfigError: there is no such cluster, or it cannot be imported.
     """
+    from headrace.cluster.base import Cluster
+
     name, _, address = on.partition(":")
     if name not in (known := plugins.known("clusters")):
         raise ConfigError(f"--on is {on!r}; it must be {' or '.join(known)}, with :ADDRESS for a certain cluster")
-    cluster = cast("Cluster", plugins.load("clusters", name, object))
+    cluster = plugins.load("clusters", name, Cluster)
     return cluster, (on if address.startswith("//") else address) or None

@@ -256,5 +256,5 @@ def _reason(error: urllib.error.HTTPError) -> str:
     if error.code == 404:
         return "(not found): it is not a Headrace server, or it runs an earlier version"
     if error.code == 501:
-        return "(not implemented): a server on Ray has no dashboard; read its /metrics"
+        return "(not implemented): a server with replicas has no dashboard; read its /metrics"
     return f"({error.reason})"

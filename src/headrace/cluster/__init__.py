@@ -2,5 +2,5 @@
 
 - `worker.WorkerActor`: one engine and one batcher in a worker's process
 - `local_workers.execute`: a job on several devices of this machine
-- `base.Cluster`: a kind of cluster, found by entry points; `ray` and `flyte` are folders of their own
+- `base.Cluster`: a kind of cluster, found by entry points; each has a folder of its own
 """

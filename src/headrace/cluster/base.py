@@ -1,10 +1,11 @@
 """A kind of cluster that runs jobs and servers, and what it is asked for."""
 
+# ruff: noqa: ARG002 - the arguments are for those that override these methods
+
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 from headrace.app.servers.server import ServerSettings
 from headrace.errors import ConfigError
@@ -18,8 +19,7 @@ class ClusterResources:
     """The cluster, and the resources of each worker."""
 
     address: str | None = None
-    """The cluster's address, in its own form; None lets it choose. Ray: `host:port` or `ray://host:port`, by default
-    RAY_ADDRESS or a new local cluster."""
+    """The cluster's address, in the form of its kind; None lets it choose."""
     replicas: int = 1
     gpus: float | None = None
     """GPUs per worker. None uses one GPU if the cluster has any."""
@@ -48,19 +48,19 @@ class Replicas:
             raise ConfigError(f"replicas are {self.least} to {self.most}: it must be 0 <= least <= most, and most >= 1")
 
 
-class Cluster(Protocol):
-    """A kind of cluster. Registered by name in the group `headrace.clusters`."""
+class Cluster:
+    """A kind of cluster. A package registers an instance by name in the group `headrace.clusters`."""
 
     def run(
         self, settings: JobSettings, resources: ClusterResources, stop: StopRequest, *, progress: bool
     ) -> tuple[JobEnd, Report]:
-        """Run a job with workers on the cluster. Blocks.
+        """Run a job with workers on the cluster, see `remote_job.execute`. Blocks.
 
         Raises:
-            ConfigError: like `remote_job.execute`, or the cluster cannot be reached or is too small.
-            JobError: like `remote_job.execute`.
+            ConfigError: the cluster cannot be reached, is too small, or runs no jobs.
+            JobError: the job cannot be finished.
         """
-        ...
+        raise ConfigError(f"{type(self).__name__} clusters run no jobs, only servers")
 
     def serve(
         self,
@@ -73,7 +73,7 @@ class Cluster(Protocol):
         """Serve until SIGTERM or Ctrl-C, then finish accepted requests. Blocks; main thread only.
 
         Raises:
-            ConfigError: the cluster cannot be reached or is too small.
+            ConfigError: the cluster cannot be reached, is too small, or runs no servers.
             EngineError: the model cannot be loaded.
         """
-        ...
+        raise ConfigError(f"{type(self).__name__} clusters run no servers, only jobs")

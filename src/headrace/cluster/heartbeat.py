@@ -14,7 +14,7 @@ T = TypeVar("T")
 PULSE_S = 5.0
 """Seconds between health checks of a worker."""
 MISSED = 6
-"""Health checks without an answer until a worker counts as dead. Ray itself may wait for minutes."""
+"""Health checks without an answer until a worker counts as dead. The cluster itself may wait for minutes."""
 MISSED_LOADING = 60
 """The same while the model loads, which can block the worker's event loop."""
 

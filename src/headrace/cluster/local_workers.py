@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import itertools
 import os
-import pickle
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from typing import Literal, NoReturn
 
@@ -134,10 +132,7 @@ class LocalWorkers:
     def __init__(self, spec: WorkerSpec, shares: list[DeviceShare]) -> None:
         self._spec = spec
         self._shares = shares
-        try:
-            pickle.dumps(spec)
-        except (pickle.PicklingError, TypeError, AttributeError) as error:
-            raise ConfigError(f"the engine's options cannot be sent to a worker: {error}") from error
+        spec.check_sendable()
         self._workers: list[LocalWorker] = []
         with ExitStack() as undo:
             undo.callback(self.close)
@@ -196,13 +191,8 @@ def execute(
         ConfigError: like `remote_job.execute`, or there are too few devices.
         JobError: like `remote_job.execute`.
     """
-    return remote_job.execute(settings, functools.partial(_workers, size), stop, progress=progress)
 
+    def workers(spec: WorkerSpec) -> closing[LocalWorkers]:
+        return closing(LocalWorkers(spec, device_shares(size, spec.config)))
 
-@contextmanager
-def _workers(size: int | Literal["auto"], spec: WorkerSpec) -> Iterator[LocalWorkers]:
-    workers = LocalWorkers(spec, device_shares(size, spec.config))
-    try:
-        yield workers
-    finally:
-        workers.close()
+    return remote_job.execute(settings, workers, stop, progress=progress)

@@ -28,21 +28,17 @@ class Workers(Protocol):
     @property
     def info(self) -> WorkerInfo:
         """What the first worker reported after loading its model."""
-        ...
 
     @property
     def initial(self) -> Sequence[Worker]:
         """The workers that were started first."""
-        ...
 
     @property
     def room(self) -> WorkerRoom:
         """How many workers there could be."""
-        ...
 
     def start(self) -> Worker:
         """Start a worker in the place of a dead one."""
-        ...
 
 
 class RemoteEngine:

@@ -7,7 +7,7 @@ import os
 import pickle
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import headrace
@@ -23,10 +23,10 @@ from headrace.errors import BadResultError, ConfigError, EngineError, HeadraceEr
 from headrace.events import BatchDone, BatchFormed, BatchSplit, Event, StageDone, StepDone
 from headrace.jobs.pipeline.chunks import answers
 from headrace.jobs.pipeline.infer import stream_in_order, stream_longest_first
-from headrace.jobs.pipeline.job import Limits, StopRequest
+from headrace.jobs.pipeline.job import StopRequest
 from headrace.jobs.pipeline.prepare import prepare_all
 from headrace.jobs.pipeline.work import Work
-from headrace.jobs.settings import JobSettings
+from headrace.jobs.settings import JobSettings, Limits
 from headrace.observe.accounting.batches import BusyTime
 from headrace.processes import portable
 from headrace.processes.portable import Portable
@@ -40,6 +40,13 @@ class WorkerSpec:
     config: EngineConfig
     version: str
     """Headrace version of the job."""
+
+    def check_sendable(self, dumps: Callable[[object], bytes] = pickle.dumps) -> None:
+        """Raise ConfigError if an option cannot be pickled for a worker."""
+        try:
+            dumps(self)
+        except (pickle.PicklingError, TypeError, AttributeError) as error:
+            raise ConfigError(f"the engine's options cannot be sent to a worker: {error}") from error
 
     def settings(self) -> JobSettings:
         """The settings of an equivalent local job."""

@@ -49,7 +49,6 @@ class Worker(Protocol):
             BrokenOffError: the connection to the cluster is lost.
             HeadraceError: the model cannot be loaded.
         """
-        ...
 
     async def work(self, payloads: list[bytes]) -> WorkUnitReply:
         """Process a work unit. Several calls may run concurrently.
@@ -57,7 +56,6 @@ class Worker(Protocol):
         Raises:
             WorkerDiedError: the worker died, and the work unit is lost.
         """
-        ...
 
     async def watch(self) -> NoReturn:
         """Check the worker's health until it dies or cannot be reached.
@@ -65,11 +63,9 @@ class Worker(Protocol):
         Raises:
             WorkerDiedError: the worker died.
         """
-        ...
 
     def kill(self) -> None:
         """Kill the worker, if it is alive."""
-        ...
 
 
 class NoRoomError(HeadraceError):
@@ -219,7 +215,6 @@ class WorkerPool:
     # -- workers ---------------------------------------------------------------------------------------------------
 
     async def _run_slot(self, slot: _WorkerSlot) -> None:
-        """Keep a worker running in this slot."""
         while True:
             try:
                 slot.clock_offset_s = await slot.worker.load()
@@ -258,7 +253,6 @@ class WorkerPool:
         self._notify()
 
     async def _serve(self, slot: _WorkerSlot) -> None:
-        """Send work units to the slot's worker until it dies."""
         loop = asyncio.get_running_loop()
         watch = loop.create_task(slot.worker.watch(), name=f"headrace-watch-{slot.name}")
         try:
@@ -349,7 +343,6 @@ class WorkerPool:
         self._notify()
 
     def _change(self) -> asyncio.Future[None]:
-        """A future that completes at the next change."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._signals.append(future)
         return future

@@ -1,4 +1,4 @@
-"""Blocking calls on threads of their own: one that hangs delays no other call, and the program's end by seconds."""
+"""Blocking calls on threads of their own: one that hangs delays no other call, and the exit by a few seconds only."""
 
 from __future__ import annotations
 

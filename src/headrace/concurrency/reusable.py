@@ -10,7 +10,7 @@ import os
 import threading
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any, Generic, TypeAlias, TypeVar, Unpack, overload
@@ -105,7 +105,6 @@ class _LoadedModel(Loading):
             await unload(made, rest, None)
 
     async def _wait_to_close(self, closing_event: asyncio.Event) -> None:
-        """Wait until asked to end or idle for long enough."""
         check_in = None if self._idle_check is None else self._idle_check(self)
         while True:
             try:
@@ -256,9 +255,12 @@ class Reusable(Generic[RecordT, ResultT]):
 
 Factory: TypeAlias = Callable[
     [],
-    Batcher[RecordT, ResultT] | Awaitable[Batcher[RecordT, ResultT]] | Iterator[Batcher[RecordT, ResultT]],
+    Batcher[RecordT, ResultT]
+    | Awaitable[Batcher[RecordT, ResultT]]
+    | Iterator[Batcher[RecordT, ResultT]]
+    | AsyncIterator[Batcher[RecordT, ResultT]],
 ]
-"""Makes the batcher: a plain function, `async def`, or a generator that yields it and then cleans up."""
+"""Returns the batcher, or yields it and then cleans up; may be async."""
 
 
 @overload
@@ -283,8 +285,8 @@ def reusable(
 
         vector = await embed("one text")
 
-    `factory` may be a plain function, `async def`, or a generator that yields the batcher and then cleans up. It runs
-    once, on a separate thread, even with concurrent calls. After `idle_timeout_s` idle seconds the model is dropped.
+    `factory` returns the batcher, or yields it and then cleans up; it may be async. It runs once, on a separate thread,
+    even with concurrent calls. After `idle_timeout_s` idle seconds the model is dropped.
     Inside a Ray actor or a Flyte task, each worker process has one model.
 
     Raises:
@@ -320,12 +322,10 @@ def _unpickle(name: str, make: Callable[[str], AnyReusable]) -> AnyReusable:
 
 
 async def _wait_loaded(loaded: Loading) -> OnLoop:
-    try:
-        return await asyncio.wrap_future(loaded.ready)
-    except Exception as error:  # whatever loading raised
-        if loaded.is_ready:
-            raise
-        raise own_copy(error) from error  # one copy per caller
+    found = await attempt_async(asyncio.wrap_future(loaded.ready))
+    if isinstance(found, Raised):
+        raise own_copy(found.cause) from found.cause  # one copy per caller
+    return found
 
 
 async def _collect(

@@ -88,7 +88,6 @@ class ActorProcess:
             self._end(str(error))
 
     def _end(self, how: str) -> None:
-        """Fail the calls without an answer."""
         with self._lock:
             if self._ended is not None:
                 return

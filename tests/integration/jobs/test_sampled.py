@@ -14,8 +14,10 @@ from headrace.app.jobs.job import JobSettings, execute
 from headrace.engines.base import Placed
 from headrace.engines.choosing.config import EngineConfig
 from headrace.engines.generation.continuous import GenerationEngine
+from headrace.engines.generation.options import Generation
 from headrace.errors import RecordError
-from headrace.jobs.pipeline.job import Limits, StopRequest
+from headrace.jobs.pipeline.job import StopRequest
+from headrace.jobs.settings import Limits
 
 ENGINE = f"{__name__}:make"
 SAMPLED: dict[str, Any] = {"temperature": 20.0, "max_tokens": 12, "ignore_eos": True}
@@ -40,7 +42,7 @@ class Disturbed(GenerationEngine):
 
 def make(model: str | None = None, **options: Any) -> Disturbed:
     """The engine of these tests."""
-    return Disturbed(model, max_num_seqs=3, **{**SAMPLED, **options})
+    return Disturbed(Generation(model=model, max_num_seqs=3, **{**SAMPLED, **options}))
 
 
 @pytest.fixture(autouse=True)

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from unittest.mock import ANY
 
 import pytest
 from typer.testing import CliRunner
 
+from headrace import plugins
 from headrace.cli.app import app
+from headrace.cli.cluster_flags import cluster_at
+from headrace.cluster.base import Cluster, ClusterResources, Replicas
+from headrace.errors import ConfigError
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of Ray Serve itself, when it is imported
@@ -42,3 +47,21 @@ def test_what_does_not_go_together_is_said(flags: list[str], message: str, tmp_p
     assert ended.exit_code == 2
     assert message in " ".join(ended.output.replace("│", " ").split())
     assert not (tmp_path / "out.jsonl.parts").exists()
+
+
+class Mine(Cluster):
+    """Of another package."""
+
+
+@pytest.mark.parametrize(
+    ("on", "address"), [("mine", None), ("mine:head:1", "head:1"), ("mine://head:1", "mine://head:1")]
+)
+def test_a_cluster_of_another_package_is_asked_for_by_name_and_address(
+    on: str, address: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine = Mine()
+    monkeypatch.setattr(plugins, "known", lambda _: {"mine": mine})
+    monkeypatch.setattr(plugins, "load", lambda *_: mine)
+    assert cluster_at(on) == (mine, address)
+    with pytest.raises(ConfigError, match="Mine clusters run no servers"):
+        mine.serve(ANY, Replicas(), ClusterResources(), ("127.0.0.1", 0), print)

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
 
 from headrace.batching.dispatch.isolation import LargestFit, halves, should_split
+from headrace.batching.dispatch.loop import DispatchContext, DispatchLoop
 from headrace.batching.dispatch.offload import CallTimer, ProcessCaller
-from headrace.batching.dispatch.submission import DispatchContext
 from headrace.batching.options import BatchOptions
 from headrace.batching.pending import QueueEntry, fail, is_out_of_memory, records_of, resolve
 from headrace.batching.policy.cost import BatchCost
 from headrace.batching.policy.waiting_queue import FormedBatch
-from headrace.batching.tasks import must_propagate, run_to_the_end
+from headrace.batching.tasks import must_propagate
 from headrace.errors import ProcessTimeoutError, StoppedError
-from headrace.events import BatchDone, BatchFormed, BatchSplit, CloseReason, Event
+from headrace.events import BatchDone, BatchFormed, BatchSplit, CloseReason
 
 logger = logging.getLogger("headrace")
 
@@ -34,19 +33,13 @@ class _SingleRecordBatch:
         self._task.cancel()
 
 
-class Dispatcher:
+class Dispatcher(DispatchLoop):
     """Owns every batch until each of its records has a result."""
 
     def __init__(self, context: DispatchContext, options: BatchOptions) -> None:
-        self._queue = context.queue
-        self._admission = context.admission
-        self._wakeup = context.wakeup
-        self._meter = context.meter
-        self._options = context.options
+        super().__init__(context)
         self._batch_timeout_s = options.batch_timeout_s
         self._caller = ProcessCaller(options.process_fn, offload=options.offload, name=f"{context.options.name}-worker")
-        self._loop = asyncio.get_running_loop()
-        self._clock = self._loop.time
         self._concurrent = options.max_concurrent_batches
         self._overlap = options.overlap
         self._slots = asyncio.Semaphore(options.slots)
@@ -54,8 +47,6 @@ class Dispatcher:
         self._runs: dict[asyncio.Task[None], list[QueueEntry]] = {}
         self._cancelled_calls: set[asyncio.Task[list[object]]] = set()
         self._memory = LargestFit()
-        self._draining = False
-        self._ended = False
         self._flush_count = 0
         self._enough = 1
         """Queue size at which to wake a sleeping dispatcher."""
@@ -80,23 +71,10 @@ class Dispatcher:
         self._queue.set_budget(min(cost, self._memory.cost))
         self._wakeup.wake()
 
-    def drain(self) -> None:
-        """End once the queue is empty."""
-        self._draining = True
-        self._wakeup.wake()
-
     def end(self) -> None:
         """Release everything; batches that still run are abandoned and not reported."""
         self._ended = True
         self._caller.close()
-
-    @property
-    def _left_behind(self) -> bool:
-        return self._ended or self._loop.is_closed()
-
-    async def run(self) -> None:
-        """Serve until drained. However this task ends, no caller is left waiting."""
-        await run_to_the_end(self._options.name, self._serve(), self._abandon)
 
     async def _serve(self) -> None:
         while True:
@@ -286,17 +264,9 @@ class Dispatcher:
         self._emit(BatchSplit, number, size, cause, out_of_memory, self._clock(), took_s)
 
     def _abandon(self, cause: BaseException) -> None:
-        """Fail all waiting records and cancel running batches."""
         if self._left_behind:
             return  # the loop is gone, and its callers with it
-        self._admission.refuse_all(cause)
-        self._meter.left += self._queue.size
-        fail(self._queue.clear(), cause)
+        self.refuse(cause)
         for task, entries in self._runs.items():
             fail(entries, cause)
             task.cancel()
-
-    def _emit(self, event: Callable[..., Event], *fields: object) -> None:
-        """Schedule the listener on the event loop; if it raises, the loop reports it and no batch fails."""
-        if self._options.listener is not None and not self._left_behind:
-            self._loop.call_soon(self._options.listener, event(*fields))

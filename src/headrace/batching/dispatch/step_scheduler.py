@@ -7,20 +7,20 @@ import logging
 from collections import deque
 
 from headrace.batching.dispatch.isolation import should_split
+from headrace.batching.dispatch.loop import DispatchContext, DispatchLoop
 from headrace.batching.dispatch.offload import CallTimer, WorkerThread
-from headrace.batching.dispatch.submission import DispatchContext
 from headrace.batching.pending import QueueEntry, fail, is_out_of_memory, resolve
 from headrace.batching.policy.growth import Growth
 from headrace.batching.policy.slots import SlotEntry, Slots
 from headrace.batching.step_model import AnyStepModel, SharingStepModel, StepCall, group_of
-from headrace.batching.tasks import Raised, attempt, must_propagate, run_to_the_end
+from headrace.batching.tasks import Raised, attempt, must_propagate
 from headrace.errors import ProcessError, ProcessTimeoutError, text_of
-from headrace.events import BatchSplit, Event, StepDone
+from headrace.events import BatchSplit, StepDone
 
 logger = logging.getLogger("headrace")
 
 
-class StepScheduler:
+class StepScheduler(DispatchLoop):
     """Owns every record from its slot assignment until its result.
 
     Free slots go to evicted records first, then to the groups of a split failed step, one group at a time, and then to
@@ -30,12 +30,8 @@ class StepScheduler:
     def __init__(
         self, context: DispatchContext, model: AnyStepModel, max_slots: int, growth: Growth | None = None
     ) -> None:
+        super().__init__(context)
         self._model = model
-        self._queue = context.queue
-        self._admission = context.admission
-        self._wakeup = context.wakeup
-        self._meter = context.meter
-        self._options = context.options
         self._slots = Slots(max_slots, self._options.limits.target_batch_cost, growth)
         self._evicted: deque[SlotEntry] = deque()
         self._groups: deque[list[SlotEntry]] = deque()
@@ -44,9 +40,7 @@ class StepScheduler:
         """The next record if it had no room since the last one left, with its shared cost and the cost of all then."""
         self._leaving: set[int] = set()
         self._joining: list[SlotEntry] = []
-        self._clock = asyncio.get_running_loop().time
         self._idle_since = self._clock()
-        self._draining = self._ended = False
         self._worker: WorkerThread | None = None
 
     # -- called by the submission side -------------------------------------------------------------------------
@@ -57,11 +51,6 @@ class StepScheduler:
 
     def flush(self) -> None:
         """Nothing to do: steps never wait for more records."""
-
-    def drain(self) -> None:
-        """End once nothing waits or runs."""
-        self._draining = True
-        self._wakeup.wake()
 
     def end(self) -> None:
         """Release everything; a step that still runs is abandoned and not reported."""
@@ -84,10 +73,6 @@ class StepScheduler:
         self._count_in_flight()
 
     # -- the loop ------------------------------------------------------------------------------------------------
-
-    async def run(self) -> None:
-        """Serve until drained. However this task ends, no caller is left waiting."""
-        await run_to_the_end(self._options.name, self._serve(), self._abandon)
 
     async def _serve(self) -> None:
         while await self._until_work():
@@ -162,17 +147,14 @@ class StepScheduler:
         return entries
 
     def _join(self, slot: SlotEntry) -> None:
-        """Add a record to the next step."""
         self._slots.join(slot)
         self._joining.append(slot)
         slot.entry.holder = self
 
     def _overlap(self, record: object) -> float:
-        """How much of a record's cost is counted for records in the engine."""
         return self._model.overlap(record) if isinstance(self._model, SharingStepModel) else 0.0
 
     def _leave(self, key: int) -> None:
-        """Free a slot; the engine removes the record before the next step."""
         self._slots.leave(key)
         self._leaving.add(key)
         self._no_room = None
@@ -210,10 +192,9 @@ class StepScheduler:
         self._count_in_flight()
         left, took = completed + failed, now - began
         facts = number, size, len(new), left, failed, evicted, cost, took, starved, now, timer.handed_s(took)
-        self._emit(StepDone(*facts))
+        self._emit(StepDone, *facts)
 
     async def _remove_only(self, step_call: StepCall) -> None:
-        """Remove records without taking a step."""
         failure = await self._call(step_call, CallTimer())
         if failure is not None:
             logger.error("%s: the engine failed to remove a record", self._options.name, exc_info=failure)
@@ -233,8 +214,7 @@ class StepScheduler:
                 "Raise the limit or use fewer slots"
             )
             self._meter.failed += self._fail_all(late)
-            self._meter.left += self._queue.size
-            fail(self._queue.clear(), late)
+            self._fail_waiting(late)
             self._admission.admit_waiting()
         outcome = await running
         return outcome.cause if isinstance(outcome, Raised) else late
@@ -269,7 +249,6 @@ class StepScheduler:
         return completed, failed, cost
 
     def _evict(self) -> int:
-        """Evict records that no longer fit the budget; they get the next free slots."""
         evicted = self._slots.evict()
         for slot in evicted:
             self._leaving.add(slot.key)
@@ -293,11 +272,10 @@ class StepScheduler:
             self._evicted.extendleft(reversed(slots))
         else:
             self._groups.extendleft([slots[half:], slots[:half]])
-        self._emit(BatchSplit(number, len(slots), cause, out_of_memory, self._clock()))
+        self._emit(BatchSplit, number, len(slots), cause, out_of_memory, self._clock())
         return 0
 
     def _fail_all(self, cause: BaseException) -> int:
-        """Fail all records in the engine."""
         if isinstance(cause, (KeyboardInterrupt, SystemExit, StopIteration, asyncio.CancelledError)):
             cause = ProcessError(f"step() raised {type(cause).__name__}: {text_of(cause)}")
         failed = 0
@@ -308,10 +286,7 @@ class StepScheduler:
         return failed
 
     def _abandon(self, cause: BaseException) -> None:
-        """Fail all remaining records."""
-        self._admission.refuse_all(cause)
-        self._meter.left += self._queue.size
-        fail(self._queue.clear(), cause)
+        self.refuse(cause)
         for slot in (*self._slots, *self._evicted, *(slot for group in self._groups for slot in group)):
             slot.entry.holder = None
             fail([slot.entry], cause)
@@ -320,8 +295,3 @@ class StepScheduler:
 
     def _count_in_flight(self) -> None:
         self._meter.in_flight = len(self._slots) + len(self._evicted) + sum(map(len, self._groups))
-
-    def _emit(self, event: Event) -> None:
-        """Schedule the listener on the event loop; if it raises, the loop reports it and no record fails."""
-        if self._options.listener is not None and not self._ended:
-            asyncio.get_running_loop().call_soon(self._options.listener, event)

@@ -6,10 +6,9 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
-from typing import Protocol
 
 from headrace.batching.dispatch.admission import Admission
+from headrace.batching.dispatch.loop import DispatchContext, DispatchLoop
 from headrace.batching.dispatch.wakeup import Wakeup
 from headrace.batching.options import Options, number
 from headrace.batching.pending import PendingResult, QueueEntry, fail
@@ -20,41 +19,6 @@ from headrace.batching.tasks import current_task
 from headrace.errors import ConfigError, DeadlineExceededError, NotRunningError, QueueFullError, RecordTooLargeError
 
 
-@dataclass(frozen=True, slots=True)
-class DispatchContext:
-    """What a submission and its dispatcher share."""
-
-    queue: WaitingQueue
-    admission: Admission
-    wakeup: Wakeup
-    meter: BatchMeter
-    options: Options
-
-
-class Dispatching(Protocol):
-    """Takes records from the queue and resolves each of them. It sleeps on the shared `wakeup`."""
-
-    def arrived(self, cost: float) -> None:
-        """A record was queued while the dispatcher slept."""
-        ...
-
-    def flush(self) -> None:
-        """Dispatch waiting records without waiting for more."""
-        ...
-
-    def drain(self) -> None:
-        """End once the queue is empty."""
-        ...
-
-    def end(self) -> None:
-        """Release everything; what still runs is abandoned."""
-        ...
-
-    async def run(self) -> None:
-        """Serve until drained. However this task ends, no caller is left waiting."""
-        ...
-
-
 class Submission:
     """One start-to-stop session of a batcher on one event loop: a waiting queue and its dispatcher."""
 
@@ -62,7 +26,7 @@ class Submission:
         self,
         options: Options,
         meter: BatchMeter,
-        make_dispatcher: Callable[[DispatchContext], Dispatching],
+        make_dispatcher: Callable[[DispatchContext], DispatchLoop],
     ) -> None:
         loop = asyncio.get_running_loop()
         self.loop = loop
@@ -184,9 +148,7 @@ class Submission:
 
     def refuse(self, cause: Exception) -> None:
         """Fail all records that wait for a batch or for room."""
-        self.admission.refuse_all(cause)
-        self._meter.left += self.queue.size
-        fail(self.queue.clear(), cause)
+        self.dispatcher.refuse(cause)
 
     def check_room(self, cost: float) -> None:
         """Raise QueueFullError if there is no room for a record of this cost."""

@@ -26,7 +26,6 @@ class CostEstimator(Protocol):
 
     def estimate_cost(self) -> int:
         """The record's cost, a finite number >= 0."""
-        ...
 
 
 @runtime_checkable
@@ -35,7 +34,6 @@ class TokenEstimator(Protocol):
 
     def estimate_tokens(self) -> int:
         """The record's tokens, a finite number >= 0."""
-        ...
 
 
 def checked_cost(cost: object, kind: type) -> float:

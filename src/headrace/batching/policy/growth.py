@@ -109,7 +109,6 @@ class Growth:
         return [(start + room * share, probability) for share, probability in shares]
 
     def _alike(self, start: float, most: float, group: Hashable) -> _GrowthShares:
-        """The kept records that predict such a record best."""
         shares = self._all
         if self._best is not None:
             alike = self._kinds.get((self._best, _kind(self._best, start, most, group)))

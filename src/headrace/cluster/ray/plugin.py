@@ -5,20 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from headrace.app.servers.server import ServerSettings
-from headrace.cluster.base import ClusterResources, Replicas
+from headrace.cluster.base import Cluster, ClusterResources, Replicas
 from headrace.jobs.pipeline.job import JobEnd, StopRequest
 from headrace.jobs.settings import JobSettings
 from headrace.observe.reporting.report import Report
 
 
-class Ray:
-    """A Ray cluster; satisfies `Cluster`."""
+class Ray(Cluster):
+    """A Ray cluster.
+
+    Its address is `host:port` or `ray://host:port`; without one, RAY_ADDRESS is used, or a local cluster is started.
+    """
 
     def run(
         self, settings: JobSettings, resources: ClusterResources, stop: StopRequest, *, progress: bool
     ) -> tuple[JobEnd, Report]:
         """Run a job with Ray actors as workers."""
-        from headrace.cluster.ray.jobs import execute
+        from headrace.cluster.ray.workers import execute
 
         return execute(settings, resources, stop, progress=progress)
 

@@ -29,13 +29,13 @@ def server_router(state: ServerState) -> APIRouter:
 
 
 def refusing_router() -> APIRouter:
-    """The same routes of a server on Ray: each says that it has none, and what to use."""
+    """The same routes of a server with replicas: each says that it has none, and what to use."""
     routes = APIRouter(tags=["status"])
 
     async def refuse() -> None:
-        """A server on Ray has no dashboard and no report."""
+        """A server with replicas has no dashboard and no report."""
         message = (
-            "a server on Ray has no dashboard and no report: GET /metrics has the counters of all replicas, and "
+            "a server with replicas has no dashboard and no report: GET /metrics has the counters of all replicas, and "
             "deploy/grafana-dashboard.json draws them"
         )
         raise ApiError(501, message, code="not_on_ray")
@@ -77,7 +77,7 @@ def router(
     async def events(request: Request) -> Response:
         """The same as server-sent events, one a second."""
         check(request.scope["headers"])
-        return _Stream(live, timeout_s)
+        return _Feed(live, timeout_s)
 
     @routes.get("/report", response_class=Response, responses={200: {"content": {"text/html": {}}}})
     async def report(request: Request) -> Response:
@@ -88,7 +88,7 @@ def router(
     return routes
 
 
-class _Stream(Response):
+class _Feed(Response):
     """Sends each frame to one viewer until the viewer leaves or the server stops."""
 
     def __init__(self, live: LiveState, timeout_s: float) -> None:
