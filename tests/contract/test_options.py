@@ -120,6 +120,17 @@ def test_a_variable_that_is_nearly_a_setting_is_told() -> None:
     assert "SERVICE" not in said
 
 
+def test_a_server_takes_its_settings_from_the_environment() -> None:
+    for name, value, words in (
+        ("HEADRACE_PORT", "x", "HEADRACE_PORT is 'x'; it must be a whole number"),
+        ("HEADRACE_MAX_WAIT", "0", "--max-wait is 0.0; it must be a finite number > 0"),
+        ("HEADRACE_BATCH_TIMEOUT_MS", "soon", "'soon' is not a number of milliseconds"),
+        ("HEADRACE_TASK", "dance", "unknown task 'dance'"),
+    ):
+        ended = CliRunner().invoke(app, ["serve"], env={"COLUMNS": "300", name: value})
+        assert (ended.exit_code, words in ended.output) == (2, True), ended.output
+
+
 def test_limits_are_given_as_an_object_or_flat_or_both() -> None:
     rows = [{"id": number, "text": "a"} for number in range(3)]
     limits = headrace.Limits(max_errors=0)

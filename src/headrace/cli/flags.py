@@ -246,7 +246,8 @@ def _refused(message: str) -> typer.Exit:
 
 _KUBERNETES = ("_SERVICE_HOST", "_SERVICE_PORT", "_TCP", "_TCP_PROTO", "_TCP_PORT", "_TCP_ADDR")
 """How the variables end that Kubernetes sets for a service named headrace; HEADRACE_PORT is another."""
-_OTHERS = frozenset({"HEADRACE_API_KEYS"})
+_OTHERS = frozenset({"HEADRACE_API_KEY", "HEADRACE_API_KEYS"})
+"""Secrets, of a client and of a server; no flag has them."""
 
 
 def from_environment(settings: Mapping[str, Declared]) -> dict[str, tuple[str, Any]]:
