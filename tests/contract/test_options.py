@@ -90,6 +90,13 @@ def test_an_option_that_cannot_be_is_refused_in_the_same_words(
     assert words.format(f"option {next(iter(given))!r}") in by_keyword(**given)
 
 
+def test_an_option_that_another_excludes_is_refused_in_the_same_words() -> None:
+    said = "--chunk-overlap is 4, but no text is split: set --on-too-long split"
+    assert by_command("--chunk-overlap", "4") == said
+    assert by_command(env={"HEADRACE_CHUNK_OVERLAP": "4"}) == said
+    assert by_keyword(chunk_overlap=4) == 'chunk_overlap is 4, but no text is split: set on_too_long="split"'
+
+
 def test_a_size_and_a_shard_are_texts_on_the_command_line_alone() -> None:
     assert by_command("--buffer-memory", "many").startswith("--buffer-memory: 'many' is not a size")
     assert by_keyword(buffer_memory="many") == "buffer_memory is 'many'; it must be a whole number"
