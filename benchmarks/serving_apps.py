@@ -24,7 +24,7 @@ from headrace.engines.base import Prepared
 from headrace.engines.choosing.config import EngineConfig
 from headrace.engines.requests.generation import GeneratedText
 from headrace.serving.http import middleware
-from headrace.serving.http.server import Server
+from headrace.serving.http.server import DrainingServer
 from headrace.serving.limits import ServeLimits
 from headrace.serving.protocol.requests import EmbeddingRequest, texts_of
 from headrace.serving.protocol.responses import JsonReply
@@ -136,14 +136,14 @@ def embed(port: int, dtype: str = "auto", tokens: str = "") -> None:
     """Headrace with the default model, as it comes or with fixed numbers and batches."""
     config = EngineConfig("embed", engine_options={"dtype": dtype}, batch_tokens=int(tokens) if tokens else None)
     app, state = build(ServerSettings(config))
-    Server(app, state, {"port": port, "log_level": "warning"}).run_app()
+    DrainingServer(app, state, {"port": port, "log_level": "warning"}).run_app()
 
 
 def headrace(port: int, engine: str, task: str = "embed", **settings: Any) -> None:
     """Headrace with an engine of this file."""
     name = f"benchmarks.serving_apps:{engine}"
     app, state = build(ServerSettings(EngineConfig(task, engine=name), name=engine, **settings))
-    Server(app, state, {"port": port, "log_level": "warning"}).run_app()
+    DrainingServer(app, state, {"port": port, "log_level": "warning"}).run_app()
 
 
 def routed(port: int, way: str) -> None:
@@ -157,7 +157,7 @@ def routed(port: int, way: str) -> None:
         middleware._Body.receive = _with_timeout  # type: ignore[method-assign]
     if way == "starlette":
         app = starlette(app, state)
-    Server(app, state, {"port": port, "log_level": "warning"}).run_app()
+    DrainingServer(app, state, {"port": port, "log_level": "warning"}).run_app()
 
 
 async def _with_timeout(self: middleware._Body) -> Any:
@@ -166,8 +166,8 @@ async def _with_timeout(self: middleware._Body) -> Any:
         return await self._receive()
     async with asyncio.timeout(self._timeout_s):
         message = await self._receive()
-    self._got += len(message.get("body", b""))
-    if self._got > self._most:
+    self._received += len(message.get("body", b""))
+    if self._received > self._max_bytes:
         raise self._too_long()
     self._complete = not message.get("more_body", False)
     return message

@@ -59,7 +59,7 @@ class Delay:
 
     endpoint: str
     status: int | None
-    """Of the answer; None if there was none."""
+    """The answer's status; None if there was no answer."""
     reason: str
     wait_s: float
 
@@ -207,7 +207,7 @@ class Client:
 
     @public
     def post(self, path: str, body: Mapping[str, object]) -> Any:
-        """See `AsyncClient.post`."""
+        """The JSON response to one request. Raises as `AsyncClient.post`."""
         return self._runner.run(self._client.post(path, body))
 
     def map(
@@ -218,7 +218,7 @@ class Client:
         ordered: bool = True,
         return_exceptions: bool = False,
     ) -> Iterator[Any]:
-        """See `AsyncClient.map`."""
+        """Yield responses to a stream of requests, as `AsyncClient.map` does."""
         answers = self._client.map(path, bodies, ordered=ordered, return_exceptions=return_exceptions)
 
         async def step() -> object:

@@ -214,13 +214,13 @@ def _serve(settings: ServerSettings, server: ServerFlags, access: AccessFlags) -
     say(f"loading {config.label or config.engine or 'the default model'} to serve {config.task} ...")
     settings = _with_access(replace(settings, config=config), server, access)
     from headrace.app.servers.server import build
-    from headrace.serving.http.server import Server
+    from headrace.serving.http.server import DrainingServer
 
     encrypted = access.for_uvicorn()
     with _tracing(server.trace, config.label or config.task or "") as listeners:
         app, state = build(replace(settings, listeners=listeners))
         listening = {"host": server.host, "port": server.port, **encrypted}
-        return Server(app, state, listening, _key_file(access)).run_app(_say_ready)
+        return DrainingServer(app, state, listening, _key_file(access)).run_app(_say_ready)
 
 
 def _key_file(access: AccessFlags) -> KeyFile | None:
@@ -263,7 +263,7 @@ def _serve_pool(
     if given := [flag for flag, is_given in refused.items() if is_given]:
         raise ConfigError(f"--config names the models and their settings: leave out {' and '.join(given)}")
     from headrace.app.servers.pooled import build_pooled, read_models
-    from headrace.serving.http.server import Server
+    from headrace.serving.http.server import DrainingServer
 
     speak("keys")
     content = read_models(path)
@@ -272,7 +272,7 @@ def _serve_pool(
         app, state = build_pooled(content, replace(_with_access(settings, server, access), listeners=listeners))
         say(f"serving {', '.join(entry.name for entry in content.models)}; each is loaded when it is asked for")
         listening = {"host": server.host, "port": server.port, **encrypted}
-        return Server(app, state, listening, _key_file(access)).run_app(_say_ready)
+        return DrainingServer(app, state, listening, _key_file(access)).run_app(_say_ready)
 
 
 def _serve_on(cluster: ReplicaFlags, settings: ServerSettings, server: ServerFlags, access: AccessFlags) -> int:
@@ -299,3 +299,6 @@ def _serve_on(cluster: ReplicaFlags, settings: ServerSettings, server: ServerFla
     resources = ClusterResources(address, gpus=cluster.gpus_per_replica, cpus=cluster.cpus_per_replica)
     kind.serve(settings, replicas, resources, (server.host, server.port), say)
     return 0
+
+
+COMMAND = ServeCommand

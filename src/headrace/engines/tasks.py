@@ -17,7 +17,6 @@ EMBED = Task(
     aliases=("embedding", "embeddings", "encode", "feature-extraction", "sentence-similarity", "vectorize"),
     suits=frozenset({"dense", "static", "masked", "bare", "decoder", "encoder-decoder"}),
     endpoints=("/v1/embeddings",),
-    routes="headrace.serving.routes.text:embedding_router",
     operation="embeddings",
     order=0,
 )
@@ -46,7 +45,6 @@ CLASSIFY = Task(
     suits=_TEXT_LABELS,
     included="docstrings",
     endpoints=("/classify",),
-    routes="headrace.serving.routes.text:classify_router",
     order=3,
 )
 SCORE = Task(
@@ -57,7 +55,6 @@ SCORE = Task(
     aliases=("rerank", "reranker", "reranking", "text-ranking", "cross-encoder", "similarity", "nli"),
     suits=_TEXT_LABELS,
     endpoints=("/v1/score", "/v1/rerank"),
-    routes="headrace.serving.routes.pairs:router",
     order=4,
 )
 ZERO_SHOT = Task(
@@ -67,7 +64,6 @@ ZERO_SHOT = Task(
     aliases=("zero-shot-classification", "zeroshot"),
     suits=_TEXT_LABELS,
     endpoints=("/classify",),
-    routes="headrace.serving.routes.text:classify_router",
     order=5,
 )
 IMAGE_CLASSIFY = Task(
@@ -80,7 +76,6 @@ IMAGE_CLASSIFY = Task(
     aliases=("image-classification", "zero-shot-image-classification"),
     suits=frozenset({"image classifier"}),
     included="digits",
-    routes="headrace.serving.routes.images:classify_router",
     order=6,
 )
 IMAGE_EMBED = Task(
@@ -92,7 +87,6 @@ IMAGE_EMBED = Task(
     text_only=False,
     aliases=("image-embedding", "image-embeddings", "image-feature-extraction", "clip"),
     suits=frozenset({"image classifier", "vision"}),
-    routes="headrace.serving.routes.images:embedding_router",
     order=7,
 )
 GENERATE = Task(
@@ -104,7 +98,6 @@ GENERATE = Task(
     aliases=("chat", "completion", "completions", "complete", "generation", "text-generation", "text2text"),
     suits=frozenset({"decoder", "bare"}),
     endpoints=("/v1/completions", "/v1/chat/completions"),
-    routes="headrace.serving.routes.generation:router",
     operation="text_completion",
     order=8,
 )

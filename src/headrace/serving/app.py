@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import re
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from http import HTTPStatus
-from typing import Protocol, cast
+from typing import Protocol
 
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -17,8 +18,6 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Match
 
 from headrace.concurrency.daemon_thread import on_daemon_thread
-from headrace.engines.custom import load_factory
-from headrace.engines.declaring import Task
 from headrace.engines.tasks import task_named
 from headrace.openai_protocol import error_body
 from headrace.serving.errors import ApiError, invalid
@@ -26,14 +25,13 @@ from headrace.serving.http.direct import DirectRoute
 from headrace.serving.http.docs_page import documents_page
 from headrace.serving.http.middleware import RequestMiddleware, error_response
 from headrace.serving.protocol.responses import JsonReply
+from headrace.serving.protocols import routers_of, tasks_by_path
 from headrace.serving.routes import dashboard as dashboard_routes
 from headrace.serving.routes import status as status_routes
-from headrace.serving.routes import text as text_routes
-from headrace.serving.routes import tokens as token_routes
 from headrace.serving.routes.batches import disk_error
 from headrace.serving.service import Service
 from headrace.serving.state import ServerState
-from headrace.wording import shown
+from headrace.wording import shown, spelled
 
 logger = logging.getLogger("headrace")
 
@@ -96,8 +94,9 @@ def create_app(
                     await asyncio.to_thread(state.tracing.flush)
 
     app = bare_app("Dynamic batching for one model.", version, lifespan)
-    known = _routers(state, task_named(task))
-    for router in (*known, *routers):
+    app.state.tasks_by_path = functools.cache(functools.partial(tasks_by_path, state))
+    known = list(routers_of(state, task_named(task)))
+    for router in (*known, status_routes.model_routes(state, task), dashboard_routes.server_router(state), *routers):
         app.router.routes.extend(router.routes)  # include_router would add a layer to each request
     app.add_api_route("/docs", lambda: documents_page(app.openapi()), include_in_schema=False)
     direct = {route.path: route for router in known for route in router.routes if isinstance(route, DirectRoute)}
@@ -128,19 +127,6 @@ def add_error_handlers(app: FastAPI) -> None:
     app.add_exception_handler(Exception, _unexpected)
 
 
-def _routers(state: ServerState, task: Task) -> list[APIRouter]:
-    """The routes of a task, the busiest first: they are matched in order, for each request."""
-    own = load_factory(task.routes) if isinstance(task.routes, str) else task.routes
-    known: list[APIRouter] = [] if own is None else [cast("APIRouter", own(state))]
-    if task.takes_single_texts:
-        known.append(text_routes.generate_router(state))
-    known.append(status_routes.router(state, task.name))
-    known.append(dashboard_routes.server_router(state))
-    if not task.images:
-        known.append(token_routes.router(state))
-    return known
-
-
 async def _http_error(request: Request, error: Exception) -> JsonReply:
     if isinstance(error, ApiError):
         return error_response(error)
@@ -153,7 +139,7 @@ async def _http_error(request: Request, error: Exception) -> JsonReply:
         return JsonReply(error_body(405, message, "method_not_allowed"), 405, {"Allow": ", ".join(allowed)})
     status, message = error.status_code, str(error.detail)
     if status == 404:
-        message = no_route(request.url.path, request.app)
+        message = spelled(no_route(request.url.path, request.app), "flags")
     body = error_body(status, message, HTTPStatus(status).name.lower())
     return JsonReply(body, status, error.headers)
 
@@ -164,6 +150,8 @@ def no_route(path: str, app: FastAPI) -> str:
     has_batches = any(getattr(route, "path", "") == "/v1/batches" for route in app.router.routes)
     if _OF_BATCHES.match(path) and not has_batches:
         way_out = "the Batch API needs ``headrace serve state=DIR``"
+    elif hasattr(app.state, "tasks_by_path") and (tasks := app.state.tasks_by_path().get(path)):
+        way_out = f"it is of servers with {' or '.join(f'``task={name}``' for name in tasks)}"
     return f"there is no route {shown(path, 200)} on this server; {way_out}"
 
 

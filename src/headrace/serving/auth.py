@@ -40,7 +40,7 @@ class KeyUsage:
 
     requests: int
     refused: int
-    """Of `requests`, refused by the key's own limits."""
+    """The part of `requests` that the key's own limits refused."""
     running: int
 
 
@@ -103,7 +103,7 @@ class Keys:
         self._clock = clock
         self._accounts = [KeyAccount(key, clock()) for key in keys]
         self._former: list[KeyAccount] = []
-        """Of keys that are no longer valid: their requests stay counted."""
+        """Accounts of keys that are no longer valid: their requests stay counted."""
 
     @property
     def required(self) -> bool:

@@ -15,7 +15,7 @@ MOST_VIEWERS = 512
 _REPORT_S = 5.0
 
 
-class Page(Protocol):
+class DashboardPage(Protocol):
     """An HTML page."""
 
     @property
@@ -29,7 +29,7 @@ class Observed(Protocol):
     """What shows itself: a server or a job."""
 
     @property
-    def page(self) -> Page:
+    def page(self) -> DashboardPage:
         """The dashboard. It holds no figures: its script reads them."""
         ...
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -26,8 +27,10 @@ from headrace.serving.http.docs_page import documents_page
 from headrace.serving.http.middleware import RequestMiddleware
 from headrace.serving.protocol.requests import HEAVY_BYTES, MOST_TIMEOUT_S, check_doubled, check_values
 from headrace.serving.protocol.responses import JsonReply
+from headrace.serving.protocols import tasks_by_path
 from headrace.serving.routes import dashboard as dashboard_routes
-from headrace.serving.routes.status import METRICS_TYPE, described, probed
+from headrace.serving.routes.status import described, probed
+from headrace.serving.routes.status import router as status_router
 from headrace.serving.service import Service
 from headrace.serving.state import ServerState, no_such_model
 from headrace.wording import shown
@@ -227,7 +230,6 @@ def create_pooled_app(
     pool: ModelPool,
     models: Sequence[ModelApp],
     state: ServerState,
-    merge: Callable[[Mapping[str, bytes]], bytes],
     *,
     version: str = "",
     batches: PooledBatches | None = None,
@@ -238,7 +240,6 @@ def create_pooled_app(
         pool: has each of `models`, by its first name.
         models: the models.
         state: of this app; each model's app has its own.
-        merge: makes one page of the metrics of several models, by name; "" is this app.
         version: Headrace's version, shown in the API documentation.
         batches: the Batch API; None for none.
     """
@@ -256,10 +257,11 @@ def create_pooled_app(
                     state.draining, state.serving = True, False
 
     app = bare_app("Dynamic batching for several models on one device.", version, lifespan)
+    app.state.tasks_by_path = functools.cache(functools.partial(tasks_by_path, state))
     router = ModelRouter(pool, models, state)
     watching = dashboard_routes.server_router(state)
     bulk = () if batches is None else batches.routers()
-    status, admin = _status_routes(pool, models, router, state, merge), _admin_routes(pool, router, state)
+    status, admin = _status_routes(pool, models, router, state), _admin_routes(pool, router, state)
     for routes in (status, watching, admin, *bulk):
         app.router.routes.extend(routes.routes)
     own = app.openapi
@@ -270,50 +272,22 @@ def create_pooled_app(
     return app
 
 
-def _status_routes(
-    pool: ModelPool,
-    models: Sequence[ModelApp],
-    router: ModelRouter,
-    state: ServerState,
-    merge: Callable[[Mapping[str, bytes]], bytes],
-) -> APIRouter:
-    routes = APIRouter(tags=["status"])
+def _status_routes(pool: ModelPool, models: Sequence[ModelApp], router: ModelRouter, state: ServerState) -> APIRouter:
+    def listed() -> list[JsonObject]:
+        stats = pool.stats()
+        return [_entry(name, model, stats[model.names[0]].phase) for model in models for name in model.names]
 
-    @routes.get("/health")
-    async def health() -> Response:
-        """Liveness: 200 while the process runs."""
-        return JsonReply({"status": "ok"})
+    def named(name: str) -> JsonObject:
+        model = router.named(name)
+        return _entry(name, model, pool.stats()[model.names[0]].phase)
 
-    @routes.get("/ready")
-    async def ready() -> Response:
-        """Readiness: 503 while the server drains. Models are loaded when they are asked for."""
-        return probed(state.status, good=state.ready)
+    routes = status_router(state, listed, named)
 
     @routes.get("/ready/{model:path}")
     async def ready_model(model: str) -> Response:
         """Readiness of one model: 503 unless it is loaded."""
         phase = pool.stats()[router.named(model).names[0]].phase
         return probed(phase, good=phase == "loaded")
-
-    @routes.get("/metrics")
-    async def metrics(request: Request) -> Response:
-        """Metrics for Prometheus. Those of a model have its name as the label `model`."""
-        state.keys.check_metrics(request.scope["headers"])
-        pages = {model.names[0]: model.state.render_metrics() for model in models}
-        return Response(merge({"": state.render_metrics(), **pages}), media_type=METRICS_TYPE)
-
-    @routes.get("/v1/models", tags=["OpenAI"])
-    async def list_all() -> Response:
-        """List all models and whether they are loaded."""
-        stats = pool.stats()
-        listed = [_entry(name, model, stats[model.names[0]].phase) for model in models for name in model.names]
-        return JsonReply({"object": "list", "data": listed})
-
-    @routes.get("/v1/models/{model:path}", tags=["OpenAI"])
-    async def describe(model: str) -> Response:
-        """Describe a model."""
-        found = router.named(model)
-        return JsonReply(_entry(model, found, pool.stats()[found.names[0]].phase))
 
     return routes
 

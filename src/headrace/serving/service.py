@@ -23,14 +23,13 @@ from headrace.engines.profile import profile_of
 from headrace.engines.tasks import task_named
 from headrace.errors import EngineDeadError
 from headrace.events import BatchDone, BatchFormed, Event, Listener, StageDone
-from headrace.serving.admission.chunks import run_chunks
-from headrace.serving.admission.controller import AdmissionController, AdmissionLimits, Limit
-from headrace.serving.admission.pacing import BatchBound
-from headrace.serving.admission.waiting import CancelScope
+from headrace.serving.admission.batch_bound import BatchBound
+from headrace.serving.admission.controller import AdmissionController, AdmissionLimits, Ceiling
+from headrace.serving.admission.waiting import CancelScope, run_chunks
 from headrace.serving.errors import ApiError, ClientGoneError, api_error
 from headrace.serving.limits import ServeLimits
-from headrace.serving.tokens import Tokens
-from headrace.serving.tracing import RequestSpan
+from headrace.serving.tokens import TokenCounter
+from headrace.serving.tracing import RequestTrace
 
 ValueT = TypeVar("ValueT")
 ResultT = TypeVar("ResultT")
@@ -41,8 +40,9 @@ CHARS_PER_COST = 4
 """Assumed characters per unit of cost, before tokenization."""
 _INLINE_CHARS = 512
 """Requests up to this length are prepared on the event loop, which is faster than a thread."""
-_SLICE = 128
-"""Records that are prepared in one go. The slices of several requests take turns."""
+_SLICE, _SLICE_COST = 128, 8_192
+"""Maximum records that are prepared in one go, and their estimated cost: some 10 ms of a tokenizer's time. The slices
+of several requests take turns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +62,11 @@ class Call:
     request_id: str = ""
     listener: Listener | None = None
     """Receives events about streamed answers."""
-    span: RequestSpan | None = None
+    span: RequestTrace | None = None
     """Traces the request."""
 
 
-class InFlight:
+class RequestInFlight:
     """The lifecycle of one request: reserve → prepare → submit → wait or stream → release.
 
     A context manager for whole and streamed answers. On exit it cancels unanswered records and converts an exception
@@ -122,13 +122,13 @@ class InFlight:
         self._submitted = True
         return futures
 
-    def answered(self, outputs: Sequence[object]) -> Answers:
+    def answered(self, outputs: Sequence[object]) -> RequestAnswers:
         """Count the answers that the client receives."""
         self._done = True
         read, generated = self._service.tokens.count(outputs, self._cost)
         if self._call.span is not None:
             self._call.span.answered(outputs, read, generated)
-        return Answers(outputs, self._cost, self._truncated)
+        return RequestAnswers(outputs, self._cost, self._truncated)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -144,7 +144,7 @@ class InFlight:
 
 
 @dataclass(frozen=True, slots=True)
-class Answers:
+class RequestAnswers:
     """The outputs of a request."""
 
     outputs: Sequence[Any]
@@ -210,8 +210,8 @@ class Service:
         """The batches under way that are full, or as full as they get."""
         self.admission = AdmissionController(
             AdmissionLimits(
-                Limit(limits.max_requests, "records", "max_requests"),
-                None if limits.max_cost is None else Limit(limits.max_cost, profile.cost_unit, "max_cost"),
+                Ceiling(limits.max_requests, "records", "max_requests"),
+                None if limits.max_cost is None else Ceiling(limits.max_cost, profile.cost_unit, "max_cost"),
                 limits.max_wait_s,
                 limits.timeout_s,
             ),
@@ -228,7 +228,7 @@ class Service:
         """Upper bound of the estimated cost of one record."""
         self.cancelled = 0
         """Records whose client disconnected before the answer."""
-        self.tokens = Tokens(engine)
+        self.tokens = TokenCounter(engine)
         self._followable = FOLLOWING.of(engine)
         self._caching = PREFIX_CACHING.of(engine)
         self._on_dead = on_dead
@@ -300,14 +300,14 @@ class Service:
             self._bounded = most
             self._resizable.set_target_batch_cost(most)
 
-    async def infer(self, values: Sequence[object], size: int, call: Call) -> Answers:
+    async def infer(self, values: Sequence[object], size: int, call: Call) -> RequestAnswers:
         """The outputs of `values`; `size` is their estimated total cost.
 
         Raises:
             ApiError: the request failed.
             ClientGoneError: the client has disconnected.
         """
-        with InFlight(self, values, size, call) as request:
+        with RequestInFlight(self, values, size, call) as request:
             futures = await request.submit()
             return request.answered(await request.scope.all(futures))
 
@@ -325,8 +325,9 @@ class Service:
             prepared = self.engine.prepare(values)
         else:
             prepared, duration_s, at = [], 0.0, 0.0
-            for start in range(0, len(values), _SLICE):
-                some, took_s, at = await self.on_thread(self._prepare, values[start : start + _SLICE])
+            step = max(min(_SLICE, _SLICE_COST * len(values) // max(size, 1)), 1)
+            for start in range(0, len(values), step):
+                some, took_s, at = await self.on_thread(self._prepare, values[start : start + step])
                 prepared += some
                 duration_s += took_s
             if listener is not None:

@@ -12,7 +12,7 @@ from headrace.engines.base import PromptedText, TokenIds
 from headrace.engines.capabilities import TOKENIZING
 from headrace.events import Listener
 from headrace.records import JsonObject
-from headrace.serving.admission.controller import AdmissionController, AdmissionLimits, Limit
+from headrace.serving.admission.controller import AdmissionController, AdmissionLimits, Ceiling
 from headrace.serving.auth import Keys
 from headrace.serving.errors import ApiError
 from headrace.serving.hosts import Hosts
@@ -57,8 +57,14 @@ class ServerState:
     """Called when the engine has died. The server then exits, so that its supervisor restarts it."""
 
     def __post_init__(self) -> None:
-        most = Limit(self.limits.max_waiting_bytes, "bytes of requests", "max_waiting_bytes")
+        most = Ceiling(self.limits.max_waiting_bytes, "bytes of requests", "max_waiting_bytes")
         self.bodies = AdmissionController(AdmissionLimits(cost=most))
+        self.bodies.forecast = self._forecast_s
+
+    def _forecast_s(self) -> float:
+        """Seconds for all accepted work: of the model that needs longest."""
+        services = (state.loaded for state in self.all_parts)
+        return max((service.admission.wait_s() for service in services if service is not None), default=0.0)
 
     @property
     def ready(self) -> bool:
@@ -127,16 +133,14 @@ class ServerState:
         return Call(request.receive, timeout_s, caller, host, param, may_cut, request_id, self.listener, span)
 
     def time_limit(self, headers: Iterable[tuple[bytes, bytes]], given_s: float | None) -> float:
-        """The seconds that a request is allowed: `given_s` of its body, those of its header, or the server's.
+        """The seconds that a request is allowed: the fewer of those of its body and of its header, else the server's.
 
         Raises:
             ApiError: 400 for a header that is not a number of seconds.
         """
-        if given_s is None:
-            for name, value in headers:
-                if name == b"x-request-timeout":
-                    given_s = _seconds(value.decode("latin-1"))
-        return given_s or self.limits.timeout_s
+        given = [] if given_s is None else [given_s]
+        given += [_seconds(value.decode("latin-1")) for name, value in headers if name == b"x-request-timeout"]
+        return min(given, default=self.limits.timeout_s)
 
     def check_texts(self, texts: Sequence[str | TokenIds | PromptedText], param: str) -> int:
         """Check the number and length of texts; returns their estimated cost.

@@ -8,7 +8,7 @@ from headrace.engines.base import Engine
 from headrace.engines.profile import profile_of
 
 
-class Tokens:
+class TokenCounter:
     """Token counters.
 
     Args:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 
-class RequestSpan(Protocol):
+class RequestTrace(Protocol):
     """The span of a request."""
 
     def asked(self, model: str, task: str, values: Sequence[object]) -> None:
@@ -33,7 +33,7 @@ class RequestSpan(Protocol):
 class RequestTracing(Protocol):
     """Traces requests."""
 
-    def begin(self, method: str, headers: Iterable[tuple[bytes, bytes]], request_id: str) -> RequestSpan | None:
+    def begin(self, method: str, headers: Iterable[tuple[bytes, bytes]], request_id: str) -> RequestTrace | None:
         """The span of a request; None if it is not sampled."""
         ...
 

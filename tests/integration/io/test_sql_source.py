@@ -12,7 +12,7 @@ import headrace
 from headrace.errors import BrokenOffError, ConfigError, JobError, ResumeMismatchError
 from headrace.io.databases.sql import source as sql
 from headrace.io.sources.opening import open_source
-from headrace.jobs.pipeline.job import Limits
+from headrace.jobs.settings import Limits
 from headrace.retry import RetryPolicy
 
 sa: Any = pytest.importorskip("sqlalchemy")

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 
 from headrace.app.servers.server import ServerSettings, build
-from headrace.serving.http.server import Server
+from headrace.serving.http.server import DrainingServer
 from headrace.serving.state import ServerState
 
 
@@ -22,7 +22,7 @@ class Running:
 
     url: str
     host: ServerState
-    server: Server
+    server: DrainingServer
     engine: Any
     thread: int
     client: httpx.Client = field(init=False)
@@ -38,7 +38,7 @@ class Running:
 def running(settings: ServerSettings) -> Iterator[Running]:
     """Serve while the body runs."""
     app, host = build(settings)
-    server = Server(app, host, {"host": "127.0.0.1", "port": 0, "log_level": "warning"})
+    server = DrainingServer(app, host, {"host": "127.0.0.1", "port": 0, "log_level": "warning"})
     thread = threading.Thread(target=server.run_app, name="server-under-test")
     thread.start()
     try:

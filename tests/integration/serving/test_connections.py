@@ -66,6 +66,32 @@ def test_long_headers_are_told_so_in_the_usual_shape(server: Running) -> None:
     assert json.loads(body)["error"]["code"] == "headers_too_long"
 
 
+HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+
+
+def test_who_sends_all_of_a_long_body_before_reading_is_told_the_limit(server: Running) -> None:
+    part = b"%x\r\n%b\r\n" % (1_000_000, b"y" * 1_000_000)
+    plain = b"content-length: 8000000\r\n\r\n" + b"y" * 8_000_000
+    for body in (b"transfer-encoding: chunked\r\n\r\n" + 8 * part + b"0\r\n\r\n", plain):
+        with connect(server) as connection:
+            connection.sendall(HEAD + body)
+            head, _, found = answer(connection).partition(b"\r\n\r\n")
+        assert b" 413 " in head
+        assert "4,194,304 bytes allowed (--max-body-bytes)" in json.loads(found)["error"]["message"]
+
+
+def test_connections_that_announce_long_bodies_and_are_silent_shut_out_nobody() -> None:
+    limits = ServeLimits(max_waiting_bytes=10_000_000, body_timeout_s=3_600)
+    settings = ServerSettings(EngineConfig(task="embed", engine="headrace.testing:FakeEngine"), limits=limits)
+    with running(settings) as server, contextlib.ExitStack() as silent:
+        for _ in range(2):
+            connection = silent.enter_context(connect(server))
+            connection.sendall(HEAD.replace(b"completions", b"embeddings") + b"content-length: 5000000\r\n\r\n{")
+        until(lambda: server.host.bodies.requests == 2)
+        until(lambda: server.host.bodies.cost < 100)
+        assert server.post("/v1/embeddings", {"input": "word " * 100_000}).status_code == 200
+
+
 def test_headers_that_do_not_come_are_not_waited_for(server: Running) -> None:
     began = time.monotonic()
     with connect(server) as connection:

@@ -12,10 +12,12 @@ import httpx
 import pytest
 from tests.integration.serving.running import Running, running, until
 
+from headrace.app.servers.job_dashboard import serve_dashboard
 from headrace.app.servers.observed import ObservedServer
 from headrace.app.servers.server import ServerSettings
 from headrace.engines.choosing.config import EngineConfig
 from headrace.observe.live.frame import Frame, parse_frame
+from headrace.observe.page.dashboard import dashboard
 from headrace.serving.auth import read_keys
 from headrace.serving.limits import ServeLimits
 
@@ -169,3 +171,22 @@ def test_the_time_of_the_device_is_a_counter(server: Running) -> None:
     least = time.monotonic() - began
     counted = seconds() - before
     assert least - 0.1 < counted < time.monotonic() - started + 0.1
+
+
+class Shown:
+    """What shows nothing."""
+
+    page = dashboard()
+
+    def frame(self) -> tuple[bytes, bool]:
+        return b"{}", False
+
+    def report(self) -> str:
+        return ""
+
+
+def test_a_job_s_dashboard_says_what_it_lacks() -> None:
+    with serve_dashboard(Shown(), 0) as address:
+        found = httpx.get(address.replace("/dashboard", "/v1/embeddings"), timeout=60)
+    assert found.status_code == 404
+    assert "there is no route '/v1/embeddings'" in found.json()["error"]["message"]

@@ -17,7 +17,7 @@ from tests.settings import server_settings
 
 from headrace.app.servers.server import build
 from headrace.errors import ConfigError
-from headrace.serving.batches.batch import Batch, BatchStatus
+from headrace.serving.batches.batch import BatchStatus, StoredBatch
 from headrace.serving.limits import ServeLimits
 
 WRITTEN = Path(__file__).parent / "earlier_state"
@@ -87,7 +87,7 @@ def api_of(state: Path) -> None:
 @pytest.mark.parametrize("identity", [COMPLETED, FAILED, IN_PROGRESS])
 def test_a_batch_is_written_as_it_was_read(identity: str) -> None:
     content = (WRITTEN / "batches" / f"{identity}.json").read_bytes()
-    assert Batch.decode(content).encode() == content
+    assert StoredBatch.decode(content).encode() == content
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_a_batch_is_written_as_it_was_read(identity: str) -> None:
 )
 def test_a_damaged_batch_is_refused(content: bytes) -> None:
     with pytest.raises((ValueError, KeyError, TypeError)):
-        Batch.decode(content)
+        StoredBatch.decode(content)
 
 
 def test_open_batches_are_those_that_have_not_ended() -> None:

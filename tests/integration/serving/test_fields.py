@@ -117,6 +117,7 @@ def test_neutral_values_are_welcome(talker: Running, short: Running) -> None:
     answer = talker.post("/v1/completions", {"prompt": "a b", **NEUTRAL, "best_of": 1, "echo": False, "suffix": None})
     assert answer.json()["choices"][0]["text"] == "a b"
     body = {"input": "a", "dimensions": 8, "encoding_format": "float", "user": "u", "truncate": None, "other": None}
+    body |= {"metadata": {"a": "b"}, "service_tier": "auto", "safety_identifier": "s"}
     assert short.post("/v1/embeddings", body).status_code == 200
 
 
@@ -213,6 +214,7 @@ def test_a_route_that_the_server_lacks_is_told_with_a_way_out(short: Running) ->
     for path in ("/v1/files", "/v1/batches/batch_1"):
         assert "the Batch API needs headrace serve --state-dir DIR" in short.post(path, {}).text
     assert "/docs lists all routes" in short.post("/v1/filed", {}).text
+    assert "it is of servers with --task score" in short.post("/v1/rerank", {}).text
     assert "/ accepts POST, not GET; for people there are /docs and /dashboard" in short.client.get("/").text
 
 

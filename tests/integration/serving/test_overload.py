@@ -14,7 +14,7 @@ from tests.integration.serving.running import Running, running, until
 
 from headrace.app.servers.server import ServerSettings
 from headrace.engines.choosing.config import EngineConfig
-from headrace.serving.admission.controller import Limit
+from headrace.serving.admission.controller import Ceiling
 from headrace.serving.auth import read_keys
 from headrace.serving.limits import ServeLimits
 
@@ -127,7 +127,7 @@ def test_no_request_counts_for_more_than_the_model_can_do(long: dict[str, Any]) 
     with running(settings) as server, ThreadPoolExecutor() as pool:
         assert server.host.loaded is not None
         gate, server.host.loaded.most_cost = server.host.loaded.admission, 512
-        gate.limits = replace(gate.limits, cost=Limit(2_000, "tokens", "max_cost"))
+        gate.limits = replace(gate.limits, cost=Ceiling(2_000, "tokens", "max_cost"))
         first = pool.submit(server.post, "/v1/completions", {"prompt": "word " * 200, "max_tokens": 10**9})
         until(lambda: gate.requests == 1)
         others = [server.post("/v1/completions", body).status_code for body in (long, {"prompt": "1+1="})]
@@ -142,6 +142,8 @@ def test_a_request_whose_time_is_up_is_not_run() -> None:
         late = embed(server, "late", headers={"X-Request-Timeout": "0.05"})
         assert late.status_code == 408
         assert late.json()["error"]["code"] == "deadline_exceeded"
+        both = server.post("/v1/embeddings", {"input": "late", "timeout": 60}, headers={"X-Request-Timeout": "0.05"})
+        assert both.status_code == 408, "the shorter of both counts"
         server.engine.go.set()
         assert first.result().status_code == 200
         assert server.post("/v1/embeddings", {"input": "x", "timeout": 5}).status_code == 200

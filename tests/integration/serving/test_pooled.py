@@ -24,7 +24,7 @@ from headrace.app.servers.pooled import build_pooled, read_models
 from headrace.app.servers.server import ServerSettings
 from headrace.errors import ConfigError
 from headrace.serving.auth import read_keys
-from headrace.serving.http.server import Server
+from headrace.serving.http.server import DrainingServer
 from headrace.serving.limits import ServeLimits
 from headrace.serving.state import ServerState
 
@@ -46,11 +46,11 @@ def serving(path: Path, text: str = MODELS, **settings: Any) -> Iterator[httpx.C
 
 
 @contextlib.contextmanager
-def server_of(path: Path, text: str, **settings: Any) -> Iterator[tuple[Server, ServerState, httpx.Client]]:
+def server_of(path: Path, text: str, **settings: Any) -> Iterator[tuple[DrainingServer, ServerState, httpx.Client]]:
     file = path / "models.yaml"
     file.write_text(text)
     app, state = build_pooled(read_models(file), ServerSettings(**settings))
-    server = Server(app, state, {"host": "127.0.0.1", "port": 0, "log_level": "warning"})
+    server = DrainingServer(app, state, {"host": "127.0.0.1", "port": 0, "log_level": "warning"})
     thread = threading.Thread(target=server.run_app, name="server-under-test")
     thread.start()
     try:

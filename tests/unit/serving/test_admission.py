@@ -10,7 +10,7 @@ from headrace.serving.admission.controller import (
     LONGEST_RETRY_S,
     AdmissionController,
     AdmissionLimits,
-    Limit,
+    Ceiling,
 )
 from headrace.serving.admission.throughput import BatchRate
 from headrace.serving.errors import ApiError
@@ -25,7 +25,10 @@ class Clock:
 
 def limits(requests: float = 1e9, cost: float = 1e9, max_wait_s: float = 1e9, most_s: float = 1e9) -> AdmissionLimits:
     return AdmissionLimits(
-        Limit(requests, "records", "max_requests"), Limit(cost, "tokens", "max_cost"), max_wait_s, most_s
+        Ceiling(requests, "records", "max_requests"),
+        Ceiling(cost, "tokens", "max_cost"),
+        max_wait_s,
+        most_s,
     )
 
 
@@ -66,6 +69,20 @@ def test_what_alone_is_more_than_allowed_goes_alone() -> None:
     controller.release(1, 500, done=True)
     controller.reserve(1, 1, 1)
     assert refused(controller, 1, 500).status_code == 429
+
+
+def test_the_time_to_come_back_follows_a_forecast_from_elsewhere_if_there_is_one() -> None:
+    clock = Clock()
+    controller = AdmissionController(limits(cost=100), clock=clock, chance=lambda: 0.0)
+    controller.forecast = lambda: 40.0
+    for _ in range(5):  # small ones in between say nothing of large ones
+        controller.reserve(1, 1, 1e9)
+        clock.now += 1
+        controller.release(1, 1, done=True)
+    controller.reserve(1, 100, 1e9)
+    assert retry_after(refused(controller, 1, 100)) == pytest.approx(40 * 1.05, abs=1)
+    controller.lower(60)
+    assert controller.ahead == 40
 
 
 def busy_gate(per_s: float, held: float) -> AdmissionController:

@@ -13,7 +13,7 @@ from tests.unit.virtual_time import VirtualTime, now
 
 from headrace.batching.dynamic import DynamicBatcher
 from headrace.events import Event
-from headrace.serving.admission.pacing import BatchBound
+from headrace.serving.admission.batch_bound import BatchBound
 from headrace.serving.limits import ServeLimits
 from headrace.serving.service import Call, ServedModel, Service
 from headrace.testing import FakeEngine

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import MutableMapping
+from collections.abc import MutableMapping, Sequence
 from typing import Any
 
 import pytest
 from tests.unit.virtual_time import VirtualTime
 
+from headrace.engines.base import Prepared
 from headrace.errors import QueueFullError
 from headrace.serving.errors import ApiError, ClientGoneError
 from headrace.serving.limits import ServeLimits
-from headrace.serving.service import Call, InFlight, ServedModel, Service
+from headrace.serving.service import Call, RequestInFlight, ServedModel, Service
 from headrace.testing import FakeEngine
 
 
@@ -95,7 +96,7 @@ def test_a_client_that_has_gone_is_counted_and_its_records_are_given_up(virtual:
         served = service(batcher)
 
         async def leave() -> None:
-            with InFlight(served, ["a", "b"], 2, call()) as request:
+            with RequestInFlight(served, ["a", "b"], 2, call()) as request:
                 await request.submit()
                 raise ClientGoneError("the client closed the connection")
 
@@ -105,3 +106,20 @@ def test_a_client_that_has_gone_is_counted_and_its_records_are_given_up(virtual:
         assert (served.cancelled, served.admission.requests, served.tokens.prompt) == (2, 0, 0)
 
     virtual(main())
+
+
+@pytest.mark.parametrize(("texts", "words", "most"), [(300, 1, 128), (100, 300, 27), (3, 20_000, 1)])
+def test_long_texts_are_prepared_in_small_slices(virtual: VirtualTime, texts: int, words: int, most: int) -> None:
+    class Counting(FakeEngine):
+        def prepare(self, inputs: Sequence[object]) -> list[Prepared[str] | Exception]:
+            slices.append(len(inputs))
+            return super().prepare(inputs)
+
+    async def main() -> None:
+        served = service(Room(texts))
+        served.engine = Counting()
+        await served.prepare(["word " * words] * texts, max(texts * words, 1_000))
+
+    slices: list[int] = []
+    virtual(main())
+    assert (sum(slices), max(slices)) == (texts, most)

@@ -6,11 +6,11 @@ import random
 
 import pytest
 
-from headrace.serving.admission.pacing import Margin, Recent
+from headrace.serving.admission.backfill import Margin, RecentMaximum
 
 
 def test_the_largest_of_late_is_forgotten_after_two_periods() -> None:
-    recent = Recent(10)
+    recent = RecentMaximum(10)
     recent.add(5, 0)
     assert recent.largest(9) == 5
     assert recent.largest(15) == 5

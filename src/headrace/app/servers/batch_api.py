@@ -27,7 +27,7 @@ from headrace.serving.routes.batches import batches_router, files_router
 from headrace.serving.service import Service
 
 _FORMAT = 1
-"""Of the state folder. Raise it when an earlier version could not read what this one writes."""
+"""The format of the state folder. Raise it when an earlier version could not read what this one writes."""
 
 
 def _check_format(state: Path) -> None:

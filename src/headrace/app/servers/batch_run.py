@@ -15,10 +15,11 @@ from headrace.errors import ConfigError
 from headrace.events import Event, JobStarted, Listener, PartCommitted
 from headrace.io.formats.openai_batch import OpenAIWriter, url_of
 from headrace.jobs import run as main_path
-from headrace.jobs.pipeline.job import Limits, StopRequest
+from headrace.jobs.pipeline.job import StopRequest
+from headrace.jobs.settings import Limits
 from headrace.serving.admission.backfill import Backfill
 from headrace.serving.batches.backfill_client import BackfillClient
-from headrace.serving.batches.lines import Lines
+from headrace.serving.batches.lines import RequestLines
 from headrace.serving.batches.runs import BatchEnd, OnThread
 from headrace.serving.batches.store import AT_ONCE
 from headrace.serving.service import Service
@@ -91,7 +92,7 @@ class BatchWork:
     url: str
     owner: str | None
     name: str
-    """Of the model, in answers."""
+    """The model's name in answers."""
     batch: str
     """In the ids of answers."""
 
@@ -211,7 +212,7 @@ class ModelRun:
         plan, stop = self._plan(), self._stop
         assert stop is not None, "made for this turn"
         self._earlier_failures = plan.output.parts.count_errors() if plan.output.parts.path.is_dir() else 0
-        lines = Lines(service.engine, self._work.url, self.model.server)
+        lines = RequestLines(service.engine, self._work.url, self.model.server)
         end = main_path.run(jobs.build(plan, lines, stop, self._listen, client))
         self.completed, self.failed = end.records - end.failed, end.failed
         if end.state == "interrupted":
@@ -232,7 +233,7 @@ class ModelRun:
         if asked != work.url:
             raise ConfigError(f"the batch is for {work.url}, its file asks for {asked}")
         for form in getattr(plan.source, "formats", ()):
-            form.leave_bodies(work.name)  # `Lines` checks them, as in requests
+            form.leave_bodies(work.name)  # `RequestLines` checks them, as in requests
         assert isinstance(plan.output.writer, OpenAIWriter)
         plan.output.writer.batch = work.batch
         return replace(plan, columns=replace(plan.columns, text="body", text_only=False))

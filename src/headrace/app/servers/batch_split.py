@@ -23,16 +23,16 @@ MANIFEST = "models.json"
 _OUTPUTS = ("output.jsonl", "errors.jsonl")
 
 
-class _Model(Protocol):
+class _SplitModel(Protocol):
     @property
     def bulk(self) -> BulkModel: ...
 
 
-ModelT = TypeVar("ModelT", bound=_Model)
+ModelT = TypeVar("ModelT", bound=_SplitModel)
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class _BatchPart:
     """The requests to one model."""
 
     run: ModelRun
@@ -62,7 +62,7 @@ class SplitRun(Generic[ModelT]):
         self._models = models
         self._by_name = {model.bulk.server.name: model for model in models.values()}
         self._run_of = run_of
-        self._parts: list[_Part] = []
+        self._parts: list[_BatchPart] = []
         self._now: ModelRun | None = None
         self._stopped = False
 
@@ -130,7 +130,7 @@ class SplitRun(Generic[ModelT]):
 
     # -- the requests of each model -----------------------------------------------------------------------------------
 
-    def _split(self) -> list[_Part]:
+    def _split(self) -> list[_BatchPart]:
         """The jobs, whose requests are in their own files if there are several. Blocks.
 
         Raises:
@@ -148,17 +148,17 @@ class SplitRun(Generic[ModelT]):
             raise ResumeMismatchError(f"the batch needs model {missing[0]!r}, which this server does not have")
         return self._parts_of(names)
 
-    def _parts_of(self, names: Sequence[str]) -> list[_Part]:
+    def _parts_of(self, names: Sequence[str]) -> list[_BatchPart]:
         """The jobs of the models. The only one has the folder of the batch, as on a server of one model."""
         if len(names) == 1:
             run = self._run_of(self._by_name.get(names[0]), self._source, self._folder, self._folder.name)
-            return [_Part(run, self._folder)]
+            return [_BatchPart(run, self._folder)]
         parts = []
         for name in names:
             folder = self._folder / _folder_name(name)
             batch = f"{self._folder.name}_{folder.name}"
             run = self._run_of(self._by_name.get(name), folder.with_suffix(".jsonl"), folder, batch)
-            parts.append(_Part(run, folder))
+            parts.append(_BatchPart(run, folder))
         return parts
 
     def _write(self, names: Sequence[str]) -> None:

@@ -174,15 +174,17 @@ def build_pooled(content: ModelsFile, shared: ServerSettings) -> tuple[FastAPI, 
 
     metrics = PrometheusListener(pulled, headrace.__version__)
     parts = [model.state for model in models]
-    state = ServerState(shared.limits, Keys(shared.keys), Broadcast([metrics, *listeners]), metrics.render, parts=parts)
+
+    def render() -> bytes:
+        return merge_pages({"": metrics.render(), **{part.name: part.render_metrics() for part in parts}}, "model")
+
+    state = ServerState(shared.limits, Keys(shared.keys), Broadcast([metrics, *listeners]), render, parts=parts)
     state.hosts = Hosts(shared.allowed_hosts)
     state.observed = ObservedServer(state, account)
     state.tracing = server_spans()
     if shared.state is not None:
         api = BatchApi(shared.state, bulk, shared.limits)
-    return create_pooled_app(
-        pool, models, state, lambda pages: merge_pages(pages, "model"), version=headrace.__version__, batches=api
-    ), state
+    return create_pooled_app(pool, models, state, version=headrace.__version__, batches=api), state
 
 
 def _served(entry: ModelSection, shared: ServerSettings, device: Listener) -> tuple[ModelApp, BulkModel]:

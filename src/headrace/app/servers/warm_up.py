@@ -38,7 +38,7 @@ _BUDGETS_S = 4.0
 _RUNS = 3
 """Runs of a budget's batch, of which the fastest counts."""
 _FACTORS = (0.5, 1, 2, 4, 8)
-"""Of the engine's own budget."""
+"""The budgets that are tried, as multiples of the engine's own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class WarmedUp:
 
     engine: Engine
     budget: float | None
-    """Of a batch; None for the engine's default."""
+    """The most a batch may cost; None for the engine's default."""
     detail: str
     """What was found, in one line; empty if nothing was tried."""
     per_s: float | None = None

@@ -207,7 +207,7 @@ class ParquetWriter(RowWriter):
         self._write(interleaved(old.take, new.take, turns), schema, target)
 
     def rearrange(self, runs: Sequence[Sequence[Path]], takes: Iterable[Take]) -> Iterator[bytes]:
-        """Rows in another order, as new parts, in the schema that fits all. Each part is read whole, and closed.
+        """Rows in another order, as new parts, in the schema that fits all of them. Each is read whole, and closed.
 
         Raises:
             JobError: a part is damaged, or parts do not fit together.

@@ -15,9 +15,8 @@ from headrace.engines.base import Chunks, Engine, Prepared
 from headrace.engines.profile import profile_of
 from headrace.errors import NotRunningError, StoppedError
 from headrace.events import BatchDone, BatchFormed, Event, RequestDone, StepDone
-from headrace.serving.admission.chunks import run_chunks
-from headrace.serving.admission.pacing import Margin, Recent
-from headrace.serving.tokens import Tokens
+from headrace.serving.admission.waiting import run_chunks
+from headrace.serving.tokens import TokenCounter
 
 BULK = -6
 """Priority of bulk work. Requests go first, but bulk work that has waited a minute longer precedes them, so that it is
@@ -26,6 +25,8 @@ _QUEUED_BATCHES = 2
 """Full batches of bulk work to queue if there is no latency target."""
 _ROUTES = frozenset({"/generate", "/v1/embeddings", "/classify"})
 """Routes of batch engines to which the latency target applies."""
+_LEAST, _MOST = 0.1, 2.0
+"""Bounds of a margin: bulk work never stops, and a wrong margin is corrected within an hour."""
 _ONLINE_WINDOW_S = 30.0
 """Seconds for which the size of online batches is remembered."""
 
@@ -51,7 +52,7 @@ class Backfill:
         batcher: Batcher[object, object],
         target_s: float | None,
         held: Callable[[], int],
-        tokens: Tokens | None = None,
+        tokens: TokenCounter | None = None,
     ) -> None:
         self._profile = profile_of(engine)
         self._per_batch = self._profile.runs_batches
@@ -61,7 +62,7 @@ class Backfill:
         self._tokens = tokens
         self.model = CostLine(decay=0.98)  # the last 50 batches or so count
         self.margin = Margin()
-        self._online = Recent(_ONLINE_WINDOW_S)
+        self._online = RecentMaximum(_ONLINE_WINDOW_S)
         self._queue: deque[tuple[asyncio.Future[None], float]] = deque()
         self._admitted: dict[asyncio.Future[None] | asyncio.Future[object], float] = {}
         self.done = 0
@@ -89,7 +90,7 @@ class Backfill:
             self._admit()
         try:
             await turn
-        except BaseException:
+        except (asyncio.CancelledError, StoppedError):
             self._admitted.pop(turn, None)  # cancelled just after it was admitted
             self._admit()
             raise
@@ -188,3 +189,46 @@ class Backfill:
         self._admitted.pop(future, None)
         if future.cancelled() or not self._per_batch:
             self._admit()  # for batch engines, BatchFormed has already freed the room of a record in a batch
+
+
+class Margin:
+    """The factor of a latency target to plan with, so that at most the share `late` of requests miss the target.
+
+    It accounts for delays other than batches. A miss lowers the factor and a hit raises it, in steps that balance at
+    that share: quantile tracking by stochastic approximation (Robbins and Monro, 1951).
+    """
+
+    def __init__(self, late: float = 0.005, step: float = 0.04) -> None:
+        self.value = 1.0
+        """Factor of the target."""
+        self._late = late
+        self._step = step
+
+    def observe(self, *, missed: bool) -> None:
+        """Add an answered request."""
+        change = self._late - 1 if missed else self._late
+        self.value = min(max(self.value + self._step * change, _LEAST), _MOST)
+
+
+class RecentMaximum:
+    """The maximum of the last one to two periods. Callers pass the time."""
+
+    def __init__(self, period_s: float) -> None:
+        self._period_s = period_s
+        self._before = self._now = 0.0
+        self._since = 0.0
+
+    def add(self, value: float, at: float) -> None:
+        """Add a value."""
+        self._rotate(at)
+        self._now = max(self._now, value)
+
+    def largest(self, at: float) -> float:
+        """The recent maximum; 0 if there is none."""
+        self._rotate(at)
+        return max(self._now, self._before)
+
+    def _rotate(self, at: float) -> None:
+        if at - self._since >= self._period_s:
+            self._before = self._now if at - self._since < 2 * self._period_s else 0.0
+            self._now, self._since = 0.0, at

@@ -32,7 +32,7 @@ _SMALL = 0.01
 
 
 @dataclass(frozen=True, slots=True)
-class Limit:
+class Ceiling:
     """A limit on what is accepted and not yet answered."""
 
     value: float
@@ -55,8 +55,8 @@ def _note(kept: float, unit: str) -> str:
 class AdmissionLimits:
     """The limits of an `AdmissionController`. None for no limit."""
 
-    requests: Limit | None = None
-    cost: Limit | None = None
+    requests: Ceiling | None = None
+    cost: Ceiling | None = None
     max_wait_s: float = math.inf
     """Maximum forecast wait of a request for others."""
     most_s: float = math.inf
@@ -95,6 +95,8 @@ class AdmissionController:
         """Records refused so far."""
         self.batches = BatchRate()
         """The throughput, if it is learned from batches."""
+        self.forecast: Callable[[], float] | None = None
+        """Seconds for all that is in progress, if something else knows them better than answers tell."""
         self._unsubmitted = 0.0
         self._callers = 0
         self._since = 0.0
@@ -109,6 +111,8 @@ class AdmissionController:
     @property
     def per_s(self) -> float:
         """Measured cost per second; 0 while unknown."""
+        if self.forecast is not None and (seconds := self.forecast()):
+            return self.cost / seconds
         return self.batches.per_s or self._answers.per_s
 
     @property
@@ -153,6 +157,11 @@ class AdmissionController:
         """A request's records wait for the engine from now on."""
         self._unsubmitted -= cost
 
+    def lower(self, cost: float) -> None:
+        """Release a part of the cost of a reserved request; `release` is passed the rest."""
+        self.cost -= cost
+        self._unsubmitted -= cost
+
     def release(self, requests: int, cost: float, *, done: bool, submitted: bool = True) -> None:
         """Release reserved room.
 
@@ -173,12 +182,13 @@ class AdmissionController:
 
     def _has_room(self, requests: int, cost: float, timeout_s: float) -> bool:
         """Whether a request is far from every limit, as nearly all are: `_check` would accept it."""
-        limits, per_s = self.limits, self.per_s
+        limits = self.limits
         if limits.requests is not None and self.requests + requests > limits.requests.value:
             return False
         if limits.cost is not None and self.cost + cost > limits.cost.value:
             return False
-        return not per_s or self.ahead + cost <= per_s * min(timeout_s, limits.max_wait_s, limits.most_s)
+        seconds = min(timeout_s, limits.max_wait_s, limits.most_s)
+        return seconds == math.inf or not (per_s := self.per_s) or self.ahead + cost <= per_s * seconds
 
     def _check(self, asked: Expected, timeout_s: float, *, is_back: bool) -> None:
         """Raise ApiError for a request over a limit."""

@@ -44,7 +44,7 @@ class RequestCounts:
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class StoredBatch:
     """An immutable snapshot of a batch. Times are Unix seconds."""
 
     id: str
@@ -67,7 +67,7 @@ class Batch:
     output_expires_after_s: int | None = None
     """Seconds after which its output files are deleted; None for never."""
 
-    def with_status(self, status: BatchStatus, at: int) -> Batch:
+    def with_status(self, status: BatchStatus, at: int) -> StoredBatch:
         """The same batch in another status since `at`."""
         return replace(self, status=status, times={**self.times, status: at})
 
@@ -105,7 +105,7 @@ class Batch:
         return json.dumps(self.as_json()).encode()
 
     @classmethod
-    def decode(cls, content: bytes) -> Batch:
+    def decode(cls, content: bytes) -> StoredBatch:
         """Read the output of `encode`, of this or an earlier version.
 
         Raises:

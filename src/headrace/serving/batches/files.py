@@ -57,7 +57,7 @@ class FileStore:
     def create(
         self, content: BinaryIO, filename: str, purpose: str, owner: str | None, expires_after_s: int | None = None
     ) -> FileDescription:
-        """Store an upload. It is deleted after so many seconds; None for never.
+        """Store an upload. It is deleted after `expires_after_s` seconds; None for never.
 
         Raises:
             OSError: it cannot be written, for example because the disk is full.

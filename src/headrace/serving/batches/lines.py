@@ -25,8 +25,8 @@ from headrace.serving.protocol.requests import (
     texts_of,
     texts_or_ids,
 )
-from headrace.serving.protocol.vectors import Vector, vector_format
-from headrace.serving.service import Answers as Outputs
+from headrace.serving.protocol.vectors import VectorNumbers, vector_format
+from headrace.serving.service import RequestAnswers as Outputs
 from headrace.serving.state import ServerState
 
 
@@ -37,7 +37,7 @@ class _Inputs:
     values: Sequence[object]
     may_cut: bool = True
     """Whether they may be truncated."""
-    format_output: Callable[[Vector], object] | None = None
+    format_output: Callable[[VectorNumbers], object] | None = None
     n: int = 1
     make_body: MakeBody | None = None
 
@@ -47,7 +47,7 @@ class Line:
     """The prepared inputs of one line."""
 
     parts: Sequence[Prepared[object]]
-    format_output: Callable[[Vector], object] | None = None
+    format_output: Callable[[VectorNumbers], object] | None = None
     """Formats each output, which must then be a vector. None leaves outputs unchanged."""
     n: int = 1
     """Parts in a row for each prompt."""
@@ -72,7 +72,7 @@ class Line:
         return answers
 
 
-class Lines:
+class RequestLines:
     """An engine that prepares request bodies for `url`. It does not run them.
 
     Args:

@@ -22,7 +22,7 @@ from headrace.io.storage.atomic import atomic_file
 from headrace.openai_protocol import batch_error
 from headrace.retry import RetryPolicy, is_transient_state
 from headrace.serving.auth import EVERYBODY, Tenant
-from headrace.serving.batches.batch import OPEN, Batch, BatchStatus, RequestCounts
+from headrace.serving.batches.batch import OPEN, BatchStatus, RequestCounts, StoredBatch
 from headrace.serving.batches.files import now
 from headrace.serving.batches.runs import BatchEnd, BatchRun, BatchServices
 from headrace.serving.errors import ApiError
@@ -66,7 +66,7 @@ class Batches:
         self._folder = folder
         self._services = services
         self._files = services.files
-        self._batches: dict[str, Batch] = {}
+        self._batches: dict[str, StoredBatch] = {}
         self._runs: dict[str, BatchRun] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._cancels: dict[str, asyncio.Event] = {}
@@ -83,7 +83,7 @@ class Batches:
         """Continue unfinished batches; on exit stop them, for the next server to continue."""
         for path in self._folder.glob("batch_*.json"):
             try:
-                batch = Batch.decode(path.read_bytes())
+                batch = StoredBatch.decode(path.read_bytes())
                 self._batches[batch.id] = batch
             except (ValueError, KeyError, TypeError) as error:
                 logger.error("skipping damaged batch file %s: %s", path, error)
@@ -125,7 +125,7 @@ class Batches:
         metadata: dict[str, str] | None,
         tenant: Tenant = EVERYBODY,
         output_expires_after_s: int | None = None,
-    ) -> Batch:
+    ) -> StoredBatch:
         """Create and start a batch.
 
         Raises:
@@ -140,7 +140,7 @@ class Batches:
         if self._files.get(input_file, tenant)["purpose"] != "batch":
             raise ApiError(400, "the input file's purpose is not batch", code="bad_purpose", param="input_file_id")
         created = now()
-        batch = Batch(
+        batch = StoredBatch(
             id=f"batch_{uuid.uuid4().hex}",
             endpoint=endpoint,
             input_file_id=input_file,
@@ -155,19 +155,19 @@ class Batches:
         self._begin(batch)
         return batch
 
-    def get(self, identity: str, tenant: Tenant = EVERYBODY) -> Batch:
+    def get(self, identity: str, tenant: Tenant = EVERYBODY) -> StoredBatch:
         """The current batch; raises ApiError 404 if it does not exist or belongs to another tenant."""
         batch = self._batches.get(identity) if _ID.fullmatch(identity) else None
         if batch is None or not tenant.owns(batch.owner):
             raise ApiError(404, f"there is no batch {shown(identity, 80)}", code="batch_not_found", param="batch_id")
         return batch
 
-    def list(self, tenant: Tenant = EVERYBODY) -> list[Batch]:
+    def list(self, tenant: Tenant = EVERYBODY) -> list[StoredBatch]:
         """A tenant's batches, newest first."""
         own = (batch for batch in self._batches.values() if tenant.owns(batch.owner))
         return sorted(own, key=lambda batch: (-batch.created_at, batch.id))
 
-    def cancel(self, identity: str, tenant: Tenant = EVERYBODY) -> Batch:
+    def cancel(self, identity: str, tenant: Tenant = EVERYBODY) -> StoredBatch:
         """Cancel a batch. Finished records are kept.
 
         Raises:
@@ -202,7 +202,7 @@ class Batches:
 
     # -- one batch -----------------------------------------------------------------------------------------------
 
-    def _begin(self, batch: Batch) -> None:
+    def _begin(self, batch: StoredBatch) -> None:
         cancelled = self._cancels[batch.id] = asyncio.Event()
         if batch.status is BatchStatus.CANCELLING:
             cancelled.set()
@@ -249,7 +249,7 @@ class Batches:
                 self._slots.release()
             slot.cancel()
 
-    async def _pause(self, batch: Batch, seconds: float) -> None:
+    async def _pause(self, batch: StoredBatch, seconds: float) -> None:
         """Wait before a retry, until the batch is cancelled or expires at the latest."""
         left_s = max(batch.expires_at - now(), 1)
         cancelled = self._cancels[batch.id]
@@ -284,7 +284,7 @@ class Batches:
     async def _thread(self, call: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, call)
 
-    async def _validate(self, batch: Batch) -> None:
+    async def _validate(self, batch: StoredBatch) -> None:
         """Validate the input file. Errors fail the batch before it runs."""
         source = self._files.kept(batch.input_file_id)
 
@@ -299,7 +299,7 @@ class Batches:
         else:
             self._update(batch.id, BatchStatus.IN_PROGRESS, counts=RequestCounts(found.requests))
 
-    def _run_of(self, batch: Batch) -> BatchRun:
+    def _run_of(self, batch: StoredBatch) -> BatchRun:
         source = self._files.kept(batch.input_file_id)
         return self._services.make_run(source, self._folder / batch.id, batch.endpoint, batch.owner)
 
@@ -322,7 +322,7 @@ class Batches:
         self._count(identity, run)
         self._finish(identity, end)
 
-    async def _run(self, batch: Batch, run: BatchRun) -> BatchEnd:
+    async def _run(self, batch: StoredBatch, run: BatchRun) -> BatchEnd:
         """Run to the end, or until the batch is cancelled or expires."""
         working = asyncio.get_running_loop().create_task(run.run(self._thread), name="headrace-batch-run")
         while True:
@@ -389,7 +389,7 @@ class Batches:
         """Store a status and other changed fields."""
         self._store(replace(self._batches[identity], **changes).with_status(status, now()))
 
-    def _store(self, batch: Batch) -> None:
+    def _store(self, batch: StoredBatch) -> None:
         """Store a batch on disk, then in memory."""
         with atomic_file(self._folder / f"{batch.id}.json") as file:
             file.write(batch.encode())

@@ -1,11 +1,11 @@
-"""uvicorn's HTTP protocol with limits on the size of headers and the time to receive them."""
+"""uvicorn's HTTP protocol with limits on the size of headers and the time to receive them, which uvicorn lacks."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 from array import array
-from typing import Any, Literal, TypedDict
+from typing import Literal, TypedDict
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -62,12 +62,9 @@ class BoundedProtocol(HttpToolsProtocol):
     _in_headers = False
     _timer: asyncio.TimerHandle | None = None
 
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self.parser = _Parser(self)
-
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start the timer for the first request."""
+        self.parser = _Parser(self)
         super().connection_made(transport)
         self._timer = self.loop.call_later(self.limits.body_timeout_s, self._too_slow)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 import time
@@ -19,7 +20,7 @@ from headrace.serving.http.request_id import HEADER, request_id
 from headrace.serving.limits import ServeLimits
 from headrace.serving.protocol.responses import JsonReply
 from headrace.serving.state import ServerState
-from headrace.serving.tracing import RequestSpan
+from headrace.serving.tracing import RequestTrace
 from headrace.wording import shown
 
 OPEN_PATHS = frozenset({"/health", "/ready", "/dashboard"})
@@ -38,6 +39,10 @@ _PROBES = {
     "/v2/health/ready": "/ready",
 }
 """Other usual names of routes: of Kubernetes, SageMaker and the Open Inference Protocol."""
+_SILENT_S = 1.0
+"""How long a body may take to arrive before only what has arrived counts."""
+_DISCARDED = 4
+"""The most of a body over the limit that is read before the answer, as a multiple of the limit."""
 CLIENT_GONE = 499
 """nginx's status for a client that disconnected. It appears only in metrics."""
 
@@ -129,7 +134,7 @@ class RequestMiddleware:
                 _log("" if inner else identity, scope, (method, route, status), now - began)
             _end_span(span, route, status)
 
-    def _begin_span(self, scope: Scope) -> RequestSpan | None:
+    def _begin_span(self, scope: Scope) -> RequestTrace | None:
         tracing = self._state.tracing
         if tracing is None or scope["method"] != "POST" or "headrace_span" in scope:
             return None
@@ -163,7 +168,8 @@ class RequestMiddleware:
     ) -> None:
         upload = path == UPLOADS
         limits = self._state.limits
-        body = _Body(receive, limits, limits.max_file_bytes if upload else limits.max_body_bytes, per_block=upload)
+        most = (limits.max_file_bytes, "max_file_bytes") if upload else (limits.max_body_bytes, "``max_body_bytes``")
+        body = _Body(receive, limits, most, per_block=upload)
         if not upload and "headrace_counted" not in scope:  # an upload is written to disk
             scope["headrace_counted"] = True
             body.count(self._state.bodies, account.settings.name if account else (scope.get("client") or ("",))[0])
@@ -176,7 +182,7 @@ class RequestMiddleware:
             scope["headrace_caller"] = account.settings.name
             scope["headrace_tenant"] = account.tenant
         try:
-            body.check_headers(scope["headers"])
+            await body.check_headers(scope["headers"])
             await app(scope, body.receive, send)
         finally:
             body.release()
@@ -184,7 +190,7 @@ class RequestMiddleware:
                 account.leave()
 
 
-def _end_span(span: RequestSpan | None, route: str, status: int) -> None:
+def _end_span(span: RequestTrace | None, route: str, status: int) -> None:
     if span is not None:
         span.end(route, status)
 
@@ -195,13 +201,13 @@ class _Body:
     Args:
         receive: the ASGI receive function.
         limits: hold the timeout.
-        max_bytes: maximum size.
+        most: maximum size in bytes, and the name of this limit.
         per_block: the timeout applies to each block, not to the whole body.
     """
 
-    def __init__(self, receive: Receive, limits: ServeLimits, max_bytes: int, *, per_block: bool) -> None:
+    def __init__(self, receive: Receive, limits: ServeLimits, most: tuple[int, str], *, per_block: bool) -> None:
         self._receive = receive
-        self._max_bytes = max_bytes
+        self._max_bytes, self._limit = most
         self._received = 0
         self._timeout_s = limits.body_timeout_s
         self._per_block = per_block
@@ -210,6 +216,7 @@ class _Body:
         self._counter: AdmissionController | None = None
         self._who: Hashable = None
         self._counted = 0
+        self._held_until = 0.0
 
     def count(self, counter: AdmissionController, who: Hashable) -> None:
         """Count the body's bytes there, from its headers until `release`."""
@@ -221,7 +228,7 @@ class _Body:
             self._counter.release(1, self._counted, done=self._complete)
             self._counted = 0
 
-    def check_headers(self, headers: list[tuple[bytes, bytes]]) -> None:
+    async def check_headers(self, headers: list[tuple[bytes, bytes]]) -> None:
         """Refuse a body by its headers, or count its length.
 
         Raises:
@@ -231,6 +238,8 @@ class _Body:
         for name, value in headers:
             if name == b"content-length" and value.isdigit():
                 if int(value) > self._max_bytes:
+                    if not any(other == b"expect" for other, _ in headers):  # else the client waits for the answer
+                        await self._discard()
                     raise self._too_long()
                 self._hold(int(value))
             elif name == b"content-encoding":
@@ -241,11 +250,18 @@ class _Body:
                 _refuse_coding(value, b"chunked", 501, "Transfer-Encoding", "only chunked is known, once")
 
     def _hold(self, size: int) -> None:
-        """Count so many bytes instead of fewer."""
+        """Count this many bytes, if they are more than before."""
         if self._counter is not None and size > self._counted:
             self.release()
             self._counter.reserve(1, size, math.inf, self._who)
             self._counted = size
+
+    def _hold_arrived(self) -> None:
+        """Hold no more than twice what has arrived: a client that announces a long body and is silent blocks nobody."""
+        less = self._counted - max(2 * self._received, 1)
+        if self._counter is not None and less > 0:
+            self._counter.lower(less)
+            self._counted -= less
 
     async def receive(self) -> Message:
         """Receive the next message.
@@ -261,31 +277,50 @@ class _Body:
         except StopIteration as stop:  # usual: the body came with the headers, no timer is needed
             message: Message = stop.value
         else:
-            message = await self._in_time(_Resumed(coming, first))
+            message = await self._in_time(_RestOfAwaitable(coming, first))
         self._received += len(message.get("body", b""))
         if self._received > self._max_bytes:
+            await self._discard()
             raise self._too_long()
         if self._received > self._counted:  # no Content-Length
             self._hold(min(2 * self._received, self._max_bytes))
         self._complete = not message.get("more_body", False)
         return message
 
-    async def _in_time(self, coming: _Resumed) -> Message:
+    async def _in_time(self, coming: _RestOfAwaitable) -> Message:
+        loop = asyncio.get_running_loop()
+        now = loop.time()
         if self._per_block or not self._deadline:
-            self._deadline = asyncio.get_running_loop().time() + self._timeout_s
+            self._deadline = now + self._timeout_s
+            self._held_until = now + _SILENT_S
+        silent = loop.call_at(self._held_until, self._hold_arrived) if self._counted else None
         try:
             async with asyncio.timeout_at(self._deadline):
                 return await coming
         except TimeoutError:
-            raise ApiError(
-                408, f"the request's body did not arrive within {self._timeout_s:g} s", code="slow_body"
-            ) from None
+            message = f"the request's body did not arrive within {self._timeout_s:g} s (body_timeout_s); send it faster"
+            raise ApiError(408, message, code="slow_body") from None
+        finally:
+            if silent is not None:
+                silent.cancel()
+
+    async def _discard(self) -> None:
+        """Read the rest of a body that is too long: many clients read no answer before they have sent everything."""
+        most = _DISCARDED * self._max_bytes
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._timeout_s):
+                while self._received < most:
+                    message = await self._receive()
+                    self._received += len(message.get("body", b""))
+                    if not message.get("more_body"):
+                        return
 
     def _too_long(self) -> ApiError:
-        return ApiError(413, f"the request is longer than the {self._max_bytes:,} bytes allowed", code="too_long")
+        message = f"the request is longer than the {self._max_bytes:,} bytes allowed ({self._limit})"
+        return ApiError(413, message, code="too_long")
 
 
-class _Resumed:
+class _RestOfAwaitable:
     """The rest of an awaitable that was already started and has yielded `first`."""
 
     def __init__(self, coming: Generator[object, None, Message], first: object) -> None:

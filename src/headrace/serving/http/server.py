@@ -33,7 +33,7 @@ _SWITCH_S = 0.0005
 event loop."""
 
 
-class Server(uvicorn.Server):
+class DrainingServer(uvicorn.Server):
     """A uvicorn server that drains: after SIGTERM or Ctrl-C, `/ready` and new requests get 503.
 
     It exits when all accepted requests are answered, or after `drain_s` seconds; unfinished requests then get 503. A

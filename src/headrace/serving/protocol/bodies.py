@@ -8,12 +8,12 @@ from typing import TypeAlias
 from headrace.openai_protocol import input_usage
 from headrace.records import JsonObject
 from headrace.serving.protocol.pairs import RerankRequest
-from headrace.serving.service import Answers
+from headrace.serving.service import RequestAnswers
 
-MakeBody: TypeAlias = Callable[[Answers], JsonObject]
+MakeBody: TypeAlias = Callable[[RequestAnswers], JsonObject]
 
 
-def score_body(found: Answers) -> JsonObject:
+def score_body(found: RequestAnswers) -> JsonObject:
     """Scores in the order of the pairs."""
     data: list[JsonObject] = [
         {"index": index, "object": "score", "score": value} for index, value in enumerate(found.outputs)
@@ -22,7 +22,7 @@ def score_body(found: Answers) -> JsonObject:
     return {"object": "list", "data": data, "usage": input_usage(found.cost, found.truncated)}
 
 
-def ranking_body(request: RerankRequest, found: Answers) -> JsonObject:
+def ranking_body(request: RerankRequest, found: RequestAnswers) -> JsonObject:
     """Documents, the most relevant first."""
     results: list[JsonObject] = [
         {"index": index, "relevance_score": score} for index, score in enumerate(found.outputs)
@@ -35,7 +35,7 @@ def ranking_body(request: RerankRequest, found: Answers) -> JsonObject:
     return {"results": ranked, "usage": input_usage(found.cost, found.truncated)}
 
 
-def ranked_texts(request: RerankRequest, found: Answers) -> list[JsonObject]:
+def ranked_texts(request: RerankRequest, found: RequestAnswers) -> list[JsonObject]:
     """Documents, the most relevant first, as Text Embeddings Inference lists them."""
     texts = request.listed()
     listed: list[JsonObject] = []
@@ -50,14 +50,14 @@ def ranking(scores: Sequence[float]) -> list[int]:
     return sorted(range(len(scores)), key=lambda index: -scores[index])
 
 
-def labels_body(found: Answers) -> JsonObject:
+def labels_body(found: RequestAnswers) -> JsonObject:
     """Labels in the order of the texts."""
     data: list[JsonObject] = [{"index": index, **labels} for index, labels in enumerate(found.outputs)]
     _mark(data, found)
     return {"object": "list", "data": data}
 
 
-def _mark(data: Sequence[JsonObject], found: Answers) -> None:
+def _mark(data: Sequence[JsonObject], found: RequestAnswers) -> None:
     """Mark the items whose texts were truncated."""
     for index in found.truncated:
         data[index]["truncated"] = True

@@ -7,15 +7,15 @@ from typing import Annotated, Literal, cast
 from pydantic import BaseModel, ConfigDict, Field
 
 from headrace.serving.errors import ApiError
-from headrace.serving.protocol.requests import RaggedBatch, TextsRequest, texts_of
+from headrace.serving.protocol.requests import TextOrTexts, TextsRequest, texts_of
 from headrace.serving.protocol.schemas import EmbeddingUsage
 
 
 class ScoreRequest(TextsRequest):
     """POST /score and /v1/score: one text and one or more others, or two lists of the same length."""
 
-    text_1: RaggedBatch
-    text_2: RaggedBatch
+    text_1: TextOrTexts
+    text_2: TextOrTexts
 
     def pairs(self) -> list[tuple[str, str]]:
         """The pairs of texts.

@@ -28,6 +28,8 @@ HEAVY_BYTES = 32 * 1024
 """Longer bodies are parsed on a thread."""
 
 
+_WITHOUT_EFFECT = frozenset({"metadata", "safety_identifier", "service_tier"})
+"""Fields of OpenAI's that change no answer, on any route. They are ignored."""
 _KEY = re.compile(rb'"\s*:')
 
 _FOREIGN_IDS = (
@@ -65,7 +67,7 @@ class _TextsOrIds:
         )
 
 
-RaggedBatch: TypeAlias = Annotated[str | list[str], _OneOrMany]
+TextOrTexts: TypeAlias = Annotated[str | list[str], _OneOrMany]
 """One or more texts."""
 TextsOrIds: TypeAlias = Annotated[str | list[str] | list[int] | list[list[int]], _TextsOrIds]
 """One or more texts, each as text or as token ids."""
@@ -83,7 +85,7 @@ def texts_or_ids(given: str | list[str] | list[int] | list[list[int]]) -> list[s
     return cast("list[str] | list[list[int]]", [given] if given and isinstance(given[0], int) else given)
 
 
-class Fields(BaseModel):
+class RequestFields(BaseModel):
     """Base of requests. `refuse_unknown` refuses unknown fields."""
 
     # Unknown fields are kept, not forbidden: pydantic would create an error for each of them.
@@ -99,7 +101,7 @@ class Fields(BaseModel):
         if self.passes_on:
             return
         for name, value in (self.model_extra or {}).items():
-            if value is not None:
+            if value is not None and name not in _WITHOUT_EFFECT:
                 known = list(type(self).model_fields)
                 message = f"unknown field {shown(name)}; known: {', '.join(known)}{nearest(name[:60], known)}"
                 raise ApiError(400, message, code="unknown_field", param=f"{name:.60}")
@@ -118,7 +120,7 @@ class Fields(BaseModel):
         return first
 
 
-class BaseRequest(Fields):
+class BaseRequest(RequestFields):
     """Fields of every request."""
 
     model: str | None = None
@@ -263,7 +265,7 @@ def prompted(texts: list[str], prompt_name: str | None) -> list[str] | list[Prom
 class EmbedRequest(BaseRequest):
     """POST /embed, as Text Embeddings Inference has it."""
 
-    inputs: RaggedBatch
+    inputs: TextOrTexts
     truncate: Annotated[bool | None, Field(description="Cut texts that are too long, instead of refusing them.")] = None
     normalize: Annotated[bool | None, Field(description="True, or null.")] = None
     prompt_name: str | None = None
@@ -284,7 +286,7 @@ class EmbedRequest(BaseRequest):
 class GenerateRequest(TextsRequest):
     """POST /generate."""
 
-    prompts: RaggedBatch
+    prompts: TextOrTexts
     task_id: str | None = None
     prompt_name: Annotated[str | None, Field(description="One of the model's prompts, to put before each text.")] = None
 
@@ -292,7 +294,7 @@ class GenerateRequest(TextsRequest):
 class ClassifyRequest(TextsRequest):
     """POST /classify."""
 
-    input: RaggedBatch
+    input: TextOrTexts
 
 
 class StreamOptions(BaseModel):

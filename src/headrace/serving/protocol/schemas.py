@@ -38,7 +38,7 @@ class GenerateResponse(BaseModel):
     task_id: str | None
 
 
-class Embedding(BaseModel):
+class EmbeddingObject(BaseModel):
     """The vector of one text: numbers, or float32 bytes in base64."""
 
     object: Literal["embedding"]
@@ -61,7 +61,7 @@ class EmbeddingList(BaseModel):
     """Vectors in the order of the texts."""
 
     object: Literal["list"]
-    data: list[Embedding]
+    data: list[EmbeddingObject]
     model: str
     usage: EmbeddingUsage
 
@@ -185,7 +185,7 @@ class File(BaseModel):
     expires_at: int | None = None
 
 
-class Page(BaseModel):
+class ListPage(BaseModel):
     """One page of a list."""
 
     object: Literal["list"]
@@ -194,7 +194,7 @@ class Page(BaseModel):
     has_more: bool
 
 
-class FileList(Page):
+class FileList(ListPage):
     """One page of files."""
 
     data: list[File]
@@ -235,7 +235,7 @@ class Batch(BaseModel):
     metadata: dict[str, str] | None
 
 
-class BatchList(Page):
+class BatchList(ListPage):
     """One page of batches."""
 
     data: list[Batch]

@@ -8,10 +8,10 @@ from pydantic import BaseModel, FailFast, Field
 
 from headrace.records import JsonObject
 from headrace.serving.errors import ApiError
-from headrace.serving.protocol.requests import Fields
+from headrace.serving.protocol.requests import RequestFields
 
 
-class TokenizeRequest(Fields):
+class TokenizeRequest(RequestFields):
     """POST /tokenize: a text, or the messages of a chat."""
 
     model: str | None = None
@@ -39,7 +39,7 @@ class TokenizeRequest(Fields):
         return self.messages is None if self.add_special_tokens is None else self.add_special_tokens
 
 
-class DetokenizeRequest(Fields):
+class DetokenizeRequest(RequestFields):
     """POST /detokenize."""
 
     model: str | None = None

@@ -16,10 +16,10 @@ from headrace.serving.protocol.requests import VectorRequest
 from headrace.serving.protocol.responses import as_base64
 from headrace.serving.service import Service
 
-Vector: TypeAlias = Sequence[float] | NDArray[np.float32] | NDArray[np.int8] | NDArray[np.uint8]
+VectorNumbers: TypeAlias = Sequence[float] | NDArray[np.float32] | NDArray[np.int8] | NDArray[np.uint8]
 
 
-def vector_format(body: VectorRequest, service: Service) -> Callable[[Vector], object]:
+def vector_format(body: VectorRequest, service: Service) -> Callable[[VectorNumbers], object]:
     """A function that formats each vector of a response to OpenAI's request. Raises as `shortener`."""
     shorten, wanted = shortener(body.length, service), body.dtype
     scaled = (lambda vector: normalized(shorten(vector))) if body.normalized else shorten
@@ -29,7 +29,7 @@ def vector_format(body: VectorRequest, service: Service) -> Callable[[Vector], o
     return lambda vector: as_base64(made(vector))
 
 
-def _quantized(vector: Vector, wanted: OutputDtype) -> Vector:
+def _quantized(vector: VectorNumbers, wanted: OutputDtype) -> VectorNumbers:
     """The vector in a type of fewer bits.
 
     Raises:
@@ -41,14 +41,14 @@ def _quantized(vector: Vector, wanted: OutputDtype) -> Vector:
     return found
 
 
-def normalized(vector: Vector) -> Vector:
+def normalized(vector: VectorNumbers) -> VectorNumbers:
     """The vector, scaled to length 1."""
     values = np.asarray(vector, dtype=np.float32)
     scaled: NDArray[np.float32] = values / max(float(np.linalg.norm(values)), 1e-12)
     return scaled
 
 
-def shortener(wanted: int | None, service: Service) -> Callable[[Vector], Vector]:
+def shortener(wanted: int | None, service: Service) -> Callable[[VectorNumbers], VectorNumbers]:
     """A function that shortens each vector to `wanted` components, and normalizes it again.
 
     Raises:
@@ -63,7 +63,7 @@ def shortener(wanted: int | None, service: Service) -> Callable[[Vector], Vector
     return lambda vector: _shortened(vector, wanted, service)
 
 
-def _shortened(vector: Vector, wanted: int, service: Service) -> Vector:
+def _shortened(vector: VectorNumbers, wanted: int, service: Service) -> VectorNumbers:
     """The first `wanted` components, normalized."""
     if len(vector) == wanted:
         return vector

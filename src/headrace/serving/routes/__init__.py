@@ -1,7 +1,7 @@
-"""The routes, one file for each kind of input.
+"""The routes, one file for each API or kind of input. Those with a `PROTOCOL` are registered as plugins.
 
-- `text.embedding_router`: vectors of texts
-- `generation.router`: completions and chat completions
-- `pairs.router`: scores and rankings of pairs
-- `images.classify_router`: labels of images
+- `openai.PROTOCOL`: vectors, completions and chats
+- `tei.PROTOCOL`: vectors as Text Embeddings Inference gives them
+- `pairs.PROTOCOL`: scores and rankings of pairs
+- `text.PROTOCOL`: Headrace's own
 """

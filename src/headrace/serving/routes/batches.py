@@ -20,7 +20,7 @@ from headrace.serving.batches.files import FileStore
 from headrace.serving.batches.store import Batches
 from headrace.serving.errors import ApiError
 from headrace.serving.http.direct import DirectRoute
-from headrace.serving.protocol.requests import Fields
+from headrace.serving.protocol.requests import RequestFields
 from headrace.serving.protocol.responses import JsonReply
 from headrace.serving.protocol.schemas import ERRORS, Batch, BatchList, Deleted, File, FileList
 from headrace.wording import shown
@@ -46,7 +46,7 @@ class ExpiresAfter(BaseModel):
     seconds: Seconds
 
 
-class BatchRequest(Fields):
+class BatchRequest(RequestFields):
     """POST /v1/batches."""
 
     input_file_id: str

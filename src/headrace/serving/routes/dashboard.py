@@ -77,7 +77,7 @@ def router(
     async def events(request: Request) -> Response:
         """The same as server-sent events, one a second."""
         check(request.scope["headers"])
-        return _Stream(live, timeout_s)
+        return _Feed(live, timeout_s)
 
     @routes.get("/report", response_class=Response, responses={200: {"content": {"text/html": {}}}})
     async def report(request: Request) -> Response:
@@ -88,7 +88,7 @@ def router(
     return routes
 
 
-class _Stream(Response):
+class _Feed(Response):
     """Sends each frame to one viewer until the viewer leaves or the server stops."""
 
     def __init__(self, live: LiveState, timeout_s: float) -> None:

@@ -13,7 +13,7 @@ from headrace.serving.http.direct import DirectRoute
 from headrace.serving.protocol.requests import ChatRequest, CompletionRequest, texts_or_ids
 from headrace.serving.protocol.responses import JsonReply
 from headrace.serving.protocol.schemas import ERRORS, ChatCompletion, Completion
-from headrace.serving.routes.streams import Chunks, EventStream
+from headrace.serving.routes.streams import EventStream, StreamChunks
 from headrace.serving.state import ServerState
 
 _STREAM: dict[int | str, JsonObject] = {
@@ -62,7 +62,7 @@ def _head(prefix: str, model: str) -> JsonObject:
     return {"id": f"{prefix}-{uuid.uuid4().hex}", "created": created, "model": model}
 
 
-class _CompletionChunks(Chunks):
+class _CompletionChunks(StreamChunks):
     """The chunks of /v1/completions."""
 
     def __init__(self, model: str, body: CompletionRequest) -> None:
@@ -73,7 +73,7 @@ class _CompletionChunks(Chunks):
         return choice(index, text=text, finish=finish_reason)
 
 
-class _ChatChunks(Chunks):
+class _ChatChunks(StreamChunks):
     """The chunks of /v1/chat/completions. The first of each choice holds the role."""
 
     def __init__(self, model: str, body: ChatRequest) -> None:

@@ -20,7 +20,7 @@ from headrace.serving.protocol.requests import HEAVY_BYTES
 from headrace.serving.protocol.responses import JsonReply
 from headrace.serving.protocol.schemas import ERRORS, Classifications, EmbeddingList
 from headrace.serving.protocol.vectors import vector_format
-from headrace.serving.service import Answers
+from headrace.serving.service import RequestAnswers
 from headrace.serving.state import ServerState
 
 
@@ -57,7 +57,7 @@ def embedding_router(state: ServerState) -> APIRouter:
 
 async def _infer(
     state: ServerState, body: ImageClassifyRequest | ImageEmbeddingRequest, given: Images, request: Request
-) -> Answers:
+) -> RequestAnswers:
     state.check_model(body.model)
     images = images_of(given)
     state.check_count(len(images), "images", "input")

@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Iterator
 from datetime import UTC, datetime
 
 from fastapi import APIRouter, Request, Response
 
+from headrace.engines.declaring import Task
 from headrace.serving.http.direct import DirectRoute
 from headrace.serving.protocol.bodies import ranked_texts, ranking_body, score_body
 from headrace.serving.protocol.pairs import RankedText, Ranking, RerankRequest, ScoreList, ScoreRequest
 from headrace.serving.protocol.requests import TextsRequest
 from headrace.serving.protocol.responses import JsonReply
 from headrace.serving.protocol.schemas import ERRORS
+from headrace.serving.protocols import ServerProtocol
 from headrace.serving.routes.text import truncation_header
-from headrace.serving.service import Answers
+from headrace.serving.service import RequestAnswers
 from headrace.serving.state import ServerState
 
 
-def router(state: ServerState) -> APIRouter:
-    """The routes of a cross-encoder."""
+def _routers(state: ServerState, task: Task) -> Iterator[APIRouter]:
+    if task.outputs == "score":
+        yield _router(state)
+
+
+def _router(state: ServerState) -> APIRouter:
     routes = APIRouter(tags=["pairs"], responses=ERRORS, route_class=DirectRoute)
 
     @routes.post("/score", response_model=ScoreList, include_in_schema=False)
@@ -49,9 +56,12 @@ def router(state: ServerState) -> APIRouter:
 
 async def _infer(
     state: ServerState, body: TextsRequest, pairs: list[tuple[str, str]], request: Request, params: tuple[str, str]
-) -> Answers:
+) -> RequestAnswers:
     state.check_model(body.model)
     size = state.check_pairs(pairs, *params)
     service = state.service
     call = state.call(request, body.timeout, params[1], may_cut=body.may_cut(service.longest))
     return await service.infer(pairs, size, call)
+
+
+PROTOCOL = ServerProtocol(name="rerank", routers=_routers, order=2)

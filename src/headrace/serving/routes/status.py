@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 from fastapi import APIRouter, Request, Response
 
+from headrace.records import JsonObject
 from headrace.serving.protocol.responses import JsonReply
 from headrace.serving.protocol.schemas import ERRORS, Health, Model, ModelList
 from headrace.serving.state import RETRY_WHEN_STOPPING_S, ServerState
@@ -11,8 +14,31 @@ from headrace.serving.state import RETRY_WHEN_STOPPING_S, ServerState
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
-def router(state: ServerState, task: str) -> APIRouter:
-    """The routes."""
+def model_routes(state: ServerState, task: str) -> APIRouter:
+    """The routes of a server of one model."""
+
+    def listed() -> Sequence[JsonObject]:
+        served = state.service.model
+        return [described(name, task, served.commit) for name in served.names]
+
+    def named(name: str) -> JsonObject:
+        state.check_model(name)
+        served = state.service.model
+        return described(name if name in served.names else served.name, task, served.commit)
+
+    return router(state, listed, named)
+
+
+def router(
+    state: ServerState, listed: Callable[[], Sequence[JsonObject]], named: Callable[[str], JsonObject]
+) -> APIRouter:
+    """The routes.
+
+    Args:
+        state: of the server.
+        listed: returns the entries of all models.
+        named: returns the entry of a model, or raises ApiError.
+    """
     routes = APIRouter(tags=["status"], responses=ERRORS)
 
     @routes.get("/health", response_model=Health)
@@ -33,16 +59,13 @@ def router(state: ServerState, task: str) -> APIRouter:
 
     @routes.get("/v1/models", response_model=ModelList, tags=["OpenAI"])
     async def models() -> Response:
-        """List the names of the served model."""
-        served = state.service.model
-        return JsonReply({"object": "list", "data": [described(name, task, served.commit) for name in served.names]})
+        """List the names of the models."""
+        return JsonReply({"object": "list", "data": listed()})
 
     @routes.get("/v1/models/{model:path}", response_model=Model, tags=["OpenAI"])
     async def model(model: str) -> Response:
-        """Describe the served model."""
-        state.check_model(model)
-        served = state.service.model
-        return JsonReply(described(model if model in served.names else served.name, task, served.commit))
+        """Describe a model."""
+        return JsonReply(named(model))
 
     return routes
 
@@ -54,7 +77,7 @@ def probed(status: str, *, good: bool) -> JsonReply:
     return JsonReply({"status": status}, 503, {"Retry-After": f"{RETRY_WHEN_STOPPING_S:.0f}"})
 
 
-def described(name: str, task: str, commit: str | None = None) -> dict[str, object]:
+def described(name: str, task: str, commit: str | None = None) -> JsonObject:
     """An entry of `/v1/models`."""
-    known = {"id": name, "object": "model", "created": 0, "owned_by": "headrace", "task": task}
+    known: JsonObject = {"id": name, "object": "model", "created": 0, "owned_by": "headrace", "task": task}
     return known if commit is None else {**known, "commit": commit}

@@ -19,12 +19,12 @@ from headrace.records import JsonObject
 from headrace.serving.admission.waiting import CancelScope
 from headrace.serving.errors import ApiError, ClientGoneError
 from headrace.serving.protocol.requests import ChatRequest, CompletionRequest
-from headrace.serving.service import Call, InFlight, Service
+from headrace.serving.service import Call, RequestInFlight, Service
 
 _HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
 
 
-class GeneratedText(TypedDict):
+class StreamedText(TypedDict):
     """The output of a generator."""
 
     text: str
@@ -34,7 +34,7 @@ class GeneratedText(TypedDict):
     cached_tokens: NotRequired[int]
 
 
-class Chunks(abc.ABC):
+class StreamChunks(abc.ABC):
     """Formats the chunks of a stream.
 
     Args:
@@ -56,7 +56,7 @@ class Chunks(abc.ABC):
         extra = {"usage": None} if self.with_usage else {}
         return event({**self._head, "choices": [self.choice(index, text, finish_reason)], **extra})
 
-    def tokens(self, answers: Sequence[GeneratedText]) -> bytes:
+    def tokens(self, answers: Sequence[StreamedText]) -> bytes:
         """The event that reports usage."""
         return event({**self._head, "choices": [], "usage": usage(answers, self._n)})
 
@@ -75,14 +75,16 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, service: Service, records: Sequence[object], size: int, call: Call, chunks: Chunks) -> None:
+    def __init__(
+        self, service: Service, records: Sequence[object], size: int, call: Call, chunks: StreamChunks
+    ) -> None:
         super().__init__()
         self._service = service
         self._records = records
         self._size = size
         self._call = call
         self._chunks = chunks
-        self._answers: dict[int, GeneratedText] = {}
+        self._answers: dict[int, StreamedText] = {}
         self._texts: dict[int, str] = {}
         self._sent: dict[int, int] = {}
         self._changed = asyncio.Event()
@@ -91,7 +93,7 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 - ASGI signature
         """Serve the stream."""
-        with InFlight(self._service, self._records, self._size, self._call) as request:
+        with RequestInFlight(self._service, self._records, self._size, self._call) as request:
             futures = await request.submit(self._note)
             await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
             await self._stream(futures, request.scope, send)
@@ -101,7 +103,7 @@ class EventStream(Response):
         self._texts[index] = text
         self._changed.set()
 
-    async def _stream(self, futures: Sequence[asyncio.Future[GeneratedText]], wait: CancelScope, send: Send) -> None:
+    async def _stream(self, futures: Sequence[asyncio.Future[StreamedText]], wait: CancelScope, send: Send) -> None:
         """Send new text as it arrives, until every record has ended."""
         for future in futures:
             future.add_done_callback(lambda _: self._changed.set())
@@ -142,7 +144,7 @@ class EventStream(Response):
         since = self._started if before is None else before
         listener(WorkUnitSent(before is None, now - since, now))
 
-    def _last(self, index: int, future: asyncio.Future[GeneratedText], wait: CancelScope) -> bytes:
+    def _last(self, index: int, future: asyncio.Future[StreamedText], wait: CancelScope) -> bytes:
         """The last events of an answer.
 
         Raises:

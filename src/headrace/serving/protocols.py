@@ -1,0 +1,49 @@
+"""Protocols: the routes of a server, each with the shapes of requests and of answers.
+
+A package registers a `ServerProtocol` in the group `headrace.protocols`. Its routes make records of a request, give
+them to `ServerState.service`, and make an answer of the outputs. What runs the records knows no protocol.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import cast
+
+from fastapi import APIRouter
+
+from headrace.engines.custom import load_factory
+from headrace.engines.declaring import Task
+from headrace.engines.tasks import all_tasks
+from headrace.plugins import working
+from headrace.serving.state import ServerState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerProtocol:
+    """The routes of one API."""
+
+    name: str
+    routers: Callable[[ServerState, Task], Iterable[APIRouter]]
+    """The routes that a server of this task has; none for a task that the API does not know."""
+    order: int = 100
+    """Routes are matched in this order, for each request."""
+
+
+def routers_of(state: ServerState, task: Task) -> Iterator[APIRouter]:
+    """All routes of a server that take records: the task's own, then those of each protocol."""
+    own = load_factory(task.routes) if isinstance(task.routes, str) else task.routes
+    if own is not None:
+        yield cast("APIRouter", own(state))
+    for protocol in sorted(working("protocols", ServerProtocol).values(), key=lambda one: one.order):
+        yield from protocol.routers(state, task)
+
+
+def tasks_by_path(state: ServerState) -> dict[str, list[str]]:
+    """The names of the tasks whose servers have each route."""
+    found: dict[str, list[str]] = {}
+    for task in all_tasks():
+        paths = {getattr(route, "path", "") for router in routers_of(state, task) for route in router.routes}
+        for path in paths:
+            found.setdefault(path, []).append(task.name)
+    return found
