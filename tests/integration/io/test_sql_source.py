@@ -126,7 +126,7 @@ class Failing:
     def count(self, query: str) -> int:
         return 1000
 
-    def rows(self, query: str) -> sql.Rows:
+    def rows(self, query: str) -> sql.RowLists:
         self.runs += 1
         for start in range(0, 1000, 100):
             if start == 500 and self.runs - 1 <= self._failures:
