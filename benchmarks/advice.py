@@ -22,7 +22,7 @@ from benchmarks.common import RESULTS, report
 from benchmarks.prefixes import LETTERS, model_folder
 from headrace.engines.base import Prepared
 from headrace.engines.profile import EngineProfile
-from headrace.jobs.pipeline.job import Limits
+from headrace.jobs.settings import Limits
 from headrace.observe.reporting import summary
 from headrace.observe.reporting.figures import in_json
 

@@ -28,8 +28,8 @@ from headrace.app.jobs import job as jobs
 from headrace.app.servers.server import ServerSettings
 from headrace.cluster import local_workers
 from headrace.cluster.base import ClusterResources, Replicas
-from headrace.cluster.ray.jobs import execute
 from headrace.cluster.ray.serving import NAME, served
+from headrace.cluster.ray.workers import execute
 from headrace.engines.choosing.config import EngineConfig
 from headrace.jobs.pipeline.job import StopRequest
 from headrace.jobs.settings import JobSettings

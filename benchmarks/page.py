@@ -39,8 +39,8 @@ def long_run() -> RunSummary:
         builder(BatchDone(number, size, 0, size * 30, size * 36, took, at))
         builder(StageDone("finish", size, 0.001, at))
     builder(JobDone("finished", at))
-    found, account = builder.snapshot(at)
-    return RunSummary(0.0, "finished", summary.figures_of(found), account, {"model": "m"}, {"headrace": "1"})
+    found = builder.build(at)
+    return summary.summarize(found, "finished", 0.0, {"model": "m"}, {"headrace": "1"})
 
 
 def page_rows(folder: Path) -> list[list[object]]:

@@ -25,8 +25,8 @@ from headrace.engines.choosing.config import EngineConfig
 from headrace.engines.profile import EngineProfile
 from headrace.events import Event, OrderChosen
 from headrace.jobs import run as main_path
-from headrace.jobs.pipeline.job import Limits, StopRequest
-from headrace.jobs.settings import JobSettings
+from headrace.jobs.pipeline.job import StopRequest
+from headrace.jobs.settings import JobSettings, Limits
 
 COUNTS = (100_000, 1_000_000, 3_000_000)
 BUFFER = 128_000_000

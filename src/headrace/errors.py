@@ -250,6 +250,25 @@ def attempted(call: Callable[..., T], *values: object) -> T | BaseException:
         return error
 
 
+def tried(call: Callable[..., T], *values: object) -> T | Exception:
+    """What a library's code returns, or the exception that it raises; Ctrl-C goes on."""
+    try:
+        return call(*values)
+    except Exception as error:  # noqa: BLE001 - the border to libraries, whose classes of errors are many, or not documented
+        return error
+
+
+@contextmanager
+def raised_as(kind: type[HeadraceError], words: str, way_out: str = "") -> Iterator[None]:
+    """Raise what a library raises in the body as an error of this kind: `words: its message; way_out`."""
+    try:
+        yield
+    except HeadraceError:
+        raise
+    except Exception as error:  # likewise
+        raise kind(f"{words}: {line_of(error)}{way_out and '; ' + way_out}") from error
+
+
 def text_of(error: BaseException) -> str:
     """The error's message, long values shortened, even if its `__str__` raises."""
     try:

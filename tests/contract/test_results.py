@@ -30,7 +30,7 @@ from headrace import ContinuousBatcher, DynamicBatcher, EngineProfile, Prepared
 from headrace.batching.passthrough import PassthroughBatcher
 from headrace.errors import BadResultError
 from headrace.events import BatchSplit
-from headrace.jobs.pipeline.job import Limits
+from headrace.jobs.settings import Limits
 
 BATCH = 5
 

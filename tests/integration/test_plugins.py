@@ -51,7 +51,7 @@ def run(shout: Path, tmp_path: Path) -> Run:
     def run(*arguments: str, code: str = MAIN, also: tuple[Path, ...] = ()) -> subprocess.CompletedProcess[str]:
         path = os.pathsep.join(map(str, [*also, shout, ROOT / "src", os.environ.get("PYTHONPATH", "")]))
         return subprocess.run(
-            [sys.executable, "-c", f"import sys; sys.argv[0] = 'headrace'; {code}", *arguments],
+            [sys.executable, "-c", f"import sys; sys.argv[0] = 'headrace'\n{code}", *arguments],
             cwd=tmp_path,
             env={**os.environ, "PYTHONPATH": path, "COLUMNS": "200"},
             capture_output=True,
@@ -82,12 +82,31 @@ def test_it_is_there_in_python_too(run: Run) -> None:
     assert "unknown task 'yell': use 'shout'" in ended.stderr
 
 
+def test_its_engine_is_an_object_with_options(run: Run) -> None:
+    job = "import headrace; from headrace_shout import Capitals; rows = [{'text': 'hush'}]; "
+    ended = run(
+        code=job + "print(headrace.run(rows, sink='list', progress=False, engine=Capitals(marks=3))[0]['shouted'])"
+    )
+    assert ended.stdout == "HUSH!!!\n", ended.stderr
+
+
+def test_a_server_offers_it(run: Run) -> None:
+    code = (
+        "import headrace; from starlette.testclient import TestClient\n"
+        "with TestClient(headrace.build_app('shout', marks=2), 'http://127.0.0.1') as client:\n"
+        "    print(client.post('/generate', json={'prompts': ['hush'], 'task_id': '1'}).json())\n"
+        "    print(client.get('/v1/models').json()['data'][0]['task'])"
+    )
+    ended = run(code=code)
+    assert ended.stdout == "{'results': ['HUSH!!'], 'task_id': '1'}\nshout\n", ended.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (("--mark", "2"), "--mark: task 'shout' has no such flag; known: --marks; did you mean --marks?"),
         (("--marks", "many"), "marks is 'many'; it must be a whole number"),
-        (("--marks", "-1"), "marks is -1: it must be an int >= 0"),
+        (("--marks", "-1"), "marks is -1; it must be >= 0"),
         (("--engine", "louder"), "task 'shout' has no engine 'louder'; known: capitals, or module:name"),
     ],
 )

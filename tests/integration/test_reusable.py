@@ -200,6 +200,18 @@ def test_an_async_function_may_load_it(model: Model) -> None:
     it.close()
 
 
+def test_an_async_generator_may_load_it_and_clean_up(model: Model) -> None:
+    async def load() -> AsyncIterator[DynamicBatcher[int, int]]:
+        async with model.load() as batcher:
+            yield batcher
+        model.closed.set()
+
+    it: Reusable[int, int] = reusable(load)
+    assert it.blocking(5) == 10
+    it.close()
+    assert model.closed.is_set()
+
+
 def test_what_is_no_batcher_is_named() -> None:
     async def items() -> AsyncIterator[int]:
         yield 1

@@ -16,7 +16,7 @@ import headrace
 from headrace.app.keywords import RunKeywords, ServerKeywords
 from headrace.cli.app import app
 from headrace.errors import ConfigError, RecordError, text_of
-from headrace.jobs.pipeline.job import Limits
+from headrace.jobs.settings import Limits
 from headrace.options import NAMES
 from headrace.records import Failed, Record
 from headrace.serving.limits import ServeLimits

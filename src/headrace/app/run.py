@@ -31,17 +31,34 @@ T = TypeVar("T")
 
 @overload
 def run(  # type: ignore[overload-overlap]  # of all texts, this one has a result of its own
-    source: object, model: str | Path | None = None, *, sink: Literal["list"], **options: Unpack[RunKeywords]
+    source: object,
+    model: str | Path | None = None,
+    *,
+    sink: Literal["list"],
+    progress: bool = True,
+    **options: Unpack[RunKeywords],
 ) -> list[dict[str, Any]]: ...
 
 
 @overload
-def run(source: object, model: str | Path | None = None, *, sink: TableKind, **options: Unpack[RunKeywords]) -> Any: ...
+def run(
+    source: object,
+    model: str | Path | None = None,
+    *,
+    sink: TableKind,
+    progress: bool = True,
+    **options: Unpack[RunKeywords],
+) -> Any: ...
 
 
 @overload
 def run(
-    source: object, model: str | Path | None = None, *, sink: str | Path | Receiver, **options: Unpack[RunKeywords]
+    source: object,
+    model: str | Path | None = None,
+    *,
+    sink: str | Path | Receiver,
+    progress: bool = True,
+    **options: Unpack[RunKeywords],
 ) -> Report: ...
 
 

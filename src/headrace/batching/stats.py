@@ -6,7 +6,7 @@ import math
 from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from itertools import accumulate, repeat
 
 from headrace.events import CloseReason
@@ -65,6 +65,10 @@ class Durations:
         longer, shorter = sorted((self.counts, other.counts), key=len, reverse=True)
         counts = tuple(a + b for a, b in zip(longer, shorter, strict=False)) + longer[len(shorter) :]
         return Durations(counts, self.total_s + other.total_s)
+
+
+_NOT_SUMMED = {"avg_batch_size", "avg_batch_cost", "max_batch_size", "close_reasons", "queue_times", "process_times"}
+"""Fields of `BatchStats` that replicas do not add up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +147,8 @@ class BatchStats:
         reasons: Counter[CloseReason] = Counter()
         for stats in every:
             reasons.update(stats.close_reasons)
-        summed = {name: sum(getattr(stats, name) for stats in every) for name in _SUMMED}
+        names = [one.name for one in fields(BatchStats) if one.name not in _NOT_SUMMED]
+        summed = {name: sum(getattr(stats, name) for stats in every) for name in names}
         batches = max(summed["total_batches"], 1)
         return BatchStats(
             **summed,
@@ -154,24 +159,6 @@ class BatchStats:
             queue_times=sum((stats.queue_times for stats in every), Durations()),
             process_times=sum((stats.process_times for stats in every), Durations()),
         )
-
-
-_SUMMED = (
-    "total_submitted",
-    "total_completed",
-    "total_failed",
-    "total_batches",
-    "total_batched",
-    "total_batch_cost",
-    "total_padded_cost",
-    "busy_time_s",
-    "idle_time_s",
-    "window_busy_s",
-    "window_s",
-    "waiting",
-    "waiting_cost",
-    "in_flight",
-)
 
 
 class BatchMeter:

@@ -1,24 +1,59 @@
-"""The command line: all commands together."""
+"""The command line: all commands together. Each is imported when it is called."""
 
 from __future__ import annotations
 
 import functools
+import importlib
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 import headrace
-from headrace.cli import bench, inspect, listing, merge, outcome, report, retry, run, serve, top, tune
-from headrace.cli.engine_flags import PASS_ON, EngineCommand
-from headrace.cli.flags import Command
 from headrace.wording import shortened, speak, spoken
 
 _UsageError: Any = typer.BadParameter.__base__  # click's, which newer versions of typer hold a copy of
 
+VERBS = {
+    "run": "Run a bulk job. Run the same command again to continue a job that was stopped.",
+    "retry": "Run the failed records of a finished job again, with the settings of the job.",
+    "inspect": "Show the state of a job: while it runs, after a kill, or when it is finished. Only its files are read.",
+    "report": "Show where the time of a job went: while it runs, after a kill, or when it is finished.",
+    "top": "Show what a job or a server does now: stages, rates, causes, queues, errors and workers.",
+    "list": "List the tasks, engines, formats, sources, sinks, exporters, protocols and clusters that are registered.",
+    "merge": "Merge the parts of an output into one file, in input order, and their failed records into a "
+    "file beside it.",
+    "serve": "Serve a model over HTTP: OpenAI's routes, and /generate, /classify, /score, /rerank, /health, "
+    "/metrics, /docs.",
+    "bench": "Compare Headrace with what else is installed, on your machine, model and texts.",
+    "tune": "Measure a model on your records: throughput, latency, memory and padding by batch budget, dtype "
+    "and engine.",
+}
+"""The commands, each with how its help begins."""
+
 
 class _Commands(TyperGroup):
     """The commands; what typer refuses is told with long values shortened."""
+
+    _brief = False
+
+    def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002 - click's
+        """Their names, in order."""
+        return list(VERBS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ARG002
+        """The command of that name, None if there is none; a mere line of help if all are listed."""
+        if cmd_name not in VERBS:
+            return None
+        return TyperCommand(cmd_name, help=VERBS[cmd_name]) if self._brief else _command(cmd_name)
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Write the help."""
+        self._brief = True
+        try:
+            super().format_help(ctx, formatter)
+        finally:
+            self._brief = False
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command that the arguments name.
@@ -33,6 +68,22 @@ class _Commands(TyperGroup):
             raise
 
 
+@functools.cache
+def _command(name: str) -> Any:
+    from headrace.cli.engine_flags import PASS_ON, EngineCommand
+    from headrace.cli.flags import Command
+
+    module: Any = importlib.import_module(f"headrace.cli.{'listing' if name == 'list' else name}")
+    kind = getattr(module, "COMMAND", Command)
+    said = [getattr(module, part) for part in ("STATUSES", "EXAMPLES") if hasattr(module, part)]
+    alone = typer.Typer(add_completion=False, context_settings=app.info.context_settings)
+    settings = PASS_ON if issubclass(kind, EngineCommand) else None
+    alone.command(name, cls=kind, context_settings=settings, epilog="\n\n".join(said) or None)(
+        getattr(module, "list_plugins" if name == "list" else name)
+    )
+    return typer.main.get_command(alone)
+
+
 app = typer.Typer(
     name="headrace",
     cls=_Commands,
@@ -42,23 +93,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command(
-    "run",
-    cls=run.RunCommand,
-    context_settings=PASS_ON,
-    epilog=f"{outcome.STATUSES}\n\n{run.EXAMPLES}",
-)(run.run)
-app.command("retry", cls=EngineCommand, context_settings=PASS_ON, epilog=f"{outcome.STATUSES}\n\n{retry.EXAMPLES}")(
-    retry.retry
-)
-app.command("inspect", cls=Command, epilog=inspect.EXAMPLES)(inspect.inspect)
-app.command("report", cls=Command, epilog=report.EXAMPLES)(report.report)
-app.command("top", cls=Command, epilog=top.EXAMPLES)(top.top)
-app.command("list", cls=Command, epilog=listing.EXAMPLES)(listing.list_plugins)
-app.command("merge", cls=Command, epilog=merge.EXAMPLES)(merge.merge)
-app.command("serve", cls=serve.ServeCommand, context_settings=PASS_ON, epilog=serve.EXAMPLES)(serve.serve)
-app.command("bench", cls=Command, epilog=bench.EXAMPLES)(bench.bench)
-app.command("tune", cls=EngineCommand, context_settings=PASS_ON)(tune.tune)
 
 
 def _print_version(wanted: bool) -> None:

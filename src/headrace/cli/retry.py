@@ -13,9 +13,10 @@ from headrace.app.jobs.job import execute
 from headrace.app.jobs.steps import retry_settings, steps_here
 from headrace.cli import steps
 from headrace.cli.cluster_flags import ClusterFlags
-from headrace.cli.engine_flags import changed, config_of
+from headrace.cli.engine_flags import EngineCommand, changed, config_of
 from headrace.cli.flags import Given, with_settings
 from headrace.cli.logs import LogFlags
+from headrace.cli.outcome import STATUSES as STATUSES
 from headrace.cli.outcome import conclude, guarded, own_streams
 from headrace.cli.signals import Stopper, stop_on_signals
 from headrace.errors import ConfigError
@@ -23,6 +24,7 @@ from headrace.io.storage.addresses import display_name
 from headrace.jobs.settings import JobSettings, Limits, anchored, from_json
 from headrace.jobs.state.inspection import state_of
 
+COMMAND = EngineCommand
 EXAMPLES = """Examples:
 
 headrace retry vectors.parquet

@@ -19,6 +19,7 @@ from headrace.cli.engine_flags import EngineCommand, config_of
 from headrace.cli.flags import Given, with_settings
 from headrace.cli.forecasts import as_figures, print_forecast, print_survey
 from headrace.cli.logs import LogFlags
+from headrace.cli.outcome import STATUSES as STATUSES
 from headrace.cli.outcome import conclude, guarded, own_streams, say
 from headrace.cli.report import check_file, check_target, reported_jobs
 from headrace.cli.report_flags import ReportFlags
@@ -146,3 +147,6 @@ def _rehearse(settings: JobSettings, gpu_hour_price: float | None, *, as_json: b
     if forecast.bytes is not None and forecast.free is not None and forecast.bytes > forecast.free:
         raise ConfigError(f"the disk of {settings.sink} has too little room; make some, or choose another output")
     return 0
+
+
+COMMAND = RunCommand

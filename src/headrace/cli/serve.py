@@ -299,3 +299,6 @@ def _serve_on(cluster: ReplicaFlags, settings: ServerSettings, server: ServerFla
     resources = ClusterResources(address, gpus=cluster.gpus_per_replica, cpus=cluster.cpus_per_replica)
     kind.serve(settings, replicas, resources, (server.host, server.port), say)
     return 0
+
+
+COMMAND = ServeCommand

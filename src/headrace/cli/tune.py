@@ -14,13 +14,14 @@ from headrace.app.grid import Grid, GridOptions, GridRow, measure
 from headrace.app.jobs.job import JobSettings
 from headrace.argument_types import comma_separated
 from headrace.cli.curve import check_picture, draw
-from headrace.cli.engine_flags import config_of
+from headrace.cli.engine_flags import EngineCommand, config_of
 from headrace.cli.flags import Given, positive_numbers, with_settings
 from headrace.cli.outcome import aligned, guarded, say
 from headrace.engines.choosing.config import EngineConfig
 from headrace.engines.options import INT8
 from headrace.options import option
 
+COMMAND = EngineCommand
 _OF_JOBS = (
     "source", "input_format", "text_column", "text_pair_column", "id_column", "prompt_template", "limit", "sample",
     "sample_seed", "shard",

@@ -23,10 +23,10 @@ from headrace.errors import BadResultError, ConfigError, EngineError, HeadraceEr
 from headrace.events import BatchDone, BatchFormed, BatchSplit, Event, StageDone, StepDone
 from headrace.jobs.pipeline.chunks import answers
 from headrace.jobs.pipeline.infer import stream_in_order, stream_longest_first
-from headrace.jobs.pipeline.job import Limits, StopRequest
+from headrace.jobs.pipeline.job import StopRequest
 from headrace.jobs.pipeline.prepare import prepare_all
 from headrace.jobs.pipeline.work import Work
-from headrace.jobs.settings import JobSettings
+from headrace.jobs.settings import JobSettings, Limits
 from headrace.observe.accounting.batches import BusyTime
 from headrace.processes import portable
 from headrace.processes.portable import Portable

@@ -10,7 +10,7 @@ import os
 import threading
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any, Generic, TypeAlias, TypeVar, Unpack, overload
@@ -255,9 +255,12 @@ class Reusable(Generic[RecordT, ResultT]):
 
 Factory: TypeAlias = Callable[
     [],
-    Batcher[RecordT, ResultT] | Awaitable[Batcher[RecordT, ResultT]] | Iterator[Batcher[RecordT, ResultT]],
+    Batcher[RecordT, ResultT]
+    | Awaitable[Batcher[RecordT, ResultT]]
+    | Iterator[Batcher[RecordT, ResultT]]
+    | AsyncIterator[Batcher[RecordT, ResultT]],
 ]
-"""Makes the batcher: a plain function, `async def`, or a generator that yields it and then cleans up."""
+"""Returns the batcher, or yields it and then cleans up; may be async."""
 
 
 @overload
@@ -282,8 +285,8 @@ def reusable(
 
         vector = await embed("one text")
 
-    `factory` may be a plain function, `async def`, or a generator that yields the batcher and then cleans up. It runs
-    once, on a separate thread, even with concurrent calls. After `idle_timeout_s` idle seconds the model is dropped.
+    `factory` returns the batcher, or yields it and then cleans up; it may be async. It runs once, on a separate thread,
+    even with concurrent calls. After `idle_timeout_s` idle seconds the model is dropped.
     Inside a Ray actor or a Flyte task, each worker process has one model.
 
     Raises:

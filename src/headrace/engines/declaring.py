@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import logging
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import Field, dataclass
 from pathlib import Path
@@ -144,14 +144,7 @@ class EngineOptions(_Dataclasses):
         Raises:
             ConfigError: a value has another type than is declared, or is out of range.
         """
-        self._check_values(())
-
-    def _check_values(self, leave_out: Collection[str]) -> None:
-        check_types(self, "model", *leave_out)
-        for one in declared(type(self)):
-            value, least = getattr(self, one.name), one.option.minimum
-            if one.name not in leave_out and least is not None and value is not None and value < least:
-                raise ConfigError(f"{one.name} is {value!r}: it must be {'an int ' * isinstance(value, int)}>= {least}")
+        check_types(self, "model")
 
     def load(self) -> Any:
         """The engine, with its model loaded: one of the types in `engines.base`.

@@ -151,7 +151,7 @@ class CandidateOptions(EngineOptions):
 class ImageOptions(EngineOptions):
     """Which images are refused."""
 
-    max_pixels: int = option(MAX_PIXELS, "An image with more pixels fails before it is decoded.")
+    max_pixels: int = option(MAX_PIXELS, "An image with more pixels fails before it is decoded.", minimum=1)
 
 
 class ChatOptions(EngineOptions):
@@ -224,6 +224,6 @@ class LongPromptOptions(EngineOptions):
         return LongPrompts(**{name: value for name, value in given.items() if value is not None})
 
     def check(self) -> None:
-        """See `EngineOptions.check`."""
+        """Check all values, and that the rules for long prompts go together."""
         super().check()
         self.long_prompts()

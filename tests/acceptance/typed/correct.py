@@ -61,3 +61,7 @@ def jobs() -> None:
     headrace.build_app("zero-shot", "my-model", labels=["sports", "politics"], batch_tokens=4_096)
     headrace.build_app(engine="own:make", engine_options={"its_flag": 3}, engine_timeout_s=5)
     EngineConfig(task="embed", engine_options={"max_model_len": 128})
+    embedding = headrace.Embedding(model="my-model", dtype="float32")
+    headrace.run("in.jsonl", sink="out.jsonl", engine=embedding, limits=headrace.Limits(max_errors=3))
+    headrace.run("in.jsonl", sink="out.jsonl", max_errors=3, sample=0.5, progress=False)
+    headrace.build_app(engine=embedding, limits=headrace.ServeLimits(max_requests=9), max_wait_s=3)

@@ -15,7 +15,7 @@ import ray
 from ray.cluster_utils import Cluster
 
 from headrace.cluster.base import ClusterResources
-from headrace.cluster.ray import jobs as ray_job
+from headrace.cluster.ray import workers as ray_job
 from headrace.cluster.ray.workers import RayWorkers
 from headrace.engines.choosing.config import EngineConfig
 from headrace.jobs.pipeline.job import StopRequest

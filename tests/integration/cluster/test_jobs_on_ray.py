@@ -20,8 +20,8 @@ import headrace
 from headrace.app.jobs import job as app_job
 from headrace.engines.choosing.config import EngineConfig
 from headrace.errors import ConfigError
-from headrace.jobs.pipeline.job import JobEnd, Limits, StopRequest
-from headrace.jobs.settings import JobSettings
+from headrace.jobs.pipeline.job import JobEnd, StopRequest
+from headrace.jobs.settings import JobSettings, Limits
 from headrace.observe.reporting.report import Report
 
 ENGINES = "tests.integration.cluster.engines"
@@ -36,7 +36,7 @@ def on_ray(
     source: Path, sink: Path, *, replicas: int = 2, stop: StopRequest | None = None, **settings: Any
 ) -> tuple[JobEnd, Report]:
     from headrace.cluster.base import ClusterResources
-    from headrace.cluster.ray.jobs import execute
+    from headrace.cluster.ray.workers import execute
 
     settings.setdefault("task", "custom")
     given = job_settings(source, sink, **settings)
@@ -61,7 +61,7 @@ def lines(path: Path) -> list[Any]:
 
 def test_more_workers_than_the_cluster_has_room_for_are_refused(rows: Rows, tmp_path: Path) -> None:
     from headrace.cluster.base import ClusterResources
-    from headrace.cluster.ray.jobs import execute
+    from headrace.cluster.ray.workers import execute
 
     settings = JobSettings(
         source=rows(10), sink=tmp_path / "out.jsonl", config=EngineConfig(task="custom", engine=f"{ENGINES}:lengths")

@@ -22,7 +22,8 @@ from tests.settings import job_settings
 
 from headrace.app.jobs import job as jobs
 from headrace.errors import ConfigError, EngineError, UnknownOptionError
-from headrace.jobs.pipeline.job import JobEnd, Limits, StopRequest
+from headrace.jobs.pipeline.job import JobEnd, StopRequest
+from headrace.jobs.settings import Limits
 from headrace.observe.reporting.report import Report
 
 ENGINES = "tests.integration.cluster.engines"
@@ -47,7 +48,7 @@ class OnRay:
         self, source: Path, sink: Path, *, replicas: int = 2, stop: StopRequest | None = None, **settings: Any
     ) -> tuple[JobEnd, Report]:
         from headrace.cluster.base import ClusterResources
-        from headrace.cluster.ray.jobs import execute
+        from headrace.cluster.ray.workers import execute
 
         given = job_settings(source, sink, **{"task": "custom", **settings})
         return execute(given, ClusterResources(replicas=replicas, cpus=0.5), stop or StopRequest(), progress=False)

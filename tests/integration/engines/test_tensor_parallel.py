@@ -16,6 +16,7 @@ import torch
 from tests.acceptance.command import end, headrace, start
 
 from headrace import ContinuousBatcher
+from headrace.engines.choosing.registry import create
 from headrace.engines.generation.continuous import GenerationEngine
 from headrace.engines.generation.options import Generation
 from headrace.errors import ConfigError, EngineDeadError
@@ -129,7 +130,7 @@ def test_a_job_whose_rank_dies_ends_in_one_line_and_goes_on(tmp_path: Path) -> N
 )
 def test_what_cannot_be_split_is_refused_by_name(options: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        GenerationEngine(Generation(**options))
+        create("generate", **options)
     assert children(os.getpid()) == []
 
 

@@ -54,7 +54,7 @@ def refusal(source: str, sink: str = "x.jsonl") -> str:
 def a_split_is_read_at_one_commit(hub: Hub) -> None:
     """Also when the job is continued, after the branch has moved."""
     import headrace
-    from headrace.jobs.pipeline.job import Limits
+    from headrace.jobs.settings import Limits
 
     source = hub.repository("datasets/me/questions")
     shards = {

@@ -12,7 +12,7 @@ from tests.integration.hub.standin import Hub
 
 ON_RAY = """
 import os, sys, ray, headrace
-from headrace.cluster.ray.jobs import execute
+from headrace.cluster.ray.workers import execute
 from headrace.cluster.base import ClusterResources
 from headrace.engines.choosing.config import EngineConfig
 from headrace.jobs.pipeline.job import StopRequest

@@ -14,7 +14,7 @@ from typing import Any
 import headrace
 from headrace.io.sinks.tables import TableWriter
 from headrace.io.storage.parts import PartFolder
-from headrace.jobs.pipeline.job import Limits
+from headrace.jobs.settings import Limits
 
 MOMENTS = ("between", "before", "after")
 PART_ROWS = 50

@@ -19,7 +19,7 @@ import pytest
 import headrace
 from headrace.errors import ConfigError, JobError, ResumeMismatchError
 from headrace.io.storage import locations
-from headrace.jobs.pipeline.job import Limits
+from headrace.jobs.settings import Limits
 
 ROWS = [{"id": n, "text": f"text {n}"} for n in range(1000)]
 FAKE = {"task": "embed", "engine": "headrace.testing:FakeEngine", "progress": False, "limits": Limits(part_records=100)}

@@ -22,7 +22,7 @@ from headrace.errors import ConfigError
 from headrace.io.formats import delimited
 from headrace.io.sources.opening import open_source
 from headrace.io.storage.compression import compress
-from headrace.jobs.pipeline.job import Limits
+from headrace.jobs.settings import Limits
 from headrace.records import Failed
 
 FAKE = {"task": "embed", "engine": "headrace.testing:FakeEngine", "progress": False}

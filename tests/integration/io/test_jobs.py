@@ -23,9 +23,9 @@ from headrace.errors import ConfigError, JobError, ResumeMismatchError
 from headrace.io.base import Source
 from headrace.io.sources import unique_ids as ids
 from headrace.io.sources.opening import open_source
-from headrace.jobs.pipeline.job import Limits
 from headrace.jobs.pipeline.prepare import id_text
 from headrace.jobs.pipeline.read import id_digest
+from headrace.jobs.settings import Limits
 from headrace.testing import FakeEngine
 
 ROWS = [{"id": f"r{n}", "question": f"what is {n}?", "n": n, "tags": ["a", n], "text": f"text {n}"} for n in range(400)]
@@ -390,7 +390,7 @@ def test_rows_of_50_mb_in_bounded_memory(tmp_path: Path) -> None:
         for number in range(3):
             file.write(json.dumps({"id": number, "text": "short " + "x" * 50_000_000}) + "\n")
     code = (
-        "import pathlib, headrace; from headrace.jobs.pipeline.job import Limits\n"
+        "import pathlib, headrace; from headrace.jobs.settings import Limits\n"
         "report = headrace.run('in.jsonl', sink='out.jsonl', engine='headrace.testing:FakeEngine', max_model_len=1, "
         "progress=False, limits=Limits(workers=1))\n"
         # not getrusage: its peak counts what the process was before exec, a copy of this one

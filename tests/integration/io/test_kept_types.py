@@ -16,7 +16,7 @@ import pytest
 
 import headrace
 from headrace.errors import ConfigError
-from headrace.jobs.pipeline.job import Limits
+from headrace.jobs.settings import Limits
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")

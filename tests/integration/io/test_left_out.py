@@ -18,7 +18,7 @@ import headrace
 from headrace.errors import ConfigError
 from headrace.io.sources import folders
 from headrace.io.sources.opening import open_source
-from headrace.jobs.pipeline.job import Limits
+from headrace.jobs.settings import Limits
 
 FAKE = {"task": "embed", "engine": "headrace.testing:FakeEngine", "progress": False}
 ROW = '{"text": "x"}\n'

@@ -15,7 +15,7 @@ import headrace
 from headrace.engines.choosing.config import EngineConfig
 from headrace.engines.choosing.resolving import fetch, moved, resolve, served_names
 from headrace.errors import ConfigError, EngineError, JobError
-from headrace.jobs.pipeline.job import Limits
+from headrace.jobs.settings import Limits
 
 ADDRESS = "s3://rows/models/mini"
 CONFIG = EngineConfig("embed", ADDRESS)

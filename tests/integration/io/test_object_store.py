@@ -24,7 +24,7 @@ from headrace.io.sources.opening import open_source
 from headrace.io.storage import lease
 from headrace.io.storage.lease import Lease
 from headrace.io.storage.locations import locate
-from headrace.jobs.pipeline.job import Limits
+from headrace.jobs.settings import Limits
 from headrace.jobs.state.inspection import inspect
 from headrace.jobs.state.output import JobOutput
 from headrace.observe.reporting.figures import figures

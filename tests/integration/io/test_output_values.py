@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import headrace
-from headrace.jobs.pipeline.job import Limits
+from headrace.jobs.settings import Limits
 
 np = pytest.importorskip("numpy")
 pa = pytest.importorskip("pyarrow")

@@ -17,7 +17,7 @@ from headrace.errors import ConfigError, JobError, ResumeMismatchError
 from headrace.io.hub.source import DatasetSource
 from headrace.io.sources.in_memory import IterableSource, SequenceSource
 from headrace.io.sources.opening import open_source
-from headrace.jobs.pipeline.job import Limits
+from headrace.jobs.settings import Limits
 
 ROWS = [{"id": f"r{n}", "text": f"text {n}"} for n in range(300)]
 FAKE = {"task": "embed", "engine": "headrace.testing:FakeEngine", "progress": False, "limits": Limits(part_records=50)}

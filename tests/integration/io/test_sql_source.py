@@ -12,7 +12,7 @@ import headrace
 from headrace.errors import BrokenOffError, ConfigError, JobError, ResumeMismatchError
 from headrace.io.databases.sql import source as sql
 from headrace.io.sources.opening import open_source
-from headrace.jobs.pipeline.job import Limits
+from headrace.jobs.settings import Limits
 from headrace.retry import RetryPolicy
 
 sa: Any = pytest.importorskip("sqlalchemy")
@@ -126,7 +126,7 @@ class Failing:
     def count(self, query: str) -> int:
         return 1000
 
-    def rows(self, query: str) -> sql.Rows:
+    def rows(self, query: str) -> sql.RowLists:
         self.runs += 1
         for start in range(0, 1000, 100):
             if start == 500 and self.runs - 1 <= self._failures:

@@ -21,7 +21,7 @@ import headrace
 from headrace.errors import BrokenOffError, ConfigError, ResumeMismatchError, TooManyErrorsError
 from headrace.io.sinks import tables, targets
 from headrace.io.storage import locations
-from headrace.jobs.pipeline.job import Limits
+from headrace.jobs.settings import Limits
 from headrace.plugins import load
 from headrace.retry import RetryPolicy
 from headrace.testing import FakeEngine

@@ -19,7 +19,7 @@ import headrace
 from headrace.errors import ConfigError, JobError, ResumeMismatchError
 from headrace.io.sources.in_memory import SequenceSource
 from headrace.io.sources.opening import open_source
-from headrace.jobs.pipeline.job import Limits
+from headrace.jobs.settings import Limits
 from headrace.testing import FakeEngine
 
 pa: Any = pytest.importorskip("pyarrow")

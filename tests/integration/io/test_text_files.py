@@ -13,7 +13,7 @@ import pytest
 import headrace
 from headrace.errors import ConfigError
 from headrace.io.storage.hive import partitions
-from headrace.jobs.pipeline.job import Limits
+from headrace.jobs.settings import Limits
 from headrace.observe.reporting.table import rows as rows_of
 
 pq = pytest.importorskip("pyarrow.parquet")

@@ -14,7 +14,7 @@ import pytest
 import headrace
 from headrace.errors import ConfigError, HeadraceError
 from headrace.io.formats.tables import check_names
-from headrace.jobs.pipeline.job import Limits
+from headrace.jobs.settings import Limits
 
 np = pytest.importorskip("numpy")
 pa = pytest.importorskip("pyarrow")

@@ -14,7 +14,8 @@ from tests.settings import job_settings
 from headrace.app.jobs import job as app_job
 from headrace.events import Event
 from headrace.jobs import run as main_path
-from headrace.jobs.pipeline.job import Job, JobEnd, Limits, StopRequest
+from headrace.jobs.pipeline.job import Job, JobEnd, StopRequest
+from headrace.jobs.settings import Limits
 from headrace.testing import FakeEngine
 
 

@@ -10,7 +10,7 @@ import pytest
 
 import headrace
 from headrace.engines.profile import EngineProfile
-from headrace.jobs.pipeline.job import Limits
+from headrace.jobs.settings import Limits
 from headrace.observe.accounting.timeline import Cause
 from headrace.observe.reporting.report import Report
 from headrace.testing import FakeEngine

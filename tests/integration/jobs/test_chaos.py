@@ -17,7 +17,8 @@ from headrace.app.jobs.job import JobSettings
 from headrace.engines.choosing.config import EngineConfig
 from headrace.engines.custom import FunctionEngine
 from headrace.jobs import run as main_path
-from headrace.jobs.pipeline.job import JobEnd, Limits, StopRequest
+from headrace.jobs.pipeline.job import JobEnd, StopRequest
+from headrace.jobs.settings import Limits
 
 ENGINES = {
     "function": lambda: FunctionEngine(chaos.engine, "chaos"),

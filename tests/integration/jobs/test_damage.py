@@ -20,7 +20,8 @@ from headrace.errors import BrokenOffError, ConfigError, JobError
 from headrace.events import BatchDone, Event, PartCommitted, PartDamaged
 from headrace.io.storage import parts as parts_module
 from headrace.io.storage.parts import PartFolder
-from headrace.jobs.pipeline.job import JobEnd, Limits, StopRequest
+from headrace.jobs.pipeline.job import JobEnd, StopRequest
+from headrace.jobs.settings import Limits
 from headrace.jobs.state.inspection import NoJobError, inspect
 from headrace.jobs.state.merging import merge
 from headrace.observe.reporting.report import ReportBuilder

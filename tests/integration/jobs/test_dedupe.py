@@ -9,7 +9,8 @@ import pytest
 from tests.integration.jobs.harness import Runner, read_errors, read_rows, write_rows
 
 from headrace.errors import RecordError
-from headrace.jobs.pipeline.job import JobEnd, Limits
+from headrace.jobs.pipeline.job import JobEnd
+from headrace.jobs.settings import Limits
 from headrace.testing import FakeEngine
 
 

@@ -12,7 +12,8 @@ from tests.integration.jobs.harness import Runner, read_errors, read_rows, texts
 
 from headrace.engines.choosing.process import ProcessEngine
 from headrace.errors import BrokenOffError, ConfigError, EngineDeadError, EngineError, TransientError
-from headrace.jobs.pipeline.job import JobEnd, Limits
+from headrace.jobs.pipeline.job import JobEnd
+from headrace.jobs.settings import Limits
 from headrace.testing import FakeEngine, FakeStepEngine, FakeStreamEngine
 
 ROWS = 60

@@ -16,7 +16,8 @@ from headrace.events import BatchDone, JobDone, StageDone
 from headrace.io.base import Chunk
 from headrace.io.storage.parts import Interval, PartFolder
 from headrace.io.storage.rows import FileSource
-from headrace.jobs.pipeline.job import JobEnd, Limits, StopRequest
+from headrace.jobs.pipeline.job import JobEnd, StopRequest
+from headrace.jobs.settings import Limits
 from headrace.testing import FakeEngine
 
 

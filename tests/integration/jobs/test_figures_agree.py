@@ -27,7 +27,8 @@ from headrace.engines.choosing.config import EngineConfig
 from headrace.errors import ConfigError, HeadraceError, RecordError, ResumeMismatchError
 from headrace.events import BatchDone, Event
 from headrace.io.storage import parts
-from headrace.jobs.pipeline.job import Limits, StopRequest
+from headrace.jobs.pipeline.job import StopRequest
+from headrace.jobs.settings import Limits
 from headrace.observe.page.render import _job
 from headrace.observe.reporting.figures import in_json
 

@@ -12,8 +12,8 @@ import pytest
 
 from headrace import run
 from headrace.errors import ConfigError, EngineError, StoppedEarly
-from headrace.jobs.pipeline.job import Limits
 from headrace.jobs.pipeline.user_code import UserCode
+from headrace.jobs.settings import Limits
 from headrace.records import Record
 from headrace.testing import FakeEngine
 

@@ -12,7 +12,8 @@ from tests.integration.jobs.harness import Runner, read_errors, read_rows, texts
 
 from headrace.errors import ConfigError, JobError, RecordError
 from headrace.events import BatchDone, Event
-from headrace.jobs.pipeline.job import JobEnd, Limits
+from headrace.jobs.pipeline.job import JobEnd
+from headrace.jobs.settings import Limits
 from headrace.jobs.state.inspection import inspect
 from headrace.testing import FakeEngine
 

@@ -14,8 +14,8 @@ import pytest
 from tests.integration.jobs.harness import Runner, read_errors, read_rows, texts, write_rows
 
 from headrace.jobs import run as main_path
-from headrace.jobs.pipeline.job import Limits
 from headrace.jobs.pipeline.memory_budget import Memory
+from headrace.jobs.settings import Limits
 
 INTEGERS, ROWS = 150_000, 60  # about 6 MB a row, and 360 MB together
 OWN = 120_000_000
@@ -25,7 +25,7 @@ JOB = """
 import sys
 import headrace
 from pathlib import Path
-from headrace.jobs.pipeline.job import Limits
+from headrace.jobs.settings import Limits
 
 def peak():
     return int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0]) * 1024

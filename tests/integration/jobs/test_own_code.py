@@ -16,7 +16,8 @@ import headrace
 from headrace.cli.app import app
 from headrace.engines.custom import FunctionEngine
 from headrace.errors import ConfigError, HeadraceError, ResumeMismatchError
-from headrace.jobs.pipeline.job import JobEnd, Limits
+from headrace.jobs.pipeline.job import JobEnd
+from headrace.jobs.settings import Limits
 from headrace.testing import FakeEngine
 
 ROWS = [{"id": f"q{n}", "question": "how many", "n": n} for n in range(40)]

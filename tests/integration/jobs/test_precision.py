@@ -19,12 +19,14 @@ from headrace.app.jobs.job import JobSettings, execute, rehearse
 from headrace.device import precision
 from headrace.engines.base import Prepared
 from headrace.engines.choosing.config import EngineConfig
+from headrace.engines.choosing.registry import create
 from headrace.engines.networks import pytorch as torch_network
 from headrace.engines.text.embedding import EmbeddingEngine
 from headrace.engines.text.options import Embedding
 from headrace.errors import ConfigError, MissingExtraError, ResumeMismatchError
-from headrace.jobs.pipeline.job import Limits, StopRequest
+from headrace.jobs.pipeline.job import StopRequest
 from headrace.jobs.pipeline.work import Work
+from headrace.jobs.settings import Limits
 from headrace.records import Record
 
 WORDS = "the canal feeds a mill and its wheel turns so that water never stands still".split()  # noqa: SIM905
@@ -327,8 +329,8 @@ def test_int8_without_its_library_or_with_another_type_is_refused(
 ) -> None:
     with pytest.raises(ConfigError, match="quantize is int8, and dtype bfloat16: leave one of them out"):
         EmbeddingEngine(Embedding(model=encoder_folder, quantize="int8", dtype="bfloat16"))
-    with pytest.raises(ConfigError, match="quantize is 'int4'; it may be int8"):
-        EmbeddingEngine(Embedding(model=encoder_folder, quantize="int4"))  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"quantize is 'int4'.* int8"):
+        create("embed", encoder_folder, quantize="int4")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(MissingExtraError, match=r'pip install "headrace\[quantize\]"'):
         EmbeddingEngine(Embedding(model=encoder_folder, quantize="int8"))

@@ -20,7 +20,8 @@ from headrace.engines.profile import EngineProfile
 from headrace.errors import ConfigError, JobError, RecordError
 from headrace.events import BatchDone, DuplicatesFound, Event, OrderChosen, PartCommitted, PartDamaged
 from headrace.jobs.pipeline import ordering, spill
-from headrace.jobs.pipeline.job import JobEnd, Limits, StopRequest
+from headrace.jobs.pipeline.job import JobEnd, StopRequest
+from headrace.jobs.settings import Limits
 from headrace.jobs.state.inspection import inspect
 from headrace.jobs.state.merging import merge
 from headrace.jobs.state.windows import Windows

@@ -19,7 +19,8 @@ from headrace.events import BatchDone, Event, JobDone, JobStarted, PartCommitted
 from headrace.io.storage import parts
 from headrace.io.storage.parts import PartFolder
 from headrace.jobs.pipeline import sink
-from headrace.jobs.pipeline.job import JobEnd, Limits, StopRequest
+from headrace.jobs.pipeline.job import JobEnd, StopRequest
+from headrace.jobs.settings import Limits
 from headrace.jobs.state.output import JobOutput, StartMode
 from headrace.jobs.state.passes import Pass
 from headrace.testing import FakeEngine

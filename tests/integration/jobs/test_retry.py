@@ -16,7 +16,8 @@ from tests.integration.jobs.test_resume import Killed, Reaper
 
 from headrace.errors import ConfigError, JobError, RecordError, ResumeMismatchError
 from headrace.events import JobStarted, StageDone
-from headrace.jobs.pipeline.job import JobEnd, Limits
+from headrace.jobs.pipeline.job import JobEnd
+from headrace.jobs.settings import Limits
 from headrace.jobs.state.retrying import DeadLetters
 from headrace.testing import FakeEngine
 

@@ -13,7 +13,8 @@ from tests.integration.jobs.harness import Runner, read_errors, read_rows, texts
 import headrace
 from headrace.errors import ConfigError, TooManyErrorsError
 from headrace.events import JobDone, JobStarted, PartCommitted, RecordFailed, StageDone
-from headrace.jobs.pipeline.job import JobEnd, Limits
+from headrace.jobs.pipeline.job import JobEnd
+from headrace.jobs.settings import Limits
 from headrace.testing import FakeEngine
 
 

@@ -16,7 +16,8 @@ from headrace.engines.choosing.config import EngineConfig
 from headrace.engines.generation.continuous import GenerationEngine
 from headrace.engines.generation.options import Generation
 from headrace.errors import RecordError
-from headrace.jobs.pipeline.job import Limits, StopRequest
+from headrace.jobs.pipeline.job import StopRequest
+from headrace.jobs.settings import Limits
 
 ENGINE = f"{__name__}:make"
 SAMPLED: dict[str, Any] = {"temperature": 20.0, "max_tokens": 12, "ignore_eos": True}

@@ -13,7 +13,7 @@ from headrace.app.jobs.job import JobSettings, check
 from headrace.engines.choosing.config import EngineConfig
 from headrace.errors import ConfigError
 from headrace.io.sources.selection import Selection
-from headrace.jobs.pipeline.job import Limits
+from headrace.jobs.settings import Limits
 
 NEVER = object()
 """Of no setting's type."""

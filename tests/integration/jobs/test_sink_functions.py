@@ -12,7 +12,7 @@ import headrace
 from headrace import BlockedLoopWarning
 from headrace.errors import ConfigError, JobError
 from headrace.io.sinks.callback_sink import CallbackWriter
-from headrace.jobs.pipeline.job import Limits
+from headrace.jobs.settings import Limits
 
 ROWS = [{"id": n, "text": f"text {n}"} for n in range(300)]
 

@@ -29,8 +29,8 @@ from headrace.io.formats.parquet import ParquetWriter
 from headrace.io.sinks.targets import find_target
 from headrace.io.sources.in_memory import SequenceSource
 from headrace.io.sources.joined import JoinedSource, StepOutput
-from headrace.jobs.pipeline.job import JobEnd, Limits, StopRequest
-from headrace.jobs.settings import JobSettings
+from headrace.jobs.pipeline.job import JobEnd, StopRequest
+from headrace.jobs.settings import JobSettings, Limits
 from headrace.jobs.state.lock import exclusive
 from headrace.observe.reporting.report import Report
 from headrace.records import Ok, Record

@@ -9,7 +9,8 @@ import pytest
 from tests.integration.jobs.harness import Runner, read_rows
 
 from headrace.events import BatchDone, BatchFormed, PartCommitted
-from headrace.jobs.pipeline.job import JobEnd, Limits, StopRequest
+from headrace.jobs.pipeline.job import JobEnd, StopRequest
+from headrace.jobs.settings import Limits
 from headrace.testing import FakeEngine
 
 RECORDS = 6_000

@@ -13,7 +13,8 @@ from tests.integration.jobs.harness import Runner, read_errors, read_rows, texts
 from headrace.engines.base import Prepared
 from headrace.errors import BrokenOffError, EngineDeadError, TooManyErrorsError, TransientError
 from headrace.events import BatchFormed, BatchSplit, JobDone, RecordFailed
-from headrace.jobs.pipeline.job import JobEnd, Limits, StopRequest
+from headrace.jobs.pipeline.job import JobEnd, StopRequest
+from headrace.jobs.settings import Limits
 from headrace.testing import FakeEngine
 
 QUICK = Limits(part_records=50, retry_wait_s=0.01)

@@ -24,7 +24,8 @@ from headrace.engines.base import Prepared
 from headrace.engines.choosing.config import EngineConfig
 from headrace.io.storage.compression import decompress_blocks
 from headrace.jobs import run as main_path
-from headrace.jobs.pipeline.job import JobEnd, Limits, StopRequest
+from headrace.jobs.pipeline.job import JobEnd, StopRequest
+from headrace.jobs.settings import Limits
 from headrace.observe.reporting.report import ReportBuilder
 
 

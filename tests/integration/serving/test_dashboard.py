@@ -187,6 +187,6 @@ class Shown:
 
 def test_a_job_s_dashboard_says_what_it_lacks() -> None:
     with serve_dashboard(Shown(), 0) as address:
-        found = httpx.get(address.replace("/dashboard", "/v1/embeddings"))
+        found = httpx.get(address.replace("/dashboard", "/v1/embeddings"), timeout=60)
     assert found.status_code == 404
     assert "there is no route '/v1/embeddings'" in found.json()["error"]["message"]

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import ast
+import subprocess
+import sys
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from headrace.app.servers.settings import ServerSettings
-from headrace.cli.app import app
+from headrace.cli.app import VERBS, app
 from headrace.cli.engine_flags import as_flag, engine_options
 from headrace.engines.choosing.registry import options_by_task
 from headrace.errors import ConfigError
@@ -102,3 +105,22 @@ def test_the_help_lists_every_flag_of_an_engine_once_for_each_task(command: str)
 
 def names_of(line: str) -> list[str]:
     return line.strip().partition(":")[0].split(", ")
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_the_list_of_commands_says_of_each_what_its_own_help_says_first(verb: str) -> None:
+    ended = CliRunner().invoke(app, [verb, "--help"], env={"COLUMNS": "300"})
+    assert ended.exit_code == 0
+    assert VERBS[verb] in ended.output
+    assert VERBS[verb] in CliRunner().invoke(app, ["--help"], env={"COLUMNS": "300"}).output
+
+
+def test_the_list_of_commands_imports_none_of_them() -> None:
+    code = (
+        "import sys, headrace.cli.app as cli\n"
+        "try: cli.app(['--help'])\n"
+        "except SystemExit: print(sorted(name for name in sys.modules if name.startswith(('headrace.', 'pyarrow'))))"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    names = ast.literal_eval(ended.stdout.splitlines()[-1])
+    assert {name.split(".")[1] for name in names} == {"cli", "options", "wording"}

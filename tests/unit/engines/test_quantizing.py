@@ -10,6 +10,7 @@ from sentence_transformers.util.quantization import quantize_embeddings
 
 from headrace.engines.networks.heads import VectorHead
 from headrace.engines.networks.quantizing import OutputDtype, quantized
+from headrace.engines.text.options import Embedding
 from headrace.errors import ConfigError, RecordError
 
 ROWS = np.random.default_rng(0).normal(size=(50, 384)).astype(np.float32)
@@ -69,4 +70,4 @@ def test_bits_are_of_the_truncated_vector() -> None:
 
 def test_an_unknown_type_is_refused() -> None:
     with pytest.raises(ConfigError, match="output_dtype is 'int4'; it must be one of float32, int8"):
-        VectorHead(None, output_dtype="int4")
+        Embedding(output_dtype="int4").check()

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from headrace.errors import JobError, RecordError
-from headrace.io.formats import parquet_parts
+from headrace.io.formats import parquet as parquet_format
 from headrace.io.formats.parquet import ParquetWriter
 from headrace.io.formats.row_groups import row_bytes
 from headrace.records import Ok, Record
@@ -38,7 +38,7 @@ def rows(content: bytes) -> list[tuple[Any, Any]]:
 
 
 def test_where_parts_end_leaves_no_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parquet_parts, "ROW_GROUP_BYTES", 32 * 7)  # seven rows
+    monkeypatch.setattr(parquet_format, "ROW_GROUP_BYTES", 32 * 7)  # seven rows
     writer, outcomes = ParquetWriter("embedding"), oks(range(40))
     whole = merge(tmp_path, writer, outcomes)
     assert merge(tmp_path, writer, outcomes[:1], outcomes[1:20], [], outcomes[20:25], outcomes[25:]) == whole
@@ -108,7 +108,7 @@ def test_parts_whose_columns_differ_in_type_are_merged_without_loss(
 
 
 def test_long_rows_make_groups_of_few_wherever_parts_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parquet_parts, "ROW_GROUP_BYTES", 1000)
+    monkeypatch.setattr(parquet_format, "ROW_GROUP_BYTES", 1000)
     lengths = [10, 400, 500, 200, 2000, 1, 1, 990, 3]
     outcomes = [Ok(Record(n, n, {"k": ["x" * size]}), n) for n, size in enumerate(lengths)]
     writer = ParquetWriter("output")

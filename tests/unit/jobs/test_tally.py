@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 
 from headrace.errors import TooManyErrorsError
-from headrace.jobs.pipeline.job import Length, Limits, Tally
+from headrace.jobs.pipeline.job import Length, Tally
+from headrace.jobs.settings import Limits
 from headrace.records import Failed, Record
 
 FAILED = Failed(Record(7, 7, None), "RecordError", "column 'text' is null")

@@ -17,7 +17,7 @@ from headrace.jobs.pipeline.job import Job
 from headrace.jobs.pipeline.ordering import in_windows
 from headrace.jobs.state.ledger import Ledger
 from headrace.jobs.state.passes import FinishedJob, Pass
-from headrace.jobs.state.windows import STRIDE, Window, Windows, read_order, stretches, write_order
+from headrace.jobs.state.windows import STRIDE, OpenWindow, Windows, read_order, stretches, write_order
 from headrace.records import Failed, Ok, Record
 
 WRITER = JsonlWriter("out")
@@ -28,7 +28,7 @@ def windows_in(folder: Path) -> tuple[Windows, PartFolder]:
     return Windows(folder / "order", output, WRITER), output
 
 
-def commit(windows: Windows, window: Window, start: int, end: int) -> None:
+def commit(windows: Windows, window: OpenWindow, start: int, end: int) -> None:
     """Commit these places; every seventh position has failed."""
     records = [Record(window.positions[place], None, None) for place in range(start, end)]
     rows = [Ok(Record(r.position, r.position, None), "x") for r in records if r.position % 7]
@@ -161,7 +161,7 @@ def test_stretches_are_consecutive_and_bounded() -> None:
     assert not list(stretches([], 3))
 
 
-def interleaved_windows(folder: Path, window_rows: int = 40) -> tuple[Windows, PartFolder, list[Window]]:
+def interleaved_windows(folder: Path, window_rows: int = 40) -> tuple[Windows, PartFolder, list[OpenWindow]]:
     """Three windows with every third position each."""
     windows, output = windows_in(folder)
     made = [windows.create(random.Random(n).sample(range(n, 3 * window_rows, 3), window_rows)) for n in range(3)]

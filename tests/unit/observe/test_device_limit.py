@@ -65,7 +65,6 @@ def test_they_are_in_the_report_and_in_what_is_kept_of_it() -> None:
     builder(JobDone("finished", 10.0))
     report = builder.build()
     assert report.device is not None and report.device.operations_per_record == 4e9
-    assert report.account is not None
     kept = json.loads(RunSummary(0.0, "finished", figures_of(report), report.account, {}, {}).as_json())
 
     def read(**device: object) -> object:

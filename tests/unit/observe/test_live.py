@@ -54,8 +54,8 @@ def running_job() -> ReportBuilder:
 
 def test_a_frame_of_a_job_tells_what_waits_where() -> None:
     builder = running_job()
-    report, account = builder.snapshot(15.0)
-    frame = job_frame("out.jsonl", "running", report, account, builder.passed(), Window(), 15.0)
+    report = builder.build(15.0)
+    frame = job_frame("out.jsonl", "running", report, Window(), 15.0)
     assert frame.queue == {"being prepared": 50, "for the device": 49, "to be written": 41}
     assert frame.counts == {"records": 100, "failed": 1, "batches": 1, "tokens": 100, "skipped": 100}
     assert frame.fraction == pytest.approx(201 / 400)
@@ -107,8 +107,8 @@ def test_a_count_of_errors_is_apart_from_their_status() -> None:
 )
 def test_what_is_no_frame_is_refused(change: dict[str, object], why: str) -> None:
     builder = running_job()
-    report, account = builder.snapshot(15.0)
-    text = job_frame("out", "running", report, account, builder.passed(), Window(), 15.0).as_json()
+    report = builder.build(15.0)
+    text = job_frame("out", "running", report, Window(), 15.0).as_json()
     with pytest.raises(ValueError, match=why):
         parse_frame(json.dumps(json.loads(text) | change))
 

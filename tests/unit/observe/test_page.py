@@ -38,8 +38,8 @@ def run_of(simulation: Simulation, *, started_at: float = 0.0, reason: str = "",
         builder(event)
     if reason:
         builder(RecordFailed(1, reason, "no"))
-    report, account = builder.snapshot(0.0)
-    return RunSummary(started_at, "finished", summary.figures_of(report), account, texts, {"headrace": "1"})
+    report = builder.build(0.0)
+    return RunSummary(started_at, "finished", summary.figures_of(report), report.account, texts, {"headrace": "1"})
 
 
 @pytest.fixture(scope="module")
@@ -115,8 +115,10 @@ def test_a_damaged_file_is_named_or_does_no_harm(tmp_path: Path, wrong: object) 
         builder(event)
     builder(WorkUnitDone("w", 10, 0, 1, 0.5, 2.0))
     builder(MemoryUsed(10, 20, "the machine", 2.0))
-    report, account = builder.snapshot(0.0)
-    whole = json.loads(RunSummary(0.0, "finished", summary.figures_of(report), account, {"a": "b"}, {}).as_json())
+    report = builder.build(0.0)
+    whole = json.loads(
+        RunSummary(0.0, "finished", summary.figures_of(report), report.account, {"a": "b"}, {}).as_json()
+    )
     path = tmp_path / "report.json"
     refused = 0
     for place in list(places(whole))[1:]:
@@ -202,9 +204,7 @@ def test_charts_are_drawn_of_whatever_there_is(run: RunSummary) -> None:
     assert {"causes", "over-time", "timeline", "stages", "throughput", "size", "cost"} <= charts(
         [run], figures([run])
     ).keys()
-    empty = RunSummary(
-        0.0, "running", summary.figures_of(ReportBuilder().build()), ReportBuilder(0.0).snapshot(0)[1], {}, {}
-    )
+    empty = summary.summarize(ReportBuilder(0.0).build(0), "running", 0.0, {}, {})
     assert charts([empty], figures([empty])) == {}
     assert "No record failed" in render([ReportedJob("out.jsonl", "running", [empty])], 1.0)
 

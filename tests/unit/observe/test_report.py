@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import sys
 from dataclasses import replace
 from typing import Literal
@@ -224,6 +225,18 @@ def test_failures_are_a_share_of_all_records_once_that_means_something(
     failures = [RecordFailed(number, "ValueError", "no") for number in range(failed)]
     report = report_of(started, *failures, PartCommitted(0, records, failed, 9, at=1.0), JobDone(state, at=1.5))
     assert report.advice.startswith(said or "The run was too short")
+
+
+def test_one_of_a_thing_is_not_several() -> None:
+    """Numbers of records, chunks and batches agree with their words."""
+    one = Report(
+        truncated=1, split=1, chunks=1, empty=1, duplicates=1, splits=1, lanes=(WorkerRow("a", 1, 0, 1, 0.5, 0),)
+    )
+    text = as_text(one)
+    assert not re.search(r"\b1 (records|batches|chunks)\b", text), text
+    assert "1 record cut" in text
+    assert "1 batch, busy" in text
+    assert "2 records cut" in as_text(replace(one, truncated=2))
 
 
 def test_a_pipe_gets_plain_text() -> None:

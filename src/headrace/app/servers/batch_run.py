@@ -15,7 +15,8 @@ from headrace.errors import ConfigError
 from headrace.events import Event, JobStarted, Listener, PartCommitted
 from headrace.io.formats.openai_batch import OpenAIWriter, url_of
 from headrace.jobs import run as main_path
-from headrace.jobs.pipeline.job import Limits, StopRequest
+from headrace.jobs.pipeline.job import StopRequest
+from headrace.jobs.settings import Limits
 from headrace.serving.admission.backfill import Backfill
 from headrace.serving.batches.backfill_client import BackfillClient
 from headrace.serving.batches.lines import RequestLines

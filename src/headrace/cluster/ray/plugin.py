@@ -21,7 +21,7 @@ class Ray(Cluster):
         self, settings: JobSettings, resources: ClusterResources, stop: StopRequest, *, progress: bool
     ) -> tuple[JobEnd, Report]:
         """Run a job with Ray actors as workers."""
-        from headrace.cluster.ray.jobs import execute
+        from headrace.cluster.ray.workers import execute
 
         return execute(settings, resources, stop, progress=progress)
 

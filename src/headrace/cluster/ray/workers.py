@@ -1,8 +1,9 @@
-"""The connection to Ray, and worker processes as Ray actors."""
+"""A job with workers on a Ray cluster: the connection to Ray, and worker processes as Ray actors."""
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import signal
 import socket
@@ -12,12 +13,15 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 from typing import NoReturn, TypeVar
 
 from headrace.app.jobs.describe import WorkerRoom
-from headrace.cluster import heartbeat
+from headrace.cluster import heartbeat, remote_job
 from headrace.cluster.base import ClusterResources
 from headrace.cluster.work_units import IN_FLIGHT
 from headrace.cluster.worker import WorkerActor, WorkerInfo, WorkerSpec, loaded, unpack
 from headrace.cluster.worker_pool import NoRoomError, WorkUnitReply
 from headrace.errors import BrokenOffError, ConfigError, EngineError, MissingExtraError, WorkerDiedError
+from headrace.jobs.pipeline.job import JobEnd, StopRequest
+from headrace.jobs.settings import JobSettings
+from headrace.observe.reporting.report import Report
 
 try:
     import ray
@@ -292,3 +296,21 @@ def _brief(error: Exception) -> str:
     if any(line.startswith("Traceback ") for line in lines):
         lines = [lines[0], lines[-1]]
     return " ".join(lines).partition(" Some common causes")[0][:300]
+
+
+def execute(
+    settings: JobSettings, resources: ClusterResources, stop: StopRequest, *, progress: bool
+) -> tuple[JobEnd, Report]:
+    """Run a job with workers on a Ray cluster. Blocks.
+
+    Raises:
+        ConfigError: like `remote_job.execute`, or the cluster cannot be reached or is too small.
+        JobError: like `remote_job.execute`.
+    """
+    return remote_job.execute(settings, functools.partial(_workers, resources), stop, progress=progress)
+
+
+@contextmanager
+def _workers(resources: ClusterResources, spec: WorkerSpec) -> Iterator[RayWorkers]:
+    with connected(resources), closing(RayWorkers(spec, resources)) as workers:
+        yield workers

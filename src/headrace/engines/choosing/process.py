@@ -75,11 +75,11 @@ class ProcessEngine:
         self._forward = CrashIsolation(lambda rows: self._call("forward", rows, timeout_s))
 
     def hardware(self) -> Mapping[str, object]:
-        """See `TunableEngine.hardware`."""
+        """What decides how fast the engine in the process is."""
         return self._facts.hardware
 
     def dtype_speeds(self) -> Mapping[str, float]:
-        """See `TunableEngine.dtype_speeds`."""
+        """How many times as fast as float32 its device is in other types."""
         return self._facts.dtype_speeds
 
     def forward_meter(self) -> None:

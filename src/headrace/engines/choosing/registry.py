@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
-from types import UnionType
-from typing import Any, Literal, TypeGuard, Union, get_args, get_origin
+from typing import Any, TypeGuard, get_args
 
 from headrace.engines.custom import load
 from headrace.engines.declaring import EngineOptions
@@ -23,7 +21,7 @@ from headrace.errors import (
     text_of,
 )
 from headrace.models.names import remote_model
-from headrace.options import Declared, declared
+from headrace.options import declared
 from headrace.plugins import OWN, known, working
 from headrace.plugins import load as load_plugin
 from headrace.wording import shown
@@ -55,31 +53,6 @@ def options_by_task() -> dict[str, dict[str, tuple[str, ...]]]:
         if kind.others is None:
             found[kind.task][kind.engine] = kind.names() or ()
     return found
-
-
-def engine_options() -> dict[str, Declared]:
-    """Every option of every engine by its name, as the first engine declares it, with the types of all of them.
-
-    One with a `panel` has a line of its own in `--help`.
-    """
-    found: dict[str, Declared] = {}
-    for kind in declared_engines():
-        for one in declared(kind):
-            earlier = found.get(one.name)
-            found[one.name] = one if earlier is None else replace(earlier, kind=_either(earlier.kind, one.kind))
-    return found
-
-
-def _either(one: Any, other: Any) -> Any:
-    """The union of two types; the values of two literals become one literal."""
-    parts = [part for kind in (one, other) for part in (get_args(kind) if _is_union(kind) else (kind,))]
-    values = tuple(dict.fromkeys(value for part in parts if get_origin(part) is Literal for value in get_args(part)))
-    rest = [part for part in dict.fromkeys(parts) if get_origin(part) is not Literal]
-    return Union[(Literal[values], *rest) if values else tuple(rest)]  # noqa: UP007 - made of what is known at run time
-
-
-def _is_union(kind: Any) -> bool:
-    return get_origin(kind) in (Union, UnionType)
 
 
 def is_custom(engine: object) -> bool:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from headrace.batching.options import whole
 from headrace.device.placement import running
 from headrace.engines.capabilities import PrefixCacheStats, Sleeper
 from headrace.engines.generation.causal_lm import CausalLM, PromptSettings, TokenizedRequest, folder_of
@@ -26,7 +25,6 @@ from headrace.engines.profile import EngineProfile
 from headrace.engines.requests.generation import GeneratedText
 from headrace.engines.requests.vocabulary import TokenizedEngine
 from headrace.errors import ConfigError, EngineDeadError, EngineError, ModelCodeError, model_code
-from headrace.wording import shown
 
 if TYPE_CHECKING:
     from transformers.generation.continuous_batching.requests import RequestState
@@ -67,9 +65,7 @@ class GenerationEngine(TokenizedEngine):
 
     def __init__(self, options: Generation) -> None:
         prompting = PromptSettings.of(options)
-        slots = whole("max_num_seqs", options.max_num_seqs, 1)
-        size = whole("tensor_parallel_size", options.tensor_parallel_size, 1)
-        shares = options.enable_prefix_caching
+        slots, size, shares = options.max_num_seqs, options.tensor_parallel_size, options.enable_prefix_caching
         self._answers: dict[int, ActiveAnswer] = {}
         self._is_split = size > 1
         self._before_sleep = PrefixCacheStats(0, 0, 0)
@@ -85,11 +81,10 @@ class GenerationEngine(TokenizedEngine):
                 raise ConfigError(
                     f"kv_cache_tokens is {wanted}: one answer may need {longest}; raise it or lower max_model_len"
                 )
-            if shares not in (None, False, True):
-                raise ConfigError(f"enable_prefix_caching is {shown(shares)}: it must be true or false")
             self._sampler = BatchSampler(self._choose, is_split=self._is_split)
             self._attention = self._lm.model.config._attn_implementation
-            trial = self._trial()
+            check_pageable(self._lm.model, longest)
+            trial = trial_of(self._lm)  # before its attention is replaced; all ranks of a split model take part
             self._pages = Pages(wanted, slots, shares, self._is_split)
             self._make_cache()
         self.profile = EngineProfile(
@@ -104,18 +99,10 @@ class GenerationEngine(TokenizedEngine):
             caches_prefixes=self._scheduler is not None and shares is not False,
         )
         if not is_follower():  # which repeats the steps of rank 0
-            self._try_or_close(trial)
-
-    def _trial(self) -> Trial:
-        """What the model answers alone, before its attention is replaced. All ranks of a split model take part."""
-        check_pageable(self._lm.model, self._lm.max_model_len)
-        return trial_of(self._lm)
-
-    def _try_or_close(self, trial: Trial) -> None:
-        with contextlib.ExitStack() as undo:
-            undo.callback(self.close)
-            self._try(trial)
-            undo.pop_all()
+            with contextlib.ExitStack() as failed:
+                failed.callback(self.close)
+                self._try(trial)
+                failed.pop_all()
 
     def _try(self, trial: Trial) -> None:
         """Answer a few prompts together: some attentions load, and then fail at the first step, or compute nonsense.

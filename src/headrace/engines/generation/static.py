@@ -13,7 +13,6 @@ from transformers import GenerationConfig
 from transformers.generation.logits_process import LogitsProcessor, LogitsProcessorList
 from transformers.generation.stopping_criteria import StoppingCriteria, StoppingCriteriaList
 
-from headrace.batching.options import whole
 from headrace.device.placement import running
 from headrace.engines.capabilities import Sleeper
 from headrace.engines.generation.causal_lm import CausalLM, PromptSettings, TokenizedRequest
@@ -60,7 +59,7 @@ class StaticGenerationEngine(TokenizedEngine):
             batching="batches",
             pads=True,
             batch_cost=1 << 20,
-            batch_size=whole("max_num_seqs", options.max_num_seqs, 1),
+            batch_size=options.max_num_seqs,
             max_model_len=self._lm.max_model_len,
             tokenizes=True,
             draws=True,

@@ -10,7 +10,7 @@ import numpy as np
 
 from headrace.device.pipeline import OutputRows
 from headrace.engines.model_config import ModelConfig
-from headrace.engines.networks.quantizing import QuantizedVector, check_output_dtype, quantized
+from headrace.engines.networks.quantizing import QuantizedVector, quantized
 from headrace.engines.options import ChunkJoin, OutputDtype
 from headrace.errors import ConfigError, EngineError, RecordError
 
@@ -125,18 +125,13 @@ class ScoreHead:
 
 
 class VectorHead:
-    """The rows as vectors: truncated to `dimension` components if set, scaled to length 1 if asked for, quantized.
-
-    Raises:
-        ConfigError: unknown output dtype.
-    """
+    """The rows as vectors: truncated to `dimension` components if set, scaled to length 1 if asked for, quantized."""
 
     joins: ClassVar[tuple[ChunkJoin, ...]] = ("mean",)
 
     def __init__(
         self, dimension: int | None, *, normalize: bool = False, output_dtype: OutputDtype = "float32"
     ) -> None:
-        check_output_dtype(output_dtype)
         self._dimension = dimension
         self._normalize = normalize
         self._output_dtype = output_dtype

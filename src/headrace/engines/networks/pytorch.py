@@ -30,8 +30,7 @@ from headrace.engines.capabilities import Sleeper
 from headrace.engines.model_folder import digest, read_ahead
 from headrace.engines.networks.files import one_line_errors, reading
 from headrace.engines.options import INT8
-from headrace.errors import ConfigError, EngineDeadError, EngineError
-from headrace.wording import shown
+from headrace.errors import EngineDeadError, EngineError
 
 if TYPE_CHECKING:
     from transformers.models.auto.auto_factory import _BaseAutoModelClass
@@ -98,13 +97,7 @@ class TorchNetwork:
         )
 
     def allow_graphs(self, enforce_eager: bool) -> None:
-        """Replay frequent batches as CUDA graphs, unless `enforce_eager`. For calls that return one row per text.
-
-        Raises:
-            ConfigError: `enforce_eager` is neither true nor false.
-        """
-        if enforce_eager not in (False, True):
-            raise ConfigError(f"enforce_eager is {shown(enforce_eager)}: it must be true or false")
+        """Replay frequent batches as CUDA graphs, unless `enforce_eager`. For calls that return one row per text."""
         self._has_graphs = self.kind == "cuda" and not enforce_eager
         self.graphs = self._new_graphs()
         if self.kind == "cuda" and enforce_eager:

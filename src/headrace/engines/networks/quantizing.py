@@ -3,25 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeAlias, get_args
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from headrace.engines.options import OutputDtype
-from headrace.errors import ConfigError, RecordError
+from headrace.errors import RecordError
 
 QuantizedVector: TypeAlias = NDArray[np.float32] | NDArray[np.int8] | NDArray[np.uint8]
-
-
-def check_output_dtype(wanted: str) -> None:
-    """Check the name of an output dtype.
-
-    Raises:
-        ConfigError: it is unknown.
-    """
-    if wanted not in get_args(OutputDtype):
-        raise ConfigError(f"output_dtype is {wanted!r}; it must be one of {', '.join(get_args(OutputDtype))}")
 
 
 def length_of(dimension: int, wanted: OutputDtype) -> int:

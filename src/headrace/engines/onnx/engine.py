@@ -17,7 +17,6 @@ from headrace.engines.model_config import ModelConfig
 from headrace.engines.model_folder import ONNX_WEIGHTS, digest, named_folder
 from headrace.engines.networks.files import load_config, load_tokenizer
 from headrace.engines.networks.heads import VectorHead, check_columns, label_names
-from headrace.engines.networks.quantizing import check_output_dtype
 from headrace.engines.onnx.options import (
     OnnxClassification,
     OnnxEmbedding,
@@ -54,7 +53,7 @@ _LOADING = (
     failures.NotImplemented,
 )
 _DTYPES = {"tensor(float16)": np.float16, "tensor(int32)": np.int32}
-"""Of inputs that may have another dtype than Headrace's arrays."""
+"""The dtypes of inputs that may differ from Headrace's arrays."""
 # Outputs that are vectors; without one of these, token states are pooled as the folder's files specify.
 _STATES = ("last_hidden_state", "token_embeddings")
 _VECTORS = ("sentence_embedding", "image_embeds", "pooler_output")
@@ -115,7 +114,7 @@ class OnnxNetwork:
         return facts | ({"pooling": self._pooling.describe()} if self._pooling else {})
 
     def hardware(self) -> Mapping[str, object]:
-        """See `Network.hardware`."""
+        """The execution providers and the library's version."""
         return {"providers": self._providers, "onnxruntime": onnxruntime.__version__}
 
     def dtype_speeds(self) -> Mapping[str, float]:
@@ -123,11 +122,11 @@ class OnnxNetwork:
         return {}
 
     def length_for(self, texts: int, longest: int) -> int:  # noqa: ARG002  # no shape is faster
-        """See `Network.length_for`."""
+        """The length of the longest text."""
         return longest
 
     def run(self, arrays: Arrays) -> OutputRows:
-        """See `Network.run`. onnxruntime has no error type for device failures, so they count as the batch's."""
+        """One output row per input row, float32. onnxruntime has no error type for device failures, so they count as the batch's."""
         session = self._session
         if session is None:
             raise EngineDeadError("the engine is closed; create a new one")
@@ -138,7 +137,7 @@ class OnnxNetwork:
         return rows
 
     def close(self) -> None:
-        """See `Network.close`."""
+        """Free its memory. Safe to call twice."""
         self._session = None
 
 
@@ -168,7 +167,6 @@ def embed(options: OnnxEmbedding) -> TextEngine:
         ConfigError: no such folder, or a parameter that the model does not support.
         EngineError: the files cannot be loaded.
     """
-    check_output_dtype(options.output_dtype)
     long_texts = LongTexts.of(options)
     folder = named_folder(options.model, ONNX_WEIGHTS)
     pooling = pooling_of(folder, _POOLING, "the engine onnx", way_out=_EXPORT)
@@ -230,7 +228,7 @@ class _ImageNetwork(OnnxNetwork):
     """A model of images. An output that is not a vector is made one as the PyTorch engine does."""
 
     def run(self, arrays: Arrays) -> OutputRows:
-        """See `Network.run`."""
+        """One output row per input row, float32, in order."""
         rows = super().run(arrays)
         if rows.ndim == 4:  # of places
             return np.asarray(rows.mean(axis=(2, 3)), dtype=np.float32)

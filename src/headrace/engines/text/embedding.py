@@ -9,7 +9,7 @@ import torch
 from sentence_transformers import SentenceTransformer
 
 from headrace.engines.networks.heads import VectorHead, matryoshka_dimensions
-from headrace.engines.networks.quantizing import check_output_dtype, length_of
+from headrace.engines.networks.quantizing import length_of
 from headrace.engines.text import static
 from headrace.engines.text.engine import TextEngine
 from headrace.engines.text.modules import open_encoder
@@ -28,7 +28,6 @@ class EmbeddingEngine(TextEngine):
 
     def __init__(self, options: Embedding) -> None:
         normalize, output_dtype = options.normalize, options.output_dtype
-        check_output_dtype(output_dtype)  # before the model is loaded
         int8 = check_quantize(options.quantize, options.dtype)
         encoder = open_encoder(SentenceTransformer, options)
         module = encoder.module

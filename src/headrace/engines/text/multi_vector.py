@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TypeAlias, get_args
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -18,9 +18,9 @@ from headrace.engines.model_folder import named_folder
 from headrace.engines.text.encoders import keep_padding
 from headrace.engines.text.engine import TextEngine
 from headrace.engines.text.modules import Encoder, open_encoder
-from headrace.engines.text.options import MultiVectorEmbedding, TokenVectorDtype
+from headrace.engines.text.options import MultiVectorEmbedding
 from headrace.engines.text.tokenizing import TOKEN_MASK, Tokens
-from headrace.errors import ConfigError, EngineError, RecordError
+from headrace.errors import EngineError, RecordError
 
 TokenVectors: TypeAlias = NDArray[np.float32] | NDArray[np.float16]
 """The vectors of one text, of shape (tokens, components)."""
@@ -45,8 +45,6 @@ class MultiVectorEngine(TextEngine):
 
     def __init__(self, options: MultiVectorEmbedding) -> None:
         output_dtype = options.output_dtype
-        if output_dtype not in get_args(TokenVectorDtype):
-            raise ConfigError(f"output_dtype is {output_dtype!r}; it must be {' or '.join(get_args(TokenVectorDtype))}")
         if options.prompt_name is None and options.prompt is None:
             options = replace(options, prompt_name=_DOCUMENT)
         named_folder(options.model)

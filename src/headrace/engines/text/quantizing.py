@@ -15,13 +15,11 @@ def check_quantize(quantize: object, dtype: str) -> bool:
     """Whether to quantise.
 
     Raises:
-        ConfigError: an unknown value, or a dtype that the activations between the layers cannot have.
+        ConfigError: a dtype that the activations between the layers cannot have.
         MissingExtraError: torchao is not installed.
     """
     if quantize is None:
         return False
-    if quantize != INT8:
-        raise ConfigError(f"quantize is {quantize!r}; it may be {INT8}")
     if dtype not in ("auto", "float32"):
         raise ConfigError(f"quantize is {INT8}, and dtype {dtype}: leave one of them out")
     if importlib.util.find_spec("torchao") is None:

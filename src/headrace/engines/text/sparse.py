@@ -11,7 +11,6 @@ import torch
 from numpy.typing import NDArray
 from sentence_transformers import SparseEncoder
 
-from headrace.batching.options import whole
 from headrace.device.pipeline import NetworkCall, OutputRows
 from headrace.engines.model_folder import named_folder
 from headrace.engines.text.engine import TextEngine
@@ -62,8 +61,6 @@ class SparseEngine(TextEngine):
 
     def __init__(self, options: SparseEmbedding) -> None:
         most = options.max_active_dims
-        if most is not None:
-            whole("max_active_dims", most, 1)
         named_folder(options.model)
         encoder = open_encoder(SparseEncoder, options)
         most = encoder.module.max_active_dims if most is None else most

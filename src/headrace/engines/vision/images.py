@@ -66,8 +66,6 @@ class ImageInputs:
     """
 
     def __init__(self, processor: BaseImageProcessor, max_pixels: int = MAX_PIXELS) -> None:
-        if max_pixels < 1:
-            raise ConfigError(f"max_pixels is {max_pixels}; it must be >= 1")
         self._processor = processor
         self.max_pixels = max_pixels
 

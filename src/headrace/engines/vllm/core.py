@@ -104,11 +104,11 @@ class VllmCore:
         return self if self.config.model_config.enable_sleep_mode else None
 
     def sleep(self) -> None:
-        """See `Sleeper.sleep`. The key-value cache is freed."""
+        """Move the weights to host memory. The key-value cache is freed."""
         self.run_now(lambda engine, _: engine.sleep(level=1))
 
     def wake(self) -> None:
-        """See `Sleeper.wake`."""
+        """Undo `sleep`."""
         self.run_now(lambda engine, _: engine.wake_up())
 
     def close(self) -> None:

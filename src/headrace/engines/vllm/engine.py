@@ -107,7 +107,7 @@ class VllmEngine:
         return prepared_by(inputs, self, self._splitter)
 
     def count(self, request: object) -> int:
-        """See `PromptEngine.count`."""
+        """Tokens of the prompt."""
         try:
             return len(self._rendered(self._parsed(request))[0]["prompt_token_ids"])
         except RecordError as error:
@@ -116,7 +116,7 @@ class VllmEngine:
             raise
 
     def room(self, request: object) -> int:
-        """See `PromptEngine.room`."""
+        """Tokens that the prompt may have."""
         return room_of(self.max_model_len, self._parsed(request).sampling.max_tokens)
 
     def _parsed(self, value: object) -> Request:
@@ -149,7 +149,7 @@ class VllmEngine:
             raise RecordError(f"vLLM refuses {about}: {line(error)}") from error
 
     def whole(self, request: object, place: Place) -> Prepared[_Payload]:
-        """See `PromptEngine.whole`."""
+        """The request, not split."""
         prompt, params = self._rendered(self._parsed(request))
         tokens = prompt["prompt_token_ids"]
         if self._seed is not None and params.seed is None and params.temperature > 0:
@@ -180,7 +180,7 @@ class VllmEngine:
         return replace(payload, params=params, listener=listener)
 
     def count_cached(self, payload: _Payload) -> _Payload:
-        """See `PrefixCachingEngine.count_cached`."""
+        """The same request; its answer has `cached_tokens`."""
         return replace(payload, counts_cached=True)
 
     async def infer(self, payload: _Payload) -> GeneratedText:

@@ -10,6 +10,7 @@ from dataclasses import field
 from pathlib import Path
 from typing import Any, Self
 
+from headrace.argument_types import check_types
 from headrace.engines.model_folder import DEFAULT_MODEL, WEIGHTS
 from headrace.engines.options import (
     ChatOptions,
@@ -76,7 +77,7 @@ class VllmArguments(GraphOptions):
 
     def check(self) -> None:
         """See `EngineOptions.check`; vLLM checks its own arguments."""
-        self._check_values({one.name for one in declared(VllmArguments)})
+        check_types(self, "model", *(one.name for one in declared(VllmArguments)))
 
     def given(self) -> dict[str, object]:
         """See `EngineOptions.given`."""

@@ -27,7 +27,7 @@ from headrace.engines.model_config import ModelConfig
 from headrace.engines.model_folder import digest, find_folder
 from headrace.engines.networks.files import load_config, load_tokenizer
 from headrace.engines.networks.heads import Head, VectorHead, matryoshka_dimensions
-from headrace.engines.networks.quantizing import check_output_dtype, length_of
+from headrace.engines.networks.quantizing import length_of
 from headrace.engines.profile import EngineProfile
 from headrace.engines.requests.vocabulary import TokenizedEngine
 from headrace.engines.text.pooling import Pooling, check_pooled_prompts, pooling_of, prompts_in
@@ -141,7 +141,6 @@ def embed(options: VllmEmbedding) -> PoolingEngine:
         EngineError: vLLM cannot start, or lacks a part of the model.
     """
     truncate_dim, normalize, output_dtype = options.truncate_dim, options.normalize, options.output_dtype
-    check_output_dtype(output_dtype)
     args = options.engine_args()
     folder = _folder(options, args)
     pooling = pooling_of(folder, _MODES, "vLLM", dense=True)

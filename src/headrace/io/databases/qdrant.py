@@ -21,6 +21,7 @@ from headrace.retry import TRANSIENT_STATUSES, PermanentIOError
 
 if TYPE_CHECKING:
     from qdrant_client import QdrantClient
+    from qdrant_client.models import PointStruct
 
 _POINTS = 256
 """Points of a request: servers limit its size, 32 MB by default."""
@@ -127,7 +128,7 @@ class Collection:
             raise ConfigError(f"cannot create {self._address.shown}: {line_of(error)}") from error
         self._vector = "", size
 
-    def _point(self, row: Row, column: str) -> Any:
+    def _point(self, row: Row, column: str) -> PointStruct:
         """The point of a row.
 
         Raises:

@@ -2,46 +2,36 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headrace.errors import ConfigError, HeadraceError, line_of
+from headrace.errors import ConfigError, raised_as
 from headrace.extras import require
 from headrace.io.base import Source, SourcePlugin
 from headrace.io.sources.arrow_batches import ArrowBatches
 
 if TYPE_CHECKING:
+    import deltalake
     import pyarrow as pa
+    import pyiceberg.table
 
 _ICEBERG = re.compile(r"iceberg://([^/]+)/([^/]+)/?")
 _BATCH_ROWS = 8192
-
-
-@contextlib.contextmanager
-def _errors(name: str) -> Iterator[None]:
-    """Name the table in the errors of its library."""
-    try:
-        yield
-    except HeadraceError:
-        raise
-    except Exception as error:  # each of the libraries has its own errors
-        raise ConfigError(f"cannot read {name}: {line_of(error)}") from error
 
 
 def _iceberg_address(name: str, _query: str | None) -> Source | None:
     found = _ICEBERG.fullmatch(name)
     if found is None:
         return None
-    with _errors(name):
+    with raised_as(ConfigError, f"cannot read {name}"):
         library = require("pyiceberg.catalog", "iceberg", "iceberg://")
         return _iceberg(library.load_catalog(found[1]).load_table(found[2]))
 
 
 def _delta_folder(folder: str, _query: str | None) -> Source:
-    with _errors(folder):
+    with raised_as(ConfigError, f"cannot read {folder}"):
         return _delta(require("deltalake", "delta", f"{folder}, a Delta table,").DeltaTable(folder))
 
 
@@ -49,12 +39,12 @@ def _lance_folder(folder: str, _query: str | None) -> Source | None:
     place = Path(folder)
     if place.suffix != ".lance":
         return None
-    with _errors(folder):
+    with raised_as(ConfigError, f"cannot read {folder}"):
         library = require("lancedb", "lancedb", f"{folder}, a Lance dataset,")
         return _lance(library.connect(str(place.parent)).open_table(place.stem))
 
 
-def _delta(table: Any) -> Source:
+def _delta(table: deltalake.DeltaTable) -> Source:
     def read() -> Iterator[pa.RecordBatch]:
         batches: Iterator[pa.RecordBatch] = table.to_pyarrow_dataset().to_batches(
             batch_size=_BATCH_ROWS, batch_readahead=2, fragment_readahead=1
@@ -64,7 +54,7 @@ def _delta(table: Any) -> Source:
     return _of("delta", table.table_uri, table.version(), table.count(), read)
 
 
-def _iceberg(table: Any) -> Source:
+def _iceberg(table: pyiceberg.table.Table) -> Source:
     scan = table.scan()
     snapshot = table.current_snapshot()
 

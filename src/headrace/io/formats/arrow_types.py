@@ -6,6 +6,8 @@ import functools
 import io
 from typing import TYPE_CHECKING
 
+from headrace.errors import tried
+
 if TYPE_CHECKING:
     import pyarrow as pa
 
@@ -93,8 +95,10 @@ def read_back(kind: pa.DataType) -> pa.DataType | str:
     import pyarrow.parquet as pq
 
     buffer = io.BytesIO()
-    try:
+
+    def written() -> pa.DataType:
         pq.write_table(pa.table([pa.nulls(0, kind)], [""]), buffer)
         return pq.read_schema(io.BytesIO(buffer.getvalue())).field(0).type
-    except Exception as error:  # noqa: BLE001 - pyarrow's limits are not documented, nor the classes of its errors
-        return " ".join(str(error).split()) or type(error).__name__
+
+    found = tried(written)
+    return " ".join(str(found).split()) or type(found).__name__ if isinstance(found, Exception) else found

@@ -5,13 +5,16 @@ from __future__ import annotations
 import datetime
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from headrace.errors import HeadraceError, line_of
+from headrace.errors import HeadraceError, line_of, tried
 from headrace.records import TableRow, Unreadable
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    ArrowColumns: TypeAlias = Mapping[str, pa.Array | None]
+    """Columns by name; None for one without a type of Arrow."""
 
 
 class Cell:
@@ -30,7 +33,7 @@ class Cell:
         self.reason = reason
         """Why Python cannot hold it, if so."""
 
-    def exact(self) -> Any:
+    def exact(self) -> pa.Scalar:
         """The value as pyarrow has it."""
         return self.column[self.place]
 
@@ -40,12 +43,12 @@ class Cell:
         Raises:
             HeadraceError: Python cannot hold it; the words are those of a noun.
         """
-        try:
-            return _python(self.exact())
-        except Exception as error:  # pyarrow raises what Python's own types raise
+        found = tried(lambda: _python(self.exact()))
+        if isinstance(found, Exception):
             raise HeadraceError(
-                f"a value of type {self.column.type} that cannot be written as text: {self.reason or _words(error)}"
-            ) from error
+                f"a value of type {self.column.type} that cannot be written as text: {self.reason or _words(found)}"
+            ) from found
+        return found
 
     def __reduce__(self) -> tuple[type[Cell], tuple[pa.Array, int, str]]:
         """Support pickling, without the rest of the column."""
@@ -64,7 +67,7 @@ class _RowCells(Mapping[str, object]):
 
     __slots__ = ("_columns", "_place")
 
-    def __init__(self, columns: Mapping[str, Any], place: int) -> None:
+    def __init__(self, columns: ArrowColumns, place: int) -> None:
         self._columns = columns
         self._place = place
 
@@ -81,7 +84,7 @@ class _RowCells(Mapping[str, object]):
         return len(self._columns)
 
 
-class LazyColumns(Mapping[str, Any]):
+class LazyColumns(Mapping[str, object]):
     """The columns of some rows as Arrow arrays, each made when it is first asked for; None for one without a type.
 
     Args:
@@ -130,14 +133,16 @@ def rows_of(
     return rows_with([zip(names, row, strict=True) for row in rows], dict(zip(names, columns, strict=True)))
 
 
-def rows_with(rows: Sequence[Iterable[tuple[str, object]]], columns: Mapping[str, Any]) -> list[dict[str, object]]:
+def rows_with(
+    rows: Sequence[Iterable[tuple[str, object]]], columns: Mapping[str, pa.Array | None]
+) -> list[dict[str, object]]:
     """Rows of names and Python objects, with the columns that hold these exactly."""
     return [TableRow(row, _RowCells(columns, place)) for place, row in enumerate(rows)]
 
 
 def runs_of(values: Sequence[Any]) -> list[pa.Array | list[None]]:
     """Cells and nulls as slices of the cells' columns, with runs of null between them."""
-    runs: list[tuple[Any, int, int]] = []
+    runs: list[tuple[pa.Array | None, int, int]] = []
     for value in values:
         column, place = (None, 0) if value is None else (value.column, value.place)
         if runs and runs[-1][0] is column and (column is None or runs[-1][2] == place):
@@ -149,15 +154,10 @@ def runs_of(values: Sequence[Any]) -> list[pa.Array | list[None]]:
     ]
 
 
-def texts_of(column: Iterable[Any]) -> list[object]:
+def texts_of(column: Iterable[pa.Scalar]) -> list[object]:
     """The values of a column that becomes text, as Python objects; as number and type where Python cannot hold them."""
-    found: list[object] = []
-    for value in column:
-        try:
-            found.append(_python(value))
-        except Exception:  # noqa: BLE001 - pyarrow raises what Python's own types raise
-            found.append(f"{getattr(value, 'value', value)} {value.type}")
-    return found
+    found = [(value, tried(_python, value)) for value in column]
+    return [f"{getattr(one, 'value', one)} {one.type}" if isinstance(text, Exception) else text for one, text in found]
 
 
 def _taken(column: pa.Array, places: Sequence[int]) -> pa.Array:
@@ -189,20 +189,18 @@ def objects_of(column: pa.Array, table: str, rows: Sequence[int]) -> list[object
         table: what they are from, for messages.
         rows: the number of each value's row there.
     """
-    try:
-        found: list[object] = objects_exactly(column)
-    except Exception:  # noqa: BLE001 - pyarrow raises what Python's own types raise; below, only the value fails
-        return [_object(column, place, table, row) for place, row in enumerate(rows)]
-    return found
+    found: list[object] | Exception = tried(objects_exactly, column)
+    if not isinstance(found, Exception):
+        return found
+    return [_object(column, place, table, row) for place, row in enumerate(rows)]
 
 
 def _object(column: pa.Array, place: int, table: str, row: int) -> object:
-    try:
-        [found] = objects_exactly(column.slice(place, 1))
-        return found
-    except Exception as error:  # noqa: BLE001 - likewise
-        reason = f"{_words(error)} ({table}, row {row:,} counted from 0, type {column.type})"
-        return Unreadable(reason, is_exact=not _holds_text(column.type))
+    found = tried(objects_exactly, column.slice(place, 1))
+    if not isinstance(found, Exception):
+        return found[0]
+    reason = f"{_words(found)} ({table}, row {row:,} counted from 0, type {column.type})"
+    return Unreadable(reason, is_exact=not _holds_text(column.type))
 
 
 def _words(error: Exception) -> str:
@@ -250,7 +248,7 @@ def _holds_text(kind: pa.DataType) -> bool:
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
 
 
-def _python(scalar: Any) -> object:
+def _python(scalar: pa.Scalar) -> object:
     """A value as Python objects, with times in nanoseconds as text where Python would cut them."""
     import pyarrow as pa
 
@@ -272,7 +270,7 @@ def _python(scalar: Any) -> object:
     return scalar.as_py()
 
 
-def _nanoseconds(scalar: Any) -> object:
+def _nanoseconds(scalar: pa.Scalar) -> object:
     """A timestamp or time of day in nanoseconds: text in ISO 8601 with nine digits where Python would cut it."""
     import pyarrow as pa
 
@@ -288,7 +286,7 @@ def _nanoseconds(scalar: Any) -> object:
 
 
 @functools.cache
-def _lists() -> Mapping[int, Callable[[Any, Any], Any]]:
+def _lists() -> Mapping[int, Callable[[pa.DataType, pa.Field], pa.DataType]]:
     """How to make a type of lists like another, with other values, by the id of the type."""
     import pyarrow as pa
 

@@ -6,6 +6,7 @@ import base64
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
+from headrace.errors import attempted
 from headrace.io.formats.strict_json import StrictJson, depth, dump_any
 from headrace.records import Failed, JoinedRow
 
@@ -66,13 +67,11 @@ def _without_surrogates(line: str) -> tuple[str, int]:
 
 def _line(row: Mapping[str, object]) -> str:
     # ASCII, because lone surrogates cannot be encoded in UTF-8.
-    try:
-        line = _JSON.dump(row)
-        if line.count("[") + line.count("{") <= _DEEPEST or depth(row["record"], _DEEPEST) < _DEEPEST:
-            return line
-    except BaseException:  # noqa: BLE001 - reporting a failure must never fail because of the record
-        if depth(row["record"], _DEEPEST) < _DEEPEST:
-            return dump_any(row, _plain)
+    line = attempted(_JSON.dump, row)  # reporting a failure must never fail because of the record
+    if isinstance(line, str) and line.count("[") + line.count("{") <= _DEEPEST:
+        return line
+    if depth(row["record"], _DEEPEST) < _DEEPEST:
+        return line if isinstance(line, str) else dump_any(row, _plain)
     return dump_any({**row, "record": dump_any(row["record"], _plain)}, _plain)
 
 

@@ -20,6 +20,7 @@ from headrace.io.storage.rows import (
     MAX_LINE_BYTES,
     NOT_UTF_8,
     RAW_KEPT_BYTES,
+    FileFormat,
     line_blocks,
 )
 from headrace.records import Failed, Record
@@ -33,7 +34,7 @@ _LONE_CR = r"a line ends with a carriage return alone; convert the file first: t
 _ODD_QUOTES = re.compile(r'(?<!")"(?:"")*(?!")')
 
 
-class DelimitedFormat:
+class DelimitedFormat(FileFormat):
     """The rows below the header, each a dict of strings. Blank lines are skipped.
 
     A row with more or fewer fields than the header, with bytes that are not UTF-8, or with a broken quote is a `Failed`
@@ -44,15 +45,11 @@ class DelimitedFormat:
         self.name = name
         self._delimiter = delimiter
 
-    def count(self, file: InputFile) -> int | None:  # noqa: ARG002 - required by the interface
-        """Unknown without reading the whole file."""
-        return None
-
     def read(self, file: InputFile, base: int, next_todo: Callable[[int], int]) -> Generator[Chunk, None, int]:
         """A chunk is at most 512 rows and about 4 MiB."""
         csv.field_size_limit(MAX_LINE_BYTES)  # the module has one limit for all readers; its default is 128 KiB
-        lines = _Lines(file)
-        rows = _Rows(lines, self._delimiter)
+        lines = _LineReader(file)
+        rows = _RowParser(lines, self._delimiter)
         header = _header(rows, file)
         begin = base
         records: list[Record] = []
@@ -76,7 +73,7 @@ class DelimitedFormat:
         return base - begin
 
 
-class _Lines:
+class _LineReader:
     """The lines of a file as text; lines of the current row can be returned and read again."""
 
     def __init__(self, file: InputFile) -> None:
@@ -160,7 +157,7 @@ class _Lines:
                 yield line.decode(errors="surrogateescape") + "\n"
 
 
-class _Bad:
+class _BrokenLines:
     """Lines that do not form a row.
 
     Args:
@@ -188,13 +185,13 @@ class _Bad:
         return _failed(position, data, "ValueError", f"{self._message}; {lost} cannot be read")
 
 
-class _Rows:
+class _RowParser:
     """Parses lines as rows; after an unclosed quote, continues at the next line that begins a whole row.
 
     Rows depend only on the content, so that positions are the same at every read.
     """
 
-    def __init__(self, lines: _Lines, delimiter: str) -> None:
+    def __init__(self, lines: _LineReader, delimiter: str) -> None:
         self._lines = lines
         self._reader = csv.reader(lines, delimiter=delimiter, strict=True)
         field = rf'(?:"[^"]*+(?:""[^"]*+)*+"|[^"{delimiter}\r\n]*+)'
@@ -212,11 +209,11 @@ class _Rows:
             raise row
         return row or []
 
-    def below(self, width: int) -> Iterator[list[str] | _Bad]:
+    def below(self, width: int) -> Iterator[list[str] | _BrokenLines]:
         """The rows below a header of `width` fields, and the bad lines between them."""
         lines = self._lines
         lines.most_quotes = 2 * width + _SPARE_QUOTES
-        bad: _Bad | None = None
+        bad: _BrokenLines | None = None
         while (row := self._next()) is not None:
             taken = lines.row
             if bad is not None:
@@ -228,12 +225,14 @@ class _Rows:
                 bad = None
             if isinstance(row, csv.Error):
                 lines.give_back(taken[1:])
-                bad = _Bad(taken[0], lines.place, _NEVER_CLOSED if str(row) == "unexpected end of data" else str(row))
+                bad = _BrokenLines(
+                    taken[0], lines.place, _NEVER_CLOSED if str(row) == "unexpected end of data" else str(row)
+                )
                 if len(taken) == 1:
                     yield bad
                     bad = None
             elif len(taken) > 1 and len(row) != width and self._hides_rows(width):
-                bad = _Bad(taken[0], lines.place, _wrong_width(row, width))
+                bad = _BrokenLines(taken[0], lines.place, _wrong_width(row, width))
             elif row:
                 yield row
         if bad is not None:
@@ -279,7 +278,7 @@ def _size(line: str) -> int:
     return len(line.encode(errors="surrogateescape"))
 
 
-def _header(rows: _Rows, file: InputFile) -> list[str]:
+def _header(rows: _RowParser, file: InputFile) -> list[str]:
     try:
         header = rows.header()
     except csv.Error as error:
@@ -292,8 +291,8 @@ def _header(rows: _Rows, file: InputFile) -> list[str]:
     return header
 
 
-def _row(header: list[str], row: list[str] | _Bad, position: int, file: InputFile) -> Record | Failed:
-    if isinstance(row, _Bad):
+def _row(header: list[str], row: list[str] | _BrokenLines, position: int, file: InputFile) -> Record | Failed:
+    if isinstance(row, _BrokenLines):
         return row.failed(position, file)
     data: dict[str, object] = dict(zip(header, row, strict=False))
     if len(row) != len(header):

@@ -11,11 +11,11 @@ from headrace.io.formats.openai_batch import recognized
 from headrace.io.formats.strict_json import OnNan, StrictJson, json_default
 from headrace.io.formats.writer import LineWriter, plain_row
 from headrace.io.storage.files import InputFile
-from headrace.io.storage.rows import object_chunks
+from headrace.io.storage.rows import FileFormat, object_chunks
 from headrace.records import Ok
 
 
-class JsonlFormat:
+class JsonlFormat(FileFormat):
     """The lines of a file. Blank lines are skipped and take no position.
 
     A line that is not UTF-8, not JSON or not a JSON object is a `Failed` at its position, with the raw line (its first
@@ -23,10 +23,6 @@ class JsonlFormat:
     """
 
     name = "jsonl"
-
-    def count(self, file: InputFile) -> int | None:  # noqa: ARG002 - required by the interface
-        """Unknown without reading the whole file."""
-        return None
 
     def read(self, file: InputFile, base: int, next_todo: Callable[[int], int]) -> Generator[Chunk, None, int]:
         """At most 512 rows per chunk, from one block of 256 KiB (or one longer line)."""

@@ -7,7 +7,7 @@ import decimal
 import logging
 from collections.abc import Sequence
 
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, tried
 from headrace.io.formats.arrow_types import held_type, nests_dictionary, read_back
 from headrace.io.formats.cells import Cell
 from headrace.io.formats.strict_json import StrictJson, json_default
@@ -48,18 +48,19 @@ def check_text_column(name: str, values: Sequence[object]) -> None:
     json = StrictJson(json_default)
     refused: list[tuple[str, Exception]] = []
     for value in values:
-        found: object = value
-        try:
-            found = plain(value, f"column {name!r}")
-            if found is not None:
-                json.dump(found)
-                return
-        except Exception as error:  # noqa: BLE001 - objects of the user's own may raise anything
-            if type(value) is not Cell and not isinstance(found, _NOT_IN_JSON):
-                return  # an object of some row: only its record fails
-            python = "" if type(found) is Cell else type(found).__name__
-            table = str(value.column.type) if type(value) is Cell else ""
-            refused.append((f"{python} ({table})" if python and table else python or table, error))
+        found = tried(plain, value, f"column {name!r}")  # an object of the user's own may raise anything
+        is_plain = not isinstance(found, Exception)
+        if found is None:
+            continue
+        error = tried(json.dump, found) if is_plain else found
+        if not isinstance(error, Exception):
+            return
+        found = found if is_plain else value
+        if type(value) is not Cell and not isinstance(found, _NOT_IN_JSON):
+            return  # an object of some row: only its record fails
+        python = "" if type(found) is Cell else type(found).__name__
+        table = str(value.column.type) if type(value) is Cell else ""
+        refused.append((f"{python} ({table})" if python and table else python or table, error))
     if not refused:
         return
     kind, reason = refused[0]

@@ -17,7 +17,7 @@ from headrace.io.formats.dead_letters import dead_letter, encode_dead_letters
 from headrace.io.formats.strict_json import OnNan, StrictJson, json_default
 from headrace.io.formats.writer import LineWriter
 from headrace.io.storage.files import InputFile
-from headrace.io.storage.rows import full_lines, line_blocks, object_chunks, parse_object
+from headrace.io.storage.rows import FileFormat, full_lines, line_blocks, object_chunks, parse_object
 from headrace.openai_protocol import chat_completion, completion, embeddings
 from headrace.records import Failed, JsonObject, Ok, Record
 from headrace.wording import shown
@@ -70,7 +70,7 @@ def url_of(source: object) -> str | None:
     return next((form.url for form in getattr(source, "formats", ()) if isinstance(form, OpenAIFormat)), None)
 
 
-class OpenAIFormat:
+class OpenAIFormat(FileFormat):
     """The requests of a batch file: {id: custom_id, url, model, body, text}.
 
     `text` is an embedding request's input. A request that is not POST, has no `custom_id` or `body`, or has another
@@ -96,10 +96,6 @@ class OpenAIFormat:
         """Do not check fields of bodies; the engine does. A body without a model uses `model`."""
         self._checks_body = False
         self._model = model
-
-    def count(self, file: InputFile) -> int | None:  # noqa: ARG002 - required by the interface
-        """Unknown without reading the whole file."""
-        return None
 
     def read(self, file: InputFile, base: int, next_todo: Callable[[int], int]) -> Generator[Chunk, None, int]:
         """At most 512 requests per chunk."""

@@ -10,6 +10,7 @@ import uuid
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, TypeAlias
 
+from headrace.errors import attempted
 from headrace.wording import spelled
 
 OnNan: TypeAlias = Literal["null", "error"]
@@ -197,15 +198,13 @@ def _scalar(item: object, default: Callable[[object], object]) -> tuple[str, obj
         return "text", "null"
     if item is None or isinstance(item, (str, bool, float)):
         return "text", json.dumps(item)
-    try:
-        return ("text", int.__repr__(item)) if isinstance(item, int) else ("value", default(item))
-    except BaseException:  # noqa: BLE001 - user methods may raise anything, and something must be written
-        return "text", json.dumps(safe_text(item))
+    if isinstance(item, int):
+        return "text", int.__repr__(item)
+    found = attempted(default, item)  # whose methods may raise anything, and something must be written
+    return ("text", json.dumps(safe_text(item))) if isinstance(found, BaseException) else ("value", found)
 
 
 def safe_text(item: object) -> str:
     """The text of any object, even if its methods raise."""
-    try:
-        return str(item)
-    except BaseException:  # noqa: BLE001 - the same
-        return f"(a {type(item).__name__} that cannot be shown)"
+    text = attempted(str, item)
+    return f"(a {type(item).__name__} that cannot be shown)" if isinstance(text, BaseException) else text

@@ -16,7 +16,7 @@ from headrace.io.base import Chunk
 from headrace.io.formats.cells import rows_of
 from headrace.io.formats.known import Format
 from headrace.io.storage.files import InputFile
-from headrace.io.storage.rows import CHUNK_BYTES, CHUNK_ROWS, share, todo
+from headrace.io.storage.rows import CHUNK_BYTES, CHUNK_ROWS, FileFormat, share, todo
 from headrace.records import Record
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def _encrypted(file: InputFile) -> str:
     return f"{file.path} is encrypted"
 
 
-class ParquetFormat:
+class ParquetFormat(FileFormat):
     """The rows of a Parquet file, each a dict of its columns. Row groups that are done are not read.
 
     Raises:
@@ -109,7 +109,7 @@ class ParquetFormat:
             return int(total)
 
 
-class ArrowFormat:
+class ArrowFormat(FileFormat):
     """The rows of an Arrow IPC file (Feather too) or stream; both end in .arrow.
 
     Raises:
@@ -120,10 +120,6 @@ class ArrowFormat:
 
     def __init__(self) -> None:
         self._pa = _pyarrow()
-
-    def count(self, file: InputFile) -> int | None:  # noqa: ARG002 - required by the interface
-        """Unknown without reading all batches."""
-        return None
 
     def read(self, file: InputFile, base: int, next_todo: Callable[[int], int]) -> Generator[Chunk, None, int]:
         """Chunks of at most 512 rows and about 4 MiB, each from one record batch."""

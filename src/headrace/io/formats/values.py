@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from headrace.errors import HeadraceError, RecordError, line_of
+from headrace.errors import HeadraceError, RecordError, line_of, tried
 from headrace.io.base import class_names
 from headrace.io.formats.cells import Cell, objects_exactly
 
@@ -155,7 +155,7 @@ def _with_lists(value: Any) -> object:
 
 
 def _plain(value: Any, *, top: bool = False) -> object:
-    """See `plain`. One frame per level: values may be nested deep.
+    """The plain value, without the name for messages. One frame per level: values may be nested deep.
 
     Raises:
         HeadraceError: as a phrase: what it is, and the way out.
@@ -294,11 +294,11 @@ def _objects(column: Any) -> object:
 
 
 def _called(method: Any) -> Any:
-    try:
-        return method()
-    except Exception as error:  # another library's own code
-        words = f"{type(error).__name__}: {line_of(error)}"
-        raise HeadraceError(f"a value that cannot be read: {words}; {_WAY_OUT}") from error
+    found = tried(method)
+    if isinstance(found, Exception):
+        words = f"{type(found).__name__}: {line_of(found)}"
+        raise HeadraceError(f"a value that cannot be read: {words}; {_WAY_OUT}") from found
+    return found
 
 
 def _refusal(value: object, way_out: str) -> HeadraceError:

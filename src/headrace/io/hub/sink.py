@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headrace.errors import BrokenOffError, ConfigError, HeadraceError, line_of
+from headrace.errors import BrokenOffError, ConfigError, raised_as
 from headrace.extras import require
 from headrace.io.formats.kept_columns import check_parquet_column
 from headrace.io.formats.parquet import ParquetWriter
@@ -67,7 +66,11 @@ class HubWriter(ParquetWriter):
         """
         from huggingface_hub.errors import RepositoryNotFoundError
 
-        with self._errors(ConfigError, "log in (hf auth login) or set HF_TOKEN, with a token that may write it"):
+        with raised_as(
+            ConfigError,
+            f"cannot write {self._address}",
+            "log in (hf auth login) or set HF_TOKEN, with a token that may write it",
+        ):
             try:
                 self._api.auth_check(self._address.name, repo_type="dataset", write=True)
             except RepositoryNotFoundError:
@@ -88,7 +91,9 @@ class HubWriter(ParquetWriter):
         from huggingface_hub import CommitOperationDelete
 
         name = self._address.name
-        with self._errors(BrokenOffError, f"the rows are in {self._parts}; run again to push them"):
+        with raised_as(
+            BrokenOffError, f"cannot write {self._address}", f"the rows are in {self._parts}; run again to push them"
+        ):
             self._api.create_repo(name, repo_type="dataset", private=True, exist_ok=True)
             head = self._api.dataset_info(name, revision=self._address.revision).sha
             added = list(self._uploaded(parts(), scratch))
@@ -124,16 +129,6 @@ class HubWriter(ParquetWriter):
     def _shards(self, revision: str | None) -> list[str]:
         files = self._api.list_repo_files(self._address.name, repo_type="dataset", revision=revision)
         return [path for path in files if self._shard.fullmatch(path)]
-
-    @contextlib.contextmanager
-    def _errors(self, kind: type[HeadraceError], way_out: str) -> Iterator[None]:
-        """Turn errors of the client into one of ours."""
-        try:
-            yield
-        except HeadraceError:
-            raise
-        except Exception as error:  # huggingface_hub raises its own errors and those of the HTTP client that it uses
-            raise kind(f"cannot write {self._address}: {line_of(error)}; {way_out}") from error
 
 
 def _groups(parts: Sequence[Path]) -> Iterator[list[Path]]:

@@ -2,52 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from headrace.errors import ConfigError, line_of
+from headrace.errors import ConfigError, raised_as
 from headrace.extras import require
-from headrace.io.base import Chunk, SourcePlugin
+from headrace.io.base import SourcePlugin
 from headrace.io.formats.cells import rows_of
 from headrace.io.hub.names import DatasetAddress, is_dataset_address, parse_dataset
 from headrace.io.sources.arrow_batches import ArrowBatches
-from headrace.io.storage.rows import CHUNK_ROWS, todo
-from headrace.records import Record
+from headrace.io.sources.in_memory import RowSource
+from headrace.io.storage.rows import CHUNK_ROWS
 
 if TYPE_CHECKING:
+    import datasets
     import pyarrow as pa
 
 _OPTIONS = ("config", "split", "columns")
 """What the address of a dataset that is read may name."""
 
 
-class DatasetSource:
+class DatasetSource(RowSource):
     """The rows of a `datasets.Dataset`, with images and audio undecoded. Finished rows are not read."""
 
-    def __init__(self, dataset: Any) -> None:
+    def __init__(self, dataset: datasets.Dataset) -> None:
+        super().__init__(len(dataset))
         self._dataset = _undecoded(dataset)
         self._table = self._dataset.with_format("arrow")
-        self.total_records: int | None = len(dataset)
-        self.total_bytes: int | None = None
 
     def describe(self) -> Mapping[str, object]:
         """The library's fingerprint, which covers the content and all transformations."""
         # The original fingerprint: leaving images undecoded would change it.
         return {"format": "datasets", "records": self.total_records, "fingerprint": self._dataset._fingerprint}
 
-    def chunks(self, next_todo: Callable[[int], int]) -> Iterator[Chunk]:
-        """Chunks of at most 512 rows."""
-        total = len(self._dataset)
-        for start in range(0, total, CHUNK_ROWS):
-            positions = todo(start, min(start + CHUNK_ROWS, total), next_todo)
-            table = self._table[positions].combine_chunks() if positions else None
-            rows = [
-                row for part in (table.to_batches() if table else ()) for row in rows_of(part, "the dataset", start)
-            ]
-            yield Chunk([Record(at, at, row) for at, row in zip(positions, rows, strict=True)], (), 0)
+    def rows_at(self, positions: Sequence[int]) -> list[object]:
+        """The rows at these positions; no others are read."""
+        table, start = self._table[positions].combine_chunks(), positions[0] // CHUNK_ROWS * CHUNK_ROWS
+        return [row for part in table.to_batches() for row in rows_of(part, "the dataset", start)]
 
 
 def _load_saved(folder: Path) -> DatasetSource:
@@ -91,13 +85,9 @@ def _with_commit(address: DatasetAddress) -> DatasetAddress:
     _library()
     import huggingface_hub
 
-    try:
+    way_out = "check the name, the network and HF_ENDPOINT, or log in (hf auth login) for a private dataset"
+    with raised_as(ConfigError, f"cannot read {address}", way_out):
         found = huggingface_hub.HfApi().dataset_info(address.name, revision=address.revision)
-    except Exception as error:  # huggingface_hub raises its own errors and those of the HTTP client that it uses
-        raise ConfigError(
-            f"cannot read {address}: {line_of(error)}; check the name, the network and HF_ENDPOINT, or log in (hf auth "
-            "login) for a private dataset"
-        ) from error
     return replace(address, revision=found.sha)
 
 
@@ -110,12 +100,11 @@ def _load_from_hub(address: DatasetAddress) -> ArrowBatches:
     """
     datasets = _library()
     address = _with_commit(address)
-    try:  # the prefix keeps a local folder of the same name from being read
+    with raised_as(ConfigError, f"cannot read {address}"):
+        # The prefix keeps a local folder of the same name from being read.
         splits = datasets.load_dataset(
             f"hf://datasets/{address.name}", address.config, revision=address.revision, streaming=True
         )
-    except Exception as error:  # datasets raises its own errors, and those of huggingface_hub and of each file format
-        raise ConfigError(f"cannot read {address}: {line_of(error)}") from error
     name = address.split or next(iter(splits))
     if name not in splits or (address.split is None and len(splits) > 1):
         example = replace(address, split=next(iter(splits)))
@@ -144,7 +133,7 @@ def _library() -> ModuleType:
     return library
 
 
-def _undecoded(dataset: Any) -> Any:
+def _undecoded(dataset: datasets.Dataset) -> datasets.Dataset:
     plain = dataset.with_format(None)
     for name, feature in dataset.features.items():
         if getattr(feature, "decode", False):

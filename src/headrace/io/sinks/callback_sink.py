@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iter
 from typing import Any
 
 from headrace.batching.callables import is_async, plain_function
-from headrace.errors import ConfigError, JobError, text_of
+from headrace.errors import ConfigError, JobError, attempted, text_of
 from headrace.io.base import PartWriter
 from headrace.io.formats.dead_letters import encode_failures
 from headrace.io.formats.writer import row_of
@@ -107,20 +107,21 @@ class CallbackWriter(PartWriter):
             return
         if not rows:
             return
-        try:
-            answer = self._receive(rows)
-            if isinstance(answer, (Generator, AsyncGenerator)):
-                raise TypeError(f"it returned a {type(answer).__name__}, which would never run")
-            if isinstance(answer, Awaitable):
-                self._runner = self._runner or asyncio.Runner()
-                self._runner.run(_result_of(answer))
-        except BaseException as error:
-            # User code may raise anything; it ends the job.
+        error = attempted(self._call, self._receive, rows)
+        if error is not None:
             first, last = rows[0]["id"], rows[-1]["id"]
             raise JobError(
                 f"the function that takes the results raised {type(error).__name__}: {text_of(error)} (at rows "
                 f"{shown(first)} to {shown(last)}; such a job cannot be resumed: write to a file to keep what is done)"
             ) from error
+
+    def _call(self, receive: Receiver, rows: list[dict[str, object]]) -> None:
+        answer = receive(rows)
+        if isinstance(answer, (Generator, AsyncGenerator)):
+            raise TypeError(f"it returned a {type(answer).__name__}, which would never run")
+        if isinstance(answer, Awaitable):
+            self._runner = self._runner or asyncio.Runner()
+            self._runner.run(_result_of(answer))
 
     def close(self) -> None:
         """End the event loop of an asynchronous function."""

@@ -33,7 +33,7 @@ class Target:
     make_writer: Callable[[Layout], PartWriter] | None = field(default=None, compare=False, repr=False)
     """Makes the writer of the rows. Raises ConfigError, MissingExtraError."""
     check_column: Callable[[str, Sequence[object]], None] | None = field(default=None, compare=False, repr=False)
-    """See `Format`; None if the output takes any column, in a type of its own."""
+    """Checks a column of the input, as in `Format`; None if the output takes any column, in a type of its own."""
     table: str | None = None
     """The address, without its login, of a table that takes the rows; `place` then has the state of the job alone."""
     address: str = ""

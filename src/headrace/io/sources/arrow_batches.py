@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from headrace.errors import BrokenOffError, ConfigError, HeadraceError, line_of
+from headrace.errors import BrokenOffError, ConfigError, raised_as
 from headrace.io.base import Chunk
 from headrace.io.formats.cells import rows_of
 from headrace.io.formats.tables import check_names, slices
@@ -49,13 +49,8 @@ class ArrowBatches:
         self.total_records = total
         self.total_bytes: int | None = None
         self._head: pa.RecordBatch | None = None
-        try:
-            with contextlib.closing(self._batches()) as batches:
-                first = next(batches, None)
-        except HeadraceError:
-            raise
-        except Exception as error:  # `read` calls other libraries: each has its own errors
-            raise ConfigError(f"cannot read {shown}: {line_of(error)}") from error
+        with raised_as(ConfigError, f"cannot read {shown}"), contextlib.closing(self._batches()) as batches:
+            first = next(batches, None)
         if first is not None:
             check_names(first.schema.names, shown)
             self._head = first.slice(0, CHUNK_ROWS)
@@ -78,15 +73,12 @@ class ArrowBatches:
                 start += batch.num_rows
 
     def _next(self, batches: Iterator[pa.RecordBatch], start: int) -> pa.RecordBatch | None:
-        try:
+        words, way_out = (
+            f"cannot read {self._shown} after row {start:,}",
+            "finished records are kept; run again to continue",
+        )
+        with raised_as(BrokenOffError, words, way_out):
             return next(batches, None)
-        except HeadraceError:
-            raise
-        except Exception as error:  # as above
-            raise BrokenOffError(
-                f"cannot read {self._shown} after row {start:,}: {line_of(error)}; finished records are kept; run "
-                "again to continue"
-            ) from error
 
     def _batches(self) -> Generator[pa.RecordBatch]:
         """The batches that have rows."""

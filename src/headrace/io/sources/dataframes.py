@@ -5,20 +5,24 @@ Types are recognized by name, so that none of these libraries needs to be instal
 
 from __future__ import annotations
 
+import importlib
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from headrace.errors import line_of
+from headrace.errors import line_of, tried
 from headrace.extras import require
-from headrace.io.base import Chunk, Source, SourcePlugin, class_names
+from headrace.io.base import Source, SourcePlugin, class_names
 from headrace.io.formats.cells import LazyColumns, objects_of, rows_of, rows_with
 from headrace.io.formats.tables import check_names
-from headrace.io.sources.in_memory import IterableSource, chunk_of, digest_of
-from headrace.io.storage.rows import CHUNK_ROWS, todo
+from headrace.io.sources.in_memory import IterableSource, RowSource, digest_of
+from headrace.io.storage.rows import CHUNK_ROWS
 from headrace.records import Unreadable
 
 if TYPE_CHECKING:
+    import duckdb
+    import pandas
+    import polars
     import pyarrow as pa
     import pyarrow.dataset
 
@@ -28,7 +32,7 @@ _BATCH_ROWS = 8192
 """Rows per batch of a stream."""
 
 
-class TableSource:
+class TableSource(RowSource):
     """A table in memory, converted to rows by chunks. It is identified by its length and 1,024 of its rows.
 
     Args:
@@ -38,27 +42,22 @@ class TableSource:
     """
 
     def __init__(self, kind: str, length: int, read: Callable[[int, int], Sequence[object]]) -> None:
+        super().__init__(length)
         self._kind = kind
         self._read = read
-        self.total_bytes: int | None = None
-        self.total_records: int | None = length
 
     def describe(self) -> Mapping[str, object]:
         """Length and digest of sampled runs of rows."""
-        total = self.total_records or 0
+        total = self._length
         runs = min(_DIGESTED_RUNS, -(-total // _RUN_ROWS))
         starts = sorted({number * max(0, total - _RUN_ROWS) // max(1, runs - 1) for number in range(runs)})
         rows = (row for start in starts for row in self._read(start, min(start + _RUN_ROWS, total)))
         return {"format": self._kind, "records": total, "blake2b": digest_of(rows)}
 
-    def chunks(self, next_todo: Callable[[int], int]) -> Iterator[Chunk]:
-        """Chunks of at most 512 rows."""
-        total = self.total_records or 0
-        for start in range(0, total, CHUNK_ROWS):
-            stop = min(start + CHUNK_ROWS, total)
-            positions = todo(start, stop, next_todo)
-            rows = self._read(start, stop) if positions else ()
-            yield chunk_of([(position, rows[position - start]) for position in positions])
+    def rows_at(self, positions: Sequence[int]) -> list[object]:
+        """The rows at these positions."""
+        rows = self._read(positions[0], positions[-1] + 1)
+        return [rows[position - positions[0]] for position in positions]
 
 
 def _open(table: object, _query: str | None) -> Source:
@@ -71,7 +70,7 @@ def _open(table: object, _query: str | None) -> Source:
     return _stream(lambda: _exported(table)) if make is None else make(table)
 
 
-def _pandas(frame: Any) -> Source:
+def _pandas(frame: pandas.DataFrame) -> Source:
     """A named index is a column; missing values (NaN, NaT, NA) are null."""
     levels = [name for name in frame.index.names if name is not None]
     names = [*levels, *frame.columns]
@@ -91,28 +90,26 @@ def _pandas(frame: Any) -> Source:
     return TableSource("pandas", len(frame), read)
 
 
-def _objects(column: Any, start: int) -> list[Any]:
+def _objects(column: pandas.Series, start: int) -> list[object]:
     """The values of a pandas column whose first row has the number `start`."""
-    try:
-        values: list[object] = column.astype(object).where(column.notna().to_numpy(), None).tolist()
-    except Exception as error:  # noqa: BLE001 - a type of pandas or of others raises anything; below, only the value fails
-        if len(column) == 1:
-            return [Unreadable(f"{line_of(error)} (the DataFrame, row {start:,} counted from 0)")]
-        return [value for at in range(len(column)) for value in _objects(column.iloc[at : at + 1], start + at)]
-    return values
+    values: list[object] | Exception = tried(
+        lambda: column.astype(object).where(column.notna().to_numpy(), None).tolist()
+    )
+    if not isinstance(values, Exception):
+        return values
+    if len(column) == 1:
+        return [Unreadable(f"{line_of(values)} (the DataFrame, row {start:,} counted from 0)")]
+    return [value for at in range(len(column)) for value in _objects(column.iloc[at : at + 1], start + at)]
 
 
-def _exact(column: Any) -> pa.Array | None:
+def _exact(column: pandas.Series) -> pa.Array | None:
     """A pandas column as an Arrow array; None for one of Python objects or text, whose types are their own."""
     if str(column.dtype) in ("object", "str"):
         return None
-    try:
-        import pyarrow as pa
-
-        found = pa.array(column, from_pandas=True)
-    except Exception:  # noqa: BLE001 - a type of pandas or of others that Arrow does not have, or no pyarrow
+    found = tried(lambda: importlib.import_module("pyarrow").array(column, from_pandas=True))
+    if isinstance(found, Exception):  # a type of pandas or of others that Arrow does not have, or no pyarrow
         return None
-    return found.combine_chunks() if isinstance(found, pa.ChunkedArray) else found
+    return found.combine_chunks() if hasattr(found, "chunks") else found
 
 
 def _arrow(table: pa.Table | pa.RecordBatch) -> Source:
@@ -147,7 +144,7 @@ def _arrow_dataset(dataset: pa.dataset.Dataset) -> Source:
     return _stream(lambda: dataset.to_batches(batch_size=_BATCH_ROWS, batch_readahead=2, fragment_readahead=1))
 
 
-def _lazy(frame: Any) -> Source:
+def _lazy(frame: polars.LazyFrame) -> Source:
     if not hasattr(frame, "collect_batches"):  # polars before 1.34
         return _polars(frame.collect())
 
@@ -160,24 +157,23 @@ def _lazy(frame: Any) -> Source:
     return IterableSource(rows)
 
 
-def _polars(frame: Any) -> Source:
+def _polars(frame: polars.DataFrame) -> Source:
     check_names(frame.columns, "the polars DataFrame")
     return TableSource(
         "polars", frame.height, lambda start, stop: _polars_rows(frame.slice(start, stop - start), start)
     )
 
 
-def _polars_rows(frame: Any, start: int) -> list[dict[str, object]]:
+def _polars_rows(frame: polars.DataFrame, start: int) -> list[dict[str, object]]:
     """The rows of a part of a frame, whose first row has the number `start`."""
-    try:
-        batches = frame.to_arrow().to_batches()
-    except Exception:  # noqa: BLE001 - a type that Arrow does not have, or no pyarrow
+    batches = tried(lambda: frame.to_arrow().to_batches())
+    if isinstance(batches, Exception):  # a type that Arrow does not have, or no pyarrow
         rows: list[dict[str, object]] = frame.to_dicts()
         return rows
     return list(_rows(batches, start))
 
 
-def _relation(relation: Any) -> Source:
+def _relation(relation: duckdb.DuckDBPyRelation) -> Source:
     check_names(relation.columns, "the DuckDB relation")
     read = getattr(relation, "to_arrow_reader", None) or relation.fetch_record_batch
     return _stream(lambda: read(_BATCH_ROWS))

@@ -7,12 +7,13 @@ import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeVar
 
 from headrace.errors import ConfigError
 from headrace.io.storage.locations import is_remote, locate, store, with_retries
 from headrace.records import LeftOut
 
+T = TypeVar("T")
 _GLOB = frozenset("*?[")
 _NAMED = 3
 """Maximum names reported per reason."""
@@ -159,7 +160,7 @@ def _expand_store(pattern: Path) -> Iterator[Name]:
             yield Name(path, FOLDER if is_folder else MARKER if found.endswith("/") else None)
 
 
-def _ask(call: Callable[[str], Any], address: str) -> Any:
+def _ask(call: Callable[[str], T], address: str) -> T:
     """Call a store's listing.
 
     Raises:

@@ -11,7 +11,7 @@ import threading
 from collections.abc import AsyncIterable, Callable, Generator, Iterable, Iterator, Mapping, Sequence
 
 from headrace.batching.results import own
-from headrace.errors import ConfigError, HeadraceError, JobError, text_of
+from headrace.errors import ConfigError, HeadraceError, JobError, attempted, text_of
 from headrace.io.base import Chunk, class_names
 from headrace.io.formats.strict_json import dump_any, safe_text
 from headrace.io.storage.rows import CHUNK_ROWS, todo
@@ -21,34 +21,53 @@ _HEAD_ROWS = 64
 _DIGESTED_ROWS = 1024
 
 
-class SequenceSource:
-    """A list, tuple or other sequence of rows. A row is a dict, or text, which stands for {"text": row}.
+class RowSource:
+    """Rows in memory, which any part of can be read. A row is a dict, or text, which stands for {"text": row}."""
+
+    def __init__(self, length: int) -> None:
+        self._length = length
+        self.total_bytes: int | None = None
+        self.total_records: int | None = length
+
+    def describe(self) -> Mapping[str, object]:
+        """What identifies the rows."""
+        raise NotImplementedError
+
+    def rows_at(self, positions: Sequence[int]) -> Sequence[object]:
+        """The rows at these positions, which ascend and are less than `CHUNK_ROWS` apart."""
+        raise NotImplementedError
+
+    def chunks(self, next_todo: Callable[[int], int]) -> Iterator[Chunk]:
+        """Chunks of at most 512 rows."""
+        for start in range(0, self._length, CHUNK_ROWS):
+            positions = todo(start, min(start + CHUNK_ROWS, self._length), next_todo)
+            rows = self.rows_at(positions) if positions else ()
+            yield chunk_of(list(zip(positions, rows, strict=True)))
+
+
+class SequenceSource(RowSource):
+    """A list, tuple or other sequence of rows.
 
     It is identified by its length and up to 1,024 rows spread over it.
     """
 
     def __init__(self, rows: Sequence[object]) -> None:
+        super().__init__(len(rows))
         self._rows = rows
-        self.total_bytes: int | None = None
-        self.total_records: int | None = len(rows)
 
     def describe(self) -> Mapping[str, object]:
         """Length and digest of sampled rows."""
-        total = len(self._rows)
+        total = self._length
         count = min(total, _DIGESTED_ROWS)
         places = (number * (total - 1) // max(1, count - 1) for number in range(count))
         return {"format": "sequence", "records": total, "blake2b": digest_of(self._rows[place] for place in places)}
 
-    def chunks(self, next_todo: Callable[[int], int]) -> Iterator[Chunk]:
-        """Chunks of at most 512 rows."""
-        total = len(self._rows)
-        for start in range(0, total, CHUNK_ROWS):
-            positions = todo(start, min(start + CHUNK_ROWS, total), next_todo)
-            yield chunk_of([(position, self._row(position)) for position in positions])
-
-    def _row(self, position: int) -> object:
-        row = self._rows[position]
-        return row if type(self._rows) in (list, tuple) else own(row)  # a dataset may fill the same object again
+    def rows_at(self, positions: Sequence[int]) -> list[object]:
+        """The rows at these positions."""
+        rows = self._rows
+        if type(rows) in (list, tuple):
+            return [rows[position] for position in positions]
+        return [own(rows[position]) for position in positions]  # a dataset may fill the same object again
 
 
 class IterableSource:
@@ -187,9 +206,7 @@ def _stable(value: object) -> str:
     """Text that is the same in every process, unlike an object's default text with its address."""
     if isinstance(value, (bytes, bytearray)):
         return hashlib.blake2b(value, digest_size=16).hexdigest()
-    try:
-        return str(value.tolist()) if hasattr(value, "tolist") else type(value).__name__
-    except KeyboardInterrupt:
-        raise
-    except BaseException:  # noqa: BLE001 - user methods may raise anything
-        return type(value).__name__
+    text = attempted(lambda: str(value.tolist()) if hasattr(value, "tolist") else type(value).__name__)
+    if isinstance(text, KeyboardInterrupt):
+        raise text
+    return type(value).__name__ if isinstance(text, BaseException) else text

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from headrace.errors import JobError, text_of
+from headrace.errors import JobError, text_of, tried
 from headrace.io.base import Chunk, Source
 from headrace.io.sources.opening import open_source
 from headrace.io.storage.locations import exists, is_remote
@@ -75,7 +75,7 @@ class JoinedSource:
         Raises:
             JobError: the output of a step is missing or has changed.
         """
-        outputs = [] if self._preview else [_Outputs(step) for step in self._steps]
+        outputs = [] if self._preview else [_StepOutputs(step) for step in self._steps]
         for chunk in self._source.chunks(next_todo):
             records: list[Record] = []
             failures = list(chunk.failures)
@@ -87,7 +87,7 @@ class JoinedSource:
                     records.append(joined)
             yield replace(chunk, records=records, failures=failures)
 
-    def _joined(self, record: Record, outputs: Sequence[_Outputs]) -> Record | Failed:
+    def _joined(self, record: Record, outputs: Sequence[_StepOutputs]) -> Record | Failed:
         columns: dict[str, object] = {}
         for step, output in zip(self._steps, outputs, strict=not self._preview):
             value = output.at(record)
@@ -96,17 +96,14 @@ class JoinedSource:
             columns[step.column] = value
         if self._preview:
             columns = dict.fromkeys(step.column for step in self._steps)
-        try:
-            if self._as_answer:
-                row = JoinedRow(record.data, {}, next(iter(columns.values())))
-            else:
-                row = JoinedRow(record.data, columns)
-        except Exception as error:  # noqa: BLE001 - a row may be a mapping of the user's own; only its record fails
-            return Failed(record, type(error).__name__, f"the row cannot be read: {text_of(error)}")
+        answer = (next(iter(columns.values())),) if self._as_answer else ()
+        row = tried(JoinedRow, record.data, {} if self._as_answer else columns, *answer)
+        if isinstance(row, Exception):  # of the user's own mapping
+            return Failed(record, type(row).__name__, f"the row cannot be read: {text_of(row)}")
         return Record(record.position, record.id, row)
 
 
-class _Outputs:
+class _StepOutputs:
     """The outputs and dead letters of a step, by ascending position."""
 
     def __init__(self, step: StepOutput) -> None:

@@ -12,7 +12,7 @@ from headrace.io.base import Chunk
 from headrace.io.formats.known import Format
 from headrace.io.sources.folders import HIDDEN, group_by_reason
 from headrace.io.storage.files import InputFile
-from headrace.io.storage.rows import CHUNK_BYTES, CHUNK_ROWS, blocks
+from headrace.io.storage.rows import CHUNK_BYTES, CHUNK_ROWS, FileFormat, blocks
 from headrace.records import Failed, Record
 
 _COLUMNS = ("id", "path")
@@ -22,7 +22,7 @@ _TEXTS = frozenset({"txt", "text", "caption", "transcript"})
 _NUMBERS = frozenset({"cls", "cls2", "index"})
 
 
-class TarFormat:
+class TarFormat(FileFormat):
     """One record per sample: {id: its key, path, and each member by its extension}.
 
     `.txt` is text, `.cls` an integer, `.json` any JSON value, and anything else bytes; an image is also available as
@@ -31,10 +31,6 @@ class TarFormat:
 
     name = "tar"
 
-    def count(self, file: InputFile) -> int | None:  # noqa: ARG002 - required by the interface
-        """Unknown without reading all headers."""
-        return None
-
     def read(self, file: InputFile, base: int, next_todo: Callable[[int], int]) -> Generator[Chunk, None, int]:
         """Chunks of at most 512 samples and about 4 MiB."""
         begin, told, held = base, 0, 0
@@ -42,7 +38,7 @@ class TarFormat:
         records: list[Record] = []
         failures: list[Failed] = []
         compressed = file.path.suffix.lower() != ".tar"
-        stream: Any = _Stream(file) if compressed else file.open()
+        stream: Any = _Decompressed(file) if compressed else file.open()
         try:
             # A compressed archive is read sequentially.
             mode: Literal["r|", "r:"] = "r|" if compressed else "r:"
@@ -90,7 +86,7 @@ class _Member(tarfile.TarInfo):
             raise
 
 
-class _Stream:
+class _Decompressed:
     """The content of a compressed archive, read once and sequentially."""
 
     def __init__(self, file: InputFile) -> None:
@@ -98,7 +94,7 @@ class _Stream:
         self._held = b""
         self._read = 0
 
-    def __enter__(self) -> _Stream:
+    def __enter__(self) -> _Decompressed:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -56,7 +56,7 @@ class Address:
 
     @property
     def path(self) -> Path:
-        """Of such a database. As in SQLAlchemy, three slashes are before a relative path and four before others."""
+        """The path of such a database: relative after three slashes, and absolute after four, as in SQLAlchemy."""
         return Path(unquote(urlsplit(self.url).path).removeprefix("/"))
 
 

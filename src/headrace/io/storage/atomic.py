@@ -42,9 +42,8 @@ def atomic_file(path: Path, work: Path | None = None) -> Iterator[BinaryIO]:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
-    except BaseException:  # re-raised: leave no unfinished file
-        temporary.unlink(missing_ok=True)
-        raise
+    finally:
+        temporary.unlink(missing_ok=True)  # an unfinished file; a finished one has its own name
     sync_folder(path.parent)
 
 

@@ -44,9 +44,9 @@ class Seal:
     interval: Interval
     rows: int
     size: int
-    """Of the part, in bytes."""
+    """The size of the part, in bytes."""
     error_size: int
-    """Of its dead letters, in bytes."""
+    """The size of its dead letters, in bytes."""
     digest: str
     """BLAKE2b, 8 bytes in hexadecimal, of the part and then of its dead letters."""
 

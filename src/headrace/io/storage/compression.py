@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 import zlib
-from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from collections.abc import Iterator
+from typing import Any
 
 from headrace.errors import JobError
 from headrace.extras import require
@@ -14,71 +14,36 @@ CONTENT_BYTES = 256 * 1024
 """Maximum size of a decompressed block, to bound memory."""
 
 
-class _Decoder(Protocol):
-    """Decodes one compressed stream; a file may contain several."""
+class _Decoder:
+    """Decodes one compressed stream, in bounded blocks; a file may contain several.
 
-    errors: tuple[type[Exception], ...]
-    """What `feed` raises for damaged data."""
+    The streams of zlib and of zstd differ in who keeps the input that does not fit into a block.
+    """
 
-    @property
-    def eof(self) -> bool: ...
-
-    def feed(self, data: bytes) -> bytes: ...
-
-    @property
-    def has_more(self) -> bool: ...
-
-    @property
-    def unused_data(self) -> bytes: ...
-
-
-class _Gzip:
-    errors: tuple[type[Exception], ...] = (zlib.error,)
-
-    def __init__(self) -> None:
-        self._stream = zlib.decompressobj(wbits=31)
+    def __init__(self, suffix: str) -> None:
+        self._keeps_input = suffix == ".zst"
+        self.stream: Any = _zstd().ZstdDecompressor() if self._keeps_input else zlib.decompressobj(wbits=31)
+        self.errors: type[Exception] = _zstd().ZstdError if self._keeps_input else zlib.error
 
     def feed(self, data: bytes) -> bytes:
-        return self._stream.decompress(self._stream.unconsumed_tail + data, CONTENT_BYTES)
+        """The next block.
 
-    @property
-    def has_more(self) -> bool:
-        return bool(self._stream.unconsumed_tail)
-
-    @property
-    def eof(self) -> bool:
-        return self._stream.eof
-
-    @property
-    def unused_data(self) -> bytes:
-        return self._stream.unused_data
-
-
-class _Zstd:
-    def __init__(self) -> None:
-        self._stream = _zstd().ZstdDecompressor()
-        self.errors: tuple[type[Exception], ...] = (_zstd().ZstdError,)
-
-    def feed(self, data: bytes) -> bytes:
-        content: bytes = self._stream.decompress(data, CONTENT_BYTES)
+        Raises:
+            Exception: the data is damaged: see `errors`.
+        """
+        held = b"" if self._keeps_input else self.stream.unconsumed_tail
+        content: bytes = self.stream.decompress(held + data, CONTENT_BYTES)
         return content
 
     @property
     def has_more(self) -> bool:
-        return not self._stream.eof and not self._stream.needs_input
-
-    @property
-    def eof(self) -> bool:
-        return bool(self._stream.eof)
-
-    @property
-    def unused_data(self) -> bytes:
-        data: bytes = self._stream.unused_data
-        return data
+        """Whether it holds input for another block."""
+        if self._keeps_input:
+            return not self.stream.eof and not self.stream.needs_input
+        return bool(self.stream.unconsumed_tail)
 
 
-_DECODERS: dict[str, Callable[[], _Decoder]] = {".gz": _Gzip, ".zst": _Zstd}
-SUFFIXES = tuple(_DECODERS)
+SUFFIXES = (".gz", ".zst")
 
 
 def decompress_blocks(suffix: str, blocks: Iterator[tuple[bytes, int]], name: str) -> Iterator[tuple[bytes, int]]:
@@ -87,7 +52,6 @@ def decompress_blocks(suffix: str, blocks: Iterator[tuple[bytes, int]], name: st
     Raises:
         JobError: the file is damaged or truncated; earlier content was already yielded.
     """
-    make = _DECODERS[suffix]
     decoder: _Decoder | None = None
     for block, size in blocks:
         while block or (decoder is not None and decoder.has_more):
@@ -95,10 +59,10 @@ def decompress_blocks(suffix: str, blocks: Iterator[tuple[bytes, int]], name: st
                 # Zeros after the last stream are padding from tape and block tools.
                 if not (block := block.lstrip(b"\0")):
                     break
-                decoder = make()
+                decoder = _Decoder(suffix)
             content, block = _feed(decoder, block, name), b""
-            if decoder.eof:
-                block, decoder = decoder.unused_data, None
+            if decoder.stream.eof:
+                block, decoder = decoder.stream.unused_data, None
             yield content, size
             size = 0
         if size:

@@ -9,12 +9,15 @@ import re
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from headrace.errors import ConfigError, MissingExtraError
 from headrace.fsspec_clients import fsspec_client
 from headrace.plugins import Group, known
 from headrace.retry import PermanentIOError, RetryPolicy, is_transient_io
+
+if TYPE_CHECKING:
+    import fsspec
 
 T = TypeVar("T")
 
@@ -129,7 +132,7 @@ def is_remote(place: Path) -> bool:
     return not isinstance(place, Path)
 
 
-def store(place: Path) -> tuple[Any, str]:
+def store(place: Path) -> tuple[fsspec.AbstractFileSystem, str]:
     """The fsspec file system of a remote location, and the path within it."""
     remote: Any = place
     return remote.fs, remote.path

@@ -23,7 +23,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from headrace.errors import BrokenOffError, JobError
+from headrace.errors import BrokenOffError, JobError, attempted
 from headrace.io.base import PartWriter
 from headrace.io.storage.atomic import atomic_file, sweep, sync_folder, target_of
 from headrace.io.storage.checksums import Damage, Seal, digest_of, listed, new_digest, rows_in
@@ -208,11 +208,10 @@ class PartFolder:
         failures = [outcome for outcome in outcomes if type(outcome) is Failed]
         unwritable: list[Failed] = []
         before = writer.nulled
-        try:
-            encoded = writer.encode(rows)
-        except JobError:
-            raise
-        except BaseException:  # noqa: BLE001 - an object's own methods may raise anything; signals go to the main thread
+        encoded = attempted(writer.encode, rows)  # a library's or an object's methods may raise anything
+        if isinstance(encoded, JobError):
+            raise encoded
+        if isinstance(encoded, BaseException):
             rows, bad = writable(rows, writer.encode)
             unwritable = [Failed.of(row.as_read, error, 1) for row, error in bad]
             failures = sorted([*failures, *unwritable], key=lambda failed: failed.record.position)

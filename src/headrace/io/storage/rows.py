@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from headrace.errors import ConfigError, JobError
 from headrace.io.base import Chunk
@@ -54,7 +54,7 @@ NOT_UTF_8 = "not valid UTF-8; a file in Latin-1 or Windows-1252 needs: iconv -f 
 _decode = json.JSONDecoder().decode
 
 
-class FileFormat(Protocol):
+class FileFormat:
     """Reads the rows of one file."""
 
     name: str
@@ -68,15 +68,15 @@ class FileFormat(Protocol):
         Raises:
             JobError: the rest of the file cannot be read.
         """
-        ...
+        raise NotImplementedError
 
-    def count(self, file: InputFile) -> int | None:
+    def count(self, file: InputFile) -> int | None:  # noqa: ARG002 - subclasses need it
         """The number of rows, if known without reading the file.
 
         Raises:
             ConfigError: the file is damaged.
         """
-        ...
+        return None
 
 
 class FileSource:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeAlias
 
-from headrace.errors import JobError, RecordError, text_of
+from headrace.errors import JobError, RecordError, attempted, text_of
 from headrace.records import Ok
 
 Bad: TypeAlias = list[tuple[Ok, Exception]]
@@ -21,13 +21,12 @@ def writable(rows: list[Ok], encode: Callable[[list[Ok]], object]) -> tuple[list
 
 
 def _error(rows: list[Ok], encode: Callable[[list[Ok]], object]) -> Exception | None:
-    try:
-        encode(rows)
-    except JobError:
-        raise
-    except Exception as error:  # noqa: BLE001 - a format library may raise anything; only the record fails
+    error = attempted(encode, rows)  # a format's library, or an object's own methods, may raise anything
+    if isinstance(error, JobError):
+        raise error
+    if isinstance(error, Exception):
         return error
-    except BaseException as error:  # noqa: BLE001 - likewise, from an object's own methods
+    if isinstance(error, BaseException):
         return RecordError(f"writing it raised {type(error).__name__}: {text_of(error)}")
     return None
 

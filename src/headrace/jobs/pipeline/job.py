@@ -16,8 +16,7 @@ from headrace.io.base import Source
 from headrace.jobs.pipeline.prepare import Columns
 from headrace.jobs.pipeline.user_code import UserCode
 from headrace.jobs.pipeline.work import Work
-from headrace.jobs.settings import JobSettings, Order
-from headrace.jobs.settings import Limits as Limits
+from headrace.jobs.settings import JobSettings, Limits, Order
 from headrace.jobs.state.in_flight import InFlightFile
 from headrace.jobs.state.output import JobOutput, StartMode
 from headrace.records import Failed

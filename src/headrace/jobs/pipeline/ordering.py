@@ -25,7 +25,7 @@ from headrace.jobs.pipeline.prepare import Columns
 from headrace.jobs.pipeline.spill import Spill, SpilledRow
 from headrace.jobs.settings import Order
 from headrace.jobs.state.passes import Pass
-from headrace.jobs.state.windows import STRIDE, Window, Windows
+from headrace.jobs.state.windows import STRIDE, OpenWindow, Windows
 from headrace.records import Failed, Record
 
 logger = logging.getLogger("headrace")
@@ -314,7 +314,7 @@ def _in_chunks(records: list[Record], failures: Sequence[Failed], size: int) -> 
         yield Chunk((), failures, left, in_order=True)
 
 
-def _missing(window: Window, held: _WindowRows) -> int:
+def _missing(window: OpenWindow, held: _WindowRows) -> int:
     there = {record.position for chunk in held.chunks for record in chunk.records}
     there |= {failed.record.position for chunk in held.chunks for failed in chunk.failures} | set(window.done)
     return min(set(window.positions) - there)

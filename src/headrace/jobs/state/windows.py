@@ -71,7 +71,7 @@ class _Committed:
                 yield json.loads(line)["position"], line
 
 
-class Window(_Committed):
+class OpenWindow(_Committed):
     """The records of one window, and what of them is committed."""
 
     def __init__(self, number: int, positions: array[int], parts: PartFolder) -> None:
@@ -205,7 +205,7 @@ def collated(
         yield interval, rows, failures
 
 
-def _rows_of(size: int, windows: Sequence[Window | SortedWindow]) -> int:
+def _rows_of(size: int, windows: Sequence[OpenWindow | SortedWindow]) -> int:
     """How many rows of these windows have about this size; at most those of a part."""
     paths = [window.parts.part_path(interval) for window in windows for interval in window.committed]
     rows = sum(window.finished for window in windows)
@@ -298,7 +298,7 @@ class Windows:
         self._folder = folder
         self._output = output
         self._writer = writer
-        self._open: dict[int, Window] = {}
+        self._open: dict[int, OpenWindow] = {}
         self._sorted: dict[int, SortedWindow] = {}
         self._last = 0
 
@@ -313,12 +313,12 @@ class Windows:
         return self._folder.parent
 
     @property
-    def open(self) -> list[Window]:
+    def open(self) -> list[OpenWindow]:
         """Windows with unfinished records, the oldest first."""
         return [self._open[number] for number in sorted(self._open.copy())]
 
     @property
-    def all(self) -> list[Window | SortedWindow]:
+    def all(self) -> list[OpenWindow | SortedWindow]:
         """Windows with records that are not in the output yet."""
         return [*self.open, *self._sorted.copy().values()]
 
@@ -365,7 +365,7 @@ class Windows:
         for number, path in paths.items():
             parts = self._parts(path)
             try:
-                window = Window(number, read_order(path / ORDER), parts)
+                window = OpenWindow(number, read_order(path / ORDER), parts)
             except (OSError, ValueError) as error:
                 if lost := parts.committed():
                     damaged.append(_lost(path / ORDER, lost, error))
@@ -399,7 +399,7 @@ class Windows:
                     continue
             except (OSError, ValueError):
                 continue
-            window = self._open[number] = Window(number, positions, self._parts(path))
+            window = self._open[number] = OpenWindow(number, positions, self._parts(path))
             window.committed = window.parts.committed()
         return self
 
@@ -430,7 +430,7 @@ class Windows:
 
     # -- while the job runs ------------------------------------------------------------------------------------------
 
-    def create(self, positions: Sequence[int]) -> Window:
+    def create(self, positions: Sequence[int]) -> OpenWindow:
         """A new window of these records, in the order of work. It is durable when this returns.
 
         Raises:
@@ -447,7 +447,7 @@ class Windows:
             raise
         sync_folder(self._folder)
         sync_folder(self._folder.parent)  # the first window has made the folder of all
-        window = Window(number, ordered, self._parts(path))
+        window = OpenWindow(number, ordered, self._parts(path))
         self._last = number
         self._open[number] = window
         return window
@@ -522,7 +522,7 @@ class Windows:
         starts = [part.start for part in committed]
         return collated(windows, self._writer, lambda last, now: bisect(starts, last) == bisect(starts, now))
 
-    def _close(self, window: Window) -> list[Interval]:
+    def _close(self, window: OpenWindow) -> list[Interval]:
         """Write the rows of a finished window to the output, if they are not many small parts of it.
 
         Returns the parts of the output.
@@ -540,7 +540,7 @@ class Windows:
         self._remove(window.parts.path)
         return written
 
-    def _sort(self, window: Window) -> None:
+    def _sort(self, window: OpenWindow) -> None:
         """Put the committed rows of a window into input order, in another folder."""
         path = self._folder / f"{window.number:012d}"
         sorting, target = path.with_suffix(_SORTING), path.with_suffix(_SORTED)
@@ -563,7 +563,7 @@ class Windows:
         shutil.rmtree(gone, ignore_errors=True)
 
 
-def _check(window: Window | SortedWindow) -> None:
+def _check(window: OpenWindow | SortedWindow) -> None:
     """Check the content of all parts of a window."""
     if damaged := window.parts.check(window.committed, set(window.committed)):
         raise BrokenOffError(f"{listed(damaged)}: damaged since it was committed; run again to compute it again")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Generic, TypeAlias, TypeVar
 
 from headrace.batching.policy.cost_line import CostLine
@@ -40,6 +40,7 @@ _RECENT = 64
 """Chunks of the sink that may explain why a job waited for it."""
 _IDLE_OF_THE_END: frozenset[Cause] = frozenset({"other", "finish", "write", "memory"})
 
+_HISTOGRAMS = ("size", "cost", "duration", "waited", "request")
 _HANDLED: Shares = (("other", 1.0),)
 
 BatchBox: TypeAlias = tuple[float, float, int, float, float, int, str]
@@ -73,6 +74,10 @@ class Account:
     """From the start of the job to its first batch."""
 
 
+NO_ACCOUNT = Account(0.0, {}, 0.0, {}, {}, (), ())
+"""Nothing has been heard."""
+
+
 class _Ends(Generic[T]):
     """The first entries and the last ones of a sequence of any length."""
 
@@ -89,19 +94,6 @@ class _Ends(Generic[T]):
     def __iter__(self) -> Iterator[T]:
         yield from self._first
         yield from self._last
-
-
-@dataclass(slots=True)
-class _Histograms:
-    size: Histogram = field(default_factory=Histogram)
-    cost: Histogram = field(default_factory=Histogram)
-    duration: Histogram = field(default_factory=Histogram)
-    waited: Histogram = field(default_factory=Histogram)
-    request: Histogram = field(default_factory=Histogram)
-
-    def buckets(self) -> dict[str, Buckets]:
-        found = {name: getattr(self, name).buckets() for name in ("size", "cost", "duration", "waited", "request")}
-        return {name: buckets for name, buckets in found.items() if buckets or name != "request"}
 
 
 class Accountant:
@@ -140,7 +132,7 @@ class Accountant:
         """When each worker last returned work."""
         self._dead: dict[str, float] = {}
         """When workers died that have not been replaced yet."""
-        self._histograms = _Histograms()
+        self._histograms = {name: Histogram() for name in _HISTOGRAMS}
         self._line = CostLine()
         self._batches: _Ends[BatchBox] = _Ends()
         self._chunks: defaultdict[str, _Ends[StageBox]] = defaultdict(_Ends)
@@ -190,7 +182,7 @@ class Accountant:
             totals(bins.sums),
             bins.width_s,
             {name: bins.sums[name] for name in (*CAUSES, *sorted(bins.sums.keys() - set(CAUSES))) if name in bins.sums},
-            self._histograms.buckets(),
+            {name: one.buckets() for name, one in self._histograms.items() if one or name != "request"},
             tuple(self._batches),
             tuple(itertools.chain(*self._chunks.values())),
             self._line.fixed_s(),
@@ -221,7 +213,7 @@ class Accountant:
         computed = event.padded_cost or event.cost
         self._record(event.size, computed, event.duration_s)
         if formed is not None:
-            self._histograms.waited.add(formed.waited_s)
+            self._histograms["waited"].add(formed.waited_s)
         if not wasted and not event.failed:
             self._line.add(computed, event.duration_s)
         reason = formed.reason if formed is not None else ""
@@ -258,10 +250,8 @@ class Accountant:
             self._bins.spread("failed", start, end, failed)
 
     def _record(self, size: int, cost: float, duration_s: float) -> None:
-        histograms = self._histograms
-        histograms.size.add(size)
-        histograms.cost.add(cost)
-        histograms.duration.add(duration_s)
+        for name, value in (("size", size), ("cost", cost), ("duration", duration_s)):
+            self._histograms[name].add(value)
 
     def _stage(self, event: StageDone) -> None:
         start = max(event.at - event.duration_s, self._began)
@@ -302,7 +292,7 @@ class Accountant:
 
     def _request(self, event: RequestDone) -> None:
         self._requested += 1
-        self._histograms.request.add(event.duration_s)
+        self._histograms["request"].add(event.duration_s)
         start, end = event.at - event.duration_s, event.at
         spans = self._requests
         if spans and start <= spans[-1][1]:  # under load, many become one

@@ -35,6 +35,9 @@ class Histogram:
         bucket[0] += 1
         bucket[1] += value
 
+    def __bool__(self) -> bool:
+        return bool(self._counts)
+
     def buckets(self) -> list[Bucket]:
         """The buckets that hold anything."""
         found = [(0.0, 0.0, *self._sums(None))] if None in self._counts else []

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from headrace.events import Stage
+
 
 @dataclass(frozen=True, slots=True)
 class InputSize:
@@ -34,7 +36,10 @@ class InputSize:
 class StageProgress:
     """How far the records of a job have come."""
 
-    records: Mapping[str, int]
+    records: Mapping[Stage, int]
     """Records that each host stage has finished: load, prepare, finish, write."""
     input_size: InputSize
     read_bytes: int
+
+
+NO_PROGRESS = StageProgress({}, InputSize(None, None), 0)

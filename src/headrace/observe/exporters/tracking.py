@@ -22,7 +22,6 @@ from headrace.observe.live.job import job_frame
 from headrace.observe.page.render import ReportedJob, write_page
 from headrace.observe.reporting import summary
 from headrace.observe.reporting.report import ReportBuilder
-from headrace.observe.reporting.summary import RunSummary
 
 logger = logging.getLogger("headrace")
 
@@ -133,19 +132,14 @@ class _TrackedJob:
 
     def _log(self) -> None:
         now = time.monotonic()
-        report, account = self.builder.snapshot(now)
-        frame = job_frame(
-            self._described.name, self._state or "running", report, account, self.builder.passed(), self._window, now
-        )
+        report = self.builder.build(now)
+        frame = job_frame(self._described.name, self._state or "running", report, self._window, now)
         self._tracker.log(dict(_metrics(frame)), round(frame.up_s))
 
     def _add_page(self) -> None:
-        report, account = self.builder.snapshot(time.monotonic())
-        described, state = self._described, self._state or "interrupted"
-        run = RunSummary(
-            self._started_at, state, summary.figures_of(report), account, described.settings,
-            described.versions,
-        )  # fmt: skip
+        report, described = self.builder.build(time.monotonic()), self._described
+        state = self._state or "interrupted"
+        run = summary.summarize(report, state, self._started_at, described.settings, described.versions)
         with tempfile.TemporaryDirectory(prefix="headrace-") as folder:
             page = Path(folder, "report.html")
             try:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from headrace.events import Stage
 from headrace.io.storage.atomic import atomic_file
 from headrace.io.storage.locations import is_remote
-from headrace.observe.accounting.accountant import Account
-from headrace.observe.accounting.input_size import StageProgress
+from headrace.observe.accounting.timeline import STAGE_LANES
 from headrace.observe.live.frame import Frame, Replica, Totals, Window, shares, shorten, wall_clock
 from headrace.observe.reporting.results import Report
 from headrace.wording import spelled
@@ -16,22 +16,19 @@ from headrace.wording import spelled
 _MOST_REASONS = 20
 
 
-def job_frame(  # noqa: PLR0913 - what is known of a job at one moment
-    name: str, state: str, report: Report, account: Account, passed: StageProgress, window: Window, now: float
-) -> Frame:
+def job_frame(name: str, state: str, report: Report, window: Window, now: float) -> Frame:
     """The present state of a job.
 
     Args:
         name: what the user calls it.
         state: such as "running".
         report: of the job so far.
-        account: of the same moment.
-        passed: how far its records have come.
         window: takes the sums; it makes rates of them.
         now: the moment, on the events' clock.
     """
-    stages = {stage: getattr(report.times, stage) for stage in ("load", "prepare", "finish", "write")}
-    counts = _counts(report, account)
+    account, passed = report.account, report.progress
+    stages = {str(stage): getattr(report.times, stage) for stage in STAGE_LANES}
+    counts = _counts(report)
     recent = window.add(Totals(now, account.causes, stages, counts))
     done = report.skipped + counts["records"] + counts["failed"]
     read = report.skipped + passed.records["load"]
@@ -62,14 +59,14 @@ def job_frame(  # noqa: PLR0913 - what is known of a job at one moment
     )  # fmt: skip
 
 
-def _counts(report: Report, account: Account) -> dict[str, float]:
+def _counts(report: Report) -> dict[str, float]:
     """What has been computed; records that are computed and not written yet count."""
-    records = round(sum(account.bins.get("records", ())))
+    records = round(sum(report.account.bins.get("records", ())))
     tokens = {"tokens": float(report.tokens)} if report.tokens else {}
     return {"records": records, "failed": report.failed, "batches": report.batches, **tokens}
 
 
-def _queue(counts: Mapping[str, float], passed: Mapping[str, int]) -> dict[str, float]:
+def _queue(counts: Mapping[str, float], passed: Mapping[Stage, int]) -> dict[str, float]:
     """Records between two stages. Those that are read and refused, or equal to another, make it inexact."""
     computed = counts["records"] + counts["failed"]
     return {

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Self, TextIO
 from headrace.events import Event, InputLeftOut, JobDone, JobStarted, PrecisionChosen, RunDescribed
 from headrace.observe.live.frame import clock_text
 from headrace.observe.live.meter import Meter, Snapshot
+from headrace.observe.reporting.lines import count
 
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
@@ -97,7 +98,7 @@ class _Lines(_Display):
             return
         self._shown = done, snapshot.fraction
         share = "" if snapshot.fraction is None else f" ({snapshot.fraction:.0%})"
-        self._stream.write(f"headrace: {done:,} records{share}, {describe(snapshot)}\n")
+        self._stream.write(f"headrace: {count(done, 'record')}{share}, {describe(snapshot)}\n")
         self._stream.flush()
 
 
@@ -117,7 +118,7 @@ class _Bar(_Display):
         done = snapshot.skipped + snapshot.ok + snapshot.failed
         self._bar.update(
             self._task,
-            description=f"{done:,} records",
+            description=count(done, "record"),
             total=None if snapshot.fraction is None else 1.0,
             completed=snapshot.fraction or 0.0,
             rates=describe(snapshot),
@@ -147,7 +148,7 @@ class _Html(_Display):
         value = "" if snapshot.fraction is None else f' value="{snapshot.fraction:.4f}"'
         share = "" if snapshot.fraction is None else f"{snapshot.fraction:.0%}, "
         bar = f'<progress style="width:20em;vertical-align:middle"{value}></progress>'
-        self._shown.update(self._html(f"<div>{bar} {share}{done:,} records, {escape(describe(snapshot))}</div>"))
+        self._shown.update(self._html(f"<div>{bar} {share}{count(done, 'record')}, {escape(describe(snapshot))}</div>"))
 
 
 def in_notebook() -> _Display | None:

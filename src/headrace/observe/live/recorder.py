@@ -14,12 +14,11 @@ from headrace.device.process_memory import process_bytes
 from headrace.errors import ConfigError
 from headrace.events import Event, JobDone, JobStarted
 from headrace.io.storage.locations import is_remote
-from headrace.observe.accounting.accountant import Account
 from headrace.observe.live.frame import Frame, Window, wall_clock
 from headrace.observe.live.job import job_frame, replace_file
 from headrace.observe.reporting import summary
 from headrace.observe.reporting.report import Report, ReportBuilder
-from headrace.observe.reporting.summary import RunState, RunSummary
+from headrace.observe.reporting.summary import RunState
 
 logger = logging.getLogger("headrace")
 
@@ -95,12 +94,12 @@ class Recorder:
             if (held := process_bytes()) is not None:
                 self._builder.note_memory(now, held)
             if now >= frame_due:
-                self._show("running", now, *self._builder.snapshot(now))
+                self._show("running", now, self._builder.build(now))
                 ended = self._clock()
                 frame_due = ended + max(frame_every_s - _SAMPLE_S / 2, _WORTH * (ended - now))
             now = self._clock()
             if now >= due:
-                self._write("running", *self._builder.snapshot(now))
+                self._write("running", self._builder.build(now))
                 ended = self._clock()
                 due = ended + max(every_s, _WORTH * (ended - now))
 
@@ -109,24 +108,22 @@ class Recorder:
         if self._thread is not None:
             self._thread.join()
         now = self._clock()
-        report, account = self._builder.snapshot(now)
+        report = self._builder.build(now)
         if self._written or report.batches or report.ok or report.failed:
-            self._write(cast("RunState", state), report, account)
-            self._show(state, now, report, account)
+            self._write(cast("RunState", state), report)
+            self._show(state, now, report)
 
-    def _show(self, state: str, now: float, report: Report, account: Account) -> None:
+    def _show(self, state: str, now: float, report: Report) -> None:
         """Replace the present state."""
-        self.frame = job_frame(
-            self._description.name, state, report, account, self._builder.passed(), self._window, now
-        )
+        self.frame = job_frame(self._description.name, state, report, self._window, now)
         try:
             replace_file(self._live, self.frame.as_json())
         except OSError as error:
             logger.debug("headrace: cannot write %s: %s", self._live, error)
 
-    def _write(self, state: RunState, report: Report, account: Account) -> None:
-        figures, described = summary.figures_of(report), self._description
-        run = RunSummary(self._started_at, state, figures, account, described.settings, described.versions)
+    def _write(self, state: RunState, report: Report) -> None:
+        described = self._description
+        run = summary.summarize(report, state, self._started_at, described.settings, described.versions)
         try:
             summary.write(self._path, [*self._earlier, run.as_json()])
             self._written = True

@@ -43,7 +43,8 @@ class _Period:
         self.errors: Counter[str] = Counter()
 
     def summary(self, now: float, facts: ServerFacts) -> RunSummary:
-        report, account = self.builder.snapshot(now)
+        report = self.builder.build(now)
+        account = report.account
         records, failed = (round(sum(account.bins.get(name, ()))) for name in ("records", "failed"))
         advice = server_advice(account.causes)
         report = replace(
@@ -56,12 +57,11 @@ class _Period:
             advice=advice,
             advices=(),
         )
-        return RunSummary(
-            self.started_at, "running", summary.figures_of(report), account, facts.settings, facts.versions
-        )
+        return summary.summarize(report, "running", self.started_at, facts.settings, facts.versions)
 
     def totals(self, now: float, facts: ServerFacts) -> Totals:
-        report, account = self.builder.snapshot(now)
+        report = self.builder.build(now)
+        account = report.account
         counts = {
             "requests": self.requests,
             "records": sum(account.bins.get("records", ())),

@@ -51,6 +51,11 @@ def seconds(value: float) -> str:
     return f"{value:8.2f} s"
 
 
+def count(number: int, what: str, several: str = "") -> str:
+    """A number of things, such as "1 record" or "2,000 records"; `several` is a plural that is not formed with "s"."""
+    return f"{number:,} {what if number == 1 else several or what + 's'}"
+
+
 def counted(counts: Mapping[T, int]) -> str:
     """Counts by name."""
     return ", ".join(f"{name} {count:,}" for name, count in counts.items())
@@ -67,16 +72,24 @@ def records(report: Report) -> str:
 
 def damaged(report: Report) -> str:
     """The damaged parts."""
-    count = sum(part.records for part in report.damaged)
     parts = "; ".join(f"{part.path} ({part.reason})" for part in report.damaged[:_PARTS_NAMED])
     more = f" and {len(report.damaged) - _PARTS_NAMED:,} more" if len(report.damaged) > _PARTS_NAMED else ""
-    return f"{count:,} records of damaged parts: {parts}{more}"
+    return f"{count(sum(part.records for part in report.damaged), 'record')} of damaged parts: {parts}{more}"
+
+
+def split(report: Report) -> str:
+    """Records that were computed in chunks."""
+    return f"{count(report.split, 'record')} longer than the model's maximum: {count(report.chunks, 'chunk')}"
 
 
 def order(report: Report) -> list[Line]:
     """The orders of work."""
     return [
-        ("order of work", f"{_ORDERS[one.order]}{f', {one.records:,} records' if one.records else ''}: {one.reason}")
+        (
+            "order of work",
+            ", ".join([_ORDERS[one.order], *([count(one.records, "record")] if one.records else [])])
+            + f": {one.reason}",
+        )
         for one in report.order
     ]
 
@@ -130,7 +143,7 @@ def batches(report: Report) -> list[Line]:
 
 def worker(lane: WorkerRow) -> Line:
     """The figures of one worker."""
-    parts = [f"{lane.records:,} records", f"{lane.batches:,} batches", f"busy {lane.busy:.1%}"]
+    parts = [count(lane.records, "record"), count(lane.batches, "batch", "batches"), f"busy {lane.busy:.1%}"]
     if lane.failed:
         parts.insert(1, f"{lane.failed:,} failed")
     if lane.lost:

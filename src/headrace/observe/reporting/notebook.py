@@ -54,7 +54,7 @@ def as_html(report: Report) -> str:
     )
 
 
-def batches_table(account: Account | None, batches: int) -> pa.Table:
+def batches_table(account: Account, batches: int) -> pa.Table:
     """The first and the last 300 of so many batches, one a row; times in seconds since the job began.
 
     Raises:
@@ -62,7 +62,7 @@ def batches_table(account: Account | None, batches: int) -> pa.Table:
     """
     import pyarrow as arrow
 
-    boxes: Sequence[Sequence[object]] = account.batches if account is not None else ()
+    boxes: Sequence[Sequence[object]] = account.batches
     _tell_left_out(len(boxes), batches, "batches, the first and the last ones")
     columns = list(zip(*boxes, strict=True)) or [()] * len(_BATCH_COLUMNS)
     kinds = (arrow.float64(), arrow.float64(), arrow.int64(), arrow.float64(), arrow.float64(), arrow.int64(),
@@ -119,7 +119,7 @@ def _tell_left_out(kept: int, of: int, what: str) -> None:
         logger.warning("headrace: the table holds %s of %s %s", f"{kept:,}", f"{of:,}", what)
 
 
-def over_time_table(account: Account | None) -> pa.Table:
+def over_time_table(account: Account) -> pa.Table:
     """What happened over time, one moment a row: seconds of the device by cause, records, failed records and cost.
 
     Raises:
@@ -127,11 +127,9 @@ def over_time_table(account: Account | None) -> pa.Table:
     """
     import pyarrow as arrow
 
-    bins = account.bins if account is not None else {}
-    length = max((len(row) for row in bins.values()), default=0)
-    width = account.bin_s if account is not None else 0.0
-    columns = {"start_s": [place * width for place in range(length)]}
+    length = max((len(row) for row in account.bins.values()), default=0)
+    columns = {"start_s": [place * account.bin_s for place in range(length)]}
     for name in (*CAUSES, "records", "failed", "cost"):
-        row = list(bins.get(name, ()))
+        row = list(account.bins.get(name, ()))
         columns[name] = row + [0.0] * (length - len(row))
     return arrow.table({name: arrow.array(values, arrow.float64()) for name, values in columns.items()})

@@ -5,9 +5,8 @@ from __future__ import annotations
 import threading
 from dataclasses import replace
 
-from headrace.events import BatchSplit, Event, RecordFailed, Stage
-from headrace.observe.accounting.accountant import Account, Accountant
-from headrace.observe.accounting.input_size import StageProgress
+from headrace.events import BatchSplit, Event, RecordFailed
+from headrace.observe.accounting.accountant import Accountant
 from headrace.observe.reporting.advice import advices, advise
 from headrace.observe.reporting.figure import fill
 from headrace.observe.reporting.host import Host
@@ -17,7 +16,6 @@ from headrace.observe.reporting.sums import Sums
 
 _TOGETHER = 128
 """Events that are taken in together: many cost a fraction of what each would cost alone."""
-_STAGES: tuple[Stage, ...] = ("load", "prepare", "finish", "write")
 
 
 class ReportBuilder:
@@ -51,11 +49,14 @@ class ReportBuilder:
         if self._accountant is not None:
             self._accountant.add(events)
 
-    def build(self) -> Report:
-        """The report of all events so far."""
+    def build(self, now: float | None = None) -> Report:
+        """The report of all events so far, at the moment `now`; None for that of the last event."""
         with self._lock:
             self._take_all()
-            return self._report(self._sums.last)
+            now = self._sums.last if now is None else now
+            self._sums.account = (self._accountant or Accountant(now)).account(now)
+            figures = fill(Report, self._sums)
+        return replace(figures, advice=advise(figures), advices=tuple(advices(figures)))
 
     def note_memory(self, now: float, held: int) -> None:
         """Note how many bytes the process holds."""
@@ -63,23 +64,3 @@ class ReportBuilder:
             self._take_all()
             if self._accountant is not None:
                 self._accountant.memory(now, held)
-
-    def snapshot(self, now: float) -> tuple[Report, Account]:
-        """The report and the account at the moment `now`."""
-        with self._lock:
-            self._take_all()
-            report = self._report(now)
-            return report, self._sums.account
-
-    def passed(self) -> StageProgress:
-        """How far the records have come."""
-        with self._lock:
-            self._take_all()
-            stages = self._sums.stages
-            records = {str(stage): stages[stage]["records"] for stage in _STAGES}
-            return StageProgress(records, self._sums.input_size, stages["load"]["bytes"])
-
-    def _report(self, now: float) -> Report:
-        self._sums.account = (self._accountant or Accountant(now)).account(now)
-        figures = fill(Report, self._sums)
-        return replace(figures, advice=advise(figures), advices=tuple(advices(figures)))

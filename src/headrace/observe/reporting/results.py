@@ -18,8 +18,9 @@ from headrace.events import (
     PromptsCompared,
     RecordFailed,
 )
-from headrace.observe.accounting.accountant import Account
+from headrace.observe.accounting.accountant import NO_ACCOUNT, Account
 from headrace.observe.accounting.device_limit import DeviceFigures, device_figures
+from headrace.observe.accounting.input_size import NO_PROGRESS, StageProgress
 from headrace.observe.accounting.timeline import Cause
 from headrace.observe.accounting.worker_rows import WorkerRow
 from headrace.observe.reporting import lines, notebook
@@ -143,7 +144,7 @@ class Report:
         adds="sum",
         required=True,
         label="truncated",
-        text=lambda found: f"{found.truncated:,} records cut to the model's maximum length",
+        text=lambda found: f"{lines.count(found.truncated, 'record')} cut to the model's maximum length",
     )
     split: int = figure(
         0,
@@ -151,7 +152,7 @@ class Report:
         unit="records",
         of=lambda run: run.stages["prepare"]["split"],
         label="split",
-        text=lambda found: f"{found.split:,} records longer than the model's maximum: {found.chunks:,} chunks",
+        text=lines.split,
     )
     chunks: int = figure(0, "the chunks of these", unit="chunks", of=lambda run: run.stages["prepare"]["chunks"])
     empty: int = figure(
@@ -160,7 +161,7 @@ class Report:
         unit="records",
         of=lambda run: run.stages["prepare"]["empty"],
         label="empty",
-        text=lambda found: f"{found.empty:,} records with an empty text; ``on_empty=error`` fails them",
+        text=lambda found: f"{lines.count(found.empty, 'record')} with an empty text; ``on_empty=error`` fails them",
     )
     nulled: int = figure(
         0,
@@ -185,7 +186,7 @@ class Report:
         unit="records",
         kept=True,
         label="duplicates",
-        text=lambda found: f"{found.duplicates:,} records with the answer of an equal one",
+        text=lambda found: f"{lines.count(found.duplicates, 'record')} with the answer of an equal one",
     )
     prefix_cache: PrefixCacheUsed | None = figure(
         None,
@@ -310,7 +311,7 @@ class Report:
         adds="sum",
         required=True,
         label="run again in halves",
-        text=lambda found: f"{found.splits:,} batches",
+        text=lambda found: lines.count(found.splits, "batch", "batches"),
     )
     lanes: tuple[WorkerRow, ...] = figure(
         (),
@@ -343,7 +344,8 @@ class Report:
         of=lambda run: run.account.causes,
     )
     """Seconds of the device by cause, the starting time included: see `headrace.observe.accounting.timeline.Cause`."""
-    account: Account | None = figure(None, "where the time went, in detail")
+    account: Account = figure(NO_ACCOUNT, "where the time went, in detail")
+    progress: StageProgress = figure(NO_PROGRESS, "how far the records have come")
     failed_records: tuple[RecordFailed, ...] = figure(
         (), "the first 1,000 failed records", of=lambda run: tuple(run.failed_records)
     )

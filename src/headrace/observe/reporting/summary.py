@@ -52,6 +52,13 @@ class RunSummary:
         return json.dumps({**plain, "figures": _plain(self.figures), "account": _brief(self)})
 
 
+def summarize(
+    report: Report, state: RunState, started_at: float, settings: Mapping[str, str], versions: Mapping[str, str]
+) -> RunSummary:
+    """The summary of a run that began at `started_at`, in seconds since 1970."""
+    return RunSummary(started_at, state, figures_of(report), report.account, settings, versions)
+
+
 def figures_of(report: Report) -> Report:
     """The figures that are kept of a report, with advice that names flags."""
     reasons = list(report.failures.items())

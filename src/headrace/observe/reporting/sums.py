@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from operator import attrgetter
+from typing import get_args
 
 from headrace.events import (
     BatchDone,
@@ -34,19 +36,24 @@ from headrace.events import (
     WorkerLost,
     WorkUnitDone,
 )
-from headrace.observe.accounting.accountant import Account
+from headrace.observe.accounting.accountant import NO_ACCOUNT
 from headrace.observe.accounting.batches import BusyTime, successful_cost
-from headrace.observe.accounting.input_size import InputSize
+from headrace.observe.accounting.input_size import InputSize, StageProgress
 from headrace.observe.accounting.worker_rows import WorkerCount, WorkerRow
 from headrace.observe.reporting.host import Host
 from headrace.records import LeftOut
 
 _KEPT_FAILURES = 1_000
-_SUMMED = (
-    "records", "duration_s", "bytes", "tokens", "truncated", "split", "chunks", "nulled", "empty", "cpu_s", "compared",
-    "repeated",
-)  # fmt: skip
-"""Fields of `StageDone`."""
+_SUMMED: Mapping[Stage, tuple[str, ...]] = {
+    "load": ("records", "duration_s", "bytes"),
+    "prepare": (
+        "records", "duration_s", "tokens", "truncated", "split", "chunks", "empty", "compared", "repeated",
+    ),
+    "finish": ("records", "duration_s"),
+    "write": ("records", "duration_s", "nulled"),
+}  # fmt: skip
+"""Fields of `StageDone` that are added up; so is `cpu_s`, where it is measured."""
+_VALUES = {stage: attrgetter(*names) for stage, names in _SUMMED.items()}
 
 
 class Sums:
@@ -58,7 +65,7 @@ class Sums:
 
     def __init__(self, host: Host) -> None:
         self.host = host
-        self.account = Account(0.0, {}, 0.0, {}, {}, (), ())
+        self.account = NO_ACCOUNT
         """Where the time went; set before the figures are computed."""
         self.start: float | None = None
         self.last = 0.0
@@ -120,6 +127,7 @@ class Sums:
     def add(self, events: Iterable[Event]) -> None:
         """Take in events."""
         takers = self._takers
+        last = self.last
         for event in events:
             if (take := takers.get(type(event))) is not None:
                 take(event)
@@ -127,8 +135,9 @@ class Sums:
                 continue
             if self.start is None:
                 self.start = event.at
-            if event.at > self.last:
-                self.last = event.at
+            if event.at > last:
+                last = event.at
+        self.last = last
 
     @property
     def wall_s(self) -> float:
@@ -162,6 +171,12 @@ class Sums:
         """The size of the input, as far as it is known."""
         return InputSize(*((None, None) if self.started is None else
                            (self.started.total_bytes, self.started.total_records)))  # fmt: skip
+
+    @property
+    def progress(self) -> StageProgress:
+        """How far the records have come."""
+        records = {stage: int(self.stages[stage]["records"]) for stage in get_args(Stage)}
+        return StageProgress(records, self.input_size, self.stages["load"]["bytes"])
 
     @property
     def worker_rows(self) -> tuple[WorkerRow, ...]:
@@ -208,9 +223,11 @@ class Sums:
     def _stage(self, event: StageDone) -> None:
         sums = self.stages[event.stage]
         sums["events"] += 1
-        for name in _SUMMED:
-            if (value := getattr(event, name)) is not None:
+        for name, value in zip(_SUMMED[event.stage], _VALUES[event.stage](event), strict=True):
+            if value:
                 sums[name] += value
+        if event.cpu_s is not None:
+            sums["cpu_s"] += event.cpu_s
 
     def _duplicate(self, event: DuplicatesFound) -> None:
         self.duplicates += event.records

@@ -80,7 +80,7 @@ class SqlTable:
                 return False
         return True
 
-    def _check(self, table: sa.Table, columns: Sequence[str], inspector: Any) -> None:
+    def _check(self, table: sa.Table, columns: Sequence[str], inspector: sa.Inspector) -> None:
         """Check that rows with these columns can be put.
 
         Raises:
@@ -108,7 +108,7 @@ class SqlTable:
             raise ConfigError(f"cannot create {self._address.shown}: {error}") from error
         return table
 
-    def _upsert(self, table: sa.Table, names: Sequence[str]) -> Any:
+    def _upsert(self, table: sa.Table, names: Sequence[str]) -> sa.Insert:
         from sqlalchemy.dialects import postgresql, sqlite
 
         insert = postgresql.insert if self._engine.dialect.name == "postgresql" else sqlite.insert
@@ -164,13 +164,13 @@ def _vector(length: int) -> object:
     """The type of pgvector."""
     import sqlalchemy as sa
 
-    class Vector(sa.types.UserDefinedType[object]):
+    class PgVector(sa.types.UserDefinedType[object]):
         cache_ok = True
 
         def get_col_spec(self, **_: object) -> str:
             return f"vector({length})"
 
-    return Vector()
+    return PgVector()
 
 
 _ALLOWED: dict[type, tuple[type, ...]] = {

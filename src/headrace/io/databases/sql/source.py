@@ -36,7 +36,7 @@ _TOKEN = re.compile(
     re.VERBOSE | re.DOTALL | re.IGNORECASE,
 )
 
-Rows: TypeAlias = Generator[list[dict[str, object]]]
+RowLists: TypeAlias = Generator[list[dict[str, object]]]
 
 
 class Database(Protocol):
@@ -49,7 +49,7 @@ class Database(Protocol):
         """The number of rows of a query."""
         ...
 
-    def rows(self, query: str) -> Rows:
+    def rows(self, query: str) -> RowLists:
         """The rows of a query, in lists, of which one is in memory at a time."""
         ...
 
@@ -101,7 +101,7 @@ class SqlSource:
             yield chunk_of([(position, rows[position - start]) for position in positions])
             start += len(rows)
 
-    def _read(self) -> Rows:
+    def _read(self) -> RowLists:
         """All rows; runs the query again after a lost connection."""
         given, last, attempt = len(self._head), self._head[-1:], 0
         yield self._head
@@ -123,7 +123,7 @@ class SqlSource:
         if given != self._total:
             raise self._changed()
 
-    def _rows_after(self, given: int, last: list[dict[str, object]]) -> Rows:
+    def _rows_after(self, given: int, last: list[dict[str, object]]) -> RowLists:
         """The rows from `given` on; checks that the one before is still the same."""
         place = 0
         with contextlib.closing(self._database.rows(self._query)) as found:
@@ -166,7 +166,7 @@ class _SqlAlchemy:
             )
             return int(found.scalar_one())
 
-    def rows(self, query: str) -> Rows:
+    def rows(self, query: str) -> RowLists:
         with as_os_errors(), self._engine.connect() as connection, contextlib.ExitStack() as stack:
             if self._engine.dialect.name == "sqlite":
                 stack.enter_context(_any_text(connection))
@@ -229,7 +229,7 @@ class _DuckDB:
         [[found]] = self._run(f"SELECT count(*) FROM ({query}\n) AS headrace_rows").fetchall()
         return int(found)
 
-    def rows(self, query: str) -> Rows:
+    def rows(self, query: str) -> RowLists:
         result = self._run(query)
         names = [column[0] for column in result.description or ()]
         check_names(names, "the result of the query")
