@@ -227,6 +227,13 @@ def test_failures_are_a_share_of_all_records_once_that_means_something(
     assert report.advice.startswith(said or "The run was too short")
 
 
+def test_the_repr_of_a_report_leaves_out_the_details() -> None:
+    text = repr(report_of(*JOB))
+    assert "ok=7" in text
+    assert "account=" not in text
+    assert "failed_records=" not in text
+
+
 def test_one_of_a_thing_is_not_several() -> None:
     """Numbers of records, chunks and batches agree with their words."""
     one = Report(

@@ -60,19 +60,20 @@ class Figure:
     """For the docs."""
 
 
-def figure(default: Any, meaning: str, **more: Any) -> Any:
+def figure(default: Any, meaning: str, *, in_repr: bool = True, **more: Any) -> Any:
     """A field of a dataclass that is a figure.
 
     Args:
         default: its value where nothing was heard of it; a function without parameters makes one for each object.
         meaning: for the docs.
+        in_repr: whether `repr` of the table has it.
         more: fields of `Figure`.
     """
     more["kept"] = more.get("kept", False) or more.get("required", False)
     metadata = {"figure": Figure(meaning=meaning, **more)}
     if callable(default):
-        return dataclasses.field(default_factory=default, metadata=metadata)
-    return dataclasses.field(default=default, metadata=metadata)
+        return dataclasses.field(default_factory=default, metadata=metadata, repr=in_repr)
+    return dataclasses.field(default=default, metadata=metadata, repr=in_repr)
 
 
 @functools.cache

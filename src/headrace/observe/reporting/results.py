@@ -343,44 +343,67 @@ class Report:
         of=lambda run: run.account.causes,
     )
     """Seconds of the device by cause, the starting time included: see `headrace.observe.accounting.timeline.Cause`."""
-    account: Account = figure(NO_ACCOUNT, "where the time went, in detail")
-    progress: StageProgress = figure(NO_PROGRESS, "how far the records have come")
+    account: Account = figure(NO_ACCOUNT, "where the time went, in detail", in_repr=False)
+    progress: StageProgress = figure(NO_PROGRESS, "how far the records have come", in_repr=False)
     failed_records: tuple[RecordFailed, ...] = figure(
-        (), "the first 1,000 failed records", of=lambda run: tuple(run.failed_records)
+        (), "the first 1,000 failed records", in_repr=False, of=lambda run: tuple(run.failed_records)
     )
 
     # What the rules of advice read besides.
     retry: bool = figure(
-        False, "all records of this run had failed before", of=lambda run: run.started is not None and run.started.retry
+        False,
+        "all records of this run had failed before",
+        in_repr=False,
+        of=lambda run: run.started is not None and run.started.retry,
     )
     fixed_s: float | None = figure(
-        None, "what a batch takes beside what grows with its cost", unit="seconds", of=lambda run: run.account.fixed_s
+        None,
+        "what a batch takes beside what grows with its cost",
+        in_repr=False,
+        unit="seconds",
+        of=lambda run: run.account.fixed_s,
     )
     fill_s: float = figure(
-        0.0, "from the start of the job to its first batch", unit="seconds", of=lambda run: run.account.fill_s
+        0.0,
+        "from the start of the job to its first batch",
+        in_repr=False,
+        unit="seconds",
+        of=lambda run: run.account.fill_s,
     )
-    mean_cost: float = figure(0.0, "cost of a batch, padding included", of=lambda run: run.per_batch(run.padded_cost))
-    out_of_memory: int = figure(0, "batches that ran out of memory and ran again in halves", unit="batches")
-    fitted: tuple[float, float] = figure((0.0, 0.0), "records and computed cost of the largest batch that fitted")
+    mean_cost: float = figure(
+        0.0, "cost of a batch, padding included", in_repr=False, of=lambda run: run.per_batch(run.padded_cost)
+    )
+    out_of_memory: int = figure(
+        0, "batches that ran out of memory and ran again in halves", in_repr=False, unit="batches"
+    )
+    fitted: tuple[float, float] = figure(
+        (0.0, 0.0), "records and computed cost of the largest batch that fitted", in_repr=False
+    )
     prepared_chunks: int = figure(
         0,
         "chunks of records that were prepared, each by one worker",
+        in_repr=False,
         unit="chunks",
         of=lambda run: run.stages["prepare"]["events"],
     )
-    prepare_cpu_s: float | None = figure(None, "seconds of a core that preparing took", unit="seconds")
+    prepare_cpu_s: float | None = figure(None, "seconds of a core that preparing took", in_repr=False, unit="seconds")
     repeated: float = figure(
         0.0,
         "fraction of the compared records that are equal to an earlier one",
+        in_repr=False,
         unit="fraction",
         of=lambda run: run.stages["prepare"]["repeated"] / max(run.stages["prepare"]["compared"], 1),
     )
     slots_full: float = figure(
-        0.0, "fraction of the steps with all slots taken", unit="fraction", of=lambda run: run.per_batch(run.full_steps)
+        0.0,
+        "fraction of the steps with all slots taken",
+        in_repr=False,
+        unit="fraction",
+        of=lambda run: run.per_batch(run.full_steps),
     )
-    prompts: PromptsCompared | None = figure(None, "what the first prompts have in common")
-    endpoint: EndpointUsed | None = figure(None, "what became of the requests to servers")
-    host: RunFacts = figure(RunFacts, "what the run had for its host stages")
+    prompts: PromptsCompared | None = figure(None, "what the first prompts have in common", in_repr=False)
+    endpoint: EndpointUsed | None = figure(None, "what became of the requests to servers", in_repr=False)
+    host: RunFacts = figure(RunFacts, "what the run had for its host stages", in_repr=False)
 
     output: str | None = None
     """The file or folder of the job's output; None for an output of another kind."""
