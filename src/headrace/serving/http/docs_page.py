@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from html import escape
-from typing import Any
+from typing import Any, TypeAlias
 
 from fastapi.responses import HTMLResponse
 
+OpenApi: TypeAlias = Mapping[str, Any]
+"""An OpenAPI document, or a part of one."""
 _STYLE = (
     "body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color-scheme:light dark}"
     "code{font-family:ui-monospace,monospace}table{border-collapse:collapse}td{padding:.1rem 1rem .1rem 0;"
@@ -16,7 +18,7 @@ _STYLE = (
 _HEADERS = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'"}
 
 
-def documents_page(document: Mapping[str, Any]) -> HTMLResponse:
+def documents_page(document: OpenApi) -> HTMLResponse:
     """The page for an OpenAPI document."""
     title = f"{document['info']['title']} {document['info']['version']}"
     parts = [
@@ -35,7 +37,7 @@ def documents_page(document: Mapping[str, Any]) -> HTMLResponse:
     return HTMLResponse("\n".join(parts), headers=_HEADERS)
 
 
-def _fields(operation: Mapping[str, Any], document: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+def _fields(operation: OpenApi, document: OpenApi) -> Iterator[tuple[str, str, str]]:
     """Name, type and description of the fields of an operation, escaped for HTML."""
     for content in operation.get("requestBody", {}).get("content", {}).values():
         body = _resolved(content["schema"], document)
@@ -48,7 +50,7 @@ def _fields(operation: Mapping[str, Any], document: Mapping[str, Any]) -> Iterat
         yield escape(parameter["name"]), escape(_kind(parameter["schema"])), escape(place)
 
 
-def _resolved(schema: Mapping[str, Any], document: Mapping[str, Any]) -> Mapping[str, Any]:
+def _resolved(schema: OpenApi, document: OpenApi) -> OpenApi:
     reference = schema.get("$ref")
     if reference is None:
         return schema
@@ -56,7 +58,7 @@ def _resolved(schema: Mapping[str, Any], document: Mapping[str, Any]) -> Mapping
     return found
 
 
-def _kind(schema: Mapping[str, Any]) -> str:
+def _kind(schema: OpenApi) -> str:
     if "enum" in schema or "const" in schema:
         return " or ".join(str(value) for value in schema.get("enum", [schema.get("const")]))
     if "anyOf" in schema:
