@@ -17,7 +17,7 @@ from headrace.engines.choosing.config import EngineConfig
 from headrace.engines.choosing.loading import load_engine
 from headrace.engines.options import INT8
 from headrace.engines.profile import EngineProfile
-from headrace.errors import EngineDeadError, EngineError, JobError, ResumeMismatchError
+from headrace.errors import EngineDeadError, EngineError, JobError, ResumeMismatchError, attempted
 from headrace.events import PrecisionChosen
 from headrace.jobs.pipeline.work import Work
 from headrace.jobs.planning.forecast import pack
@@ -306,10 +306,9 @@ def _run_both(
 def _forward(engine: BatchEngine, batch: Sequence[Work]) -> tuple[Sequence[object], float]:
     """Outputs and seconds; if the batch fails, its error for each record."""
     started = time.perf_counter()
-    try:
-        outputs, seconds = timed(engine, batch)
-    except EngineDeadError:
-        raise
-    except Exception as error:  # noqa: BLE001 - a model's code may raise anything; the job will name the record
-        outputs, seconds = [error] * len(batch), time.perf_counter() - started
-    return outputs, max(seconds, 1e-9)
+    found = attempted(timed, engine, batch)
+    if isinstance(found, EngineDeadError):
+        raise found
+    if isinstance(found, BaseException):  # the job will name the record
+        found = [found] * len(batch), time.perf_counter() - started
+    return found[0], max(found[1], 1e-9)
