@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import headrace.cli.app  # noqa: F401 - declares the settings that the tables name
 from headrace.observe.accounting.timeline import CAUSE_FACTS
 from headrace.observe.reporting.figure import as_markdown, markdown
 from headrace.observe.reporting.figures import JobFigures, Money

@@ -69,7 +69,7 @@ def read(one: Declared, text: str) -> object:
     return value
 
 
-def parts(hint: Any) -> tuple[Any, ...]:
+def parts(hint: object) -> tuple[object, ...]:
     """The types of a union; a type that is none alone."""
     return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
 
@@ -77,20 +77,20 @@ def parts(hint: Any) -> tuple[Any, ...]:
 _SWITCHES = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 
 
-def _made(kind: Any, text: str) -> object:
+def _made(kind: object, text: str) -> object:
     """A text as a value of this type; None if it is none."""
     if kind is bool:
         return _SWITCHES.get(text.strip().lower())
-    if kind in (int, float):
+    if kind is int or kind is float:
         try:
-            number: object = kind(text)
+            number = int(text) if kind is int else float(text)
         except ValueError:
             return None
         return number
     return Path(text) if kind is Path else None
 
 
-def _wanted(value: object, hint: Any, option: Option | None) -> str:
+def _wanted(value: object, hint: object, option: Option | None) -> str:
     """What a setting takes, if it does not take this value; else empty."""
     if not _fits(value, hint):
         return _words(hint)

@@ -90,6 +90,13 @@ def test_an_option_that_cannot_be_is_refused_in_the_same_words(
     assert words.format(f"option {next(iter(given))!r}") in by_keyword(**given)
 
 
+def test_an_option_that_another_excludes_is_refused_in_the_same_words() -> None:
+    said = "--chunk-overlap is 4, but no text is split: set --on-too-long split"
+    assert by_command("--chunk-overlap", "4") == said
+    assert by_command(env={"HEADRACE_CHUNK_OVERLAP": "4"}) == said
+    assert by_keyword(chunk_overlap=4) == 'chunk_overlap is 4, but no text is split: set on_too_long="split"'
+
+
 def test_a_size_and_a_shard_are_texts_on_the_command_line_alone() -> None:
     assert by_command("--buffer-memory", "many").startswith("--buffer-memory: 'many' is not a size")
     assert by_keyword(buffer_memory="many") == "buffer_memory is 'many'; it must be a whole number"
@@ -118,6 +125,17 @@ def test_a_variable_that_is_nearly_a_setting_is_told() -> None:
     assert "the environment variable HEADRACE_MAX_EROR is unknown; did you mean HEADRACE_MAX_ERRORS" in said
     assert "HEADRACE_PORT" not in said.replace("HEADRACE_PORT_", "")
     assert "SERVICE" not in said
+
+
+def test_a_server_takes_its_settings_from_the_environment() -> None:
+    for name, value, words in (
+        ("HEADRACE_PORT", "x", "HEADRACE_PORT is 'x'; it must be a whole number"),
+        ("HEADRACE_MAX_WAIT", "0", "--max-wait is 0.0; it must be a finite number > 0"),
+        ("HEADRACE_BATCH_TIMEOUT_MS", "soon", "'soon' is not a number of milliseconds"),
+        ("HEADRACE_TASK", "dance", "unknown task 'dance'"),
+    ):
+        ended = CliRunner().invoke(app, ["serve"], env={"COLUMNS": "300", name: value})
+        assert (ended.exit_code, words in ended.output) == (2, True), ended.output
 
 
 def test_limits_are_given_as_an_object_or_flat_or_both() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Unpack, overload
@@ -133,10 +133,9 @@ def _execute(settings: JobSettings, stop: StopRequest, *, progress: bool) -> tup
         ) from None
 
 
-def _as_tuple(names: Sequence[str]) -> tuple[str, ...]:
+def _as_tuple(names: object) -> object:
     """Names as settings keep them; other values are left to the type check."""
-    is_list = hasattr(names, "__iter__") and not isinstance(names, str)
-    return tuple(names) if is_list else names  # type: ignore[return-value]
+    return tuple(names) if isinstance(names, Iterable) and not isinstance(names, str) else names
 
 
 def _in_notebook() -> bool:

@@ -56,11 +56,11 @@ class Given(Generic[T]):
         given = {one.name: found for one in flags_of(self.kind) if (found := self._read(one)) is not None}
         return build(self.kind, {**given, **more})
 
-    def engine_options(self) -> dict[str, Any]:
+    def engine_options(self) -> dict[str, object]:
         """The options of engines that have flags of their own."""
         return {one.name: found for one in engine_flags() if (found := self._read(one)) not in (None, False)}
 
-    def _read(self, one: Declared) -> Any:
+    def _read(self, one: Declared) -> object:
         value = self.values.get(one.name)
         if isinstance(value, list):
             return value[0] if one.option.repeatable and value else tuple(value) or None
@@ -76,7 +76,7 @@ def with_settings(command: Callable[..., None], only: Collection[str] | None = N
     """
     hints = get_type_hints(command, include_extras=True)
     plain: list[inspect.Parameter] = []
-    groups: dict[str, tuple[Any, bool]] = {}
+    groups: dict[str, tuple[type[object], bool]] = {}
     found: dict[str, Declared] = {}
     for parameter in inspect.signature(command).parameters.values():
         hint = hints[parameter.name]
@@ -225,7 +225,7 @@ class Command(TyperCommand):
         one: Declared,
         ctx: Any,
         args: list[str],
-        variables: Mapping[str, tuple[str, Any]],
+        variables: Mapping[str, tuple[str, str | list[str]]],
         error: typer.BadParameter,
     ) -> str:
         given, _, _ = self.make_parser(ctx).parse_args(args=list(args))
@@ -246,13 +246,14 @@ def _refused(message: str) -> typer.Exit:
 
 _KUBERNETES = ("_SERVICE_HOST", "_SERVICE_PORT", "_TCP", "_TCP_PROTO", "_TCP_PORT", "_TCP_ADDR")
 """How the variables end that Kubernetes sets for a service named headrace; HEADRACE_PORT is another."""
-_OTHERS = frozenset({"HEADRACE_API_KEYS"})
+_OTHERS = frozenset({"HEADRACE_API_KEY", "HEADRACE_API_KEYS"})
+"""Secrets, of a client and of a server; no flag has them."""
 
 
-def from_environment(settings: Mapping[str, Declared]) -> dict[str, tuple[str, Any]]:
+def from_environment(settings: Mapping[str, Declared]) -> dict[str, tuple[str, str | list[str]]]:
     """The variable of each setting that has one, and its value; warns of a name that is nearly one of these."""
     known = {one.variable: one for one in settings.values()}
-    found: dict[str, tuple[str, Any]] = {}
+    found: dict[str, tuple[str, str | list[str]]] = {}
     for name, value in os.environ.items():
         if not name.startswith("HEADRACE_") or name in _OTHERS:
             continue

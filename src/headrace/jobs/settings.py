@@ -18,7 +18,7 @@ from headrace.io.sinks.callback_sink import Receiver, Rows
 from headrace.io.sources.selection import Selection
 from headrace.io.storage.addresses import is_address, without_password
 from headrace.io.storage.locations import anchored as anchored_path
-from headrace.options import declared, named, option
+from headrace.options import all_declared, named, option
 from headrace.records import JsonObject
 from headrace.wording import shown
 
@@ -243,9 +243,7 @@ class JobSettings:
     """For one step of several: see `app.jobs.steps`."""
 
 
-JOB_SETTINGS = tuple(one.name for kind in (JobSettings, Selection, Limits) for one in declared(kind))
-"""The settings of a job by name, also those of its groups; not those of its engine."""
-SETTING_NAMES = (*JOB_SETTINGS, "config", "selection", "limits")
+SETTING_NAMES = (*(one.name for one in all_declared(JobSettings)), "config", "selection", "limits")
 """Names to suggest for an unknown engine option."""
 
 

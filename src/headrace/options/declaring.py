@@ -93,7 +93,7 @@ class Declared:
     name: str
     kind: Any
     """Its type, such as `int | None`."""
-    default: Any
+    default: object
     """`dataclasses.MISSING` if it must be given."""
     option: Option
 
@@ -115,7 +115,7 @@ class Declared:
         return f"HEADRACE_{long.strip('-').replace('-', '_').upper()}"
 
 
-def option(default: Any, help: str, **more: Any) -> Any:  # noqa: A002 - as in argparse and typer
+def option(default: object, help: str, **more: Any) -> Any:  # noqa: A002 - as in argparse and typer
     """A field of a dataclass that is a setting.
 
     Args:
@@ -162,12 +162,12 @@ def all_declared(kind: type) -> tuple[Declared, ...]:
     return tuple(found)
 
 
-def build(kind: type[T], given: Mapping[str, Any]) -> T:
+def build(kind: type[T], given: Mapping[str, object]) -> T:
     """The object of these settings, of which those of a group may be given one by one, or as its object, or both.
 
     A setting that is given beside the object of its group takes the place of the object's own.
     """
-    left = dict(given)
+    left: dict[str, Any] = dict(given)
     for name, group in _groups(kind).items():
         names = [one.name for one in all_declared(group) if one.name in left]
         if not names:
@@ -194,7 +194,7 @@ def _groups_of(kind: type) -> dict[str, Any]:
     }
 
 
-def split(kind: type, given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+def split(kind: type, given: Mapping[str, object]) -> tuple[dict[str, object], dict[str, object]]:
     """What is given for a dataclass of settings, its fields and what its groups declare; and the rest."""
     names = {field.name for field in dataclasses.fields(kind)} | {one.name for one in all_declared(kind)}
     names -= {"config"} | {

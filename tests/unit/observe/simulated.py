@@ -20,8 +20,8 @@ from headrace.events import (
     WorkUnitDone,
 )
 from headrace.events import PartCommitted as Committed
-from headrace.observe.reporting.host import Host
 from headrace.observe.reporting.report import Report, ReportBuilder
+from headrace.observe.reporting.run_facts import RunFacts
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class Simulation:
     """What the device measured."""
     larger_pay: bool | None = None
     """Whether batches above the largest budget would be faster."""
-    host: Host = field(default_factory=Host)
+    host: RunFacts = field(default_factory=RunFacts)
     """Further facts."""
 
     def run(self) -> Report:

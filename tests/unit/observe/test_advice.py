@@ -20,9 +20,9 @@ from headrace.events import (
     StepDone,
 )
 from headrace.observe.reporting.advice import advise
-from headrace.observe.reporting.host import Host
 from headrace.observe.reporting.report import Report, ReportBuilder
 from headrace.observe.reporting.results import StageTimes
+from headrace.observe.reporting.run_facts import RunFacts
 from headrace.wording import spelled
 
 QUIET = StageTimes(load=0.1, prepare=0.1, finish=0.1, write=0.1)
@@ -132,12 +132,12 @@ def test_no_delay_where_the_batcher_waits_for_company() -> None:
 @pytest.mark.parametrize(
     ("host", "setting", "value"),
     [
-        (Host(finishes=True, text_output=True), "--worker-kind", "process"),
-        (Host(text_output=True), "--output-file", ".parquet"),
-        (Host(), "", ""),
+        (RunFacts(finishes=True, text_output=True), "--worker-kind", "process"),
+        (RunFacts(text_output=True), "--output-file", ".parquet"),
+        (RunFacts(), "", ""),
     ],
 )
-def test_cheaper_finishing_where_the_job_waits_for_it(host: Host, setting: str, value: str) -> None:
+def test_cheaper_finishing_where_the_job_waits_for_it(host: RunFacts, setting: str, value: str) -> None:
     job = Simulation(finish_s=0.006, host=host)
     before = job.run()
     assert (before.advices[0].setting, before.advices[0].value) == (setting, value)
@@ -145,7 +145,7 @@ def test_cheaper_finishing_where_the_job_waits_for_it(host: Host, setting: str, 
 
 
 def test_more_memory_where_neither_finishing_nor_writing_keeps_the_job_waiting() -> None:
-    job = Simulation(room_wait_s=0.05, host=Host(buffer_memory=1_000_000))
+    job = Simulation(room_wait_s=0.05, host=RunFacts(buffer_memory=1_000_000))
     before = job.run()
     assert before.causes["memory"] > 1
     assert (before.advices[0].setting, before.advices[0].value) == ("--buffer-memory", "64000000")
@@ -212,7 +212,7 @@ def test_more_workers_than_cores_where_preparing_waits() -> None:
 
 def test_processes_where_python_runs_one_thread_at_a_time() -> None:
     """Four threads take four times as long as one would."""
-    job = Simulation(prepare_s=0.02, workers=4, cores=4, cpu_share=0.25, host=Host(maps=True))
+    job = Simulation(prepare_s=0.02, workers=4, cores=4, cpu_share=0.25, host=RunFacts(maps=True))
     before = job.run()
     assert (before.advices[0].setting, before.advices[0].value) == ("--worker-kind", "process")
     check_promise(before, changed(job, prepare_s=0.005, cpu_share=1.0).run())
@@ -220,7 +220,7 @@ def test_processes_where_python_runs_one_thread_at_a_time() -> None:
 
 def generation(slots: int, records: int = 400, steps: int = 20, spread: int = 7) -> Report:
     """A job of a language model: a step takes 20 ms, and 1 ms for each of its records. Prompts take 1 ms a token."""
-    builder = ReportBuilder(0.0, Host(slots=slots))
+    builder = ReportBuilder(0.0, RunFacts(slots=slots))
     builder(JobStarted(None, records, 0, 0.0))
     at, number, left, active = 0.0, 0, records, [0] * 0
     while left or active:
@@ -247,7 +247,7 @@ def test_more_slots_where_each_step_takes_long_whatever_is_in_it(spread: int) ->
 
 @pytest.mark.parametrize(("devices", "value", "prepare_s"), [(2, 2, 0.0005), (8, 8, 0.00001), (8, 4, 0.0005)])
 def test_an_engine_for_each_device_where_the_device_is_the_limit(devices: int, value: int, prepare_s: float) -> None:
-    job = Simulation(prepare_s=prepare_s, read_s=prepare_s, cores=1, host=Host(replicas=devices))
+    job = Simulation(prepare_s=prepare_s, read_s=prepare_s, cores=1, host=RunFacts(replicas=devices))
     before = job.run()
     assert (before.advices[0].setting, before.advices[0].value) == ("--data-parallel-size", str(value))
     check_saved(before, changed(job, replicas=value).run(), at_most=False)
@@ -255,7 +255,7 @@ def test_an_engine_for_each_device_where_the_device_is_the_limit(devices: int, v
 
 @pytest.mark.parametrize(("now", "most", "value"), [(1, 2, 2), (2, 3, 3)])
 def test_another_worker_where_all_workers_are_busy(now: int, most: int, value: int) -> None:
-    host = Host(replicas=most, replicas_setting="replicas")
+    host = RunFacts(replicas=most, replicas_setting="replicas")
     job = Simulation(replicas=now, on_workers=True, prepare_s=0.0001, read_s=0.0001, host=host)
     before = job.run()
     assert (before.advices[0].setting, before.advices[0].value) == ("--replicas", str(value))
@@ -277,7 +277,7 @@ def test_two_jobs_at_once_where_the_model_is_too_small_for_its_device() -> None:
     check_saved(before, changed(small, replicas=2).run(), at_most=True)
 
 
-def language_model(cached: float, compared: PromptsCompared, host: Host | None = None) -> Report:
+def language_model(cached: float, compared: PromptsCompared, host: RunFacts | None = None) -> Report:
     """A job whose engine reads 1,000 prompts of 1,000 tokens at 50 us each, beside 20 s of answers."""
     builder = ReportBuilder(0.0, host)
     reading_s = 1_000_000 * (1 - cached) * 50e-6
@@ -307,7 +307,7 @@ def test_another_order_of_fields_where_prompts_begin_with_what_differs() -> None
 
 def test_the_order_of_the_prompts_where_the_user_wanted_that_of_the_input() -> None:
     compared = PromptsCompared(0.6, 0.6, None, 0.0)
-    before = language_model(0.1, compared, Host(keeps_order=True))
+    before = language_model(0.1, compared, RunFacts(keeps_order=True))
     assert (before.advices[0].setting, before.advices[0].value) == ("--order", "auto")
     check_saved(before, language_model(0.6, compared), at_most=False)
     assert not language_model(0.1, compared).advices, "the job has chosen its order itself"

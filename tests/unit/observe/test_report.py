@@ -31,8 +31,8 @@ from headrace.events import (
 )
 from headrace.observe.accounting.batches import BusyTime
 from headrace.observe.accounting.worker_rows import WorkerRow
-from headrace.observe.reporting.host import Advice
 from headrace.observe.reporting.report import Report, ReportBuilder
+from headrace.observe.reporting.run_facts import Advice
 from headrace.observe.reporting.summary import figures_of
 from headrace.observe.reporting.table import as_text, print_report, rows
 from headrace.wording import Door, speak

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import headrace.app.servers.settings  # noqa: F401 - declares the settings that advice names
 from headrace.events import BatchDone, BatchFormed, Event, ModelLoaded, RequestDone, StageDone, StepDone
 from headrace.observe.live.server import ServerAccount, numbered, server_advice
 

@@ -19,7 +19,7 @@ from headrace.io.formats.jsonl import JsonlWriter
 from headrace.io.storage.locations import as_named
 from headrace.observe.live.recorder import Description
 from headrace.observe.live.server import ServerFacts
-from headrace.observe.reporting.host import Host
+from headrace.observe.reporting.run_facts import RunFacts
 
 _LIBRARIES = ("torch", "transformers", "sentence_transformers", "vllm", "onnxruntime", "pyarrow", "ray")
 _SECRET = re.compile(r"key|secret|password|credential|auth|(^|_)token$", re.IGNORECASE)
@@ -77,10 +77,10 @@ def _of_engine(config: EngineConfig, engine: Engine, profile: EngineProfile) -> 
     }
 
 
-def host_of(plan: Plan, profile: EngineProfile, workers: WorkerRoom | None) -> Host:
+def host_of(plan: Plan, profile: EngineProfile, workers: WorkerRoom | None) -> RunFacts:
     """What a run has for its host stages, the limits of its batches, and the devices that it leaves alone."""
     limits = plan.settings.limits
-    return Host(
+    return RunFacts(
         cores=os.cpu_count() or 1,
         workers=limits.workers,
         batch_size=profile.batch_size,

@@ -67,8 +67,8 @@ def build_app(task: str | None = None, model: str | Path | None = None, **settin
             lifespan begins.
     """
     own, engine = split(ServerSettings, {"task": task, "model": model, **settings})
-    if isinstance(own.get("state"), str):
-        own["state"] = Path(own["state"])
+    if isinstance(state := own.get("state"), str):
+        own["state"] = Path(state)
     return build(build_settings(ServerSettings, {**own, "config": config_from(engine)}))[0]
 
 

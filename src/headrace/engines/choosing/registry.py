@@ -239,12 +239,12 @@ def _made(
         )
     splits = options.get("on_too_long") == "split"
     if splits and not kind.splits:
-        raise ConfigError(f"on_too_long is 'split', which {_who_splits()}; use 'error', or another engine")
+        raise ConfigError(f"``on_too_long`` is 'split', which {_who_splits()}; use 'error', or another engine")
     made = kind.of(model, options)
     made.check()
     for name in () if splits else ("chunk_overlap", "chunk_join"):
         if options.get(name) is not None:
-            raise ConfigError(f"{name} is {options[name]!r}, but no text is split: set on_too_long to 'split'")
+            raise ConfigError(f"``{name}`` is {options[name]!r}, but no text is split: set ``on_too_long=split``")
     return made
 
 

@@ -126,7 +126,7 @@ class OnnxNetwork:
         return longest
 
     def run(self, arrays: Arrays) -> OutputRows:
-        """One output row per input row, float32. onnxruntime has no error type for device failures, so they count as the batch's."""
+        """One float32 output row per input row. A failure of the device, which has no error type, fails the batch."""
         session = self._session
         if session is None:
             raise EngineDeadError("the engine is closed; create a new one")

@@ -33,7 +33,7 @@ class LongTexts:
             raise ConfigError(f"on_too_long is {self.on_too_long!r}; it must be 'truncate', 'error' or 'split'")
         for name, value in (("chunk_overlap", self.chunk_overlap), ("chunk_join", self.chunk_join)):
             if value is not None and not self.splits:
-                raise ConfigError(f"{name} is {value!r}, but no text is split: use ``on_too_long=split``")
+                raise ConfigError(f"``{name}`` is {value!r}, but no text is split: use ``on_too_long=split``")
         if self.chunk_overlap is not None:
             whole("chunk_overlap", self.chunk_overlap, 0)
 

@@ -11,7 +11,7 @@ from headrace.errors import ConfigError, JobError
 from headrace.io.base import Take
 from headrace.io.formats.strict_json import OnNan, StrictJson, json_default
 from headrace.io.formats.writer import LineWriter, plain_row
-from headrace.io.storage.lines import interleaved, lines_of, rearranged
+from headrace.io.storage.lines import interleaved, lines_of, rearranged, taker
 from headrace.records import Ok
 
 DELIMITERS = {"csv": ",", "tsv": "\t"}
@@ -81,9 +81,8 @@ class CsvWriter(LineWriter):
 
     def interleave(self, base: Path, more: Sequence[Path], turns: Iterable[tuple[int, int]], target: BinaryIO) -> None:
         """Alternate rows of both."""
-        rows = interleaved(self._rows([base]), self._rows(more), turns)
-        header = self._header_of([base, *more])
-        self._write(itertools.chain([header], itertools.chain.from_iterable(rows)), target)
+        rows = interleaved(taker(self._rows([base])), taker(self._rows(more)), turns)
+        self._write(itertools.chain([self._header_of([base, *more])], rows), target)
 
     def rearrange(self, runs: Sequence[Sequence[Path]], takes: Iterable[Take]) -> Iterator[bytes]:
         """Rows in another order."""

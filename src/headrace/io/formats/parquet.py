@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import functools
 import importlib
 import io
 import itertools
-import sys
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -25,6 +23,7 @@ from headrace.io.formats.strict_json import OnNan, StrictJson, depth, own_text
 from headrace.io.formats.tables import ParquetFormat
 from headrace.io.formats.values import as_python, for_arrow, plain
 from headrace.io.formats.writer import RowWriter
+from headrace.io.storage.lines import interleaved
 from headrace.io.storage.locations import file_names
 from headrace.records import Ok
 
@@ -205,20 +204,10 @@ class ParquetWriter(RowWriter):
         """
         schema = self._merged_schema([base, *more])
         old, new = _RowTaker(self._batches([base], schema)), _RowTaker(self._batches(more, schema))
-
-        def batches() -> Iterator[pa.RecordBatch]:
-            for of_base, of_more in turns:
-                yield from old.take(of_base)
-                if of_more < 0:
-                    collections.deque(new.take(-of_more), maxlen=0)
-                else:
-                    yield from new.take(of_more)
-            yield from old.take(sys.maxsize)
-
-        self._write(batches(), schema, target)
+        self._write(interleaved(old.take, new.take, turns), schema, target)
 
     def rearrange(self, runs: Sequence[Sequence[Path]], takes: Iterable[Take]) -> Iterator[bytes]:
-        """Rows in another order, as new parts, in the schema that fits all of them. Each part is read whole, and closed.
+        """Rows in another order, as new parts, in the schema that fits all of them. Each is read whole, and closed.
 
         Raises:
             JobError: a part is damaged, or parts do not fit together.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from headrace.io.formats.dead_letters import encode_failures
 from headrace.io.formats.strict_json import OnNan, StrictJson
 from headrace.io.formats.values import plain
 from headrace.io.storage.compression import compress
-from headrace.io.storage.lines import interleaved, lines_of, rearranged
+from headrace.io.storage.lines import interleaved, lines_of, rearranged, taker
 from headrace.records import Failed, Ok
 
 _WRITTEN_BYTES = 4 * 1024 * 1024
@@ -91,7 +90,7 @@ class LineWriter(RowWriter):
 
     def interleave(self, base: Path, more: Sequence[Path], turns: Iterable[tuple[int, int]], target: BinaryIO) -> None:
         """Alternate lines of both; if compressed, one stream per 4 MiB."""
-        self._write(itertools.chain.from_iterable(interleaved(lines_of([base]), lines_of(more), turns)), target)
+        self._write(interleaved(taker(lines_of([base])), taker(lines_of(more)), turns), target)
 
     def rearrange(self, runs: Sequence[Sequence[Path]], takes: Iterable[Take]) -> Iterator[bytes]:
         """Lines in another order."""

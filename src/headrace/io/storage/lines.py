@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import collections
 import itertools
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from headrace.io.base import Take
 from headrace.io.storage import compression
+
+T = TypeVar("T")
 
 _WRITTEN_BLOCK = 1024 * 1024
 _CLOSED_BLOCK = 32 * 1024
@@ -16,16 +20,28 @@ _CLOSED_BLOCK = 32 * 1024
 
 
 def interleaved(
-    base: Iterator[bytes], more: Iterator[bytes], turns: Iterable[tuple[int, int]]
-) -> Iterator[Iterator[bytes]]:
-    """Alternate lines of two files, then the rest of the first; a negative number drops lines of the second."""
+    base: Callable[[int], Iterable[T]], more: Callable[[int], Iterable[T]], turns: Iterable[tuple[int, int]]
+) -> Iterator[T]:
+    """Rows of two files by turns, then the rest of the first: see `PartWriter.interleave`.
+
+    Args:
+        base: takes the next rows of the first file.
+        more: takes the next rows of the second file.
+        turns: the numbers of rows.
+    """
     for of_base, of_more in turns:
-        yield itertools.islice(base, of_base)
+        yield from base(of_base)
+        rows = more(abs(of_more))
         if of_more < 0:
-            collections.deque(itertools.islice(more, -of_more), maxlen=0)
+            collections.deque(rows, maxlen=0)
         else:
-            yield itertools.islice(more, of_more)
-    yield base
+            yield from rows
+    yield from base(sys.maxsize)
+
+
+def taker(rows: Iterator[T]) -> Callable[[int], Iterable[T]]:
+    """Takes the next rows, or all that are left."""
+    return lambda count: itertools.islice(rows, count)
 
 
 def lines_of(paths: Sequence[Path]) -> Iterator[bytes]:

@@ -24,7 +24,7 @@ class Histogram:
         self._counts: defaultdict[int | None, list[float]] = defaultdict(lambda: [0, 0.0])
         self._last = 0.0
         self._bucket: list[float] | None = None
-        """That of the last number, which often comes again: most batches are of the same size."""
+        """The bucket of the last number, which often comes again: most batches are of the same size."""
 
     def add(self, value: float) -> None:
         """Count one number."""

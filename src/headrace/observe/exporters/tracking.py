@@ -139,7 +139,7 @@ class _TrackedJob:
     def _add_page(self) -> None:
         report, described = self.builder.build(time.monotonic()), self._described
         state = self._state or "interrupted"
-        run = summary.summarize(report, state, self._started_at, described.settings, described.versions)
+        run = summary.summarize(report.spoken(), state, self._started_at, described.settings, described.versions)
         with tempfile.TemporaryDirectory(prefix="headrace-") as folder:
             page = Path(folder, "report.html")
             try:

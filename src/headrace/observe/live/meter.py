@@ -6,7 +6,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from headrace.events import BatchDone, Event, JobStarted, StepDone
-from headrace.observe.reporting.host import Host
+from headrace.observe.reporting.run_facts import RunFacts
 from headrace.observe.reporting.sums import Sums
 
 _WINDOW_S = 20.0
@@ -43,7 +43,7 @@ class Meter:
     """Turns the sums of a job's events into snapshots. Times use the clock of the events."""
 
     def __init__(self) -> None:
-        self._sums = Sums(Host())
+        self._sums = Sums(RunFacts())
         self._samples: deque[_Sample] = deque()
 
     def add(self, event: Event) -> None:

@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 from headrace.events import CloseReason, EndpointUsed
 from headrace.observe.accounting.timeline import Cause
-from headrace.observe.reporting.host import Advice
 from headrace.observe.reporting.results import Report
+from headrace.observe.reporting.run_facts import Advice
 from headrace.wording import flag_of
 
 _BOTTLENECK = 0.7
@@ -25,7 +25,7 @@ _BUSY_ENOUGH = 0.95
 _PADDING_ENOUGH = 0.85
 _TOO_SHORT_S = 2.0
 _WORTH = 0.05
-"""Of the time from start to end: advice that gains less is not given."""
+"""A fraction of the wall time: advice that gains less is not given."""
 _MOST_LARGER = 16
 """Times as large as now: beyond it, the measured batches say too little."""
 _PADDING_WANTED = 0.05

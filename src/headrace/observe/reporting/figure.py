@@ -35,7 +35,7 @@ class Figure:
     """What a figure's declaration says beside its type and default."""
 
     name: str = ""
-    """Of the field; also the key in JSON."""
+    """The name of the field, which is also the key in JSON."""
     meaning: str
     """For the docs: a phrase without a full stop."""
     unit: Unit = ""
@@ -48,7 +48,7 @@ class Figure:
     required: bool = False
     """Whether every `report.json` has it."""
     label: str = ""
-    """Of its line; empty for a figure without a line."""
+    """What its line is called; empty for a figure without a line."""
     text: Callable[[Any], str] | None = None
     """Its line, from the whole table. It is left out if it is empty, or if the figure is and has no `always`."""
     always: bool = False

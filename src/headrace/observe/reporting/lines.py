@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, TypeVar
+
+from headrace.observe.reporting.figure import Line
 
 if TYPE_CHECKING:
     from headrace.observe.accounting.device_limit import DeviceFigures
@@ -12,11 +14,10 @@ if TYPE_CHECKING:
 
 T = TypeVar("T", bound=str)
 
-Line: TypeAlias = tuple[str, str]
 
 _PARTS_NAMED = 3
 _MEMORY_ENOUGH = 0.9
-"""Of the limit: with more a job is close to being killed."""
+"""A fraction of the limit: a job that holds more is close to being killed."""
 _MEMORY_LITTLE = 0.6
 _ORDERS = {"sorted": "by prompt, sorted on disk", "prefix": "by prompt", "input": "as in the input"}
 _STAGES = ("load", "prepare", "starved", "inference", "finish", "write")

@@ -9,9 +9,9 @@ from headrace.events import BatchSplit, Event, RecordFailed
 from headrace.observe.accounting.accountant import Accountant
 from headrace.observe.reporting.advice import advices, advise
 from headrace.observe.reporting.figure import fill
-from headrace.observe.reporting.host import Host
 from headrace.observe.reporting.results import Report as Report
 from headrace.observe.reporting.results import StepFigures as StepFigures
+from headrace.observe.reporting.run_facts import RunFacts
 from headrace.observe.reporting.sums import Sums
 
 _TOGETHER = 128
@@ -27,11 +27,11 @@ class ReportBuilder:
         server: whether the events are those of a server.
     """
 
-    def __init__(self, began: float | None = None, host: Host | None = None, *, server: bool = False) -> None:
+    def __init__(self, began: float | None = None, host: RunFacts | None = None, *, server: bool = False) -> None:
         self._lock = threading.Lock()
         self._waiting: list[Event] = []
         self._accountant = None if began is None else Accountant(began, server=server)
-        self._sums = Sums(host or Host())
+        self._sums = Sums(host or RunFacts())
 
     def __call__(self, event: Event) -> None:
         with self._lock:

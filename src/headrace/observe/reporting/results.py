@@ -25,7 +25,7 @@ from headrace.observe.accounting.timeline import Cause
 from headrace.observe.accounting.worker_rows import WorkerRow
 from headrace.observe.reporting import lines, notebook
 from headrace.observe.reporting.figure import figure
-from headrace.observe.reporting.host import Advice, Host
+from headrace.observe.reporting.run_facts import Advice, RunFacts
 from headrace.records import LeftOut
 from headrace.wording import spelled
 
@@ -101,7 +101,6 @@ class Report:
         0,
         "records that an earlier run had finished",
         unit="records",
-        of=lambda run: run.started.records_done if run.started else 0,
         adds="sum",
         required=True,
     )
@@ -219,7 +218,7 @@ class Report:
         label="tokens",
         text=lambda found: f"{found.tokens:,}   {found.tokens_per_s:,.0f} tokens/s",
     )
-    """Of successful records; 0 if cost is not in tokens."""
+    """Tokens of successful records; 0 if cost is not in tokens."""
     tokens_per_s: float = figure(
         0.0, "tokens by the wall time", unit="per second", of=lambda run: run.per_second(run.tokens)
     )
@@ -369,9 +368,7 @@ class Report:
         unit="chunks",
         of=lambda run: run.stages["prepare"]["events"],
     )
-    prepare_cpu_s: float | None = figure(
-        None, "seconds of a core that preparing took", unit="seconds", of=lambda run: run.stages["prepare"].get("cpu_s")
-    )
+    prepare_cpu_s: float | None = figure(None, "seconds of a core that preparing took", unit="seconds")
     repeated: float = figure(
         0.0,
         "fraction of the compared records that are equal to an earlier one",
@@ -383,7 +380,7 @@ class Report:
     )
     prompts: PromptsCompared | None = figure(None, "what the first prompts have in common")
     endpoint: EndpointUsed | None = figure(None, "what became of the requests to servers")
-    host: Host = figure(Host, "what the run had for its host stages")
+    host: RunFacts = figure(RunFacts, "what the run had for its host stages")
 
     output: str | None = None
     """The file or folder of the job's output; None for an output of another kind."""

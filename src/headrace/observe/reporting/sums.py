@@ -40,7 +40,7 @@ from headrace.observe.accounting.accountant import NO_ACCOUNT
 from headrace.observe.accounting.batches import BusyTime, successful_cost
 from headrace.observe.accounting.input_size import InputSize, StageProgress
 from headrace.observe.accounting.worker_rows import WorkerCount, WorkerRow
-from headrace.observe.reporting.host import Host
+from headrace.observe.reporting.run_facts import RunFacts
 from headrace.records import LeftOut
 
 _KEPT_FAILURES = 1_000
@@ -52,7 +52,7 @@ _SUMMED: Mapping[Stage, tuple[str, ...]] = {
     "finish": ("records", "duration_s"),
     "write": ("records", "duration_s", "nulled"),
 }  # fmt: skip
-"""Fields of `StageDone` that are added up; so is `cpu_s`, where it is measured."""
+"""Fields of `StageDone` that are added up."""
 _VALUES = {stage: attrgetter(*names) for stage, names in _SUMMED.items()}
 
 
@@ -63,7 +63,7 @@ class Sums:
         host: what the run has for its host stages.
     """
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: RunFacts) -> None:
         self.host = host
         self.account = NO_ACCOUNT
         """Where the time went; set before the figures are computed."""
@@ -81,6 +81,8 @@ class Sums:
         """The first ones."""
         self.stages: defaultdict[Stage, Counter[str]] = defaultdict(Counter)
         """Of each host stage, the sums of its events' fields, and the number of these as "events"."""
+        self.prepare_cpu_s: float | None = None
+        """Seconds of a core that preparing took, if it is measured."""
         self.batches = self.splits = self.out_of_memory = self.full_steps = 0
         """Batches or steps, batches that ran again in halves, those of them that did not fit in memory, and steps with
         all slots taken."""
@@ -105,7 +107,11 @@ class Sums:
         self._formed: dict[tuple[int, int], CloseReason] = {}
         self._split: set[int] = set()
         """Running batches that have run out of memory."""
-        self._takers: dict[type, Callable[..., None]] = {
+        self._takers = self._make_takers()
+
+    def _make_takers(self) -> dict[type, Callable[..., None]]:
+        """What takes in each type of event."""
+        return {
             JobStarted: self._start,
             StageDone: self._stage,
             BatchFormed: self._form,
@@ -163,7 +169,7 @@ class Sums:
 
     @property
     def tokens(self) -> int:
-        """Of successful records; 0 if cost is not in tokens, as when none were counted."""
+        """Tokens of successful records; 0 if cost is not in tokens, as when none were counted."""
         return round(self.done_cost) if self.stages["prepare"]["tokens"] else 0
 
     @property
@@ -227,7 +233,7 @@ class Sums:
             if value:
                 sums[name] += value
         if event.cpu_s is not None:
-            sums["cpu_s"] += event.cpu_s
+            self.prepare_cpu_s = (self.prepare_cpu_s or 0.0) + event.cpu_s
 
     def _duplicate(self, event: DuplicatesFound) -> None:
         self.duplicates += event.records

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Host:
+class RunFacts:
     """What a run had for its host stages, and the limits of its batches."""
 
     cores: int = 1
