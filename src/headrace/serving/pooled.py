@@ -48,7 +48,7 @@ class ModelApp:
     app: FastAPI
     """Answers the requests of this model. Its lifespan loads and closes the model."""
     state: ServerState
-    """That of `app`."""
+    """The state of `app`."""
     keys: frozenset[str] | None = None
     """Names of the API keys that may use it; None for all."""
     paths: frozenset[str] = field(init=False)

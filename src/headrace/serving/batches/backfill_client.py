@@ -13,14 +13,14 @@ from typing import Protocol, Self, TypeVar
 from headrace.errors import StoppedError
 from headrace.io.formats.openai_batch import Answers
 from headrace.serving.admission.backfill import Backfill
-from headrace.serving.batches.lines import Line
+from headrace.serving.batches.lines import PreparedLine
 
 
 class PreparedWork(Protocol):
     """A prepared record of a job."""
 
     @property
-    def payload(self) -> Line:
+    def payload(self) -> PreparedLine:
         """The prepared line."""
         ...
 
@@ -70,7 +70,7 @@ class BackfillClient:
         """Number of in-flight permits that a record needs."""
         return min(max(len(work.payload.parts), 1), self._max_in_flight)
 
-    async def _answer(self, line: Line) -> Answers:
+    async def _answer(self, line: PreparedLine) -> Answers:
         """The outputs of a line. Runs on the server's loop.
 
         Raises:

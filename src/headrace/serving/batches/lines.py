@@ -43,7 +43,7 @@ class _Inputs:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class PreparedLine:
     """The prepared inputs of one line."""
 
     parts: Sequence[Prepared[object]]
@@ -100,8 +100,8 @@ class RequestLines:
         """The engine's description."""
         return self._engine.describe()
 
-    def prepare(self, inputs: Sequence[object]) -> list[Prepared[Line] | Exception]:
-        """A `Line` for each body, or its error."""
+    def prepare(self, inputs: Sequence[object]) -> list[Prepared[PreparedLine] | Exception]:
+        """A `PreparedLine` for each body, or its error."""
         return [
             self._prepare(value.request, value.place) if isinstance(value, Placed) else self._prepare(value)
             for value in inputs
@@ -110,7 +110,7 @@ class RequestLines:
     def close(self) -> None:
         """Do nothing: the server closes its engine."""
 
-    def _prepare(self, body: object, place: int | str | None = None) -> Prepared[Line] | Exception:
+    def _prepare(self, body: object, place: int | str | None = None) -> Prepared[PreparedLine] | Exception:
         try:
             inputs = self._read(body)
         except ValidationError as error:
@@ -134,7 +134,7 @@ class RequestLines:
                 )
             parts.append(part)
         return Prepared(
-            Line(parts, inputs.format_output, inputs.n, inputs.make_body),
+            PreparedLine(parts, inputs.format_output, inputs.n, inputs.make_body),
             sum(part.cost for part in parts),
             any(part.truncated for part in parts),
         )
