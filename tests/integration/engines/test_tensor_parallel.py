@@ -123,7 +123,7 @@ def test_a_job_whose_rank_dies_ends_in_one_line_and_goes_on(tmp_path: Path) -> N
     ("options", "said"),
     [
         ({"tensor_parallel_size": 3}, "must divide the model's 4 attention heads; use 2 or 4"),
-        ({"tensor_parallel_size": 0}, "tensor_parallel_size is 0: it must be an int >= 1"),
+        ({"tensor_parallel_size": 0}, "tensor_parallel_size is 0; it must be >= 1"),
         ({"tensor_parallel_size": 2, "device": "cuda:7"}, "cuda:7"),
         ({"tensor_parallel_size": 2, "dtype": "int3"}, "dtype 'int3' is unknown"),
     ],

@@ -240,7 +240,7 @@ def test_a_bomb_is_refused_before_it_is_decoded(engine: Any, tmp_path: Path) -> 
     assert "too large" in refusal(engine, bomb)
     small = create("image-classify", vision_model(tmp_path), device="cpu", max_pixels=1000)
     assert "40 × 30 pixels, more than max_pixels 1000" in refusal(small, encoded(picture(40, 30)))
-    with pytest.raises(ConfigError, match=r"max_pixels is 0: it must be .*>= 1"):
+    with pytest.raises(ConfigError, match=r"max_pixels is 0; it must be >= 1"):
         create("image-classify", vision_model(tmp_path / "again"), device="cpu", max_pixels=0)
 
 
