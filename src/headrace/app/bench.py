@@ -197,7 +197,7 @@ def _run(folder: Path, timeout_s: float) -> str:
         try:
             status = process.wait(timeout_s)
         except subprocess.TimeoutExpired:
-            return spelled(f"it took longer than {timeout_s:g} s and was stopped (``timeout_s``)", "flags")
+            return spelled(f"it took longer than {timeout_s:g} s and was stopped (``timeout``)", "flags")
         finally:
             with contextlib.suppress(ProcessLookupError):  # its own children too, in any case
                 os.killpg(process.pid, signal.SIGKILL)
