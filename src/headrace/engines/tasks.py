@@ -143,8 +143,6 @@ def tasks_for(endpoint: str) -> tuple[str, ...]:
 def _unknown_task(name: str) -> ConfigError:
     """The error for an unknown task, with a suggestion if there is one."""
     names, tasks = known_tasks(), all_tasks()
-    if CUSTOM.name not in names:
-        return ConfigError("Headrace's own tasks are not registered: install the package again")
     word = name.lower().replace("_", "-").strip()
     use, close = _use(word, tasks), ""
     if not use and not (close := nearest(word, names)):

@@ -85,11 +85,19 @@ def forget() -> None:
 
 @functools.cache
 def known(group: Group) -> Mapping[str, Plugin]:
-    """What is registered in a group, by name: Headrace's own first, then the others. Imports nothing."""
+    """What is registered in a group, by name: Headrace's own first, then the others. Imports nothing.
+
+    Raises:
+        ConfigError: Headrace's own are not registered: its sources are there, but they are not installed.
+    """
     found: dict[str, Plugin] = {}
-    for package, entry in sorted(
-        _registered().get(f"headrace.{group}", ()), key=lambda one: (one[0] != OWN, one[1].name)
-    ):
+    entries = _registered().get(f"headrace.{group}", ())
+    if all(package != OWN for package, _ in entries):
+        raise ConfigError(
+            f"Headrace's own {group} are not registered, as its sources are newer than what is installed, or are not "
+            "installed: install it again, as with `pip install -e .` in its folder"
+        )
+    for package, entry in sorted(entries, key=lambda one: (one[0] != OWN, one[1].name)):
         if (earlier := found.get(entry.name)) is not None:
             if earlier.package != package:
                 found[entry.name] = Plugin(
