@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-# Before any test imports torch, and for every process that a test starts. The models are tiny and two files run at a
+# Before any test imports torch, and for every process that a test starts. The models are tiny and three files run at a
 # time: with more threads, they would mostly wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 

@@ -11,7 +11,7 @@ import typer
 from tests.acceptance.command import FAKE, ROOT, headrace
 
 from headrace.cli import outcome as ending
-from headrace.cli.app import app
+from headrace.cli.app import VERBS, app
 
 PAGE = (ROOT / "docs" / "jobs.md").read_text(encoding="utf-8")
 BEFORE = 'row["text"].strip()'
@@ -44,7 +44,8 @@ def test_a_run_and_a_retry_say_what_is_shown(folder: Path, monkeypatch: pytest.M
 
 
 def test_every_flag_and_status_there_is_is_one() -> None:
-    commands = typer.main.get_command(app).commands.values()  # type: ignore[attr-defined]
+    group = typer.main.get_command(app)
+    commands = [group.get_command(None, name) for name in VERBS]  # type: ignore[attr-defined]
     known = {
         name
         for command in commands
