@@ -6,12 +6,13 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import headrace.cli.app  # noqa: F401 - declares the settings that the tables name
+from headrace.cli.app import declare_settings
 from headrace.observe.accounting.timeline import CAUSE_FACTS
 from headrace.observe.reporting.figure import as_markdown, markdown
 from headrace.observe.reporting.figures import JobFigures, Money
 from headrace.observe.reporting.results import Report
 
+declare_settings()  # which the tables name by their flags
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "report.md"
 
 

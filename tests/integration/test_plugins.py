@@ -185,6 +185,21 @@ def test_a_broken_package_is_named_and_costs_only_itself(
     assert fine.returncode == 0, fine.stderr
 
 
+@pytest.mark.parametrize("group", ["formats", "sources", "sinks", "exporters", "protocols", "clusters"])
+def test_what_is_of_another_kind_is_listed_as_broken(run: Run, tmp_path: Path, group: str) -> None:
+    project = PROJECT.format(name="odd", engine="odd", least="0.1").replace("headrace.engines", f"headrace.{group}")
+    odd = installed("ENGINE = 3", project, tmp_path, "headrace_odd")
+    listed = run("list", group, also=(odd,))
+    assert "broken" in listed.stdout
+    assert "of package headrace-odd is a int; it must be a" in listed.stdout, listed.stdout
+    if group == "protocols":
+        ended = run(
+            code=SERVE.replace('client.post("/echo"', 'client.post("/score"').replace("sorted(answer", "type(answer"),
+            also=(odd,),
+        )
+        assert "served without a protocol: protocol 'shout.odd' of package headrace-odd" in ended.stderr
+
+
 SERVE = """
 from starlette.testclient import TestClient
 import headrace

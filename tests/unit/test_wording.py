@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
@@ -176,3 +178,14 @@ def test_a_shown_value_is_short() -> None:
     assert shown("short") == "'short'"
     assert shown("x" * 1000) == f"'{'x' * 39}…{'x' * 19}' (1,000 characters)"
     assert shown([1] * 1000).endswith("1, 1, … (3,000 characters)"), "cut between its items"
+
+
+@pytest.mark.parametrize("command", ["report", "top", "inspect"])
+def test_a_command_without_settings_of_its_own_names_flags(command: str) -> None:
+    code = (
+        f"from headrace.cli import app; app._command({command!r})\n"
+        "from headrace.wording import spelled\n"
+        "print(spelled('``prepare`` ``endpoints`` ``batch_timeout_s``', 'flags'))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "--map --endpoint --batch-timeout-ms\n"

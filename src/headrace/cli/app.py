@@ -68,11 +68,21 @@ class _Commands(TyperGroup):
             raise
 
 
+def declare_settings() -> None:
+    """Import the declarations of all settings: messages name a setting by the flag that its declaration says."""
+    from headrace.engines.choosing.registry import declared_engines
+
+    for module in ("app.servers.settings", "jobs.settings", "serving.limits"):
+        importlib.import_module(f"headrace.{module}")
+    declared_engines()
+
+
 @functools.cache
 def _command(name: str) -> Any:
     from headrace.cli.engine_flags import PASS_ON, EngineCommand
     from headrace.cli.flags import Command
 
+    declare_settings()
     module: Any = importlib.import_module(f"headrace.cli.{'listing' if name == 'list' else name}")
     kind = getattr(module, "COMMAND", Command)
     said = [getattr(module, part) for part in ("STATUSES", "EXAMPLES") if hasattr(module, part)]

@@ -11,12 +11,16 @@ from typing import Annotated, Literal
 import typer
 
 from headrace.cli.outcome import guarded
+from headrace.cluster.base import Cluster
 from headrace.engines.choosing.registry import declaration
 from headrace.engines.declaring import Task
 from headrace.engines.tasks import task_named
 from headrace.errors import ConfigError
 from headrace.extras import missing_packages
-from headrace.plugins import GROUPS, Group, Plugin, known
+from headrace.io.base import SourcePlugin
+from headrace.io.formats.known import Format
+from headrace.io.sinks.targets import SinkPlugin
+from headrace.plugins import GROUPS, Group, Plugin, known, load
 
 EXAMPLES = """Examples:
 
@@ -32,8 +36,24 @@ Which = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print a JSON array with one object for each.")]
 
 
-_OF_GROUP: Mapping[Group, Callable[[str], object]] = {"tasks": task_named, "engines": declaration}
-"""Where more than the import is checked."""
+def _protocol(name: str) -> object:
+    known("protocols")[name].load()  # without the server's libraries, this says what is missing
+    from headrace.serving.protocols import ServerProtocol
+
+    return load("protocols", name, ServerProtocol)
+
+
+_OF_GROUP: Mapping[Group, Callable[[str], object]] = {
+    "tasks": task_named,
+    "engines": declaration,
+    "formats": lambda name: load("formats", name, Format),
+    "sources": lambda name: load("sources", name, SourcePlugin),
+    "sinks": lambda name: load("sinks", name, SinkPlugin),
+    "exporters": lambda name: load("exporters", name, type),
+    "clusters": lambda name: load("clusters", name, Cluster),
+    "protocols": _protocol,
+}
+"""What is checked of each group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +111,7 @@ def _list(groups: Sequence[Group], *, as_json: bool) -> int:
 def _listed(plugin: Plugin) -> Listed:
     facts = plugin.group, plugin.name, plugin.package, plugin.reference
     try:
-        found = _OF_GROUP[plugin.group](plugin.name) if plugin.group in _OF_GROUP else plugin.load()
+        found = _OF_GROUP[plugin.group](plugin.name)
     except ConfigError as error:
         return Listed(*facts, "", (), str(error), "")
     extra = str(getattr(found, "extra", ""))

@@ -1,6 +1,6 @@
 """The registry of plugins: entry points of the installed packages, by group and name.
 
-A package registers a task, engine, source, sink, exporter or protocol in its `pyproject.toml`:
+A package registers a task, engine, format, source, sink, exporter, protocol or cluster in its `pyproject.toml`:
 
     [project.entry-points."headrace.engines"]
     "embed.mine" = "my_package.engine:Mine"

@@ -6,7 +6,9 @@ them to `ServerState.service`, and make an answer of the outputs. What runs the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import functools
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -15,8 +17,11 @@ from fastapi import APIRouter
 from headrace.engines.custom import load_factory
 from headrace.engines.declaring import Task
 from headrace.engines.tasks import all_tasks
-from headrace.plugins import working
+from headrace.errors import ConfigError
+from headrace.plugins import OWN, known, load
 from headrace.serving.state import ServerState
+
+logger = logging.getLogger("headrace")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,8 +40,22 @@ def routers_of(state: ServerState, task: Task) -> Iterator[APIRouter]:
     own = load_factory(task.routes) if isinstance(task.routes, str) else task.routes
     if own is not None:
         yield cast("APIRouter", own(state))
-    for protocol in sorted(working("protocols", ServerProtocol).values(), key=lambda one: one.order):
+    for protocol in _protocols():
         yield from protocol.routers(state, task)
+
+
+@functools.cache
+def _protocols() -> Sequence[ServerProtocol]:
+    """All protocols in their order. One of another package that cannot be used is told, and costs only itself."""
+    found: list[ServerProtocol] = []
+    for name, plugin in known("protocols").items():
+        try:
+            found.append(load("protocols", name, ServerProtocol))
+        except ConfigError as error:
+            if plugin.package == OWN and plugin.doubled is None:
+                raise
+            logger.warning("headrace: served without a protocol: %s", error)
+    return sorted(found, key=lambda one: one.order)
 
 
 def tasks_by_path(state: ServerState) -> dict[str, list[str]]:

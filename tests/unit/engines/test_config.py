@@ -192,3 +192,16 @@ def test_options_in_both_ways_are_together_unless_one_is_there_twice() -> None:
     assert merged_options({"a": 1}, {"b": 2}) == {"a": 1, "b": 2}
     with pytest.raises(ConfigError, match="a is given twice"):
         merged_options({"a": 1}, {"a": 1})
+
+
+def test_the_class_of_an_engine_is_not_taken_for_an_object_of_it() -> None:
+    with pytest.raises(ConfigError, match=r"engine is the class Embedding; it must be an object of it: Embedding\(\)"):
+        headrace.run(["a"], sink="list", engine=headrace.Embedding, progress=False)
+
+
+def test_a_server_is_named_after_the_model_of_its_engine() -> None:
+    from headrace.engines.choosing.registry import default_model
+
+    assert default_model("embed", None) == "all-MiniLM-L6-v2"
+    assert default_model("embed", "onnx") is None
+    assert default_model("embed", "headrace.testing:FakeEngine") is None

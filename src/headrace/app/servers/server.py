@@ -209,7 +209,7 @@ def _served_model(given: str | Sequence[str] | None, config: EngineConfig) -> Se
     """
     if given is None:
         task = config.task or ""
-        name, *others = served_names(config) or (registry.default_model(task) or task,)
+        name, *others = served_names(config) or (registry.default_model(task, config.engine) or task,)
         return ServedModel((name,), config.commit, tuple(others))
     names = (given,) if isinstance(given, str) else tuple(given)
     if not names or not all(names):

@@ -186,6 +186,8 @@ def config_from(given: Mapping[str, Any]) -> EngineConfig:
         given.get("engine_options"), {name: value for name, value in given.items() if name not in _NAMES}
     )
     choice: Any = own.get("engine")
+    if isinstance(choice, type) and hasattr(choice, "as_config"):
+        raise ConfigError(f"engine is the class {choice.__name__}; it must be an object of it: {choice.__name__}()")
     if not hasattr(choice, "as_config"):
         return EngineConfig(**{**own, "model": model_name(own.get("model")), "engine_options": options})
     for name in ("task", "model", *options):

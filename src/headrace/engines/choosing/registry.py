@@ -71,9 +71,10 @@ def is_remote(engine: object) -> bool:
     return any(kind.remote and kind.engine == engine for kind in declared_engines())
 
 
-def default_model(task: str) -> str | None:
-    """The model that a task has where none is named."""
-    return next((kind.default_model for kind in declared_engines(task) if kind.default_model is not None), None)
+def default_model(task: str, engine: object) -> str | None:
+    """The model that the engine loads where none is named; None if it has none, or is a custom one."""
+    kind = engine_named(task, engine)
+    return None if kind is None else kind.default_model
 
 
 def path_options() -> frozenset[str]:
