@@ -2,4 +2,5 @@
 
 - `prometheus.PrometheusListener`: counters and histograms
 - `trace.TraceWriter`: a trace for Perfetto
+- `tracking.TrackingListener`: the base of listeners for experiment trackers
 """

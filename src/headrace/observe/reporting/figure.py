@@ -5,7 +5,8 @@
         label="truncated", text=lambda found: f"{found.truncated:,} records cut to the model's maximum length",
     )
 
-From this line alone, the terminal, notebooks, pages, `report.json` and the tables of docs/report.md have the figure.
+From this line alone, the terminal, notebooks and the tables of docs/report.md have the figure; with `kept=True`,
+`report.json` too. What a page or `headrace report --json` shows is a field of `JobFigures`.
 """
 
 from __future__ import annotations
