@@ -1,4 +1,4 @@
-"""Hostile texts with every kind of tokenizer: a text that is shortened first must have the tokens of the whole one.
+"""Hostile texts with every kind of tokenizer: shortened first or in pieces, each has the tokens of the whole text.
 
 python scripts/fuzz_cutting.py --texts 100000
 """
@@ -224,6 +224,15 @@ class Subject:
         tokens.split_with(lambda rows, _: rows)
         return tokens
 
+    def difference_in_pieces(self, text: str) -> str | None:
+        """Where the tokens of a text in pieces differ from those of the whole one; None where they do nowhere."""
+        cutter = self.tokens._cutter
+        found, whole = cutter.all_ids(text, piece=4_096).tolist(), cutter.ids(text)
+        if found == whole:
+            return None
+        place = next((n for n, (one, other) in enumerate(zip(found, whole, strict=False)) if one != other), -1)
+        return f"in pieces: {len(found)} tokens instead of {len(whole)}, other ones from {place}"
+
     def difference(self, value: str | tuple[str, str]) -> str | None:
         """What is otherwise than by encoding the whole text; None where nothing is."""
         [found] = self.tokens.prepare([value])
@@ -273,7 +282,12 @@ def main() -> int:
         )
         if number % 2_000 == 1_999:
             print(f"{number + 1} texts, {bad} different", flush=True)
-        if wrong := subject.difference(value):
+        wrong = subject.difference(value)
+        if not wrong and name[1:] == (9, "right", "text"):
+            words = numbers.choices(TRAINED_ON[0].split(), k=2_000)
+            first = " ".join(words[:900]) + first + hostile(numbers) + " ".join(words[900:])
+            wrong = subject.difference_in_pieces(first)
+        if wrong:
             bad += 1
             print(name, repr(value)[:300], len(first), wrong[:300], sep="\n  ")
     print(f"{options.texts} texts, {bad} different, {time.monotonic() - began:.0f} s, {len(KINDS)} kinds of tokenizer")

@@ -9,13 +9,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scripts.fuzz_cutting import KINDS, LONGEST_OF_PAIR, PIECES, Subject
 from tokenizers import Tokenizer
-from tokenizers.models import WordPiece
-from tokenizers.normalizers import BertNormalizer
-from tokenizers.pre_tokenizers import BertPreTokenizer
+from tokenizers.models import Unigram, WordPiece
+from tokenizers.normalizers import BertNormalizer, Strip
+from tokenizers.pre_tokenizers import BertPreTokenizer, Metaspace
 from transformers import AutoTokenizer
 
 from headrace.engines.base import Chunks, Prepared
@@ -109,6 +109,17 @@ def test_spaces_that_a_special_token_takes_are_not_taken_for_tokens(kind: str, s
     assert found is None
 
 
+@pytest.mark.parametrize("letters", [280, 281])
+def test_a_prefix_is_not_judged_without_the_spaces_at_its_end(letters: int) -> None:
+    """Without them, each other letter starts a token: `a aa aa`, with them `aa aa a▁`."""
+    vocabulary = [("<unk>", -10.0), ("a", -1.0), ("aa", -1.5), ("a▁", -1.0), ("▁", -1.0), ("b", -1.0), ("▁b", -1.0)]
+    tokenizer = Tokenizer(Unigram(vocabulary, 0))
+    tokenizer.normalizer, tokenizer.pre_tokenizer = Strip(), Metaspace(split=False, prepend_scheme="never")
+    cutter = TextTruncator(tokenizer)
+    text = "a" * letters + " " * 300 + "b" * 5_000
+    assert cutter.ids(cutter.cut(text, 20))[:20] == cutter.ids(text)[:20]
+
+
 @pytest.mark.parametrize("piece", ["\u0e2a\u0e33", "\u200b", "\u0301", "\U0001f1e9\U0001f1ea"])
 def test_without_a_normalizer_no_character_depends_on_its_neighbours(piece: str) -> None:
     cutter = TextTruncator(KINDS["bytes"]())
@@ -154,6 +165,9 @@ def test_two_long_texts_are_cut_for_a_tokenizer_that_pads_to_a_length(tmp_path: 
 
 @pytest.mark.parametrize("kind", KINDS)
 @given(runs=st.lists(RUNS, min_size=4, max_size=12), seed=st.integers(0, 9))
+@example(runs=[("a", 1), ("a", 2), ("a", 2), (" the", 2)], seed=2)  # two divisions with equal scores
+@example(runs=[("198", 1_000), ("7", 40), ("1987", 20)], seed=2)  # digits by threes, from another start
+@example(runs=[("e", 1), ("\u0323\u0301", 1_200)], seed=2)  # normalization sorts them
 @settings(max_examples=10, deadline=None)
 def test_a_text_in_pieces_has_the_tokens_of_the_whole_one(kind: str, runs: list[tuple[str, int]], seed: int) -> None:
     words = random.Random(seed).choices(WORDS.split(), k=2_000)

@@ -12,19 +12,31 @@ equal those of the whole text, except for the last ones. How many differ depends
   to that point. So the tokens that all prefixes ending there have in common are safe.
 
 If neither yields enough tokens, a longer prefix is tried, and finally the whole text.
+
+Text in pieces (`TextTruncator.all_ids`) is another matter, because a piece lacks what comes before it. Equal tokens
+where two pieces are joined do not prove that those after them are equal: in `120120120`, digits by threes from another
+start may have the same tokens, until the number changes. What proves it depends on the tokenizer too:
+
+- If it splits texts into words, a word that starts at the same place in both pieces: a word does not depend on those
+  before it. Within a word, nothing is joined.
+- If it does not, and is BPE, tokens that are the same in both: whether two neighbours are merged depends on no others.
+- Unigram without words adds up the scores of all tokens from the start, and of `the the` two divisions have equal
+  scores but for rounding, which depends on the sum. So nothing is proven, and the text is not read in pieces.
 """
 
 from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Callable
+from functools import partial
 from typing import Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Encoding, Tokenizer
 from tokenizers.models import BPE, Model, Unigram, WordPiece
-from tokenizers.pre_tokenizers import BertPreTokenizer
+from tokenizers.pre_tokenizers import BertPreTokenizer, ByteLevel, Metaspace
 
 Side: TypeAlias = Literal["right", "left"]
 """The side where texts are truncated, as in tokenizers."""
@@ -66,8 +78,11 @@ class TextTruncator:
         self._side = side
         self._longest = max(map(len, self._tokenizer.get_vocab())) if _joins(self._tokenizer.model) else 0
         self._changes = self._tokenizer.normalizer is not None
+        self._trims = _trims(self._tokenizer)
         self._strips = any(token.lstrip for token in self._tokenizer.get_added_tokens_decoder().values())
         self._runs = _long_runs(self._tokenizer)
+        self._words = _splits(self._tokenizer)
+        self._in_pieces_too = self._words or (self._longest > 0 and isinstance(self._tokenizer.model, BPE))
 
     def ids(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
         """All tokens of a text."""
@@ -78,9 +93,10 @@ class TextTruncator:
         """All tokens of a text of any length, read in pieces: a token takes far more memory than its characters.
 
         Two pieces overlap. They are joined in the middle of the overlap, where several tokens in a row are the same in
-        both. If there are none, as in a word that is longer than the overlap, larger pieces are tried.
+        both and a word starts. If there are none, as in a word that is longer than the overlap, larger pieces are
+        tried.
         """
-        while piece < len(text):
+        while self._in_pieces_too and piece < len(text):
             found = self._in_pieces(text, piece)
             if found is not None:
                 return found
@@ -97,7 +113,7 @@ class TextTruncator:
         while start + piece < len(text):
             start += piece - overlap
             following = self._placed(text, start, start + piece)
-            seam = _seam(tokens, following, start + overlap // 2)
+            seam = _seam(tokens, following, start + overlap // 2, partial(self._may_join, text))
             if seam is None:
                 return None
             found.append(tokens[: seam[0], 0])
@@ -105,16 +121,24 @@ class TextTruncator:
         return np.concatenate([*found, tokens[:, 0]]).astype(np.int32)
 
     def _placed(self, text: str, start: int, end: int) -> NDArray[np.int64]:
-        """The tokens of a part of a text: id, first character and the one after the last, a row for each."""
+        """The tokens of a part of a text, a row for each: id, first character, the one after the last, new word."""
         encoding = self._encode(text[start:end])
         ids = np.array(encoding.ids, dtype=np.int64)
         offsets = np.array(encoding.offsets, dtype=np.int64).reshape(len(ids), 2)
-        return np.column_stack([ids, offsets + start])
+        words = np.array([-1 if word is None else word for word in encoding.word_ids], dtype=np.int64)
+        return np.column_stack([ids, offsets + start, np.diff(words, prepend=-2) != 0])
+
+    def _may_join(self, text: str, token: NDArray[np.int64]) -> bool:
+        """Whether two pieces with this token may be joined before it."""
+        _, first, _, new_word = token.tolist()
+        if self._words and not new_word:
+            return False
+        return not self._changes or all(map(_plain, text[first - 1 : first + 1]))
 
     def count_before(self, text: str, end: int) -> int:
         """How many of a text's first tokens lie before this character."""
         placed = self._placed(text, 0, end + _MORE_CHARACTERS) if end else ()
-        return next((n for n, (_, _, last) in enumerate(placed) if last > end), len(placed))
+        return next((n for n, (_, _, last, _) in enumerate(placed) if last > end), len(placed))
 
     @staticmethod
     def most_uncut(tokens: int) -> int:
@@ -159,6 +183,8 @@ class TextTruncator:
             return False  # a special token such as RoBERTa's <mask> includes all white space before it
         if self._changes and not all(map(_plain, text[size - longest : size + 1])):
             return False
+        if self._trims and any(map(str.isspace, text[size - longest - 1 : size])):
+            return False  # a prefix that ends with white space would be tokenized without it
         parts = [text[:end] for end in range(size - longest, size)]
         first = encoding.ids[:tokens]
         return all(
@@ -189,10 +215,14 @@ class TextTruncator:
         return self._tokenizer.encode(text, add_special_tokens=False)
 
 
-def _seam(before: NDArray[np.int64], after: NDArray[np.int64], middle: int) -> tuple[int, int] | None:
+def _seam(
+    before: NDArray[np.int64], after: NDArray[np.int64], middle: int, may_join: Callable[[NDArray[np.int64]], bool]
+) -> tuple[int, int] | None:
     """Where two pieces have the same tokens, at or after a character: an index in each; None if they nowhere do."""
     first = int(np.searchsorted(after[:, 1], middle))
     for index in range(first, len(after) - _ALIKE):
+        if not may_join(after[index]):
+            continue
         place = int(np.searchsorted(before[:, 1], after[index, 1]))
         while place + _ALIKE < len(before) and before[place, 1] == after[index, 1]:
             if np.array_equal(before[place : place + _ALIKE], after[index : index + _ALIKE]):
@@ -206,6 +236,20 @@ def _seam(before: NDArray[np.int64], after: NDArray[np.int64], middle: int) -> t
 def _joins(model: Model) -> bool:
     """Whether a model joins characters to tokens without an end-of-word suffix (such as CLIP's)."""
     return isinstance(model, Unigram) or (isinstance(model, BPE) and not model.end_of_word_suffix)
+
+
+def _splits(tokenizer: Tokenizer) -> bool:
+    """Whether a tokenizer splits texts into words."""
+    split = tokenizer.pre_tokenizer
+    if isinstance(split, ByteLevel):
+        return bool(split.use_regex)
+    return bool(split.split) if isinstance(split, Metaspace) else split is not None
+
+
+def _trims(tokenizer: Tokenizer) -> bool:
+    """Whether a tokenizer removes the white space at the end of a text."""
+    normalizer = tokenizer.normalizer
+    return normalizer is not None and len(normalizer.normalize_str("a ")) != len(normalizer.normalize_str("a b")) - 1
 
 
 def _long_runs(tokenizer: Tokenizer) -> re.Pattern[str] | None:
