@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-OutputKind: TypeAlias = Literal["vectors", "labels", "scores"]
+ComparedKind: TypeAlias = Literal["vectors", "labels", "scores"]
 
 LEAST_COSINE = 0.999
 LARGEST_SCORE_DIFFERENCE = 0.01
@@ -26,7 +26,7 @@ _PRODUCTS = 0.75
 class Deviation:
     """How far outputs in a 16-bit dtype are from those in float32."""
 
-    kind: OutputKind
+    kind: ComparedKind
     records: int
     """Compared."""
     worst: float
@@ -96,7 +96,7 @@ def likely_saving(speed: float) -> float:
     return _PRODUCTS * (1 - 1 / speed) if speed > 0 else 0.0
 
 
-def _kind(output: Any) -> OutputKind | None:
+def _kind(output: Any) -> ComparedKind | None:
     if getattr(output, "ndim", 0) in (1, 2):
         return "vectors"
     if isinstance(output, Mapping) and "label" in output and "score" in output:

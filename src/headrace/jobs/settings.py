@@ -62,7 +62,7 @@ class StepSettings:
 
     name: str
     column: str
-    """Of its output."""
+    """The column that holds its output."""
     begun: str
     """Changes when all steps are started again, so that no step continues with outputs of another start."""
     earlier: tuple[EarlierStep, ...] = ()
