@@ -177,13 +177,13 @@ def build(kind: type[T], given: Mapping[str, object]) -> T:
     return kind(**left)
 
 
-def _groups(kind: type) -> dict[str, Any]:
+def _groups(kind: type) -> dict[str, type]:
     """The fields that are dataclasses with settings."""
     return _groups_of(kind)
 
 
 @functools.cache
-def _groups_of(kind: type) -> dict[str, Any]:
+def _groups_of(kind: type) -> dict[str, type]:
     hints = get_type_hints(kind)
     return {
         field.name: hints[field.name]
