@@ -7,13 +7,14 @@ import random
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 import httpx
 
 from headrace.batching.passthrough import PassthroughBatcher
 from headrace.errors import ConfigError, EngineDeadError, EngineError, RecordError
 from headrace.openai_protocol import error_message
+from headrace.records import Json
 from headrace.retry import TRANSIENT_STATUSES, RetryPolicy, retry_after_s
 from headrace.tracebacks import Tidied, public
 
@@ -115,7 +116,7 @@ class AsyncClient:
         for pool in self._pools:
             await pool.http.aclose()
 
-    async def post(self, path: str, body: Mapping[str, object]) -> Any:
+    async def post(self, path: str, body: Mapping[str, object]) -> Json:
         """The JSON response to one request.
 
         Raises:
@@ -162,7 +163,7 @@ class AsyncClient:
         *,
         ordered: bool = True,
         return_exceptions: bool = False,
-    ) -> AsyncIterator[Any]:
+    ) -> AsyncIterator[Json]:
         """Yield responses to a stream of requests, `concurrency` at a time, in bounded memory.
 
         They come in input order, or with `ordered=False` as they arrive. With `return_exceptions`, exceptions of `post`
@@ -206,7 +207,7 @@ class Client:
         self._runner.close()
 
     @public
-    def post(self, path: str, body: Mapping[str, object]) -> Any:
+    def post(self, path: str, body: Mapping[str, object]) -> Json:
         """The JSON response to one request. Raises as `AsyncClient.post`."""
         return self._runner.run(self._client.post(path, body))
 
@@ -217,7 +218,7 @@ class Client:
         *,
         ordered: bool = True,
         return_exceptions: bool = False,
-    ) -> Iterator[Any]:
+    ) -> Iterator[Json]:
         """Yield responses to a stream of requests, as `AsyncClient.map` does."""
         answers = self._client.map(path, bodies, ordered=ordered, return_exceptions=return_exceptions)
 

@@ -23,7 +23,7 @@ drain      no more records are coming: the batcher stops, or a mapped input has 
 boundary   length bucketing: the next record in the window differs too much in length
 """
 
-Stage: TypeAlias = Literal["load", "prepare", "finish", "write"]
+HostStage: TypeAlias = Literal["load", "prepare", "finish", "write"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ class StepDone:
     """How long the engine was idle before this step."""
     at: float
     handed_s: float = 0.0
-    """See `BatchDone`."""
+    """How much of the duration passed between the batcher and the engine's thread, as in `BatchDone`."""
 
     @property
     def computed_s(self) -> float:
@@ -136,7 +136,7 @@ class InputLeftOut:
 class StageDone:
     """A host-side stage of a job finished a chunk of records. Stages overlap, so times exceed wall time."""
 
-    stage: Stage
+    stage: HostStage
     records: int
     duration_s: float
     at: float
@@ -284,7 +284,7 @@ class DeviceUsed:
     """What the device of a job did while its batches ran."""
 
     computed_s: float
-    """Of the forward passes alone: by the device's own clock on CUDA."""
+    """How long the forward passes alone took; on CUDA, by the device's own clock."""
     operations: float
     """Floating-point operations that the real tokens needed; 0 if unknown."""
     weight_bytes: float
@@ -295,9 +295,9 @@ class DeviceUsed:
     dtype: str
     at: float
     energy_j: float | None = None
-    """Of the GPU, by NVML; None if unknown."""
+    """The energy that the GPU used, as NVML reports it; None if unknown."""
     clock_mhz: float | None = None
-    """Of the GPU's processors at the end."""
+    """The clock rate of the GPU's processors at the end; None if unknown."""
     replayed: float = 0.0
     """Share of the passes that were replays of captured work (CUDA graphs)."""
     no_graphs: str = ""

@@ -5,12 +5,12 @@ from __future__ import annotations
 import importlib
 import re
 from importlib import metadata
-from typing import Any
+from types import ModuleType
 
 from headrace.errors import MissingExtraError
 
 
-def require(module: str, extra: str, what: str, instead: str = "") -> Any:
+def require(module: str, extra: str, what: str, instead: str = "") -> ModuleType:
     """Import a module of an optional library.
 
     Args:

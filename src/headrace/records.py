@@ -8,6 +8,8 @@ from typing import Any, TypeAlias
 
 from headrace.errors import ProcessError, RecordError, text_of
 
+Json: TypeAlias = Any
+"""A value as JSON has it, of a form that its reader knows."""
 JsonObject: TypeAlias = dict[str, object]
 """A JSON object, as `json.loads` returns it."""
 

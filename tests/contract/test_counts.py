@@ -11,8 +11,8 @@ import pytest
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "count"
 CEILINGS = {
     "broad excepts": 30,
-    "lines with Any": 342,
-    "names in several files": 5,
+    "lines with Any": 199,
+    "names in several files": 0,
     "files outside cli with --flags": 8,
 }
 """Lower a number once less is reached; a new case needs the reason why it cannot be avoided."""

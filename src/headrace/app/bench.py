@@ -17,13 +17,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib import metadata, util
 from pathlib import Path
-from typing import Any
 
 from headrace.app.bench_contender import CONTENDERS, BenchRequest, Measurement
 from headrace.device.cache import cpu_facts
 from headrace.device.memory import memory_limit
 from headrace.errors import ConfigError
 from headrace.io.sources.opening import open_source
+from headrace.records import Json
 from headrace.wording import spelled
 
 _AGREES = {"embed": 0.99, "classify": 0.99, "generate": 0.9}
@@ -254,7 +254,7 @@ def _row(
     )
 
 
-def _agreement(task: str, outputs: Sequence[Any], expected: Sequence[Any]) -> float:
+def _agreement(task: str, outputs: Sequence[Json], expected: Sequence[Json]) -> float:
     """How much two lists of outputs agree."""
     if task == "embed":
         return min(_cosine(one, other) for one, other in zip(outputs, expected, strict=True))

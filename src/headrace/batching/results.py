@@ -22,7 +22,9 @@ from headrace.errors import BadResultError, text_of
 
 T = TypeVar("T")
 
-Copier: TypeAlias = Callable[[Any], object]
+Owned: TypeAlias = Any
+"""An object that is copied as what it is or looks like."""
+Copier: TypeAlias = Callable[[Owned], object]
 """Copies objects of a type, or of those that look like it."""
 
 _PLAIN = frozenset((str, int, float, bool, bytes, complex, type(None)))
@@ -180,7 +182,7 @@ def _own_array(values: object, method: Copier) -> object:
     return method(values)
 
 
-def _own_column(values: Any) -> object:
+def _own_column(values: Owned) -> object:
     """A column or value of a library that copies nothing but its own memory."""
     dtype = str(getattr(values, "dtype", ""))
     if dtype == "Object":  # of polars
@@ -193,7 +195,7 @@ def _own_column(values: Any) -> object:
     return pickle.loads(pickle.dumps(values, pickle.HIGHEST_PROTOCOL))
 
 
-def _own_scalar(value: Any) -> object:
+def _own_scalar(value: Owned) -> object:
     """A scalar of Arrow, such as a list, which is a part of an array. Pickle would cut its times to microseconds."""
     return sys.modules["pyarrow"].array([value], value.type)[0]
 
@@ -217,7 +219,7 @@ def _own_dict(values: dict[object, object]) -> dict[object, object]:
     return {key: value if type(value) in _PLAIN else own(value) for key, value in values.items()}
 
 
-def _own_view_of_dict(values: Any) -> object:
+def _own_view_of_dict(values: Owned) -> object:
     return type(values)(_own_dict(values))
 
 
@@ -240,7 +242,7 @@ def _own_view(view: memoryview[object]) -> memoryview[object]:
     return made
 
 
-def _own_dataclass(value: Any) -> object:
+def _own_dataclass(value: Owned) -> object:
     made = value
     for field in dataclasses.fields(value):
         mine = getattr(value, field.name, None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeAlias
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -12,7 +12,9 @@ from typer.core import TyperCommand, TyperGroup
 import headrace
 from headrace.wording import shortened, speak, spoken
 
-_UsageError: Any = typer.BadParameter.__base__  # click's, which newer versions of typer hold a copy of
+Click: TypeAlias = Any
+"""An object or class of click, which newer versions of typer hold a copy of."""
+_UsageError: Click = typer.BadParameter.__base__
 
 VERBS = {
     "run": "Run a bulk job. Run the same command again to continue a job that was stopped.",
@@ -37,17 +39,17 @@ class _Commands(TyperGroup):
 
     _brief = False
 
-    def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002 - click's
+    def list_commands(self, ctx: Click) -> list[str]:  # noqa: ARG002 - click's
         """Their names, in order."""
         return list(VERBS)
 
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ARG002
+    def get_command(self, ctx: Click, cmd_name: str) -> Click:  # noqa: ARG002
         """The command of that name, None if there is none; a mere line of help if all are listed."""
         if cmd_name not in VERBS:
             return None
         return TyperCommand(cmd_name, help=VERBS[cmd_name]) if self._brief else _command(cmd_name)
 
-    def format_help(self, ctx: Any, formatter: Any) -> None:
+    def format_help(self, ctx: Click, formatter: Click) -> None:
         """Write the help."""
         self._brief = True
         try:
@@ -55,7 +57,7 @@ class _Commands(TyperGroup):
         finally:
             self._brief = False
 
-    def invoke(self, ctx: Any) -> Any:
+    def invoke(self, ctx: Click) -> object:
         """Run the command that the arguments name.
 
         Raises:
@@ -78,12 +80,12 @@ def declare_settings() -> None:
 
 
 @functools.cache
-def _command(name: str) -> Any:
+def _command(name: str) -> Click:
     from headrace.cli.engine_flags import PASS_ON, EngineCommand
     from headrace.cli.flags import Command
 
     declare_settings()
-    module: Any = importlib.import_module(f"headrace.cli.{'listing' if name == 'list' else name}")
+    module = importlib.import_module(f"headrace.cli.{'listing' if name == 'list' else name}")
     kind = getattr(module, "COMMAND", Command)
     said = [getattr(module, part) for part in ("STATUSES", "EXAMPLES") if hasattr(module, part)]
     alone = typer.Typer(add_completion=False, context_settings=app.info.context_settings)

@@ -16,7 +16,7 @@ _FORMATS = (".svg", ".png")
 
 
 def check_picture(path: Path) -> None:
-    """See that a picture can be drawn there, before anything is measured.
+    """Check that a picture can be drawn at this path, before anything is measured.
 
     Raises:
         ConfigError: another format, or no such folder.

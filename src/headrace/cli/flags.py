@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from types import NoneType
-from typing import Annotated, Any, Generic, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Generic, Literal, TypeAlias, TypeVar, get_args, get_origin, get_type_hints
 
 import typer
 from typer.core import TyperCommand
@@ -29,6 +29,8 @@ from headrace.options import Declared, all_declared, build, declared
 from headrace.wording import spelled
 
 T = TypeVar("T")
+ClickContext: TypeAlias = Any
+"""click's, which newer versions of typer hold a copy of."""
 
 ENGINE_PANEL = EngineConfig.panel
 ACCESS_PANEL = "Access"
@@ -149,7 +151,7 @@ def _parameter(one: Declared, panel: str) -> inspect.Parameter:
     text = spelled(one.option.help, "flags")
     limits: Any = {"min": one.option.minimum, "max": one.option.maximum} if kind in (int, float) else {}
     info = typer.Option(*one.flags, help=text, rich_help_panel=panel, metavar=one.option.metavar, **limits)
-    hint: Any = Annotated[kind | None if default is None else kind, info]
+    hint: object = Annotated[kind | None if default is None else kind, info]
     return inspect.Parameter(one.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint)
 
 
@@ -190,7 +192,7 @@ class Command(TyperCommand):
     by_environment = False
     """Whether environment variables give its flags, too."""
 
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+    def parse_args(self, ctx: ClickContext, args: list[str]) -> list[str]:
         """Parse the arguments.
 
         Raises:
@@ -223,7 +225,7 @@ class Command(TyperCommand):
     def _why_not(
         self,
         one: Declared,
-        ctx: Any,
+        ctx: ClickContext,
         args: list[str],
         variables: Mapping[str, tuple[str, str | list[str]]],
         error: typer.BadParameter,

@@ -7,7 +7,7 @@ import logging
 import sys
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, ClassVar, TextIO
+from typing import ClassVar, TextIO
 
 import typer
 
@@ -59,7 +59,7 @@ class LogStream:
         """Whether bars and colours make sense."""
         return not self.as_json and self._stream.isatty()
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         return getattr(self._stream, name)
 
 

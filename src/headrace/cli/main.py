@@ -11,7 +11,7 @@ import sys
 TYPE_CHECKING = False  # as in typing, without the import time
 if TYPE_CHECKING:
     from types import FrameType
-    from typing import Any, TextIO
+    from typing import TextIO
 
 
 class SafeStream:
@@ -52,7 +52,7 @@ class SafeStream:
         except OSError:
             pass
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         return getattr(self._stream, name)
 
 

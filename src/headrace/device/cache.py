@@ -10,7 +10,6 @@ import platform
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 logger = logging.getLogger("headrace")
 
@@ -27,7 +26,7 @@ def cache_folder() -> Path:
     return (Path(base) if Path(base).is_absolute() else Path.home() / ".cache") / "headrace" / "tuning"
 
 
-def cpu_facts(cpuinfo: Path = Path("/proc/cpuinfo")) -> dict[str, Any]:
+def cpu_facts(cpuinfo: Path = Path("/proc/cpuinfo")) -> dict[str, str | list[str]]:
     """The CPU and the instructions that it has and may use."""
     model, flags = platform.processor() or platform.machine(), set()
     try:

@@ -7,7 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-OutputKind: TypeAlias = Literal["vectors", "labels", "scores"]
+Output: TypeAlias = Any
+"""A vector or several, a mapping with `label` and `score`, a number, or what cannot be compared."""
+ComparedKind: TypeAlias = Literal["vectors", "labels", "scores"]
 
 LEAST_COSINE = 0.999
 LARGEST_SCORE_DIFFERENCE = 0.01
@@ -26,7 +28,7 @@ _PRODUCTS = 0.75
 class Deviation:
     """How far outputs in a 16-bit dtype are from those in float32."""
 
-    kind: OutputKind
+    kind: ComparedKind
     records: int
     """Compared."""
     worst: float
@@ -54,7 +56,7 @@ class Deviation:
         return f"scores within {self.worst:.1g} on {of}"
 
 
-def compare(exact: Sequence[Any], other: Sequence[Any]) -> Deviation | None:
+def compare(exact: Sequence[Output], other: Sequence[Output]) -> Deviation | None:
     """How far `other` is from `exact`, record by record; None if the outputs cannot be compared.
 
     An output is a vector or several, a mapping with `label` and `score`, or a number. Records that failed in
@@ -96,7 +98,7 @@ def likely_saving(speed: float) -> float:
     return _PRODUCTS * (1 - 1 / speed) if speed > 0 else 0.0
 
 
-def _kind(output: Any) -> OutputKind | None:
+def _kind(output: Output) -> ComparedKind | None:
     if getattr(output, "ndim", 0) in (1, 2):
         return "vectors"
     if isinstance(output, Mapping) and "label" in output and "score" in output:
@@ -104,17 +106,17 @@ def _kind(output: Any) -> OutputKind | None:
     return "scores" if isinstance(output, float) else None
 
 
-def _finite(output: Any) -> bool:
+def _finite(output: Output) -> bool:
     if hasattr(output, "ndim"):
         return all(map(math.isfinite, output.ravel().tolist()))
     return not isinstance(output, (float, Mapping)) or math.isfinite(_score(output))
 
 
-def _score(output: Any) -> float:
+def _score(output: Output) -> float:
     return float(output["score"] if isinstance(output, Mapping) else output)
 
 
-def _cosine(a: Any, b: Any) -> float:
+def _cosine(a: Output, b: Output) -> float:
     """The cosine of two vectors, 1 if both are zero; the least one of a record with several vectors."""
     if a.ndim == 2:
         return min(map(_cosine, a, b), default=1.0)

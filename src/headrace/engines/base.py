@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 from headrace.batching.step_model import StepModel
 
+ModelInput: TypeAlias = Any
+"""What `prepare` of an engine makes of an input, for that engine alone."""
 PayloadT_co = TypeVar("PayloadT_co", covariant=True)
 
 
@@ -80,6 +82,10 @@ class PromptedText:
     prompt_name: str
 
 
+PreparedRecords: TypeAlias = list[Prepared[ModelInput] | Exception]
+"""For each input of an engine, what its model takes for it, or its error."""
+
+
 class Engine(Protocol):
     """The methods that all engines have.
 
@@ -91,7 +97,7 @@ class Engine(Protocol):
         """JSON-serializable facts that determine the output (model digest, parameters): part of a job's fingerprint."""
         ...
 
-    def prepare(self, inputs: Sequence[Any]) -> list[Prepared[Any] | Exception]:
+    def prepare(self, inputs: Sequence[Any]) -> PreparedRecords:
         """One entry per input: the model input, or that record's error. Never raises for a bad input."""
         ...
 
@@ -103,7 +109,7 @@ class Engine(Protocol):
 class BatchEngine(Engine, Protocol):
     """A model that takes a batch and returns one output per record. `forward` runs on a dedicated thread."""
 
-    def forward(self, batch: list[Any]) -> Sequence[object]:
+    def forward(self, batch: list[ModelInput]) -> Sequence[object]:
         """Run the model once. Blocks. Returns `len(batch)` outputs in order.
 
         Raises:
@@ -116,7 +122,7 @@ class BatchEngine(Engine, Protocol):
 class StreamEngine(Engine, Protocol):
     """An in-process model server that does its own batching: requests join and leave at any time."""
 
-    async def infer(self, payload: Any) -> object:
+    async def infer(self, payload: ModelInput) -> object:
         """The output of one request. Many calls run concurrently, all on the same event loop.
 
         Cancelling the call removes the request from the engine and frees what it held.
@@ -128,7 +134,7 @@ class StreamEngine(Engine, Protocol):
         ...
 
 
-class StepEngine(Engine, StepModel[Any, object], Protocol):
+class StepEngine(Engine, StepModel[ModelInput, object], Protocol):
     """A model that takes many steps per request: requests join and leave between steps.
 
     `headrace.batching.step_model.StepModel` has its methods and their contract.

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar, cast
+from typing import Generic, Protocol, TypeVar, cast
 
 from headrace.device.forward import ForwardMeter
 from headrace.device.memory import AvailableMemory, PeakMeter, memory_limit
-from headrace.engines.base import BatchEngine
+from headrace.engines.base import BatchEngine, ModelInput
 from headrace.engines.profile import EngineProfile, profile_of
 from headrace.errors import ConfigError
 from headrace.events import EndpointUsed
@@ -127,7 +127,7 @@ class PrefixCacheStats:
 class PrefixCachingEngine(Protocol):
     """A language model that computes what prompts have in common at their beginning once."""
 
-    def count_cached(self, payload: Any) -> Any:
+    def count_cached(self, payload: ModelInput) -> ModelInput:
         """The same request; its answer has `cached_tokens`."""
         ...
 
@@ -155,7 +155,7 @@ class Sleeper(Protocol):
 BATCHES: Capability[BatchEngine] = Capability("runs_batches", ("forward",))
 TUNING: Capability[TunableEngine] = Capability("tunable")
 REQUESTING: Capability[RequestingEngine] = Capability("remote", ("use",))
-FOLLOWING: Capability[FollowableEngine[Any]] = Capability("followable", ("follow",))
+FOLLOWING: Capability[FollowableEngine[ModelInput]] = Capability("followable", ("follow",))
 TOKENIZING: Capability[TokenizingEngine] = Capability("tokenizes", ("tokenize", "detokenize", "token_strings"))
 PREFIX_CACHING: Capability[PrefixCachingEngine] = Capability("caches_prefixes", ("prefix_cache_stats", "count_cached"))
 SLEEPING: Capability[Sleeper] = Capability(None, ("sleep", "wake"), attribute="sleeper")

@@ -68,7 +68,7 @@ class Task:
 class _Dataclasses:
     """Makes each subclass a frozen dataclass of keywords."""
 
-    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+    __dataclass_fields__: ClassVar[dict[str, Field[object]]]
 
     def __init_subclass__(cls) -> None:
         named(keys=True)(dataclass(frozen=True, kw_only=True)(cls))
@@ -116,7 +116,7 @@ class EngineOptions(_Dataclasses):
         return tuple(one.name for one in declared(cls))
 
     @classmethod
-    def of(cls, model: str | Path | None, given: Mapping[str, Any]) -> Self:
+    def of(cls, model: str | Path | None, given: Mapping[str, object]) -> Self:
         """The object for options as a mapping, all of whose names are known.
 
         Raises:

@@ -6,10 +6,10 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from headrace.engines.model_config import ModelConfig, SentenceTransformersConfig
 from headrace.errors import ConfigError
+from headrace.records import Json
 
 MODEL_FILE = "config_sentence_transformers.json"
 _MODULES_FILE = "modules.json"
@@ -111,7 +111,7 @@ def check_settings(folder: Path, obeyed: frozenset[str]) -> None:
         raise _refusal(file, "modality_config.message", "a chat template around each text")
 
 
-def _check_plain(file: Path, settings: Mapping[str, Any]) -> None:
+def _check_plain(file: Path, settings: Mapping[str, Json]) -> None:
     """Check that an encoder is a model of transformers as it is, called with tokens."""
     task = settings.get("transformer_task", "feature-extraction")
     if task not in _TASKS:
@@ -154,7 +154,7 @@ def with_own_settings(folder: Path, config: ModelConfig, *, prompted: bool = Fal
     return {**config, "sentence_transformers": own}
 
 
-def read(path: Path, empty: Any = None) -> Any:
+def read(path: Path, empty: Json = None) -> Json:
     """The content of a JSON file; `empty` ({}) if it is missing or damaged. The loader reports a damaged file."""
     empty = {} if empty is None else empty
     try:
@@ -164,9 +164,9 @@ def read(path: Path, empty: Any = None) -> Any:
     return found if isinstance(found, type(empty)) else empty
 
 
-def _encoder_settings(folder: Path) -> tuple[Path, dict[str, Any]]:
+def _encoder_settings(folder: Path) -> tuple[Path, dict[str, Json]]:
     """The file of the encoder's settings, in the folder of the first module, and its content."""
-    steps: list[dict[str, Any]] = read(folder / _MODULES_FILE, [])
+    steps: list[dict[str, Json]] = read(folder / _MODULES_FILE, [])
     place = folder / str(steps[0].get("path", "") if steps else "")
     files = [place / name for name in ENCODER_FILES]
     file = next((one for one in files if one.is_file()), files[0])

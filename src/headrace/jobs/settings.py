@@ -19,7 +19,7 @@ from headrace.io.sources.selection import Selection
 from headrace.io.storage.addresses import is_address, without_password
 from headrace.io.storage.locations import anchored as anchored_path
 from headrace.options import all_declared, named, option
-from headrace.records import JsonObject
+from headrace.records import Json, JsonObject
 from headrace.wording import shown
 
 WorkerKind: TypeAlias = Literal["auto", "thread", "process"]
@@ -62,7 +62,7 @@ class StepSettings:
 
     name: str
     column: str
-    """Of its output."""
+    """The column that holds its output."""
     begun: str
     """Changes when all steps are started again, so that no step continues with outputs of another start."""
     earlier: tuple[EarlierStep, ...] = ()
@@ -275,7 +275,7 @@ def as_json(settings: JobSettings) -> JsonObject | None:
     return found
 
 
-def from_json(kept: Mapping[str, Any], sink: str | Path, limits: Limits, *, ignore_changes: bool) -> JobSettings:
+def from_json(kept: Mapping[str, Json], sink: str | Path, limits: Limits, *, ignore_changes: bool) -> JobSettings:
     """The settings to retry with what `as_json` gave."""
     chosen = dict(kept["selection"])
     shard, seed = chosen.pop("shard"), chosen.pop("seed")
@@ -287,7 +287,7 @@ def from_json(kept: Mapping[str, Any], sink: str | Path, limits: Limits, *, igno
     return JobSettings(sink=sink, config=config, limits=limits, ignore_changes=ignore_changes, retry=True, **given)
 
 
-def _step(kept: Mapping[str, Any]) -> StepSettings:
+def _step(kept: Mapping[str, Json]) -> StepSettings:
     choice = kept["choice"]
     return StepSettings(
         kept["name"],

@@ -9,11 +9,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from headrace.errors import ConfigError, EngineError, HeadraceError, MissingExtraError, first_line
 from headrace.fsspec_clients import fsspec_client
 from headrace.models.base import Listing
+
+if TYPE_CHECKING:
+    import fsspec
 
 SCHEMES = ("s3://", "gs://")
 _TAGS = ("ETag", "etag", "md5Hash", "generation")
@@ -103,7 +106,7 @@ class StoredModel:
             raise ConfigError(f"model {self.typed!r}: there are no files at this address")
         return Listing(total.hexdigest(), tuple(names))
 
-    def _store(self) -> tuple[Any, str]:
+    def _store(self) -> tuple[fsspec.AbstractFileSystem, str]:
         """fsspec's file system, and the path in it."""
         client = fsspec_client(self.typed.partition("://")[0])
         return client(use_listings_cache=False), client._strip_protocol(self.typed.rstrip("/"))
@@ -128,7 +131,7 @@ class StoredModel:
             raise EngineError(f"model {self.typed!r} cannot be read from the store: {first_line(error)}") from error
 
 
-def _fetch(store: Any, place: str, path: Path) -> None:
+def _fetch(store: fsspec.AbstractFileSystem, place: str, path: Path) -> None:
     """Download one file, which is complete or not there."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with _whole(path) as half:

@@ -51,7 +51,7 @@ class Option:
 
 
 @dataclass(frozen=True, slots=True)
-class Name:
+class SettingName:
     """How messages name a setting."""
 
     keyword: str
@@ -61,7 +61,7 @@ class Name:
     changes_output: bool
 
 
-NAMES: dict[str, Name] = {}
+NAMES: dict[str, SettingName] = {}
 """The settings that are declared `@named`, by keyword, and by what else a flag of theirs calls them."""
 
 
@@ -80,7 +80,7 @@ def named(*, keys: bool = False) -> Callable[[type[T]], type[T]]:
             flag, *others = one.flags or (f"--{field.name.replace('_', '-')}",)
             for name in (field.name, *(other.strip("-").replace("-", "_") for other in others if other[:2] == "--")):
                 shown = flag if name == field.name else f"--{name.replace('_', '-')}"
-                NAMES[name] = Name(field.name, shown.partition("/")[0], keys or one.per_step, one.changes_output)
+                NAMES[name] = SettingName(field.name, shown.partition("/")[0], keys or one.per_step, one.changes_output)
         return kind
 
     return register
@@ -177,13 +177,13 @@ def build(kind: type[T], given: Mapping[str, object]) -> T:
     return kind(**left)
 
 
-def _groups(kind: type) -> dict[str, Any]:
+def _groups(kind: type) -> dict[str, type]:
     """The fields that are dataclasses with settings."""
     return _groups_of(kind)
 
 
 @functools.cache
-def _groups_of(kind: type) -> dict[str, Any]:
+def _groups_of(kind: type) -> dict[str, type]:
     hints = get_type_hints(kind)
     return {
         field.name: hints[field.name]

@@ -7,12 +7,14 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Any, Generic, TypedDict, TypeVar
+from typing import Any, Generic, TypeAlias, TypedDict, TypeVar
 
 from headrace.errors import ConfigError
 from headrace.pool.policy import ModelView, Phase, SleeperView
 
 T = TypeVar("T")
+AnyModel: TypeAlias = Any
+"""What the `load` of a model returned; its user knows its type."""
 
 _FIRST_LOAD_S = 1.0
 """Expected loading time of a model that was never loaded."""
@@ -98,7 +100,7 @@ class PoolEntry:
         self.size = size
         self.max_wait_s, self.idle_timeout_s, self.load_timeout_s = limits
         self.phase = Phase.UNLOADED
-        self.model: Any = None
+        self.model: AnyModel = None
         self.rest: object = None
         """A generator that unloads the model when it continues."""
         self.loading: asyncio.Task[None] | None = None

@@ -8,7 +8,7 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from types import TracebackType
-from typing import Any, Self, TypeVar, Unpack, overload
+from typing import Self, TypeVar, Unpack, overload
 
 from headrace.batching.options import number, optional, whole
 from headrace.batching.tasks import Raised, attempt_async, must_propagate
@@ -16,7 +16,7 @@ from headrace.concurrency.daemon_thread import as_exception
 from headrace.concurrency.loading import call, make, unload
 from headrace.device.process_memory import process_bytes
 from headrace.errors import ConfigError, EngineError, NotRunningError, StoppedError, text_of
-from headrace.pool.model import ModelOptions, ModelStats, PooledModel, PoolEntry, Waiter
+from headrace.pool.model import AnyModel, ModelOptions, ModelStats, PooledModel, PoolEntry, Waiter
 from headrace.pool.policy import Phase, decide, to_sleep
 
 T = TypeVar("T")
@@ -95,7 +95,7 @@ class ModelPool:
     @overload
     def add(self, name: str, load: Callable[[], T], **options: Unpack[ModelOptions]) -> PooledModel[T]: ...
 
-    def add(self, name: str, load: Callable[[], Any], **options: Unpack[ModelOptions]) -> PooledModel[Any]:
+    def add(self, name: str, load: Callable[[], AnyModel], **options: Unpack[ModelOptions]) -> PooledModel[AnyModel]:
         """Add a model; it is not loaded yet.
 
         Args:
@@ -148,7 +148,7 @@ class ModelPool:
             await (asyncio.wait(set(self._tasks)) if self._tasks else asyncio.sleep(0.01))  # the last requests
         self._loop = None
 
-    def use(self, name: str) -> AbstractAsyncContextManager[Any]:
+    def use(self, name: str) -> AbstractAsyncContextManager[AnyModel]:
         """Wait until the model is loaded, and keep it loaded within the context. Yields what `load` returned.
 
         Raises:
@@ -159,7 +159,7 @@ class ModelPool:
         """
         return self._using(name)
 
-    def use_in_background(self, name: str, leave: Callable[[], None]) -> AbstractAsyncContextManager[Any]:
+    def use_in_background(self, name: str, leave: Callable[[], None]) -> AbstractAsyncContextManager[AnyModel]:
         """The same for work that waits behind requests, such as a long job.
 
         It takes the room of a model that has requests only after ten minutes. The model makes room for the requests of

@@ -9,7 +9,7 @@ import logging
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 import orjson
 from fastapi import APIRouter, FastAPI, Request, Response
@@ -18,7 +18,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from headrace.errors import ConfigError, EngineError, HeadraceError, StoppedError
 from headrace.pool.pool import ModelPool
-from headrace.records import JsonObject
+from headrace.records import Json, JsonObject
 from headrace.serving.admission.waiting import disconnected
 from headrace.serving.app import bare_app, no_route, wrong_method
 from headrace.serving.errors import ApiError, ClientGoneError, one_line
@@ -332,7 +332,7 @@ def _entry(name: str, model: ModelApp, phase: str) -> JsonObject:
     return {**described(name, model.task), "status": phase}
 
 
-def _documents(document: dict[str, Any], models: Iterable[ModelApp]) -> dict[str, Any]:
+def _documents(document: dict[str, Json], models: Iterable[ModelApp]) -> dict[str, Json]:
     """The OpenAPI document with the routes of all models."""
     paths, schemas = dict(document["paths"]), dict(document.get("components", {}).get("schemas", {}))
     for model in models:

@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from jinja2.exceptions import TemplateError
 from tokenizers import Tokenizer
@@ -16,7 +15,7 @@ from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedToken
 
 from headrace.device.placement import release
 from headrace.device.sleeping import to_device, to_host
-from headrace.engines.base import Prepared
+from headrace.engines.base import Prepared, PreparedRecords
 from headrace.engines.generation import logprobs
 from headrace.engines.generation.model_rules import ModelRules
 from headrace.engines.generation.options import LanguageModelOptions
@@ -144,7 +143,7 @@ class CausalLM(Vocabulary):
             **prompting.long.describe(),
         }
 
-    def prepare(self, inputs: Sequence[object]) -> list[Prepared[Any] | Exception]:
+    def prepare(self, inputs: Sequence[object]) -> PreparedRecords:
         """The tokens of each request, or its chunks; a RecordError if it is invalid or longer than the context."""
         return prepared_by(inputs, self, self._splitter)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 from transformers import PretrainedConfig
@@ -12,6 +12,7 @@ from transformers import PretrainedConfig
 from headrace.engines.generation.causal_lm import CausalLM, TokenizedRequest
 from headrace.engines.generation.sampling import TokenLogprob, TokenSampler
 from headrace.engines.requests.generation import Sampling
+from headrace.records import Json
 
 _STEPS = 3
 _SHORT, _LONG = 4, 36
@@ -118,7 +119,7 @@ def switches_at(config: PretrainedConfig) -> int | None:
     return min(lengths, default=None)
 
 
-def _ropes(parameters: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+def _ropes(parameters: Mapping[str, Json]) -> Iterator[Mapping[str, Json]]:
     """The parameters of all layers, or those of each type of layer."""
     yield parameters
     yield from (one for one in parameters.values() if isinstance(one, Mapping))

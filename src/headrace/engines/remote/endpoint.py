@@ -7,7 +7,6 @@ import logging
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 from headrace.client import BUSY, AsyncClient, ClientSettings, Delay
 from headrace.concurrency.loop_thread import LoopThread
@@ -17,7 +16,7 @@ from headrace.engines.remote.options import Endpoint, EndpointClassification, En
 from headrace.engines.requests.generation import GeneratedText, Sampling, parse
 from headrace.errors import EngineDeadError, EngineError, RecordError
 from headrace.events import EndpointUsed
-from headrace.records import text_refusal
+from headrace.records import Json, text_refusal
 from headrace.wording import shown, spelled
 
 logger = logging.getLogger("headrace")
@@ -41,7 +40,7 @@ class EndpointEngine:
         self,
         options: EndpointOptions,
         ask: Callable[[object], tuple[str, dict[str, object]]],
-        read: Callable[[Any], object],
+        read: Callable[[Json], object],
         defaults: Mapping[str, object] | None = None,
     ) -> None:
         self._settings = ClientSettings(concurrency=options.concurrency, attempts=options.attempts)
@@ -192,7 +191,7 @@ def _request(value: object) -> tuple[str, dict[str, object]]:
     return "/v1/chat/completions", {**body, "messages": list(request.messages or ())}
 
 
-def _generation(answer: Any) -> GeneratedText:
+def _generation(answer: Json) -> GeneratedText:
     choice, usage = answer["choices"][0], answer["usage"]
     return GeneratedText(
         text=choice["message"]["content"] if "message" in choice else choice["text"],

@@ -54,5 +54,5 @@ class Endpoint(SamplingOptions, EndpointOptions):
     seed: int | None = option(None, "Seed of sampled answers.")
 
     def given_sampling(self) -> dict[str, object]:
-        """See `SamplingOptions.given_sampling`; the seed is the request's own here."""
+        """The sampling parameters that are given, with the seed, which here is a parameter of each request."""
         return super().given_sampling() | ({} if self.seed is None else {"seed": self.seed})

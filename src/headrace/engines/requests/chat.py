@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any
 
 from headrace.errors import HeadraceError, RecordError, model_code
+from headrace.records import Json
 from headrace.wording import shown
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -159,7 +159,7 @@ def _lost(
 ) -> tuple[int, str] | None:
     """The first of `fields` that the template drops: each field is replaced by a random mark to find in the output."""
     marks = [secrets.token_hex(8) for _ in fields]
-    marked: list[dict[str, Any]] = [dict(message) for message in chat]
+    marked: list[dict[str, Json]] = [dict(message) for message in chat]
     for (number, name), mark in zip(fields, marks, strict=True):
         if name == "tool_calls":
             first, *others = marked[number][name]
@@ -183,7 +183,7 @@ def _with_arguments(messages: Sequence[Mapping[str, object]]) -> Iterator[Mappin
         if "tool_calls" not in message:
             yield message
             continue
-        calls: Any = message["tool_calls"]
+        calls: Json = message["tool_calls"]
         yield {**message, "tool_calls": [{**call, "function": _parsed(call["function"])} for call in calls]}
 
 

@@ -133,7 +133,7 @@ def sampling_from(given: Mapping[str, Any], defaults: Sampling = Sampling()) -> 
     return sampling
 
 
-def default_sampling(given: Mapping[str, Any]) -> Sampling:
+def default_sampling(given: Mapping[str, object]) -> Sampling:
     """Like `sampling_from`, for the options of an engine.
 
     Raises:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 from tokenizers import Tokenizer
 
-from headrace.engines.base import Prepared
+from headrace.engines.base import PreparedRecords
 from headrace.engines.capabilities import TokenizingEngine
 from headrace.errors import RecordError
 
@@ -15,7 +15,7 @@ from headrace.errors import RecordError
 class Tokenization(TokenizingEngine, Protocol):
     """What turns the records of an engine into tokens."""
 
-    def prepare(self, inputs: Sequence[object]) -> list[Prepared[Any] | Exception]:
+    def prepare(self, inputs: Sequence[object]) -> PreparedRecords:
         """The tokens of each input, or that record's error."""
         ...
 
@@ -25,7 +25,7 @@ class TokenizedEngine:
 
     tokens: Tokenization
 
-    def prepare(self, inputs: Sequence[object]) -> list[Prepared[Any] | Exception]:
+    def prepare(self, inputs: Sequence[object]) -> PreparedRecords:
         """The tokens of each input, or of its chunks; a RecordError if it is invalid."""
         return self.tokens.prepare(inputs)
 

@@ -6,10 +6,10 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from headrace.engines.text.prompts import Prompts, chosen_prompt
 from headrace.errors import ConfigError, EngineError
+from headrace.records import Json
 
 _NAMES = {"mean_tokens": "mean", "cls_token": "cls", "max_tokens": "max", "lasttoken": "last"}
 _ORDER = ("Transformer", "Pooling", "Dense", "Normalize")
@@ -107,5 +107,5 @@ def check_pooled_prompts(pooling: Pooling, prompts: Prompts, runtime: str) -> No
         raise ConfigError(f"the model leaves its prompt out of the pooling, which {runtime} does not; use engine torch")
 
 
-def _json(path: Path) -> Any:
+def _json(path: Path) -> Json:
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None

@@ -13,7 +13,7 @@ from tokenizers import Encoding, Tokenizer
 from tokenizers.processors import TemplateProcessing
 
 from headrace.device.pipeline import OutputRows
-from headrace.engines.base import Chunks, Part, Prepared, PromptedText, TokenIds
+from headrace.engines.base import Chunks, Part, Prepared, PreparedRecords, PromptedText, TokenIds
 from headrace.engines.model_config import ModelConfig
 from headrace.engines.requests.vocabulary import Vocabulary, check_ids
 from headrace.engines.text.max_length import choose_length, usable_positions
@@ -117,7 +117,7 @@ class TextTokens(Vocabulary):
         """Say how the outputs for the chunks of a text become one. Call it before `prepare`."""
         self._join = join
 
-    def prepare(self, inputs: Sequence[Any]) -> list[Prepared[Any] | Exception]:
+    def prepare(self, inputs: Sequence[Any]) -> PreparedRecords:
         """Tokens of each input, with their number as cost; a RecordError if the input has the wrong type.
 
         An empty text is accepted if the model adds special tokens.

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from headrace.engines.torchserve.context import Context
-from headrace.engines.torchserve.files import import_file, is_torchscript
+from headrace.engines.torchserve.files import FileValues, import_file, is_torchscript
 from headrace.engines.torchserve.tools import list_classes_from_module, load_label_mapping
 
 
@@ -24,7 +24,7 @@ class BaseHandler:
     model: Any = None
     mapping: dict[str, str] | None = None
     device: torch.device | None = None
-    manifest: Mapping[str, Any] | None = None
+    manifest: FileValues | None = None
     context: Context | None = None
     model_yaml_config: Mapping[str, object] | None = None
     map_location: str | None = None
@@ -84,12 +84,12 @@ class BaseHandler:
         with torch.inference_mode():
             return self.model(data.to(self.device), *args, **kwargs)
 
-    def postprocess(self, data: torch.Tensor) -> list[Any]:
+    def postprocess(self, data: torch.Tensor) -> Sequence[object]:
         """Convert the rows of a tensor to lists."""
         rows: list[object] = data.tolist()
         return rows
 
-    def handle(self, data: Sequence[Mapping[str, object]], context: Context) -> list[Any]:
+    def handle(self, data: Sequence[Mapping[str, object]], context: Context) -> Sequence[object]:
         """Process a batch; returns one answer per request."""
         self.context = context
         return self.postprocess(self.inference(self.preprocess(data)))

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
-from headrace.engines.torchserve.files import HandlerFiles
+from headrace.engines.torchserve.files import FileValues, HandlerFiles
 from headrace.engines.torchserve.metrics import Metrics
 from headrace.errors import RecordError
+from headrace.records import Json
 
 _NEXT = "ts_stream_next"
 _NOT_WHOLE = (
@@ -21,10 +21,10 @@ class Context:
     """The documented parts of TorchServe's context."""
 
     def __init__(self, files: HandlerFiles, gpu: int | None) -> None:
-        self.manifest: Mapping[str, Any] = files.manifest
+        self.manifest: FileValues = files.manifest
         self.model_name = str(files.manifest["model"].get("modelName", ""))
         self.model_yaml_config: Mapping[str, object] = files.yaml_config
-        self.system_properties: Mapping[str, Any] = {
+        self.system_properties: Mapping[str, Json] = {
             "model_dir": str(files.model_dir),
             "gpu_id": gpu,
             "batch_size": files.batch_size,

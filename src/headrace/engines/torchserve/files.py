@@ -11,11 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TypeAlias
 
 import yaml
 
 from headrace.errors import ConfigError
+from headrace.records import Json
 
 _MANIFEST = "MAR-INF/MANIFEST.json"
 _MODEL_FILE = "model.py"
@@ -28,6 +29,8 @@ _BUILT_IN = {
     "text_classifier": None,
     "text_generation": None,
 }
+FileValues: TypeAlias = Mapping[str, Json]
+"""What a manifest or a configuration file says, by key."""
 _CONFIG_FILES = ("model-config.yaml", "config.properties")
 # TorchServe documents both spellings: one for configuration files, one for the management API.
 _BATCH_SIZE = ("batchSize", "batch_size")
@@ -47,7 +50,7 @@ class HandlerFiles:
     function: str | None
     """The function to call, if named."""
     model_dir: Path
-    manifest: Mapping[str, Any]
+    manifest: FileValues
     yaml_config: Mapping[str, object]
     """The content of model-config.yaml, which handlers read too."""
     batch_size: int
@@ -181,7 +184,7 @@ def _assemble(
     handler: Path,
     function: str | None,
     model_dir: Path,
-    manifest: Mapping[str, Any],
+    manifest: FileValues,
     config: Path | None,
 ) -> HandlerFiles:
     settings = _settings(config, str(manifest["model"].get("modelName", ""))) if config else {}
@@ -217,7 +220,7 @@ def _find_config(config: str | Path | None, folders: tuple[Path, ...]) -> Path |
     return found[0] if found else None
 
 
-def _settings(config: Path, model: str) -> Mapping[str, Any]:
+def _settings(config: Path, model: str) -> FileValues:
     """The settings of one model in a configuration file."""
     try:
         if config.suffix in (".yaml", ".yml"):
@@ -232,7 +235,7 @@ def _settings(config: Path, model: str) -> Mapping[str, Any]:
     versions = models.get(model) or (next(iter(models.values())) if len(models) == 1 else {})
     if models and not versions:
         raise ConfigError(f"{config} has settings for {', '.join(models)}, but not for {model!r}")
-    chosen: dict[str, Any] = next(
+    chosen: dict[str, object] = next(
         (one for one in versions.values() if one.get("defaultVersion")), next(iter(versions.values()), {})
     )
     return properties | chosen
@@ -245,9 +248,7 @@ def _properties(text: str) -> dict[str, str]:
     return {name.strip(): value.strip() for name, sign, value in (line.partition("=") for line in lines) if sign}
 
 
-def _number(
-    config: Path | None, settings: Mapping[str, Any], names: tuple[str, ...], default: int, least: int = 0
-) -> int:
+def _number(config: Path | None, settings: FileValues, names: tuple[str, ...], default: int, least: int = 0) -> int:
     name = next((name for name in names if name in settings), None)
     if name is None:
         return default

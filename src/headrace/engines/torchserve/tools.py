@@ -185,7 +185,7 @@ class MicroBatching:
         parts = [data[start : start + size] for start in range(0, len(data), size)]
         slots = [(step, threading.Semaphore(self.parallelism.get(step, 1))) for step in _STEPS]
 
-        def steps(number: int, part: Any) -> Any:
+        def steps(number: int, part: Sequence[object]) -> Sequence[object]:
             self._here.number = number
             for step, slot in slots:
                 with slot:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import io
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -71,7 +70,7 @@ class ImageClassifier(VisionHandler):
         """The maximum number of classes per answer."""
         return self.topk
 
-    def postprocess(self, data: torch.Tensor) -> list[Any]:
+    def postprocess(self, data: torch.Tensor) -> Sequence[object]:
         """Probabilities by label."""
         found = torch.topk(torch.softmax(data, dim=1), min(self.topk, data.shape[1]), dim=1)
         return map_class_to_label(found.values.tolist(), self.mapping, found.indices.tolist())
@@ -80,7 +79,7 @@ class ImageClassifier(VisionHandler):
 class ImageSegmenter(VisionHandler):
     """The most likely class of each pixel, with its probability."""
 
-    def postprocess(self, data: Mapping[str, torch.Tensor]) -> list[Any]:
+    def postprocess(self, data: Mapping[str, torch.Tensor]) -> Sequence[object]:
         """Per image, a list of shape (rows, columns, 2) with class and probability."""
         best = torch.softmax(data["out"], dim=1).max(dim=1)
         rows: list[object] = torch.stack([best.indices.to(best.values.dtype), best.values], dim=3).tolist()
@@ -93,7 +92,7 @@ class ObjectDetector(VisionHandler):
     image_processing: Callable[[Image.Image], torch.Tensor] = staticmethod(to_tensor)
     threshold = 0.5
 
-    def postprocess(self, data: Sequence[Mapping[str, torch.Tensor]]) -> list[Any]:
+    def postprocess(self, data: Sequence[Mapping[str, torch.Tensor]]) -> Sequence[object]:
         """Per image, a list of boxes by label, with their scores."""
         return [self._found(image) for image in data]
 

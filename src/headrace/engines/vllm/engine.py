@@ -20,7 +20,7 @@ from vllm.renderers.inputs.preprocess import parse_model_prompt
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from headrace.engines.base import Prepared
+from headrace.engines.base import Prepared, PreparedRecords
 from headrace.engines.capabilities import PrefixCacheStats, Sleeper
 from headrace.engines.model_folder import check_tokenizer, digest, find_folder
 from headrace.engines.profile import EngineProfile
@@ -102,7 +102,7 @@ class VllmEngine:
             **self._long.describe(),
         }
 
-    def prepare(self, inputs: Sequence[object]) -> list[Prepared[Any] | Exception]:
+    def prepare(self, inputs: Sequence[object]) -> PreparedRecords:
         """Render chat templates and tokenize; a record costs the number of prompt tokens."""
         return prepared_by(inputs, self, self._splitter)
 

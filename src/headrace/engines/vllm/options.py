@@ -70,17 +70,17 @@ class VllmArguments(GraphOptions):
 
     @classmethod
     def of(cls, model: str | Path | None, given: Mapping[str, Any]) -> Self:
-        """See `EngineOptions.of`."""
+        """The object for options as a mapping, which holds the arguments of vLLM apart from its own."""
         own = {one.name for one in declared(cls)}
         known = {name: value for name, value in given.items() if name in own}
         return cls(model=model, arguments={name: given[name] for name in given if name not in own}, **known)
 
     def check(self) -> None:
-        """See `EngineOptions.check`; vLLM checks its own arguments."""
+        """Check the values of its own options; vLLM checks its arguments itself."""
         check_types(self, "model", *(one.name for one in declared(VllmArguments)))
 
     def given(self) -> dict[str, object]:
-        """See `EngineOptions.given`."""
+        """The options that differ from their defaults, and the arguments of vLLM."""
         return {**super().given(), **self.arguments}
 
     def engine_args(self) -> dict[str, object]:
@@ -107,7 +107,7 @@ class VllmPooling(TextOptions, VllmArguments):
     """Options of all engines for texts with vLLM's pooling runner."""
 
     def engine_args(self) -> dict[str, object]:
-        """See `VllmArguments.engine_args`; the length is that of the tokens."""
+        """The arguments for vLLM that are given, without `max_model_len`, which applies when texts are tokenized."""
         return {name: value for name, value in super().engine_args().items() if name != "max_model_len"}
 
 

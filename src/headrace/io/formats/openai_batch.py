@@ -19,7 +19,7 @@ from headrace.io.formats.writer import LineWriter
 from headrace.io.storage.files import InputFile
 from headrace.io.storage.rows import FileFormat, full_lines, line_blocks, object_chunks, parse_object
 from headrace.openai_protocol import chat_completion, completion, embeddings
-from headrace.records import Failed, JsonObject, Ok, Record
+from headrace.records import Failed, Json, JsonObject, Ok, Record
 from headrace.wording import shown
 
 _TIMEOUTS = frozenset({ProcessTimeoutError.__name__, DeadlineExceededError.__name__})
@@ -101,7 +101,7 @@ class OpenAIFormat(FileFormat):
         """At most 512 requests per chunk."""
         return object_chunks(file, base, next_todo, self._request)
 
-    def _request(self, position: int, row: Mapping[str, Any]) -> Record | Failed:
+    def _request(self, position: int, row: Mapping[str, Json]) -> Record | Failed:
         identity = row.get("custom_id")
         problem = _problem(row, self.url)
         if not problem and self._checks_body and self.url == EMBEDDINGS:

@@ -9,7 +9,7 @@ import io
 import itertools
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 from headrace.errors import JobError, RecordError, tried
 from headrace.extras import require
@@ -21,7 +21,7 @@ from headrace.io.formats.known import Format
 from headrace.io.formats.row_groups import RowGroups, row_bytes
 from headrace.io.formats.strict_json import OnNan, StrictJson, depth, own_text
 from headrace.io.formats.tables import ParquetFormat
-from headrace.io.formats.values import as_python, for_arrow, plain
+from headrace.io.formats.values import LibraryValue, as_python, for_arrow, plain
 from headrace.io.formats.writer import RowWriter
 from headrace.io.storage.lines import interleaved
 from headrace.io.storage.locations import file_names
@@ -124,7 +124,7 @@ class ParquetWriter(RowWriter):
             raise TypeError(f"the output is of type {type(others[0]).__name__}, and that of others is a vector")
         return self._vector_column(self._column, outputs)
 
-    def _vector_column(self, name: str, vectors: list[Any]) -> pa.Array:
+    def _vector_column(self, name: str, vectors: list[LibraryValue]) -> pa.Array:
         """Vectors, as text if no type of numbers holds all of them exactly."""
         try:
             return _vector_array(vectors)
@@ -148,7 +148,7 @@ class ParquetWriter(RowWriter):
         objects = [texts_of([value.exact()])[0] if type(value) is Cell else value for value in values]
         return self._array(name, [plain(value, f"column {name!r}") for value in objects])
 
-    def _array(self, name: str, values: list[Any]) -> pa.Array:
+    def _array(self, name: str, values: list[LibraryValue]) -> pa.Array:
         """A column of the plain values' common type, or text if they have none or Parquet does not support it.
 
         Raises:
@@ -375,7 +375,7 @@ def _cast(run: pa.Array | list[None], kind: pa.DataType) -> pa.Array:
     return run if run.type == kind else run.cast(kind)
 
 
-def _is_vector(output: Any) -> bool:
+def _is_vector(output: LibraryValue) -> bool:
     """Whether it is a list of numbers with a float among them, or a one-dimensional array of numbers."""
     if isinstance(output, list):
         kinds = set(map(type, output))

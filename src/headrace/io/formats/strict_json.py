@@ -7,7 +7,7 @@ import datetime
 import json
 import math
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
 from headrace.errors import attempted
@@ -179,7 +179,7 @@ def dump_any(value: object, default: Callable[[object], object]) -> str:
     return "".join(out)
 
 
-def _opened(item: Any) -> list[tuple[str, Any]]:
+def _opened(item: Mapping[object, object] | Sequence[object]) -> list[tuple[str, object]]:
     """The tokens of a dict or list, its values not yet written."""
     if isinstance(item, Mapping):
         pairs = [[("text", json.dumps(safe_text(key)) + ": "), ("value", inner)] for key, inner in item.items()]

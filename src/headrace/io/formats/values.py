@@ -9,12 +9,15 @@ import re
 import sys
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from types import ModuleType
+from typing import Any, TypeAlias
 
 from headrace.errors import HeadraceError, RecordError, line_of, tried
 from headrace.io.base import class_names
 from headrace.io.formats.cells import Cell, objects_exactly
 
+LibraryValue: TypeAlias = Any
+"""A value of any library, none of which is imported here: it is asked for the attributes that are read of it."""
 _PLAIN = frozenset(
     (
         str, int, float, bool, type(None), bytes, datetime.datetime, datetime.date, datetime.time, datetime.timedelta,
@@ -63,7 +66,7 @@ def plain(value: object, name: str = "the output") -> object:
         raise RecordError(f"{name} is nested too deep, or holds itself") from None
 
 
-def as_python(value: Any) -> Any:
+def as_python(value: LibraryValue) -> LibraryValue:
     """A plain value without NumPy's types, for stores that take Python objects.
 
     Raises:
@@ -93,7 +96,7 @@ class _Shape:
         self.keys: dict[str, _Shape] = {}
         self.items: _Shape | None = None
 
-    def look(self, value: Any) -> None:
+    def look(self, value: LibraryValue) -> None:
         """Note the types in a value. Those of arrays are their numbers' types."""
         kind = type(value)
         if kind is dict:
@@ -130,7 +133,7 @@ class _Shape:
         return (*self.keys.values(), *([] if self.items is None else [self.items]))
 
 
-def for_arrow(values: list[Any]) -> list[Any]:
+def for_arrow(values: list[LibraryValue]) -> list[LibraryValue]:
     """Plain values for pyarrow to find their type.
 
     Raises:
@@ -146,7 +149,7 @@ def for_arrow(values: list[Any]) -> list[Any]:
     return [_with_lists(value) for value in values] if several else values
 
 
-def _with_lists(value: Any) -> object:
+def _with_lists(value: LibraryValue) -> object:
     if isinstance(value, dict):
         return {name: _with_lists(inner) for name, inner in value.items()}
     if isinstance(value, list):
@@ -154,7 +157,7 @@ def _with_lists(value: Any) -> object:
     return value.tolist() if getattr(value, "ndim", 0) else value
 
 
-def _plain(value: Any, *, top: bool = False) -> object:
+def _plain(value: LibraryValue, *, top: bool = False) -> object:
     """The plain value, without the name for messages. One frame per level: values may be nested deep.
 
     Raises:
@@ -196,7 +199,7 @@ def _key(key: object) -> str:
     raise HeadraceError(f"a dict with a key of type {type(key).__name__}; return texts as keys")
 
 
-def _other(value: Any, *, top: bool) -> object:
+def _other(value: LibraryValue, *, top: bool) -> object:
     """A value of a type that is not Python's own."""
     if type(value) is Cell:
         return _plain(value.python(), top=top)
@@ -210,7 +213,7 @@ def _other(value: Any, *, top: bool) -> object:
     return _standard(value, top=top)
 
 
-def _standard(value: Any, *, top: bool) -> object:
+def _standard(value: LibraryValue, *, top: bool) -> object:
     """A value of a subclass of Python's own types, or of its standard library."""
     if isinstance(value, datetime.datetime):
         return _moment(value)
@@ -236,7 +239,7 @@ def _base(value: str | int | float | bytes) -> object:
     return int(value) if isinstance(value, int) else float(value)
 
 
-def _of_library(value: Any, *, top: bool) -> object:
+def _of_library(value: LibraryValue, *, top: bool) -> object:
     """The values of an array or column of another library."""
     names = list(class_names(value))
     if names[0] in ("pandas.NAType", "pandas.NaTType"):
@@ -253,7 +256,7 @@ def _of_library(value: Any, *, top: bool) -> object:
     raise _refusal(value, refusal or _WAY_OUT)
 
 
-def _reader(value: Any, names: Sequence[str]) -> Callable[[], object] | None:
+def _reader(value: LibraryValue, names: Sequence[str]) -> Callable[[], object] | None:
     """What reads an array or column as an array of NumPy or a list; None if it is neither."""
     if any(name.startswith("pyarrow.") for name in names) and hasattr(value, "type"):
         return lambda: objects_exactly(value)
@@ -267,7 +270,7 @@ def _reader(value: Any, names: Sequence[str]) -> Callable[[], object] | None:
     return getattr(value, "tolist", None) or getattr(value, "to_list", None)
 
 
-def _is_of_objects(column: Any) -> bool:
+def _is_of_objects(column: LibraryValue) -> bool:
     """Whether NumPy cannot hold a column of pandas or polars: it lacks its type, or null."""
     import numpy
 
@@ -278,7 +281,7 @@ def _is_of_objects(column: Any) -> bool:
     return not _NUMBERS.fullmatch(str(kind).lower()) or bool(numpy.any(nulls()))
 
 
-def _objects(column: Any) -> object:
+def _objects(column: LibraryValue) -> object:
     """The values of a column of pandas or polars as Python objects, by way of Arrow if it has its type."""
     kind = str(column.dtype)
     if kind.endswith("[pyarrow]"):
@@ -293,7 +296,7 @@ def _objects(column: Any) -> object:
     return [None if value is missing else value for value in values]
 
 
-def _called(method: Any) -> Any:
+def _called(method: Callable[[], LibraryValue]) -> LibraryValue:
     found = tried(method)
     if isinstance(found, Exception):
         words = f"{type(found).__name__}: {line_of(found)}"
@@ -307,7 +310,7 @@ def _refusal(value: object, way_out: str) -> HeadraceError:
     return HeadraceError(f"a value of type {type(value).__name__}, which no format can hold; {way_out}")
 
 
-def _scalar(value: Any) -> object:
+def _scalar(value: LibraryValue) -> object:
     """A scalar of NumPy as a number of Python; moments finer than Python's stay."""
     kind = value.dtype.kind
     if kind in "mM":
@@ -322,7 +325,7 @@ def _scalar(value: Any) -> object:
     return value.item()
 
 
-def _moment(value: Any) -> object:
+def _moment(value: LibraryValue) -> object:
     """A datetime; one of pandas keeps its nanoseconds."""
     if type(value).__name__ == "NaTType":
         return None
@@ -337,7 +340,7 @@ def _moment(value: Any) -> object:
     return value.to_pydatetime()
 
 
-def _tensor(value: Any, torch: Any) -> Any:
+def _tensor(value: LibraryValue, torch: ModuleType) -> LibraryValue:
     """A tensor as a NumPy array, on the CPU."""
     for wrong, way_out in (
         (value.layout != torch.strided, "return .to_dense()"),
@@ -355,7 +358,7 @@ def _tensor(value: Any, torch: Any) -> Any:
     return _called(value.numpy)
 
 
-def _array(value: Any, *, top: bool) -> object:
+def _array(value: LibraryValue, *, top: bool) -> object:
     """A NumPy array of numbers as it is, or in rows within another value; one of others as a list."""
     kind = value.dtype.kind
     if not value.ndim:

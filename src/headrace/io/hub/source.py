@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from headrace.errors import ConfigError, raised_as
 from headrace.extras import require
@@ -142,7 +142,7 @@ def _undecoded(dataset: datasets.Dataset) -> datasets.Dataset:
     return plain
 
 
-def _open_dataset(dataset: Any, _query: str | None) -> DatasetSource:
+def _open_dataset(dataset: object, _query: str | None) -> DatasetSource:
     """The rows of a dataset in Python.
 
     Raises:

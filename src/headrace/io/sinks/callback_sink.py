@@ -12,7 +12,7 @@ from headrace.errors import ConfigError, JobError, attempted, text_of
 from headrace.io.base import PartWriter
 from headrace.io.formats.dead_letters import encode_failures
 from headrace.io.formats.writer import row_of
-from headrace.records import Failed, Ok
+from headrace.records import Failed, JsonObject, Ok
 from headrace.wording import shown
 
 Receiver = Callable[[list[dict[str, Any]]], Any]
@@ -53,13 +53,13 @@ class Rows:
     """Keeps the rows of a job, as a function would get them, and gives them in input order."""
 
     def __init__(self) -> None:
-        self._kept: dict[int, dict[str, Any]] = {}
+        self._kept: dict[int, JsonObject] = {}
 
-    def keep(self, positions: Iterable[int], rows: Iterable[dict[str, Any]]) -> None:
+    def keep(self, positions: Iterable[int], rows: Iterable[JsonObject]) -> None:
         """Keep rows with their positions in the input."""
         self._kept.update(zip(positions, rows, strict=True))
 
-    def in_order(self) -> list[dict[str, Any]]:
+    def in_order(self) -> list[JsonObject]:
         """All rows."""
         return [self._kept[position] for position in sorted(self._kept)]
 

@@ -24,7 +24,7 @@ LINKED_FOLDER = "a link to a folder"
 MARKER = "a store's mark of a folder"
 
 
-class Name(NamedTuple):
+class Entry(NamedTuple):
     """A name in a folder or matched by a glob."""
 
     path: Path
@@ -37,7 +37,7 @@ def is_pattern(place: Path) -> bool:
     return bool(_GLOB & set(str(place)))
 
 
-def walk(folder: Path) -> list[Name]:
+def walk(folder: Path) -> list[Entry]:
     """All names below a folder, sorted. Links to folders are not followed.
 
     Raises:
@@ -47,7 +47,7 @@ def walk(folder: Path) -> list[Name]:
     return sorted(found, key=lambda name: name.path.relative_to(folder).parts)
 
 
-def expand(pattern: Path) -> list[Name]:
+def expand(pattern: Path) -> list[Entry]:
     """All names that match a glob, sorted.
 
     Names that begin with `.` or `_` are hidden unless a part of the pattern begins the same way.
@@ -58,7 +58,7 @@ def expand(pattern: Path) -> list[Name]:
     anchor = anchor_of(pattern)
     wanted = {part[0] for part in pattern.relative_to(anchor).parts} & set("._")
     matched = _expand_store(pattern) if is_remote(pattern) else _expand(anchor, pattern.relative_to(anchor).parts)
-    found = {name.path: Name(name.path, HIDDEN) if _hidden(name.path, anchor, wanted) else name for name in matched}
+    found = {name.path: Entry(name.path, HIDDEN) if _hidden(name.path, anchor, wanted) else name for name in matched}
     if not found:
         raise ConfigError(f"no file matches {pattern}")
     return [found[path] for path in sorted(found, key=lambda path: path.relative_to(anchor).parts)]
@@ -91,23 +91,23 @@ def group_by_reason(left_out: Iterable[tuple[str, str]]) -> tuple[LeftOut, ...]:
     return tuple(LeftOut(reason, len(names), tuple(names[:_NAMED])) for reason, names in reasons.items())
 
 
-def _walk(folder: Path) -> Iterator[Name]:
+def _walk(folder: Path) -> Iterator[Entry]:
     for place, folders, files in os.walk(folder, onerror=_refuse):
         kept = []
         for name in folders:
             path = Path(place, name)
             if name[0] in "._":
-                yield Name(path, HIDDEN)
+                yield Entry(path, HIDDEN)
             elif path.is_symlink():
-                yield Name(path, LINKED_FOLDER)
+                yield Entry(path, LINKED_FOLDER)
             else:
                 kept.append(name)
         folders[:] = kept
         for name in files:
-            yield Name(Path(place, name), HIDDEN if name[0] in "._" else None)
+            yield Entry(Path(place, name), HIDDEN if name[0] in "._" else None)
 
 
-def _expand(folder: Path, parts: Sequence[str]) -> Iterator[Name]:
+def _expand(folder: Path, parts: Sequence[str]) -> Iterator[Entry]:
     """Matching names below a folder; `**` matches any number of folders."""
     part, *rest = parts
     if part == "**":
@@ -115,7 +115,7 @@ def _expand(folder: Path, parts: Sequence[str]) -> Iterator[Name]:
         for entry in _entries(folder):
             if entry.is_dir(follow_symlinks=False):
                 if entry.name[0] in "._":
-                    yield Name(Path(entry.path), HIDDEN)
+                    yield Entry(Path(entry.path), HIDDEN)
                 else:
                     yield from _expand(Path(entry.path), parts)
         return
@@ -126,7 +126,7 @@ def _expand(folder: Path, parts: Sequence[str]) -> Iterator[Name]:
         found = [folder / entry.name for entry in _entries(folder) if fnmatch.fnmatchcase(entry.name, part)]
     for path in found:
         if not rest:
-            yield Name(path, (LINKED_FOLDER if path.is_symlink() else FOLDER) if path.is_dir() else None)
+            yield Entry(path, (LINKED_FOLDER if path.is_symlink() else FOLDER) if path.is_dir() else None)
         elif path.is_dir():
             yield from _expand(path, rest)
 
@@ -141,23 +141,23 @@ def _entries(folder: Path) -> list[os.DirEntry[str]]:
         raise _refused(error) from error
 
 
-def _walk_store(folder: Path) -> Iterator[Name]:
+def _walk_store(folder: Path) -> Iterator[Entry]:
     fs, address = store(folder)
     for found in _ask(fs.find, address):
         path = _at(folder, found)
         if path != folder:  # the folder's marker
             hidden = _hidden(path, folder, set())
-            yield Name(path, HIDDEN if hidden else MARKER if found.endswith("/") else None)
+            yield Entry(path, HIDDEN if hidden else MARKER if found.endswith("/") else None)
 
 
-def _expand_store(pattern: Path) -> Iterator[Name]:
+def _expand_store(pattern: Path) -> Iterator[Entry]:
     anchor = anchor_of(pattern)
     fs, address = store(pattern)
     for found, facts in _ask(lambda glob: fs.glob(glob, detail=True), address).items():
         path = _at(anchor, found)
         if path != anchor:
             is_folder = facts["type"] == "directory"
-            yield Name(path, FOLDER if is_folder else MARKER if found.endswith("/") else None)
+            yield Entry(path, FOLDER if is_folder else MARKER if found.endswith("/") else None)
 
 
 def _ask(call: Callable[[str], T], address: str) -> T:

@@ -9,13 +9,13 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from headrace.errors import JobError, text_of, tried
 from headrace.io.base import Chunk, Source
 from headrace.io.sources.opening import open_source
 from headrace.io.storage.locations import exists, is_remote
-from headrace.records import Failed, JoinedRow, Record
+from headrace.records import Failed, JoinedRow, Json, Record
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +193,7 @@ def _vector(value: object, numbers: str | None) -> object:
     return numpy.asarray(value, numbers)
 
 
-def _letters(errors: Path) -> Iterator[dict[str, Any]]:
+def _letters(errors: Path) -> Iterator[dict[str, Json]]:
     """The dead letters of a step, which are in the order of the input."""
     if not exists(errors):
         return

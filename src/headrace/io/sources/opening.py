@@ -12,7 +12,7 @@ from headrace.errors import ConfigError
 from headrace.io.base import Source, SourcePlugin, class_names
 from headrace.io.formats.known import Format, format_of, known_formats, known_suffixes
 from headrace.io.sources import folders, images
-from headrace.io.sources.folders import Name
+from headrace.io.sources.folders import Entry
 from headrace.io.sources.images import ImageSource
 from headrace.io.sources.in_memory import IterableSource, SequenceSource
 from headrace.io.sources.stdin import spool
@@ -127,7 +127,7 @@ def _from_python(source: Any) -> Source:
     return IterableSource(source)
 
 
-def _many(names: Sequence[Name], root: Path, format: str | None) -> Source:  # noqa: A002 - as above
+def _many(names: Sequence[Entry], root: Path, format: str | None) -> Source:  # noqa: A002 - as above
     """The files of a folder or glob: those of known formats, or otherwise the images.
 
     Raises:

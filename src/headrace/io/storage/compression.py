@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import zlib
 from collections.abc import Iterator
+from types import ModuleType
 from typing import Any
 
 from headrace.errors import JobError
@@ -87,7 +88,7 @@ def _feed(decoder: _Decoder, data: bytes, name: str) -> bytes:
         raise JobError(f"{name} is damaged: {error}; what was read of it is finished and kept") from error
 
 
-def _zstd() -> Any:
+def _zstd() -> ModuleType:
     """The standard library's module, or its backport for Python before 3.14."""
     module = "compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd"
     return require(module, "io", "reading and writing .zst files")

@@ -6,14 +6,13 @@ import hashlib
 import json
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from headrace.errors import ConfigError, JobError
 from headrace.io.base import Chunk
 from headrace.io.storage import compression
 from headrace.io.storage.files import BLOCK_BYTES, InputFile
 from headrace.io.storage.hive import partitions
-from headrace.records import Failed, LeftOut, Record
+from headrace.records import Failed, Json, LeftOut, Record
 
 CHUNK_ROWS = 512
 CHUNK_BYTES = 4 * 1024 * 1024
@@ -256,7 +255,7 @@ def full_lines(lines: list[bytes]) -> list[bytes]:
     return [line for line in lines if line and not line.isspace()]
 
 
-def parse_object(line: bytes) -> dict[str, Any]:
+def parse_object(line: bytes) -> dict[str, Json]:
     """The JSON object on a line.
 
     Raises:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
+from headrace.engines.base import ModelInput
 from headrace.records import Failed, Record
 from headrace.retry import is_transient
 
@@ -17,7 +18,7 @@ class Work(NamedTuple):
     """Position, id and the columns to copy to the output."""
     row: object
     """The row as the source read it."""
-    payload: Any = None
+    payload: ModelInput = None
     """The engine's input; None for a record that could not be prepared."""
     cost: int = 0
     attempt: int = 1

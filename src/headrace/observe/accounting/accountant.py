@@ -15,13 +15,13 @@ from headrace.events import (
     BatchSplit,
     DeviceUsed,
     Event,
+    HostStage,
     JobDone,
     JobStarted,
     ModelLoaded,
     PipelineWaited,
     RecordFailed,
     RequestDone,
-    Stage,
     StageDone,
     StepDone,
     WorkerLost,
@@ -45,7 +45,7 @@ _HANDLED: Shares = (("other", 1.0),)
 
 BatchBox: TypeAlias = tuple[float, float, int, float, float, int, str]
 """Start and duration in seconds, records, cost, padded cost, failed records, close reason."""
-StageBox: TypeAlias = tuple[Stage, float, float, int]
+StageBox: TypeAlias = tuple[HostStage, float, float, int]
 """Stage, start and duration in seconds, records."""
 
 
@@ -62,8 +62,8 @@ class Account:
     """Sums of each bin: seconds by cause; "stage ..." (seconds of work of a stage), "records", "failed", "cost",
     "requests"; the most bytes held, as "max memory"."""
     histograms: Mapping[str, Buckets]
-    """Of batches: "size", "cost", "duration" (seconds), and "waited" (seconds that the oldest record waited). Of a
-    server's requests: "request" (seconds)."""
+    """The distributions of the batches' "size", "cost", "duration" (seconds) and "waited" (seconds that the oldest
+    record waited), and of the time of a server's requests: "request" (seconds)."""
     batches: tuple[BatchBox, ...]
     """The first and the last ones."""
     chunks: tuple[StageBox, ...]

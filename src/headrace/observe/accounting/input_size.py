@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from headrace.events import Stage
+from headrace.events import HostStage
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class InputSize:
 class StageProgress:
     """How far the records of a job have come."""
 
-    records: Mapping[Stage, int]
+    records: Mapping[HostStage, int]
     """Records that each host stage has finished: load, prepare, finish, write."""
     input_size: InputSize
     read_bytes: int

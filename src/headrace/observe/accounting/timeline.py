@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple, TypeAlias, get_args
 
-from headrace.events import Stage
+from headrace.events import HostStage
 
 Cause: TypeAlias = Literal[
     "real",
@@ -134,7 +134,7 @@ LANES: Mapping[str, Cause] = {
     "write": "write",
 }
 """What works side by side, in the order of a record, each with the cause that has its colour."""
-STAGE_LANES: Mapping[Stage, str] = {"load": "read", "prepare": "prepare", "finish": "finish", "write": "write"}
+STAGE_LANES: Mapping[HostStage, str] = {"load": "read", "prepare": "prepare", "finish": "finish", "write": "write"}
 LABELS: Mapping[Cause, str] = {cause: facts.label for cause, facts in CAUSE_FACTS.items()}
 COLOURS: Mapping[Cause, str] = {cause: facts.colour for cause, facts in CAUSE_FACTS.items()}
 

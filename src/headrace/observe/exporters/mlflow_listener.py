@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import Any, ClassVar
+from types import ModuleType
+from typing import ClassVar
 
 from headrace.extras import require
 from headrace.observe.exporters.tracking import Ended, Tracker, TrackingListener
@@ -39,7 +40,7 @@ class MLflowListener(TrackingListener):
 
 
 class _MLflowRun(Tracker):
-    def __init__(self, mlflow: Any, active: str | None) -> None:
+    def __init__(self, mlflow: ModuleType, active: str | None) -> None:
         self._mlflow = mlflow
         self._id = active
         self._is_own = active is None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from headrace.events import Stage
+from headrace.events import HostStage
 from headrace.io.storage.atomic import atomic_file
 from headrace.io.storage.locations import is_remote
 from headrace.observe.accounting.timeline import STAGE_LANES
@@ -66,7 +66,7 @@ def _counts(report: Report) -> dict[str, float]:
     return {"records": records, "failed": report.failed, "batches": report.batches, **tokens}
 
 
-def _queue(counts: Mapping[str, float], passed: Mapping[Stage, int]) -> dict[str, float]:
+def _queue(counts: Mapping[str, float], passed: Mapping[HostStage, int]) -> dict[str, float]:
     """Records between two stages. Those that are read and refused, or equal to another, make it inexact."""
     computed = counts["records"] + counts["failed"]
     return {

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from typing import Any
 
 from headrace.observe.page.charts import CONFIG, with_defaults
 from headrace.observe.page.render import environment, library, script_json
+from headrace.records import Json
 
 _AGREEMENT = {"embed": "least cosine", "classify": "same labels", "generate": "same texts"}
 
 
-def render_comparison(found: Mapping[str, Any]) -> str:
+def render_comparison(found: Mapping[str, Json]) -> str:
     """The page.
 
     Args:
@@ -35,7 +35,7 @@ def render_comparison(found: Mapping[str, Any]) -> str:
     )
 
 
-def _chart(found: Mapping[str, Any]) -> dict[str, Any]:
+def _chart(found: Mapping[str, Json]) -> dict[str, Json]:
     values = [
         {
             "name": f"{row['contender']}, {row['setting']}",

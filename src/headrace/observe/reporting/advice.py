@@ -182,7 +182,7 @@ def _sink(run: Report) -> Advice | None:
 
 
 def _padding(run: Report) -> Advice | None:
-    """Too much of what is computed is padding: a batch holds so many records that their lengths differ."""
+    """Too much of what is computed is padding, because large batches hold records of different lengths."""
     share = 1 - run.padding_efficiency
     if share <= 1 - _PADDING_ENOUGH or not run.mean_cost:
         return None

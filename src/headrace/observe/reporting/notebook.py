@@ -55,7 +55,7 @@ def as_html(report: Report) -> str:
 
 
 def batches_table(account: Account, batches: int) -> pa.Table:
-    """The first and the last 300 of so many batches, one a row; times in seconds since the job began.
+    """The first 300 and the last 300 of all batches, one per row. Times are in seconds since the job began.
 
     Raises:
         ModuleNotFoundError: pyarrow is not installed.

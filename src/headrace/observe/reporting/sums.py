@@ -18,6 +18,7 @@ from headrace.events import (
     DuplicatesFound,
     EndpointUsed,
     Event,
+    HostStage,
     InputLeftOut,
     JobDone,
     JobStarted,
@@ -30,7 +31,6 @@ from headrace.events import (
     PromptsCompared,
     RecordFailed,
     RequestDone,
-    Stage,
     StageDone,
     StepDone,
     WorkerLost,
@@ -44,7 +44,7 @@ from headrace.observe.reporting.run_facts import RunFacts
 from headrace.records import LeftOut
 
 _KEPT_FAILURES = 1_000
-_SUMMED: Mapping[Stage, tuple[str, ...]] = {
+_SUMMED: Mapping[HostStage, tuple[str, ...]] = {
     "load": ("records", "duration_s", "bytes"),
     "prepare": (
         "records", "duration_s", "tokens", "truncated", "split", "chunks", "empty", "compared", "repeated",
@@ -79,8 +79,8 @@ class Sums:
         self.failures: Counter[str] = Counter()
         self.failed_records: list[RecordFailed] = []
         """The first ones."""
-        self.stages: defaultdict[Stage, Counter[str]] = defaultdict(Counter)
-        """Of each host stage, the sums of its events' fields, and the number of these as "events"."""
+        self.stages: defaultdict[HostStage, Counter[str]] = defaultdict(Counter)
+        """For each host stage, the sums of the fields of its events, and the number of events as "events"."""
         self.prepare_cpu_s: float | None = None
         """Seconds of a core that preparing took, if it is measured."""
         self.batches = self.splits = self.out_of_memory = self.full_steps = 0
@@ -181,7 +181,7 @@ class Sums:
     @property
     def progress(self) -> StageProgress:
         """How far the records have come."""
-        records = {stage: int(self.stages[stage]["records"]) for stage in get_args(Stage)}
+        records = {stage: int(self.stages[stage]["records"]) for stage in get_args(HostStage)}
         return StageProgress(records, self.input_size, self.stages["load"]["bytes"])
 
     @property

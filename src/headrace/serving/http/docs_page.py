@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from html import escape
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from fastapi.responses import HTMLResponse
 
-OpenApi: TypeAlias = Mapping[str, Any]
+from headrace.records import Json
+
+OpenApi: TypeAlias = Mapping[str, Json]
 """An OpenAPI document, or a part of one."""
 _STYLE = (
     "body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color-scheme:light dark}"
