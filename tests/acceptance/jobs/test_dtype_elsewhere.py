@@ -19,7 +19,7 @@ from tests.small_models import text_model
 
 RECORDS = 1_500
 WORDS = "the canal feeds a mill and its wheel turns so that water never stands still".split()  # noqa: SIM905
-EAGER = "from headrace.app.jobs import tuning; tuning._WORTH_S = tuning.LEAST_GAIN = 0.0; "
+EAGER = "from headrace.app.jobs import tuning; tuning.WORTH_S = tuning.LEAST_GAIN = 0.0; "
 """Lets a short job try bfloat16, and take it however small the gain is with a small model."""
 FOUND = "from headrace.engines.networks import pytorch; pytorch.speeds = lambda device, own='': {{'bfloat16': {}}}; "
 """How many times as fast as float32 bfloat16 is found to be."""

@@ -39,7 +39,7 @@ with open(request["results"], "w") as file:
 def test_each_contender_has_its_rows_whatever_it_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stand_in = tmp_path / "stand_in.py"
     stand_in.write_text(STAND_IN)
-    monkeypatch.setattr(bench, "_COMMAND", (sys.executable, "-S", str(stand_in)))
+    monkeypatch.setattr(bench, "CONTENDER_COMMAND", (sys.executable, "-S", str(stand_in)))
     names = ["headrace", "sentence-transformers", "vllm", "ray data", "flyte"]
     said: list[str] = []
     found = compare(BenchSettings("embed", "folder", HOSTILE, ["a text"] * 8, names, (8, 32), 2, 2.0), said.append)
@@ -73,7 +73,7 @@ COMMAND = """
 import sys
 from headrace.app import bench
 from headrace.cli.app import app
-bench._COMMAND = (sys.executable, sys.argv.pop(1))
+bench.CONTENDER_COMMAND = (sys.executable, sys.argv.pop(1))
 app()
 """
 
