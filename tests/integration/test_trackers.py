@@ -12,7 +12,7 @@ import mlflow
 import pytest
 import wandb
 from mlflow.entities import Run
-from tests.integration.serving.running import until
+from tests.waiting import until
 from wandb.proto.wandb_internal_pb2 import Record
 
 import headrace

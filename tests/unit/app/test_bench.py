@@ -7,10 +7,10 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+from tests.waiting import until
 
 from headrace.app import bench
 from headrace.app.bench import BenchSettings, compare, read_texts
@@ -88,18 +88,12 @@ def test_a_contender_ends_with_the_command(tmp_path: Path, number: signal.Signal
     with subprocess.Popen(
         [*command, *options], stderr=subprocess.PIPE, env={**os.environ, "TMPDIR": str(tmp_path)}
     ) as own:
-        while own.poll() is None and not (pid.exists() and pid.read_text()):
-            time.sleep(0.02)
+        until(lambda: pid.exists() and pid.read_text(), of=own)
         own.send_signal(number)
         _, said = own.communicate(timeout=60)
     assert own.returncode == (-9 if number == signal.SIGKILL else 128 + number), said
     assert b"Traceback" not in said
-    for _ in range(500):
-        if not Path("/proc", pid.read_text()).exists():
-            break
-        time.sleep(0.01)
-    else:
-        pytest.fail("the contender runs on")
+    until(lambda: not Path("/proc", pid.read_text()).exists())
     assert number == signal.SIGKILL or not list(tmp_path.glob("headrace-bench-*"))
 
 
