@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable
 
 import psutil
+from tests.waiting import until
 
 
 def descendants(parent: int) -> list[psutil.Process]:
@@ -27,10 +27,7 @@ def command_line(process: psutil.Process) -> str:
 def wait_until_gone(processes: Iterable[psutil.Process], seconds: float = 60) -> None:
     """Fail if one of them still runs after this time."""
     left = list(processes)
-    ends = time.monotonic() + seconds
-    while left := [process for process in left if _runs(process)]:
-        assert time.monotonic() < ends, f"processes {left} are left"
-        time.sleep(0.05)
+    until(lambda: not any(_runs(process) for process in left), seconds)
 
 
 def _runs(process: psutil.Process) -> bool:

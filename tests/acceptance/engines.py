@@ -16,7 +16,12 @@ def slow(model: str | None = None, **options: Any) -> FakeEngine:
 
 def stuck(model: str | None = None, **options: Any) -> FakeEngine:
     """A batch that does not end."""
-    return FakeEngine(model, sleep=lambda seconds: time.sleep(600), seconds_per_batch=1, **options)
+
+    def wait(seconds: float) -> None:
+        Path("stuck").touch()
+        time.sleep(600)
+
+    return FakeEngine(model, sleep=wait, seconds_per_batch=1, **options)
 
 
 def loading(model: str | None = None) -> FakeEngine:

@@ -13,6 +13,7 @@ import psutil
 import pytest
 from tests.acceptance.command import FAKE, end, headrace, start
 from tests.processes import descendants, wait_until_gone
+from tests.waiting import until
 
 MINE = "tests.acceptance.crashing"
 ROWS = 240
@@ -166,7 +167,7 @@ def test_an_engine_of_another_kind_is_refused_a_process(folder: Path) -> None:
 )
 def test_a_second_signal_ends_at_once_whatever_hangs(folder: Path, flags: tuple[str, ...], status: int) -> None:
     job = start("run", "-i", "in.jsonl", "-o", "out.jsonl", *flags, folder=folder)
-    _wait_for(folder / "hangs")
+    until((folder / "hangs").exists)
     job.send_signal(signal.SIGINT)
     with pytest.raises(subprocess.TimeoutExpired):
         job.wait(0.5)
@@ -188,7 +189,7 @@ def test_a_second_signal_ends_at_once_whatever_hangs(folder: Path, flags: tuple[
 )
 def test_one_signal_ends_a_job_that_has_not_begun(folder: Path, flags: tuple[str, ...]) -> None:
     job = start("run", "-i", "in.jsonl", "-o", "out.jsonl", *flags, folder=folder)
-    _wait_for(folder / "hangs")
+    until((folder / "hangs").exists)
     children = descendants(job.pid)
     job.send_signal(signal.SIGINT)
     assert job.wait(60) == 130
@@ -199,7 +200,7 @@ def test_one_signal_ends_a_job_that_has_not_begun(folder: Path, flags: tuple[str
 def test_no_child_outlives_a_killed_parent(folder: Path) -> None:
     flags = ("--task", "custom", "--engine", f"{MINE}:stuck", "--engine-process")
     job = start("run", "-i", "in.jsonl", "-o", "out.jsonl", *flags, folder=folder)
-    _wait_for(folder / "hangs")
+    until((folder / "hangs").exists)
     children = descendants(job.pid)
     assert children
     job.kill()
@@ -216,9 +217,3 @@ def test_a_plain_end_leaves_no_process(folder: Path) -> None:
     assert end(job)[0] == 0
     assert seen
     wait_until_gone(seen)
-
-
-def _wait_for(file: Path) -> None:
-    """Until it is there; a test's time limit ends a wait in vain."""
-    while not file.exists():
-        time.sleep(0.05)

@@ -8,11 +8,11 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 from tests.acceptance.command import FAKE, PROGRAM, ROOT, end, headrace, start
+from tests.waiting import until
 
 SLOW = ("--engine", "tests.acceptance.engines:slow", "--task", "embed")
 LOADING = ("--engine", "tests.acceptance.engines:loading", "--task", "embed")
@@ -28,9 +28,8 @@ def folder(tmp_path: Path) -> Path:
 
 
 def wait_for(condition: Path, pattern: str) -> None:
-    """Until a file is there; a test's time limit ends a wait in vain."""
-    while not any(condition.glob(pattern)):
-        time.sleep(0.02)
+    """Until a file is there."""
+    until(lambda: any(condition.glob(pattern)))
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -62,8 +61,7 @@ def test_a_signal_while_modules_load_ends_without_a_traceback(tmp_path: Path) ->
 
 def test_a_second_signal_ends_at_once(folder: Path) -> None:
     job = start("run", "-i", "in.jsonl", "-o", "out.jsonl", *STUCK, folder=folder)
-    wait_for(folder, "out.jsonl.parts/job.json")
-    time.sleep(0.3)  # into the batch that never ends
+    wait_for(folder, "stuck")  # in the batch that never ends
     job.send_signal(signal.SIGINT)
     with pytest.raises(subprocess.TimeoutExpired):
         job.wait(0.5)

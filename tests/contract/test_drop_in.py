@@ -150,22 +150,22 @@ def test_submit_returns_a_future(extras: ModuleType) -> None:
     run(main)
 
 
-def test_a_full_batch_does_not_wait_for_the_timeout(extras: ModuleType) -> None:
+@pytest.mark.parametrize(
+    ("full", "costs", "batches"),
+    [
+        ({"max_batch_size": 2}, {}, [[1, 2], [3, 4]]),
+        ({"target_batch_cost": 10}, {"estimated_cost": [5, 5, 10, 10]}, [[1, 2], [3], [4]]),
+    ],
+    ids=["by size", "by cost"],
+)
+def test_a_full_batch_does_not_wait_for_the_timeout(
+    extras: ModuleType, full: dict[str, Any], costs: dict[str, Any], batches: list[list[int]]
+) -> None:
     async def main() -> None:
         engine = Engine()
-        async with extras.DynamicBatcher(process_fn=engine, max_batch_size=2, batch_timeout_s=1000) as batcher:
-            await asyncio.gather(*await batcher.submit_batch([1, 2, 3, 4]))
-        assert engine.batches == [[1, 2], [3, 4]]
-
-    run(main)
-
-
-def test_a_batch_of_full_cost_does_not_wait_for_the_timeout(extras: ModuleType) -> None:
-    async def main() -> None:
-        engine = Engine()
-        async with extras.DynamicBatcher(process_fn=engine, target_batch_cost=10, batch_timeout_s=1000) as batcher:
-            await asyncio.gather(*await batcher.submit_batch([1, 2, 3, 4], estimated_cost=[5, 5, 10, 10]))
-        assert engine.batches == [[1, 2], [3], [4]]
+        async with extras.DynamicBatcher(process_fn=engine, batch_timeout_s=1000, **full) as batcher:
+            await asyncio.gather(*await batcher.submit_batch([1, 2, 3, 4], **costs))
+        assert engine.batches == batches
 
     run(main)
 

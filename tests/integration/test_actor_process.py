@@ -8,11 +8,11 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.waiting import until
 
 from headrace.errors import BadResultError, WorkerDiedError
 from headrace.processes.actor import ActorProcess
@@ -91,8 +91,7 @@ def gone(process: int) -> bool:
 
 
 def wait_until_gone(process: int) -> None:
-    while not gone(process):  # the test's time limit ends this
-        time.sleep(0.02)
+    until(lambda: gone(process))
 
 
 def test_calls_are_answered_in_any_order(actor: ActorProcess) -> None:

@@ -195,7 +195,7 @@ def test_a_collector_that_is_gone_costs_a_line_and_one_wait(
         return flush(self, timeout_millis)
 
     monkeypatch.setattr(TracerProvider, "force_flush", counted)
-    monkeypatch.setattr(otel, "_FLUSH_S", 60)
+    monkeypatch.setattr(otel, "FLUSH_S", 60)
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "http://127.0.0.1:9/v1/traces")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
     for number in range(3):
@@ -208,7 +208,7 @@ def test_a_collector_that_is_gone_costs_a_line_and_one_wait(
 
 
 def test_a_collector_that_does_not_answer_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(otel, "_FLUSH_S", 0.1)
+    monkeypatch.setattr(otel, "FLUSH_S", 0.1)
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "600")
     asked, over = Event(), Event()
 

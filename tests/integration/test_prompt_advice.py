@@ -41,8 +41,8 @@ def table() -> list[dict[str, Any]]:
 def test_the_template_that_a_report_names_has_fewer_tokens_computed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(advice, "_TOO_SHORT_S", 0.0)  # this job takes less than a second
-    monkeypatch.setattr(advice, "_WORTH", 0.0)
+    monkeypatch.setattr(advice, "TOO_SHORT_S", 0.0)  # this job takes less than a second
+    monkeypatch.setattr(advice, "WORTH", 0.0)
     folder = llama(tmp_path / "llama", max_position_embeddings=512)
 
     def computed(template: str) -> tuple[int, str | None, PromptsCompared]:

@@ -12,7 +12,7 @@ import mlflow
 import pytest
 import wandb
 from mlflow.entities import Run
-from tests.integration.serving.running import until
+from tests.waiting import until
 from wandb.proto.wandb_internal_pb2 import Record
 
 import headrace
@@ -140,7 +140,7 @@ class _Broken(Tracker):
 def test_a_tracker_that_is_gone_costs_one_line(
     at: str, hangs: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("headrace.observe.exporters.tracking._BEGIN_S", 0.2)
+    monkeypatch.setattr("headrace.observe.exporters.tracking.BEGIN_S", 0.2)
     report = job(tmp_path, "out", TrackingListener(lambda: _Broken(at, hangs=hangs), every_s=0.01))
     assert report.ok == 61
     [record] = [one for one in caplog.records if one.levelno >= logging.WARNING and "_Broken" in one.getMessage()]

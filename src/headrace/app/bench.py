@@ -29,7 +29,8 @@ from headrace.wording import spelled
 _AGREES = {"embed": 0.99, "classify": 0.99, "generate": 0.9}
 _LIBRARIES = ("headrace", "torch", "transformers", "sentence-transformers", "vllm", "ray", "flyte")
 _LONGEST = 200
-_COMMAND = (sys.executable, "-m", "headrace.app.bench_contender")
+CONTENDER_COMMAND = (sys.executable, "-m", "headrace.app.bench_contender")
+"""Starts the process of a contender; the file of its request follows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +189,7 @@ def _run(folder: Path, timeout_s: float) -> str:
     log = folder / "log"
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [*_COMMAND, str(folder / "request.json")],
+            [*CONTENDER_COMMAND, str(folder / "request.json")],
             stdout=output,
             stderr=subprocess.STDOUT,
             stdin=subprocess.PIPE,  # closed when this process ends, however it does: the contender ends too

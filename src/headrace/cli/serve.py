@@ -162,7 +162,7 @@ def serve(
             settings = given.build(config=config.resolved())
             if cluster.on is not None:
                 return _serve_on(cluster, settings, server, access)
-            return _serve(settings, server, access)
+            return serve_one(settings, server, access)
         except ModuleNotFoundError as error:
             why = f"the server needs {error.name}, which is not installed"
             raise MissingExtraError(f'{why}: pip install "headrace[serve]"') from error
@@ -203,7 +203,7 @@ def _allowed_hosts(
     return (*LOCAL, *filter(None, (server.host,)), *(given or ()))
 
 
-def _serve(settings: ServerSettings, server: ServerFlags, access: AccessFlags) -> int:
+def serve_one(settings: ServerSettings, server: ServerFlags, access: AccessFlags) -> int:
     """Serve in this process until stopped; returns the exit status."""
     from headrace.serving.http.listening import bind
 

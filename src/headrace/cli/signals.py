@@ -15,7 +15,7 @@ from headrace.errors import StoppedEarly
 from headrace.jobs.pipeline.job import StopRequest
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
-_CLEARING_UP_S = 10.0
+CLEARING_UP_S = 10.0
 """Seconds allowed for clean-up before a job has begun, such as a partly loaded engine."""
 
 
@@ -63,7 +63,7 @@ def stop_on_signals() -> Iterator[Stopper]:
 
 
 def _end_in_time(status: int) -> None:
-    time.sleep(_CLEARING_UP_S)
+    time.sleep(CLEARING_UP_S)
     os._exit(status)
 
 

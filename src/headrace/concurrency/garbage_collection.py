@@ -12,7 +12,7 @@ _ALLOCATIONS = 5000
 Python's default of 700 has the collector visit them again and again for nothing (`scripts/bench jobs`)."""
 
 
-class _Collector:
+class Collector:
     """The process's collector, and how many blocks want it eased."""
 
     def __init__(self) -> None:
@@ -43,18 +43,18 @@ class _Collector:
                 self._threshold = None
 
 
-_collector = _Collector()
+_PROCESS = Collector()
 
 
 @contextlib.contextmanager
-def fewer_collections() -> Iterator[None]:
+def fewer_collections(collector: Collector = _PROCESS) -> Iterator[None]:
     """Exclude the objects that exist now from garbage collection, and collect later ones less often.
 
     The first of several blocks at the same time changes the collector, and the last one restores it. It stays as it is
     where the process has frozen objects of its own, or has switched collection off or made it rarer.
     """
-    _collector.ease()
+    collector.ease()
     try:
         yield
     finally:
-        _collector.restore()
+        collector.restore()

@@ -13,7 +13,7 @@ from headrace.tracebacks import Tidied, public
 RecordT = TypeVar("RecordT")
 ResultT = TypeVar("ResultT")
 
-_GRACE_S = 1.0
+GRACE_S = 1.0
 """How long to wait for an unneeded batch, in seconds, before abandoning it."""
 
 
@@ -45,4 +45,4 @@ def _on_own_loop(
         try:
             yield from batcher.map_blocking(records, return_exceptions=return_exceptions)
         finally:  # nothing waits unless the caller stopped reading
-            loop.run(batcher.stop(_GRACE_S, drain=False))
+            loop.run(batcher.stop(GRACE_S, drain=False))

@@ -63,12 +63,12 @@ def peaks(kind: str, dtype: str) -> dict[str, float]:
     matrix = torch.rand(size, size, device=device).to(torch_dtype)
     block = torch.ones(copied // 4, device=device)
     return {
-        "operations": 2 * size**3 / _best(lambda: matrix @ matrix, device),
-        "bytes": 2 * copied / _best(block.clone, device),
+        "operations": 2 * size**3 / best_s(lambda: matrix @ matrix, device),
+        "bytes": 2 * copied / best_s(block.clone, device),
     }
 
 
-def _best(run: Callable[[], torch.Tensor], device: torch.device) -> float:
+def best_s(run: Callable[[], torch.Tensor], device: torch.device) -> float:
     """The shortest of some runs, in seconds; the first does not count."""
     _seconds(run, device)
     ends = time.perf_counter() + _PEAK_S
@@ -91,14 +91,15 @@ def _speed(dtype: torch.dtype, device: torch.device) -> float:
     shapes = _SHAPES[device.type]
     for shape in shapes:
         try:
-            exact, half = (_product(shape, one, device) for one in (torch.float32, dtype))
+            exact, half = (product_of(shape, one, device) for one in (torch.float32, dtype))
         except RuntimeError:
             return 0.0
-        product *= _ratio(exact, half, device)
+        product *= speed_ratio(exact, half, device)
     return float(product ** (1 / len(shapes)))
 
 
-def _product(shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> Callable[[], torch.Tensor]:
+def product_of(shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> Callable[[], torch.Tensor]:
+    """A call that multiplies states by a layer's weights, already called once."""
     rows, inputs, outputs = shape
     layer = torch.nn.Linear(inputs, outputs, device=device, dtype=dtype)
     states = torch.ones(rows, inputs, device=device, dtype=dtype)
@@ -107,7 +108,7 @@ def _product(shape: tuple[int, int, int], dtype: torch.dtype, device: torch.devi
     return functools.partial(layer, states)
 
 
-def _ratio(exact: Callable[[], torch.Tensor], half: Callable[[], torch.Tensor], device: torch.device) -> float:
+def speed_ratio(exact: Callable[[], torch.Tensor], half: Callable[[], torch.Tensor], device: torch.device) -> float:
     """The best of some runs in turn: other work on the machine makes a run longer, never shorter."""
     best = [float("inf"), float("inf")]
     ends = time.perf_counter() + _ENOUGH_S

@@ -27,7 +27,7 @@ logger = logging.getLogger("headrace")
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _SMALL = ("config.json", "modules.json")
-_LISTING_S = 60.0
+LISTING_S = 60.0
 """The library tries again after errors for up to 23 seconds."""
 _NEWEST_S = 5.0
 """Maximum seconds to ask whether a revision has moved; the answer is only a notice."""
@@ -126,10 +126,10 @@ class HubModel:
             return
         thread = threading.Thread(target=self._listed, args=(commit, small), name="headrace-hub", daemon=True)
         thread.start()
-        thread.join(_LISTING_S)
+        thread.join(LISTING_S)
         if thread.is_alive():
             endpoint = _library().constants.ENDPOINT
-            raise EngineError(f"model {self.typed!r}: {endpoint} did not list its files in {_LISTING_S:g} s; try again")
+            raise EngineError(f"model {self.typed!r}: {endpoint} did not list its files in {LISTING_S:g} s; try again")
 
     def _listed(self, commit: str, small: str) -> None:
         hub = _library()

@@ -11,7 +11,6 @@ import os
 import subprocess
 import sys
 import tarfile
-import time
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +18,7 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
 from tests.acceptance.command import MAIN, ROOT, headrace
+from tests.waiting import until
 
 EARLIER = "5d0cb115"
 """The commit whose jobs are continued."""
@@ -95,8 +95,7 @@ def begin(earlier: Path, folder: Path, name: str) -> None:
     variables = {**os.environ, "PYTHONPATH": path, "PAUSE_S": "0.1"}
     with (folder / "log").open("wb") as log:
         job = subprocess.Popen(command, env=variables, cwd=folder, stdout=log, stderr=log)
-        while not parts_of(folder, name) and job.poll() is None:
-            time.sleep(0.02)
+        until(lambda: parts_of(folder, name) or job.poll() is not None)
         job.kill()
         assert job.wait() == -9, (folder / "log").read_text()
 

@@ -9,17 +9,17 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 from tests.acceptance.command import end, headrace, start
 from tests.small_models import text_model
+from tests.waiting import until
 
 RECORDS = 1_500
 WORDS = "the canal feeds a mill and its wheel turns so that water never stands still".split()  # noqa: SIM905
-EAGER = "from headrace.app.jobs import tuning; tuning._WORTH_S = tuning.LEAST_GAIN = 0.0; "
+EAGER = "from headrace.app.jobs import tuning; tuning.WORTH_S = tuning.LEAST_GAIN = 0.0; "
 """Lets a short job try bfloat16, and take it however small the gain is with a small model."""
 FOUND = "from headrace.engines.networks import pytorch; pytorch.speeds = lambda device, own='': {{'bfloat16': {}}}; "
 """How many times as fast as float32 bfloat16 is found to be."""
@@ -51,9 +51,7 @@ def vectors(output: Path) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
 
 def test_a_killed_job_keeps_its_numbers_or_says_why_not(folder: Path) -> None:
     job = begin(folder, "out.jsonl", 4.0)
-    while not any(folder.glob("out.jsonl.parts/part-*")):
-        assert job.poll() is None, job.communicate()
-        time.sleep(0.02)
+    until(lambda: any(folder.glob("out.jsonl.parts/part-*")), of=job)
     job.send_signal(signal.SIGKILL)
     job.communicate()
     state = json.loads((folder / "out.jsonl.parts" / "job.json").read_text())

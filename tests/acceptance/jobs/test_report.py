@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 
 import pytest
 from tests.acceptance.command import FAKE, end, headrace, start
+from tests.waiting import until
 
 pytest.importorskip("vl_convert", reason="needs headrace[report]")
 SLOW = ("--engine", "tests.acceptance.jobs.engines:slow", "--task", "embed")
@@ -28,13 +28,6 @@ def figures(folder: Path, *more: str) -> dict[str, object]:
     assert isinstance(causes, dict)
     assert sum(causes.values()) == pytest.approx(found["wall_s"], rel=0.02)
     return found
-
-
-def wait_for_report(folder: Path) -> None:
-    until = time.monotonic() + 60
-    while not (folder / "out.jsonl.parts" / "report.json").exists():
-        assert time.monotonic() < until
-        time.sleep(0.05)
 
 
 def test_a_finished_job_has_a_page_and_figures(folder: Path) -> None:
@@ -59,7 +52,7 @@ def test_a_finished_job_has_a_page_and_figures(folder: Path) -> None:
 def test_a_running_a_killed_and_a_resumed_job(folder: Path) -> None:
     job = start("run", "-i", "in.jsonl", "-o", "out.jsonl", *SLOW, folder=folder)
     try:
-        wait_for_report(folder)
+        until((folder / "out.jsonl.parts" / "report.json").exists)
         assert f"running, by process {job.pid}" in str(figures(folder)["state"])
     finally:
         job.kill()
@@ -78,9 +71,7 @@ def test_a_running_a_killed_and_a_resumed_job(folder: Path) -> None:
 def test_a_report_that_cannot_be_written_does_not_end_the_job(folder: Path) -> None:
     """As on a full disk, or without the right to write it."""
     job = start("run", "-i", "in.jsonl", "-o", "out.jsonl", *SLOW, "--limit", "200", folder=folder)
-    while not (folder / "out.jsonl.parts" / "job.json").exists():
-        assert job.poll() is None
-        time.sleep(0.01)
+    until((folder / "out.jsonl.parts" / "job.json").exists, of=job)
     (folder / "out.jsonl.parts" / "report.json").mkdir()
     status, said = end(job)
     assert status == 0

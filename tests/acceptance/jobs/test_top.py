@@ -7,13 +7,13 @@ import os
 import pty
 import signal
 import subprocess
-import time
 from pathlib import Path
 
 import httpx
 import pytest
 from tests.acceptance.command import FAKE, PROGRAM, ROOT, headrace, start, traced
 from tests.acceptance.serving.process import server
+from tests.waiting import until
 
 from headrace.observe.live.frame import parse_frame
 
@@ -33,17 +33,10 @@ def shown(folder: Path) -> str:
     return said
 
 
-def wait_for(path: Path) -> None:
-    until = time.monotonic() + 60
-    while not path.exists():
-        assert time.monotonic() < until
-        time.sleep(0.05)
-
-
 def test_a_job_that_runs_is_killed_runs_again_and_ends(folder: Path) -> None:
     with traced(start("top", "out.jsonl", folder=folder)) as watcher:
         with traced(start("run", "-i", "in.jsonl", "-o", "out.jsonl", *SLOW, folder=folder)) as job:
-            wait_for(folder / "out.jsonl.parts" / "live.json")
+            until((folder / "out.jsonl.parts" / "live.json").exists)
             while "records/s" not in (running := shown(folder)):  # the first frames come before the first records
                 assert job.poll() is None
             assert "running, by process" in running

@@ -168,7 +168,6 @@ def test_an_engine_that_dies_is_worth_another_try_and_too_many_errors_are_not(fo
 def test_where_no_job_has_written_is_one_clear_line(tmp_path: Path, verb: str) -> None:
     status, said = headrace(verb, "out.jsonl", folder=tmp_path)
     assert status == 2
-    assert said == (
-        "headrace: no job has written out.jsonl: there is no out.jsonl.parts/job.json, which a job writes once its "
-        "model is loaded\n"
-    )
+    [line] = said.splitlines()
+    assert line.startswith("headrace: no job has written out.jsonl: ")
+    assert "out.jsonl.parts/job.json" in line

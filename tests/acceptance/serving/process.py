@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import socket
+import ssl
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 from tests.acceptance.command import start, traced
+from tests.waiting import until
 
 
 @contextlib.contextmanager
@@ -36,12 +38,13 @@ def server(*arguments: str, folder: Path, file_bytes: int | None = None) -> Iter
             yield process, url
 
 
-def wait_until_ready(process: subprocess.Popen[str], url: str) -> None:
+def wait_until_ready(process: subprocess.Popen[str], url: str, verify: ssl.SSLContext | bool = True) -> None:
     """Wait for the server, as long as its process lives."""
-    while process.poll() is None:
+
+    def ready() -> bool:
         try:
-            if httpx.get(f"{url}/ready", timeout=60).status_code == 200:
-                return
+            return httpx.get(f"{url}/ready", verify=verify, timeout=60).status_code == 200
         except httpx.TransportError:
-            time.sleep(0.05)
-    raise AssertionError("no server")
+            return False
+
+    until(ready, math.inf, of=process)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from openai import OpenAI
 from openai.types import Batch
+from tests.waiting import until
 
 
 def rows(count: int) -> list[dict[str, Any]]:
@@ -31,8 +31,11 @@ def begin(client: OpenAI, folder: Path, requests: int | Iterable[dict[str, Any] 
 
 def ended(client: OpenAI, identity: str, seconds: float = 60) -> Batch:
     """The batch, once it has ended."""
-    end = time.monotonic() + seconds
-    while (batch := client.batches.retrieve(identity)).status not in ("completed", "failed", "expired", "cancelled"):
-        assert time.monotonic() < end, f"it is {batch.status}"
-        time.sleep(0.05)
+
+    def found() -> Batch | None:
+        batch = client.batches.retrieve(identity)
+        return batch if batch.status in ("completed", "failed", "expired", "cancelled") else None
+
+    batch = until(found, seconds)
+    assert batch is not None
     return batch

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import json
-import time
+import math
 from pathlib import Path
 
 import httpx
 from openai import OpenAI
 from tests.acceptance.serving.process import server
+from tests.acceptance.serving.requests import ended
+from tests.waiting import until
 
 COUNT = 2_000
 SERVE = (
@@ -23,9 +26,9 @@ SERVE = (
 )
 
 
-def completed(client: OpenAI, identity: str) -> int:
+def has_completed(client: OpenAI, identity: str, enough: int) -> bool:
     counts = client.batches.retrieve(identity).request_counts
-    return counts.completed if counts is not None else 0
+    return counts is not None and counts.completed >= enough
 
 
 def test_a_batch_survives_kills(tmp_path: Path) -> None:
@@ -45,17 +48,13 @@ def test_a_batch_survives_kills(tmp_path: Path) -> None:
                 identity = client.batches.create(
                     input_file_id=file.id, endpoint="/v1/embeddings", completion_window="24h"
                 ).id
-            while completed(client, identity) < enough:
-                time.sleep(0.02)
+            until(functools.partial(has_completed, client, identity, enough), math.inf)
             process.kill()
     with (
         server(*SERVE, folder=tmp_path) as (_, url),
         OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
     ):
-        end = time.monotonic() + 60
-        while client.batches.retrieve(identity).status != "completed" and time.monotonic() < end:
-            time.sleep(0.1)
-        done = client.batches.retrieve(identity)
+        done = ended(client, identity)
         assert done.status == "completed"
         assert done.request_counts is not None
         assert (done.request_counts.completed, done.request_counts.failed) == (COUNT, 0)

@@ -7,7 +7,6 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 import httpx
 import pytest
 from tests.acceptance.serving.process import server
+from tests.waiting import until
 
 ENGINES = "tests.integration.serving.engines"
 TALK = ("--task", "generate", "--engine", f"{ENGINES}:SlowTalker")
@@ -29,13 +29,6 @@ def accepted(url: str) -> float:
 def metric(url: str, name: str) -> float:
     lines = httpx.get(f"{url}/metrics", timeout=60).text.splitlines()
     return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(f"{name} "))
-
-
-def wait_for(condition: Callable[[], bool], seconds: float = 60) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.02)
 
 
 def post(url: str, path: str, body: dict[str, Any]) -> httpx.Response:
@@ -75,9 +68,9 @@ def test_every_accepted_answer_is_given_and_new_requests_are_refused(tmp_path: P
     ):
         assert kept.get("/health").status_code == 200
         answers = [pool.submit(post, url, path, body) for path, body in asked]
-        wait_for(lambda: accepted(url) == len(asked))
+        until(lambda: accepted(url) == len(asked))
         process.send_signal(signal.SIGTERM)
-        wait_for(lambda: kept.get("/ready").status_code == 503)
+        until(lambda: kept.get("/ready").status_code == 503)
         for refused in (kept.post("/v1/completions", json=asked[0][1]), post(url, *asked[1])):
             assert refused.status_code == 503
             assert refused.json()["error"]["code"] == "not_ready"
@@ -104,9 +97,9 @@ def test_other_routes_answer_too(tmp_path: Path, task: str, engine: str, path: s
     with server("--task", task, "--engine", engine, "--batch-tokens", "2", folder=tmp_path) as (process, url):
         with ThreadPoolExecutor(8) as pool:
             answers = [pool.submit(post, url, path, body) for _ in range(8)]
-            wait_for(lambda: accepted(url) == 16)
+            until(lambda: accepted(url) == 16)
             process.send_signal(signal.SIGTERM)
-            wait_for(lambda: httpx.get(f"{url}/ready", timeout=60).status_code == 503)
+            until(lambda: httpx.get(f"{url}/ready", timeout=60).status_code == 503)
             (tmp_path / "go").touch()
             assert [future.result().status_code for future in answers] == [200] * 8
         assert process.wait(60) == 0
@@ -155,7 +148,7 @@ def test_at_the_limit_the_rest_is_told_and_the_process_ends(tmp_path: Path) -> N
     ):
         whole = pool.submit(post, url, "/v1/completions", long)
         stream = pool.submit(post, url, "/v1/completions", {**long, "stream": True})
-        wait_for(lambda: accepted(url) == 2)
+        until(lambda: accepted(url) == 2)
         process.send_signal(signal.SIGTERM)
         assert whole.result().status_code == 503
         assert whole.result().headers["retry-after"]
@@ -167,9 +160,9 @@ def test_at_the_limit_the_rest_is_told_and_the_process_ends(tmp_path: Path) -> N
 def test_a_second_signal_ends_at_once(tmp_path: Path) -> None:
     with server(*TALK, folder=tmp_path) as (process, url), ThreadPoolExecutor(1) as pool:
         answer: Future[httpx.Response] = pool.submit(post, url, "/v1/completions", {"prompt": WORDS * 30})
-        wait_for(lambda: accepted(url) == 1)
+        until(lambda: accepted(url) == 1)
         process.send_signal(signal.SIGTERM)
-        wait_for(lambda: httpx.get(f"{url}/ready", timeout=60).status_code == 503)
+        until(lambda: httpx.get(f"{url}/ready", timeout=60).status_code == 503)
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 128 + signal.SIGTERM
         with pytest.raises(httpx.TransportError):
@@ -190,11 +183,11 @@ def test_a_limit_that_is_met_costs_a_batch_nothing(tmp_path: Path) -> None:
         body = {"input_file_id": file["id"], "endpoint": "/v1/completions"}
         identity = post(url, "/v1/batches", body).json()["id"]
         pool.submit(post, url, "/v1/completions", {"prompt": WORDS * 30, "max_tokens": 10_000})
-        wait_for(lambda: batch(url, identity)["request_counts"]["completed"] > 0)
+        until(lambda: batch(url, identity)["request_counts"]["completed"] > 0)
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0
     with server(*talk, folder=tmp_path) as (_, url):
-        wait_for(lambda: batch(url, identity)["status"] not in ("validating", "in_progress", "finalizing"))
+        until(lambda: batch(url, identity)["status"] not in ("validating", "in_progress", "finalizing"))
         done = batch(url, identity)
         assert done["status"] == "completed"
         assert done["request_counts"] == {"total": count, "completed": count, "failed": 0}
@@ -241,9 +234,9 @@ def test_under_load_every_request_is_answered_and_no_batch_loses_a_line(tmp_path
         file = httpx.post(f"{url}/v1/files", timeout=60, **sent).json()["id"]
         body = {"input_file_id": file, "endpoint": "/v1/embeddings"}
         identities = [post(url, "/v1/batches", body).json()["id"] for _ in range(3)]
-        wait_for(lambda: all(batch(url, one)["request_counts"]["completed"] > 0 for one in identities))
+        until(lambda: all(batch(url, one)["request_counts"]["completed"] > 0 for one in identities))
         callers = [pool.submit(call, url) for _ in range(12)]
-        wait_for(lambda: metric(url, "headrace_accepted_records") >= 12)
+        until(lambda: metric(url, "headrace_accepted_records") >= 12)
         stopping.set()
         process.send_signal(signal.SIGTERM)
         answers = [answer for caller in callers for answer in caller.result()]
@@ -252,7 +245,7 @@ def test_under_load_every_request_is_answered_and_no_batch_loses_a_line(tmp_path
         assert all(good for _, good in answers)
     with server(*serve, folder=tmp_path) as (_, url):
         for identity in identities:
-            wait_for(lambda identity=identity: batch(url, identity)["status"] == "completed")  # type: ignore[misc]
+            until(lambda identity=identity: batch(url, identity)["status"] == "completed")  # type: ignore[misc]
             output = httpx.get(f"{url}/v1/files/{batch(url, identity)['output_file_id']}/content", timeout=60).text
             assert sorted(int(json.loads(line)["custom_id"]) for line in output.splitlines()) == [*range(count)]
 

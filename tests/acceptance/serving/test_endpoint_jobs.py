@@ -10,6 +10,7 @@ import httpx
 import pytest
 from tests.acceptance.command import FAKE, end, headrace, start, traced
 from tests.acceptance.serving.process import server
+from tests.waiting import until
 
 COUNT = 1_500
 # Fewer records at a time than the job has under way: the others are refused, and told when to come back.
@@ -24,9 +25,7 @@ def test_a_job_over_an_endpoint_survives_kills_and_refusals(tmp_path: Path) -> N
     with server(*SERVE, folder=tmp_path) as (_, url):
         command = ("run", "-i", "in.jsonl", "-o", "out.jsonl", "--endpoint", url, *OVER)
         with traced(start(*command, folder=tmp_path)) as job:
-            while not list(tmp_path.glob("out.jsonl.parts/part-*.jsonl")):
-                assert job.poll() is None
-                time.sleep(0.02)
+            until(lambda: list(tmp_path.glob("out.jsonl.parts/part-*.jsonl")), of=job)
         assert not (tmp_path / "out.jsonl").exists()
 
         places = [part.stem.split("-")[1:] for part in tmp_path.glob("out.jsonl.parts/part-*.jsonl")]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 
 import openai
@@ -12,6 +11,7 @@ from openai import OpenAI
 from openai.types import Batch
 from tests.acceptance.command import FAKE
 from tests.acceptance.serving.process import server
+from tests.acceptance.serving.requests import ended
 
 LIMIT = 250_000
 """Bytes of a file, beyond which a write fails: what a full disk looks like to a program."""
@@ -52,8 +52,4 @@ def _run(client: OpenAI, folder: Path, count: int) -> Batch:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     file = client.files.create(file=path, purpose="batch")
     batch = client.batches.create(input_file_id=file.id, endpoint="/v1/embeddings", completion_window="24h")
-    end = time.monotonic() + 60
-    while batch.status not in ("completed", "failed") and time.monotonic() < end:
-        time.sleep(0.05)
-        batch = client.batches.retrieve(batch.id)
-    return batch
+    return ended(client, batch.id)

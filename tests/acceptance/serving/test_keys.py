@@ -6,27 +6,19 @@ import os
 import signal
 import subprocess
 import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import httpx
 import pytest
 from tests.acceptance.command import FAKE, headrace, lines_of, start, traced
 from tests.acceptance.serving.process import port_of_ours, wait_until_ready
+from tests.waiting import until
 
 MODELS = """
 models:
   - {name: one, engine: "headrace.testing:FakeEngine"}
   - {name: two, engine: "headrace.testing:FakeEngine"}
 """
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.05)
 
 
 class Told:
@@ -84,7 +76,7 @@ def test_a_server_open_to_everyone_is_told(tmp_path: Path, host: str, key: str |
             assert answer.status_code == (400 if host == "127.0.0.1" else 200)
             process.send_signal(signal.SIGTERM)
             assert process.wait(60) == 0
-            wait_for(lambda: told.has("stopping"))
+            until(lambda: told.has("stopping"))
             assert told.has(f"WARNING: --host {host} without API keys") == warned
 
 
@@ -111,22 +103,22 @@ def test_keys_change_while_the_server_runs(tmp_path: Path, config: bool) -> None
 
             assert [opens(key) for key in ("k1", "k2")] == [True, False]
             replace("alice k2\n")
-            wait_for(lambda: opens("k2"))
+            until(lambda: opens("k2"))
             assert not opens("k1")
-            wait_for(lambda: told.has("read 1 API keys"))
+            until(lambda: told.has("read 1 API keys"))
 
             for text, words in (("alice k3 per_hour=1\n", "per_hour=1"), ("# none\n", "holds no key")):
                 replace(text)
-                wait_for(lambda words=words: told.has(words))  # type: ignore[misc]
+                until(lambda words=words: told.has(words))  # type: ignore[misc]
                 assert [opens(key) for key in ("k2", "k3", "")] == [True, False, False]
             path.unlink()
-            wait_for(lambda: told.has("cannot read API key file"))
+            until(lambda: told.has("cannot read API key file"))
             assert [opens(key) for key in ("k2", "")] == [True, False]
             assert sum("stay valid" in line for line in told.lines) == 3  # each once
 
             replace("bob k4\n")
             process.send_signal(signal.SIGHUP)  # at once, and the process lives
-            wait_for(lambda: opens("k4"))
+            until(lambda: opens("k4"))
             assert not opens("k2")
             process.send_signal(signal.SIGTERM)
             assert process.wait(60) == 0
@@ -143,6 +135,6 @@ def test_a_file_that_may_not_be_read_keeps_the_keys(tmp_path: Path) -> None:
             told = Told(process)
             wait_until_ready(process, url)
             path.chmod(0)
-            wait_for(lambda: told.has("cannot read API key file"))
+            until(lambda: told.has("cannot read API key file"))
             headers = {"authorization": "Bearer k1"}
             assert httpx.get(f"{url}/v1/models", headers=headers, timeout=60).status_code == 200

@@ -7,7 +7,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import openai
 import pytest
 from tests.acceptance.command import FAKE, headrace, lines_of
 from tests.acceptance.serving.process import server
+from tests.acceptance.serving.requests import ended
 
 TALK = ("--task", "generate", "--engine", "tests.integration.serving.engines:Talker", "--state-dir", "state")
 
@@ -156,10 +156,7 @@ def test_files_and_batches(talker: str, tmp_path: Path) -> None:
     here = client(talker)
     file = here.files.create(file=tmp_path / "in.jsonl", purpose="batch")
     batch = here.batches.create(input_file_id=file.id, endpoint="/v1/completions", completion_window="24h")
-    end = time.monotonic() + 60
-    while here.batches.retrieve(batch.id).status != "completed" and time.monotonic() < end:
-        time.sleep(0.05)
-    done = here.batches.retrieve(batch.id)
+    done = ended(here, batch.id)
     assert done.output_file_id is not None
     answers = [json.loads(row) for row in here.files.content(done.output_file_id).text.splitlines()]
     assert [row["response"]["body"]["choices"][0]["text"] for row in answers] == [f"say {n}" for n in range(20)]

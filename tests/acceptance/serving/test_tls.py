@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import signal
 import ssl
-import time
 from ipaddress import ip_address
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from tests.acceptance.command import FAKE, headrace, lines_of, start, traced
-from tests.acceptance.serving.process import port_of_ours
+from tests.acceptance.serving.process import port_of_ours, wait_until_ready
 
 
 @pytest.fixture(scope="module")
@@ -57,12 +56,7 @@ def test_certificates_on_both_sides(folder: Path) -> None:
         traced(start("serve", "--port", str(port), *FAKE, *flags, folder=folder)) as process,
         httpx.Client(base_url=f"https://127.0.0.1:{port}", verify=trusting, timeout=60) as client,
     ):
-        while process.poll() is None:
-            try:
-                if client.get("/ready", timeout=60).status_code == 200:
-                    break
-            except httpx.ConnectError:
-                time.sleep(0.05)
+        wait_until_ready(process, f"https://127.0.0.1:{port}", trusting)
         answer = client.post("/v1/embeddings", json={"input": "a text"})
         assert len(answer.json()["data"][0]["embedding"]) == 8
         with pytest.raises(httpx.ConnectError, match="certificate"):

@@ -8,11 +8,12 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
+
+from tests.waiting import until
 
 ROOT = Path(__file__).resolve().parents[3]
 MEMORY = 80 * 1024 * 1024
@@ -74,11 +75,9 @@ class Hosts:
         boot = ["unshare", *spaces, "sh", "-c", _BOOT, str(self._disks / name), name]
         self._machines[name] = machine = subprocess.Popen(boot, stderr=subprocess.DEVNULL)
         children = Path(f"/proc/{machine.pid}/task/{machine.pid}/children")
-        while not (first := children.read_text().split()):
-            time.sleep(0.01)
+        first = until(lambda: children.read_text().split())
         self._first[name] = int(first[0])
-        while Path(f"/proc/{first[0]}/ns/net").readlink() == Path("/proc/self/ns/net").readlink():
-            time.sleep(0.01)
+        until(lambda: Path(f"/proc/{first[0]}/ns/net").readlink() != Path("/proc/self/ns/net").readlink())
         _ip("netns", "attach", self._space(name), first[0])
 
     def __exit__(

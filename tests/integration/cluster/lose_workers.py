@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import sys
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
 import ray
 from ray.cluster_utils import Cluster
+from tests.waiting import until
 
 from headrace.cluster.base import ClusterResources
 from headrace.cluster.ray import workers as ray_job
@@ -39,8 +40,9 @@ def lose(folder: Path, cluster: Cluster, node: Any, records: int) -> None:
 
     def progress(share: float) -> None:
         journals = folder / JOURNALS
-        while sum(file.read_bytes().count(b"\n") for file in journals.glob("*.txt")) < share * records:
-            time.sleep(0.05)
+        until(
+            lambda: sum(file.read_bytes().count(b"\n") for file in journals.glob("*.txt")) >= share * records, math.inf
+        )
 
     progress(0.15)
     one, other, *_ = pools[0].initial

@@ -6,12 +6,12 @@ import json
 import os
 import signal
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from tests.integration.cluster.hosts import Hosts, why_not
+from tests.waiting import until
 
 from headrace.app.jobs import job as app_job
 from headrace.engines.choosing.config import EngineConfig
@@ -59,9 +59,11 @@ class Job:
 
     def wait_for(self, records: int) -> None:
         """Until workers have done so many."""
-        while sum(file.read_bytes().count(b"\n") for file in self.journals.glob("*.txt")) < records:
-            assert self.process.poll() is None, self.process.communicate()[0]
-            time.sleep(0.1)
+        until(
+            lambda: sum(file.read_bytes().count(b"\n") for file in self.journals.glob("*.txt")) >= records,
+            600,
+            of=self.process,
+        )
 
     def end(self) -> tuple[int, str]:
         """Its exit status and what it said."""
@@ -140,8 +142,8 @@ def test_a_job_that_is_killed_leaves_no_worker_there(hosts: Hosts, rows: Rows, t
     for process in hosts.processes("desk", "headrace.cli"):
         os.kill(process, signal.SIGKILL)
     job.end()
-    while hosts.processes("head", "ray::WorkerActor"):  # half a minute: the server waits for the client to come back
-        time.sleep(0.2)
+    # Half a minute: the server waits for the client to come back.
+    until(lambda: not hosts.processes("head", "ray::WorkerActor"), 600)
     assert go_on_here(tmp_path) == JobEnd("finished", RECORDS, 0)
     assert job.ids() == [f"r{n}" for n in range(RECORDS)]
 
@@ -155,8 +157,7 @@ def test_a_job_whose_server_ends_says_so_and_goes_on_elsewhere(hosts: Hosts, row
         os.kill(process, signal.SIGKILL)
     status, said = job.end()
     assert status == 75, said
-    assert said.rstrip().splitlines()[-1] == (
-        "headrace: the connection to the Ray cluster is lost; finished records are kept, run again to continue"
-    )
+    last = said.rstrip().splitlines()[-1]
+    assert "Ray cluster is lost" in last and "run again to continue" in last
     assert go_on_here(tmp_path) == JobEnd("finished", RECORDS, 0)
     assert job.ids() == [f"r{n}" for n in range(RECORDS)]

@@ -15,6 +15,7 @@ import pytest
 from tests.acceptance.command import headrace as headrace_command
 from tests.acceptance.command import start, traced
 from tests.settings import job_settings
+from tests.waiting import until
 
 import headrace
 from headrace.app.jobs import job as app_job
@@ -51,8 +52,7 @@ def here(source: Path, sink: Path, stop: StopRequest | None = None, **settings: 
 def wait_until_no_actor_is_left() -> None:
     import ray
 
-    while ray.available_resources().get("CPU") != ray.cluster_resources()["CPU"]:
-        time.sleep(0.05)  # the test's time limit ends this if one stays
+    until(lambda: ray.available_resources().get("CPU") == ray.cluster_resources()["CPU"], 600)
 
 
 def lines(path: Path) -> list[Any]:
@@ -129,15 +129,12 @@ def test_a_job_that_is_killed_leaves_no_worker_and_goes_on(cluster: str, rows: R
     where = ("--model", journals, "--on", f"ray:{cluster}", "--cpus-per-replica", "0.5")
     parts = tmp_path / "out.jsonl.parts"
     with traced(start(*command, *where, folder=tmp_path)) as driver:
-        while len(list(parts.glob("*"))) < 4:
-            time.sleep(0.01)
-            assert driver.poll() is None
+        until(lambda: len(list(parts.glob("*"))) >= 4, 600, of=driver)
         driver.send_signal(signal.SIGKILL)
         driver.wait()
     workers = [int(file.stem) for file in journals.glob("*.txt")]
     assert workers
-    while any(Path(f"/proc/{worker}").exists() for worker in workers):
-        time.sleep(0.05)  # the test's time limit ends this if they stay
+    until(lambda: not any(Path(f"/proc/{worker}").exists() for worker in workers), 600)
     wait_until_no_actor_is_left()
     assert on_ray(source, sink, task="custom", engine=f"{ENGINES}:journal", model=str(journals))[0] == JobEnd(
         "finished", 6_000, 0

@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +18,7 @@ import pyarrow.parquet
 import pytest
 from tests.acceptance.command import headrace, start, traced
 from tests.settings import job_settings
+from tests.waiting import until
 
 from headrace.app.jobs import job as jobs
 from headrace.errors import ConfigError, EngineError, UnknownOptionError
@@ -56,8 +56,7 @@ class OnRay:
     def wait_until_none_is_left(self) -> None:
         import ray
 
-        while ray.available_resources().get("CPU") != ray.cluster_resources()["CPU"]:
-            time.sleep(0.05)
+        until(lambda: ray.available_resources().get("CPU") == ray.cluster_resources()["CPU"], 600)
 
 
 class InProcesses:
@@ -72,8 +71,7 @@ class InProcesses:
         return execute(given, replicas, stop or StopRequest(), progress=False)
 
     def wait_until_none_is_left(self) -> None:
-        while worker_processes():
-            time.sleep(0.05)
+        until(lambda: not worker_processes(), 600)
 
 
 def worker_processes() -> list[str]:
@@ -153,8 +151,7 @@ def test_workers_share_the_work_and_each_has_a_lane_in_the_report(workers: Worke
 
 def _stop_at_first_part(stop: StopRequest, sink: Path) -> None:
     parts = sink.with_name(f"{sink.name}.parts")
-    while not any(parts.glob("part-*")) and not any(parts.glob("*.jsonl")):
-        time.sleep(0.005)
+    until(lambda: any(parts.glob("part-*")) or any(parts.glob("*.jsonl")), 600)
     stop.request()
 
 
@@ -266,17 +263,14 @@ def test_a_signal_to_the_job_leaves_no_process_and_the_job_goes_on(
     engine = ("--task", "custom", "--engine", f"{ENGINES}:journal", "--model", str(journals))
     command = ("run", "-i", source, "-o", sink, *engine, "--data-parallel-size", "2")
     with traced(start(*command, folder=tmp_path)) as job:
-        while len(list((tmp_path / "out.jsonl.parts").glob("*"))) < 4:
-            time.sleep(0.01)
-            assert job.poll() is None, job.communicate()
+        until(lambda: len(list((tmp_path / "out.jsonl.parts").glob("*"))) >= 4, 600, of=job)
         job.send_signal(number)
         said = job.communicate()[1]
     assert job.returncode == {signal.SIGKILL: -signal.SIGKILL, signal.SIGINT: 130, signal.SIGTERM: 143}[number]
     assert "Traceback" not in said
     processes = [int(file.stem) for file in journals.glob("*.txt")]
     assert processes
-    while any(Path(f"/proc/{process}").exists() for process in processes):
-        time.sleep(0.05)  # the test's time limit ends this if they stay
+    until(lambda: not any(Path(f"/proc/{process}").exists() for process in processes), 600)
     status, said = headrace(*command, folder=tmp_path)
     assert status == 0, said
     assert re.search(r"worker [12] +[\d,]+ records", said)

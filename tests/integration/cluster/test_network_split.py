@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from tests.integration.cluster.hosts import Hosts, why_not
+from tests.waiting import until
 
 from headrace.app.jobs import job as app_job
 from headrace.engines.choosing.config import EngineConfig
@@ -48,9 +49,7 @@ class Job:
 
     def wait_for(self, records: int) -> None:
         """Until workers have done so many."""
-        while self.done().total() < records:  # the test's time limit ends this
-            assert self.process.poll() is None, self.process.communicate()[0]
-            time.sleep(0.1)
+        until(lambda: self.done().total() >= records, 600, of=self.process)
 
     def check(self) -> str:
         """That it ends well, every record once; returns what it said."""
@@ -94,8 +93,7 @@ def test_a_job_goes_on_without_a_host_that_is_cut_off(
     assert "died 1 ×" in said
     if healed_after_s is not None:
         heal.join()
-        while hosts.processes("far", "ray::WorkerActor"):  # the test's time limit ends this
-            time.sleep(0.1)
+        until(lambda: not hosts.processes("far", "ray::WorkerActor"), 600)
         before = (tmp_path / "out.jsonl").read_bytes()
         time.sleep(2)
         assert (tmp_path / "out.jsonl").read_bytes() == before
@@ -113,8 +111,7 @@ def test_a_worker_that_only_the_job_cannot_reach_is_done_without(hosts: Hosts, r
     cut = time.monotonic()
     assert "died 1 ×" in job.check()
     assert time.monotonic() - cut < 300  # Ray alone waits for about seven minutes
-    while hosts.processes("far", "ray::WorkerActor"):
-        time.sleep(0.1)
+    until(lambda: not hosts.processes("far", "ray::WorkerActor"), 600)
 
 
 def test_a_job_that_loses_its_cluster_ends_and_goes_on_later(hosts: Hosts, rows: Rows, tmp_path: Path) -> None:

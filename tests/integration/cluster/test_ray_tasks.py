@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.waiting import until
 
 from headrace import map_concurrent
 from headrace.errors import ConfigError, WorkerDiedError
@@ -21,8 +22,7 @@ pytestmark = [
 
 
 async def there(file: Path) -> None:
-    while not file.exists():  # noqa: ASYNC110, ASYNC240 - another process makes it; the time limit ends this
-        await asyncio.sleep(0.02)
+    await asyncio.to_thread(until, file.exists, 600)
 
 
 def test_each_call_is_a_task_elsewhere_and_errors_are_the_function_s_own() -> None:

@@ -17,6 +17,7 @@ from typing import Any
 
 import httpx
 import pytest
+from tests.waiting import until
 
 from headrace.app.servers.server import ServerSettings
 from headrace.engines.choosing.config import EngineConfig
@@ -40,8 +41,7 @@ def running() -> int:
 
 
 def wait_for(replicas: int) -> None:
-    while running() != replicas:  # the test's time limit ends this
-        time.sleep(0.1)
+    until(lambda: running() == replicas, 600)
 
 
 def fake(name: str = "fake", seconds: float = 0.02, **further: Any) -> ServerSettings:
@@ -173,9 +173,13 @@ def test_a_request_to_no_replica_is_refused_where_that_is_asked_for(free_tcp_por
         assert refused.headers["Retry-After"] == "7"
         assert refused.json()["error"]["code"] == "cold"
         wait_for(1)
-        while (answer := ask(address)).status_code != 200:  # until the proxy has heard of it, or the time limit
-            assert answer.status_code == 503
-            time.sleep(0.1)
+
+        def heard_of() -> bool:  # by the proxy
+            status = ask(address).status_code
+            assert status in (200, 503)
+            return status == 200
+
+        until(heard_of, 600)
 
 
 def test_replicas_come_with_what_waits_rather_than_with_the_number_of_requests(free_tcp_port: int) -> None:

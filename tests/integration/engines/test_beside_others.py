@@ -99,7 +99,7 @@ def test_the_long_prompt_of_the_check_is_beyond_what_changes_the_model(tmp_path:
 def test_a_prompt_of_the_check_costs_a_large_model_little(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = family_model(tmp_path, "Mistral", "ForCausalLM", sliding_window=100)
     engine = create("generate", folder, engine="static", device="cpu")
-    monkeypatch.setattr(company, "_OPERATIONS", 1.0)  # as if it were large
+    monkeypatch.setattr(company, "OPERATIONS", 1.0)  # as if it were large
     trial = Trial(engine._lm, lambda asks, samplers: generate(engine._lm, asks, samplers))
     assert [len(ask.prompt) for ask in trial._asks] == [4, 36, 4, 36]
 

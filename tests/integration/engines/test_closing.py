@@ -98,7 +98,7 @@ def test_models_are_loaded_one_after_the_other(tmp_path: Path) -> None:
 def test_a_load_that_hangs_fails_others_by_its_name_instead_of_blocking_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(files, "_TURN_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(files, "TURN_TIMEOUT_S", 0.01)
     with (
         loading(tmp_path / "a"),
         ThreadPoolExecutor(1) as threads,

@@ -40,7 +40,7 @@ def test_each_way_is_attention(
     hidden[:, 0] = False
     mask = torch.zeros(hidden.shape).masked_fill(hidden, -torch.inf)[None, None] if rows else None
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(cpu_attention, "_SCORES_BYTES", at_once)
+        patched.setattr(cpu_attention, "SCORES_BYTES", at_once)
         found = way(queries, keys, values, mask, scale)
     scores = queries @ keys.transpose(2, 3) * (shape[3] ** -0.5 if scale is None else scale)
     weights = (scores if mask is None else scores + mask).softmax(-1)

@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from tests.acceptance.command import end, headrace, start
+from tests.waiting import until
 
 from headrace import ContinuousBatcher
 from headrace.engines.choosing.registry import create
@@ -106,9 +106,7 @@ def test_a_job_whose_rank_dies_ends_in_one_line_and_goes_on(tmp_path: Path) -> N
     (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     command = ("run", "--task", "generate", "-i", "in.jsonl", "-o", "out.jsonl", "--tensor-parallel-size", "2")
     job = start(*command, folder=tmp_path)
-    while not any(tmp_path.glob("out.jsonl.parts/part-*")):
-        assert job.poll() is None, job.communicate()
-        time.sleep(0.02)
+    until(lambda: any(tmp_path.glob("out.jsonl.parts/part-*")), of=job)
     [rank] = children(job.pid)
     os.kill(rank, signal.SIGKILL)
     status, said = end(job)

@@ -89,7 +89,7 @@ def test_a_hub_that_does_not_list_its_files_is_given_up(
 ) -> None:
     monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", hub.url)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(headrace.models.hub, "_LISTING_S", 0.2)
+    monkeypatch.setattr(headrace.models.hub, "LISTING_S", 0.2)
     commit = hub.repository("acme/encoder").commit_folder(encoder)
     hub.faults.tree_wait_s = 3
     with pytest.raises(EngineError, match=r"did not list its files in 0\.2 s"):

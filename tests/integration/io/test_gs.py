@@ -6,7 +6,6 @@ import io
 import json
 import os
 import socket
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 from tests.acceptance.command import FAKE, headrace, start
+from tests.waiting import until
 
 ROWS = 2_000
 IDS = list(range(ROWS))
@@ -47,11 +47,7 @@ def names(gs: Any) -> list[str]:
 def test_killed_refused_and_continued(gs: Any, tmp_path: Path) -> None:
     command = ("run", "-i", "gs://rows/in.jsonl", "-o", "gs://rows/out.jsonl")
     first = start(*command, *SLOW, folder=tmp_path)
-    until = time.monotonic() + 60
-    while not any("/part-" in name for name in names(gs)):
-        assert time.monotonic() < until
-        assert first.poll() is None, first.communicate()
-        time.sleep(0.1)
+    until(lambda: any("/part-" in name for name in names(gs)), of=first)
     status, said = headrace(*command, *FAKE, folder=tmp_path)
     assert status == 2
     assert f"gs://rows/out.jsonl is being written by process {first.pid} on " in said

@@ -246,7 +246,7 @@ def test_a_fast_engine_computes_nothing_from_the_second_place_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And what the message advises works, though records are finished by then."""
-    monkeypatch.setattr(ids, "_FREE_S", math.inf)  # as if checking took no time
+    monkeypatch.setattr(ids, "FREE_S", math.inf)  # as if checking took no time
     monkeypatch.setattr("headrace.io.sources.in_memory.CHUNK_ROWS", 10)
     computed: list[object] = []
 
@@ -309,7 +309,7 @@ def test_many_runs_are_merged_and_equal_digests_are_no_proof(tmp_path: Path, mon
     monkeypatch.setattr(ids, "RUN_RECORDS", 10)
     monkeypatch.setattr(ids, "MERGED_RUNS", 3)
     monkeypatch.setattr("headrace.io.sources.in_memory.CHUNK_ROWS", 7)
-    monkeypatch.setattr(ids, "_BLOCK", 16)
+    monkeypatch.setattr(ids, "BLOCK", 16)
     source = open_source([{"id": n} for n in range(500)])
     assert look_at_ids(lambda: source, tmp_path / "runs", lambda number: number // 2) == 500  # pairs of ids are alike
     assert 1 < len(list((tmp_path / "runs").iterdir())) < 15

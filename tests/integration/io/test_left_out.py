@@ -102,7 +102,7 @@ def replaced(source: Any) -> Any:
 
 @pytest.fixture(autouse=True)
 def _names_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(folders, "_NAMED", 100)
+    monkeypatch.setattr(folders, "MOST_NAMED", 100)
 
 
 def test_a_pattern_that_asks_for_hidden_names_gets_them(tmp_path: Path) -> None:

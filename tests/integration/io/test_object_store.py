@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from tests.integration.io.faulty import KINDS, every_tenth, faulty_way
+from tests.waiting import until
 
 import headrace
 from headrace.cli.report import reported_jobs
@@ -249,7 +251,7 @@ def test_who_was_taken_for_dead_writes_no_more(s3: Any, folder: str, monkeypatch
 
     def take_over() -> None:
         s3.pipe_file("rows/out.jsonl.parts/lock", stranger())
-        lease.time.sleep(0.5)
+        until(lambda: "headrace-lease" not in {thread.name for thread in threading.enumerate()})  # it has seen that
 
     engine = Slow(take_over)
     monkeypatch.setattr("headrace.engines.choosing.registry.create", lambda *args, **options: engine)

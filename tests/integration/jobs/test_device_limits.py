@@ -46,7 +46,7 @@ def room(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
     monkeypatch.setattr(torch_network.TorchNetwork, "run", limited)
     monkeypatch.setattr(torch_network, "speeds", speeds)
     monkeypatch.setattr(torch_network, "LEAST_PARAMETERS", 0)
-    monkeypatch.setattr(tuning, "_WORTH_S", 0.0)
+    monkeypatch.setattr(tuning, "WORTH_S", 0.0)
     return fits
 
 
@@ -89,7 +89,7 @@ def test_a_budget_below_one_record_runs_records_alone(
 def test_a_dtype_that_runs_out_of_memory_when_tried_is_not_used(
     encoder_folder: Path, tmp_path: Path, room: dict[str, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tuning, "_BATCH_SHARE", 1)
+    monkeypatch.setattr(tuning, "BATCH_SHARE", 1)
     room["bfloat16"] = 300  # of its padding test alone
     report = headrace.run(ROWS, encoder_folder, sink=tmp_path / "out.jsonl", task="embed", progress=False)
     assert report.precision is not None and report.precision.dtype == "float32"

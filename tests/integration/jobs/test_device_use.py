@@ -53,7 +53,7 @@ def test_a_job_reports_it_and_measures_the_peak_once(
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))  # not what earlier tests have measured
     monkeypatch.setattr(native, "peaks", peaks)
-    monkeypatch.setattr(device_use, "_WORTH_S", 0.0)
+    monkeypatch.setattr(device_use, "WORTH_S", 0.0)
     rows = [{"id": str(n), "text": "a canal feeds a mill " * (n % 5 + 1)} for n in range(100)]
     for name in ("one", "two"):
         report = headrace.run(rows, encoder_folder, sink=tmp_path / f"{name}.jsonl", task="embed", progress=False)
@@ -70,7 +70,7 @@ def test_a_job_reports_it_and_measures_the_peak_once(
 def test_peaks_are_those_of_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(0 < value < math.inf for value in native.peaks("cpu", "float32").values())
     assert native.peaks("cpu", "int8") == {}
-    monkeypatch.setattr(native, "_best", lambda run, device: len(run()) * 1e-6)
+    monkeypatch.setattr(native, "best_s", lambda run, device: len(run()) * 1e-6)
     found = native.peaks("cpu", "float32")  # a product of 1,024 rows, and a copy of 16 Mi numbers of four bytes
     assert found == pytest.approx({"operations": 2 * 1024**3 / 1024e-6, "bytes": 2 * 4 / 1e-6})
 
@@ -78,8 +78,8 @@ def test_peaks_are_those_of_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_gpu_is_measured_with_products_that_take_longer_than_their_launch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else no type would seem faster than another there."""
     operations: list[int] = []
-    monkeypatch.setattr(native, "_product", lambda shape, dtype, device: operations.append(2 * math.prod(shape)))
-    monkeypatch.setattr(native, "_ratio", lambda exact, half, device: 4.0)
+    monkeypatch.setattr(native, "product_of", lambda shape, dtype, device: operations.append(2 * math.prod(shape)))
+    monkeypatch.setattr(native, "speed_ratio", lambda exact, half, device: 4.0)
     assert native._speed(torch.bfloat16, torch.device("cuda")) == pytest.approx(4)
     assert min(operations) / 1e15 >= 30e-6, "a launch and a wait take some 10 µs, at 1,000 TFLOP/s"
 

@@ -36,7 +36,7 @@ def test_a_request_that_takes_too_long_is_cancelled_and_is_a_dead_letter(runner:
     class Slow(FakeStreamEngine):
         async def infer(self, payload: str) -> list[float]:
             if payload.startswith("text 7 "):
-                await asyncio.sleep(600)
+                await asyncio.Event().wait()
             return await super().infer(payload)
 
     made: Any = Slow()
@@ -44,7 +44,7 @@ def test_a_request_that_takes_too_long_is_cancelled_and_is_a_dead_letter(runner:
     assert runner.run(engine_timeout_s=0.5) == JobEnd("finished", ROWS, 1)
     [letter] = read_errors(runner.sink)
     assert (letter["position"], letter["reason"], letter["attempts"]) == (7, "ProcessTimeoutError", 1)
-    assert letter["message"] == "the engine had no result after 0.5 s (engine_timeout_s)"
+    assert "0.5 s" in letter["message"] and "engine_timeout_s" in letter["message"]
 
 
 def test_a_step_that_takes_too_long_ends_the_job_and_costs_no_record(runner: Runner) -> None:

@@ -50,7 +50,7 @@ def speeds(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
 
     monkeypatch.setattr(torch_network, "speeds", measured)
     monkeypatch.setattr(torch_network, "LEAST_PARAMETERS", 0)
-    monkeypatch.setattr(tuning, "_WORTH_S", 0.0)
+    monkeypatch.setattr(tuning, "WORTH_S", 0.0)
     monkeypatch.setattr(tuning, "LEAST_GAIN", 0.0)
     return found
 
@@ -100,13 +100,13 @@ def test_a_short_job_is_not_delayed(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(tuning, "_WORTH_S", 20.0)
-    monkeypatch.setattr(tuning, "_forward", lambda engine, batch: ([None] * len(batch), len(batch) / 10))  # 6 s
+    monkeypatch.setattr(tuning, "WORTH_S", 20.0)
+    monkeypatch.setattr(tuning, "timed_forward", lambda engine, batch: ([None] * len(batch), len(batch) / 10))  # 6 s
     report = headrace.run(docs, encoder_folder, sink=tmp_path / "out.jsonl", task="embed", progress=False)
     assert report.precision is not None and report.precision.dtype == "float32"
     assert report.precision.detail == "too few records to try bfloat16"
     # Of the same job, a dtype that is hardly faster than float32 saves less than one that is much faster.
-    monkeypatch.setattr(tuning, "_forward", lambda engine, batch: ([None] * len(batch), float(len(batch))))  # 60 s
+    monkeypatch.setattr(tuning, "timed_forward", lambda engine, batch: ([None] * len(batch), float(len(batch))))  # 60 s
     for speed, detail in (
         (1.3, "too few records to try bfloat16"),
         (4.0, "the outputs of bfloat16 cannot be compared"),
@@ -344,6 +344,6 @@ def test_other_work_on_the_machine_does_not_hide_the_gain(monkeypatch: pytest.Mo
         seconds = batch[0].cost * (1.0 if name == "float32" else 0.5)
         return [None], seconds * (3 if batch[0].record.position in disturbed[name] else 1)
 
-    monkeypatch.setattr(tuning, "_forward", forward)
+    monkeypatch.setattr(tuning, "timed_forward", forward)
     gain, _, _ = tuning._run_both("float32", "bfloat16", batches, 60.0)  # type: ignore[arg-type]
     assert gain == 2.0

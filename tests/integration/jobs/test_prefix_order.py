@@ -196,7 +196,7 @@ def test_an_input_that_changes_while_its_rows_are_sorted_is_named(
         Path(large.source).write_bytes(content + b"{}\n")
         return 1 << 30
 
-    monkeypatch.setattr(ordering, "_free", change)
+    monkeypatch.setattr(ordering, "free_bytes", change)
     with pytest.raises(JobError, match=r"in\.jsonl changed while it was read"):
         large.run()
     Path(large.source).write_bytes(content)
@@ -215,7 +215,7 @@ def test_rows_of_which_none_begin_alike_are_not_sorted_on_disk(large: Runner) ->
 def test_a_disk_without_room_leaves_the_windows_of_the_input(
     large: Runner, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(ordering, "_free", lambda folder: 10_000)
+    monkeypatch.setattr(ordering, "free_bytes", lambda folder: 10_000)
     assert large.run() == JobEnd("finished", 3002, 2)
     assert {event.order for event in large.emitted(OrderChosen)} == {"prefix"}
     [record] = caplog.records
@@ -227,8 +227,8 @@ def test_a_disk_that_fills_up_while_rows_are_sorted_costs_only_order(
     large: Runner, how: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     if how == "fills up":
-        monkeypatch.setattr(ordering, "_LEAST_RUNS", 0)
-        monkeypatch.setattr(ordering, "_free", lambda folder: 500_000)
+        monkeypatch.setattr(ordering, "LEAST_RUNS", 0)
+        monkeypatch.setattr(ordering, "free_bytes", lambda folder: 500_000)
     elif how == "refuses":
         full = raising(OSError(28, "No space left on device"))
         monkeypatch.setattr(spill, "pickle", SimpleNamespace(dumps=full, HIGHEST_PROTOCOL=5))

@@ -98,7 +98,7 @@ def test_rows_are_committed_while_the_job_runs(tmp_path: Path) -> None:
 
 def test_a_longer_run_makes_longer_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else a slow engine makes a file every two seconds for days."""
-    monkeypatch.setattr(sink, "_SHARE_AT_RISK", 1.0)
+    monkeypatch.setattr(sink, "SHARE_AT_RISK", 1.0)
     runner = Runner(write_rows(tmp_path / "in.jsonl", texts(800)), tmp_path / "out.jsonl")
     runner.engine = FakeEngine(seconds_per_batch=0.02)
     runner.limits = Limits(commit_interval_s=0.02)

@@ -147,9 +147,9 @@ def test_only_the_record_that_ends_its_process_fails() -> None:
     dead = {number: str(row) for number, row in enumerate(found) if isinstance(row, Exception)}
     assert {type(found[number]) for number in dead} == {WorkerDiedError}
     assert sorted(dead) == [3, 11, 12]
-    assert "3 processes ended with this record, the last one alone with it: the process ended with status 9" in dead[3]
+    assert "3 processes ended with this record" in dead[3] and "status 9" in dead[3]
     assert "was killed by SIGSEGV" in dead[11]
-    assert "was killed by SIGKILL, which the system also uses when memory runs out" in dead[12]
+    assert "was killed by SIGKILL" in dead[12] and "memory" in dead[12]
     assert [row.data["n"] for row in found if isinstance(row, Record)] == [2 * n for n in range(40) if n not in dead]
 
 

@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from tests.waiting import until
+
 from headrace.engines.base import Prepared
 from headrace.engines.requests.generation import GeneratedText, Sampling, parse
 from headrace.errors import EngineDeadError, EngineOutOfMemoryError
@@ -132,9 +134,7 @@ class Gated(FakeEngine):
         super().__init__(model, seconds_per_batch=1, sleep=self._wait)
 
     def _wait(self, seconds: float) -> None:
-        end = time.monotonic() + 60
-        while not Path("go").exists() and time.monotonic() < end:
-            time.sleep(0.02)
+        until(Path("go").exists)
 
 
 class GatedLabeler(Gated):

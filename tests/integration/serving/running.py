@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
+from tests.waiting import until
 
 from headrace.app.servers.server import ServerSettings, build
 from headrace.serving.http.server import DrainingServer
@@ -52,11 +52,3 @@ def running(settings: ServerSettings) -> Iterator[Running]:
         server.should_exit = True
         thread.join(60)
         assert not thread.is_alive()
-
-
-def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
-    """Wait for something that another thread brings about."""
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.005)

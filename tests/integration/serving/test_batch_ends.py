@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.integration.serving.running import running, until
+from tests.integration.serving.running import running
 from tests.integration.serving.test_batches import ENGINES, batch, begin, ended, line, rows_of, upload
 from tests.settings import server_settings
+from tests.waiting import until
 
 from headrace.app.servers.server import ServerSettings
 from headrace.engines.choosing.config import EngineConfig

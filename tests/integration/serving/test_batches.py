@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.integration.serving.running import Running, running, until
+from tests.integration.serving.running import Running, running
 from tests.settings import server_settings
+from tests.waiting import until
 
 from headrace.app.servers.server import ServerSettings
 from headrace.engines.choosing.config import EngineConfig

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.integration.serving.running import Running, running, until
+from tests.integration.serving.running import Running, running
+from tests.waiting import until
 
 import headrace
 from headrace.app.servers.server import ServerSettings

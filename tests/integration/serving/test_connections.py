@@ -9,7 +9,8 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from tests.integration.serving.running import Running, running, until
+from tests.integration.serving.running import Running, running
+from tests.waiting import until
 
 from headrace.app.servers.server import ServerSettings
 from headrace.engines.choosing.config import EngineConfig

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 
 import httpx
 import pytest
-from tests.integration.serving.running import Running, running, until
+from tests.integration.serving.running import Running, running
+from tests.waiting import until
 
 from headrace.app.servers.job_dashboard import serve_dashboard
 from headrace.app.servers.observed import ObservedServer

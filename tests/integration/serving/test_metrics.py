@@ -11,8 +11,9 @@ from typing import Any
 import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from tests.integration.serving.running import Running, running, until
+from tests.integration.serving.running import Running, running
 from tests.integration.serving.test_batches import ENGINES, begin, ended, line
+from tests.waiting import until
 
 import headrace
 from headrace.app.servers.server import ServerSettings

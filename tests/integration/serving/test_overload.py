@@ -10,7 +10,8 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.integration.serving.running import Running, running, until
+from tests.integration.serving.running import Running, running
+from tests.waiting import until
 
 from headrace.app.servers.server import ServerSettings
 from headrace.engines.choosing.config import EngineConfig

@@ -17,7 +17,7 @@ from urllib.parse import quote
 import httpx
 import openai
 import pytest
-from tests.integration.serving.running import until
+from tests.waiting import until
 
 from headrace.app.servers import pooled as pooled_server
 from headrace.app.servers.pooled import build_pooled, read_models

@@ -11,8 +11,8 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from tests.integration.serving.running import until
 from tests.integration.serving.test_pooled import MODELS, embed, loads_of, serving
+from tests.waiting import until
 
 from headrace.serving.auth import read_keys
 

@@ -9,8 +9,9 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.integration.serving.running import Running, running, until
+from tests.integration.serving.running import Running, running
 from tests.integration.serving.test_batches import ENGINES, line, rows_of
+from tests.waiting import until
 
 from headrace.app.servers.server import ServerSettings
 from headrace.engines.choosing.config import EngineConfig

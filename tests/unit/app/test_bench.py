@@ -7,10 +7,10 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+from tests.waiting import until
 
 from headrace.app import bench
 from headrace.app.bench import BenchSettings, compare, read_texts
@@ -39,7 +39,7 @@ with open(request["results"], "w") as file:
 def test_each_contender_has_its_rows_whatever_it_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stand_in = tmp_path / "stand_in.py"
     stand_in.write_text(STAND_IN)
-    monkeypatch.setattr(bench, "_COMMAND", (sys.executable, "-S", str(stand_in)))
+    monkeypatch.setattr(bench, "CONTENDER_COMMAND", (sys.executable, "-S", str(stand_in)))
     names = ["headrace", "sentence-transformers", "vllm", "ray data", "flyte"]
     said: list[str] = []
     found = compare(BenchSettings("embed", "folder", HOSTILE, ["a text"] * 8, names, (8, 32), 2, 2.0), said.append)
@@ -73,7 +73,7 @@ COMMAND = """
 import sys
 from headrace.app import bench
 from headrace.cli.app import app
-bench._COMMAND = (sys.executable, sys.argv.pop(1))
+bench.CONTENDER_COMMAND = (sys.executable, sys.argv.pop(1))
 app()
 """
 
@@ -88,18 +88,12 @@ def test_a_contender_ends_with_the_command(tmp_path: Path, number: signal.Signal
     with subprocess.Popen(
         [*command, *options], stderr=subprocess.PIPE, env={**os.environ, "TMPDIR": str(tmp_path)}
     ) as own:
-        while own.poll() is None and not (pid.exists() and pid.read_text()):
-            time.sleep(0.02)
+        until(lambda: pid.exists() and pid.read_text(), of=own)
         own.send_signal(number)
         _, said = own.communicate(timeout=60)
     assert own.returncode == (-9 if number == signal.SIGKILL else 128 + number), said
     assert b"Traceback" not in said
-    for _ in range(500):
-        if not Path("/proc", pid.read_text()).exists():
-            break
-        time.sleep(0.01)
-    else:
-        pytest.fail("the contender runs on")
+    until(lambda: not Path("/proc", pid.read_text()).exists())
     assert number == signal.SIGKILL or not list(tmp_path.glob("headrace-bench-*"))
 
 

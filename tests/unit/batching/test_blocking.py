@@ -73,7 +73,7 @@ def test_map_batches_reads_an_endless_input_only_as_far_as_there_is_room() -> No
 
 
 def test_leaving_map_batches_ends_its_thread_though_the_function_is_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headrace.concurrency.map_batches._GRACE_S", 0.01)
+    monkeypatch.setattr("headrace.concurrency.map_batches.GRACE_S", 0.01)
     let_go = threading.Event()
 
     def stuck(batch: list[int]) -> list[int]:

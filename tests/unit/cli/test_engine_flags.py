@@ -29,7 +29,7 @@ def test_serve_hands_flags_that_it_does_not_have_to_the_engine(monkeypatch: pyte
         given.update(settings.config.engine_options)
         return 0
 
-    monkeypatch.setattr("headrace.cli.serve._serve", serve)
+    monkeypatch.setattr("headrace.cli.serve.serve_one", serve)
     flags = ["--labels", "a,b", "--multi-label", "--max-model-len", "64"]
     assert CliRunner().invoke(app, ["serve", "--task", "zero-shot", *flags]).exit_code == 0
     assert given == {"labels": "a,b", "multi_label": True, "max_model_len": 64}

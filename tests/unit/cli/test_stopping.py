@@ -29,7 +29,7 @@ def test_the_process_ends_though_user_code_catches_the_end(monkeypatch: pytest.M
         ended.append(status)
         done.set()
 
-    monkeypatch.setattr(stopping, "_CLEARING_UP_S", 0.0)
+    monkeypatch.setattr(stopping, "CLEARING_UP_S", 0.0)
     monkeypatch.setattr(os, "_exit", end)
     with pytest.raises(StoppedEarly):
         stopping.Stopper().handle(signal.SIGUSR2, None)

@@ -8,13 +8,16 @@ from collections.abc import Iterator
 
 import pytest
 
-from headrace.concurrency import garbage_collection
-from headrace.concurrency.garbage_collection import fewer_collections
+from headrace.concurrency.garbage_collection import Collector, fewer_collections
+
+
+@pytest.fixture
+def collector() -> Collector:
+    return Collector()
 
 
 @pytest.fixture(autouse=True)
-def threshold(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[int, int, int]]:
-    monkeypatch.setattr(garbage_collection, "_collector", garbage_collection._Collector())
+def threshold() -> Iterator[tuple[int, int, int]]:
     before = gc.get_threshold()
     gc.unfreeze()
     gc.set_threshold(700, 10, 10)
@@ -23,16 +26,18 @@ def threshold(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[int, int, int]]
     gc.set_threshold(*before)
 
 
-def test_collections_are_rarer_inside_and_as_before_afterwards(threshold: tuple[int, int, int]) -> None:
-    with fewer_collections():
+def test_collections_are_rarer_inside_and_as_before_afterwards(
+    collector: Collector, threshold: tuple[int, int, int]
+) -> None:
+    with fewer_collections(collector):
         assert gc.get_threshold()[0] > threshold[0]
         assert gc.get_freeze_count()
     assert gc.get_threshold() == threshold
     assert not gc.get_freeze_count()
 
 
-def test_the_last_of_several_restores_it(threshold: tuple[int, int, int]) -> None:
-    first, second = fewer_collections(), fewer_collections()
+def test_the_last_of_several_restores_it(collector: Collector, threshold: tuple[int, int, int]) -> None:
+    first, second = fewer_collections(collector), fewer_collections(collector)
     first.__enter__()
     second.__enter__()
     first.__exit__(None, None, None)
@@ -43,36 +48,38 @@ def test_the_last_of_several_restores_it(threshold: tuple[int, int, int]) -> Non
 
 
 @pytest.mark.parametrize("own", [(0, 10, 10), (100_000, 20, 20)], ids=["off", "rarer"])
-def test_settings_of_the_process_stay(own: tuple[int, int, int]) -> None:
+def test_settings_of_the_process_stay(collector: Collector, own: tuple[int, int, int]) -> None:
     gc.set_threshold(*own)
-    with fewer_collections():
+    with fewer_collections(collector):
         assert gc.get_threshold() == own
         assert not gc.get_freeze_count()
 
 
-def test_objects_that_the_process_has_frozen_stay_frozen() -> None:
+def test_objects_that_the_process_has_frozen_stay_frozen(collector: Collector) -> None:
     gc.freeze()
-    with fewer_collections():
+    with fewer_collections(collector):
         pass
     assert gc.get_freeze_count()
 
 
-def test_objects_that_the_process_has_frozen_are_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_objects_that_the_process_has_frozen_are_counted_once(
+    collector: Collector, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It takes a tenth of a second in a process with all libraries, and a job may be short."""
     counted: list[int] = []
     monkeypatch.setattr(gc, "get_freeze_count", lambda: counted.append(1) or 1)
     for _ in range(3):
-        with fewer_collections():
+        with fewer_collections(collector):
             pass
     assert counted == [1]
 
 
-def test_cycles_made_inside_are_still_collected() -> None:
+def test_cycles_made_inside_are_still_collected(collector: Collector) -> None:
     class Node:
         def __init__(self) -> None:
             self.me = self
 
-    with fewer_collections():
+    with fewer_collections(collector):
         node = weakref.ref(Node())
         gc.collect()
         assert node() is None

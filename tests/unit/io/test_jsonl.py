@@ -107,7 +107,7 @@ def test_any_blocks_and_any_done_rows_give_the_same_positions(
 def test_done_rows_are_not_parsed(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file.write_bytes(b'{"a":1}\n' * 1000)
     parsed = []
-    monkeypatch.setattr(rows_module, "_decode", lambda line: parsed.append(line) or {})
+    monkeypatch.setattr(rows_module, "decode_json", lambda line: parsed.append(line) or {})
     source = open_source(file)
     parsed.clear()  # the first line is looked at to tell the format
     list(source.chunks(lambda position: max(position, 997)))

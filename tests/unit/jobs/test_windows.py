@@ -15,6 +15,7 @@ from headrace.io.formats.jsonl import JsonlWriter
 from headrace.io.storage.parts import Interval, PartFolder
 from headrace.jobs.pipeline.job import Job
 from headrace.jobs.pipeline.ordering import in_windows
+from headrace.jobs.state import windows as windows_module
 from headrace.jobs.state.ledger import Ledger
 from headrace.jobs.state.passes import FinishedJob, Pass
 from headrace.jobs.state.windows import STRIDE, OpenWindow, Windows, read_order, stretches, write_order
@@ -84,7 +85,7 @@ def test_a_kill_while_a_window_is_put_in_order_loses_and_doubles_nothing(
         PartFolder.commit(output, interval, rows, failures)
 
     with monkeypatch.context() as patch:
-        patch.setattr(windows, "_remove", killed)
+        patch.setattr(windows_module, "remove_at_once", killed)
         if kill != "after":
             patch.setattr(output, "commit", commit_some)
         with pytest.raises(KeyboardInterrupt):
@@ -201,9 +202,8 @@ def test_a_kill_while_windows_are_merged_loses_and_doubles_nothing(
         if kill == "merging":
             patch.setattr(output, "commit", commit_one)
         else:
-            patch.setattr(
-                windows if kill == "removing" else shutil, "_remove" if kill == "removing" else "rmtree", killed
-            )
+            module, name = (windows_module, "remove_at_once") if kill == "removing" else (shutil, "rmtree")
+            patch.setattr(module, name, killed)
         with pytest.raises(KeyboardInterrupt):
             windows.finish()
     windows, output = windows_in(tmp_path)

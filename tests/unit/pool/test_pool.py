@@ -356,12 +356,17 @@ def test_a_generator_without_a_model_is_named() -> None:
     asyncio.run(main())
 
 
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [(OSError("still in use"), "unloading model 'bad' raised OSError: still in use"), (SystemExit(3), "")],
+    ids=["an error", "an exit"],
+)
 def test_an_unload_that_fails_is_logged_and_gives_the_room_back(
-    virtual: VirtualTime, caplog: pytest.LogCaptureFixture
+    virtual: VirtualTime, caplog: pytest.LogCaptureFixture, error: BaseException, told: str
 ) -> None:
     async def bad() -> AsyncIterator[str]:
         yield "bad"
-        raise OSError("still in use")
+        raise error
 
     async def main() -> None:
         pool = ModelPool(max_models=1)
@@ -372,7 +377,7 @@ def test_an_unload_that_fails_is_logged_and_gives_the_room_back(
             await use(pool, "a")
 
     virtual(main())
-    assert "unloading model 'bad' raised OSError: still in use" in caplog.text
+    assert told in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -503,22 +508,6 @@ def test_whatever_loading_raises_fails_its_own_requests_and_leaves_the_room(erro
             await use(pool, "a", 0)
 
     asyncio.run(main())
-
-
-def test_whatever_unloading_raises_leaves_the_room(virtual: VirtualTime) -> None:
-    async def bad() -> AsyncIterator[str]:
-        yield "bad"
-        raise SystemExit(3)
-
-    async def main() -> None:
-        pool = ModelPool(max_models=1)
-        pool.add("bad", bad)
-        pool.add("a", Machine().model("a"))
-        async with pool:
-            await use(pool, "bad")
-            await use(pool, "a")
-
-    virtual(main())
 
 
 def test_models_that_never_fit_together_take_turns(virtual: VirtualTime) -> None:

@@ -13,7 +13,7 @@ from headrace.engines.base import Engine
 from headrace.engines.capabilities import REQUESTING, TUNING, RequestingEngine, TunableEngine
 from headrace.events import DeviceUsed, Event, JobDone, JobStarted, Listener
 
-_WORTH_S = 2.0
+WORTH_S = 2.0
 """Peaks are measured, which takes half a second once, for jobs that computed at least this long."""
 
 
@@ -78,7 +78,7 @@ class DeviceWatch:
         last = self._gpu.read() if self._gpu is not None else None
         energy = last.energy_j - self._reading.energy_j if last is not None and self._reading is not None else None
         dtype = str(self._engine.describe().get("dtype", ""))
-        peaks = self._peaks(dtype) if done.seconds >= _WORTH_S and done.operations else {}
+        peaks = self._peaks(dtype) if done.seconds >= WORTH_S and done.operations else {}
         self._tell(
             DeviceUsed(
                 computed_s=done.seconds,

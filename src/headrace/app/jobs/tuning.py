@@ -31,12 +31,12 @@ logger = logging.getLogger("headrace")
 _MOST_S = 10.0
 _MOST_SHARE = 0.01
 """Maximum share of the job's forecast time for trying."""
-_WORTH_S = 4.0
+WORTH_S = 4.0
 """A job that can save less stays in float32: loading the model twice and trying would take about as long."""
 _UNKNOWN_S = 1.0
 """Seconds for trying if the length of the job is unknown."""
 _MOST_RECORDS = 2_000
-_BATCH_SHARE = 0.25
+BATCH_SHARE = 0.25
 """Cost of a job's trial batches, as a share of the engine's own: more batches show more lengths in the same time."""
 _LEAST_BATCHES = 5
 """The fewest batches to run in both dtypes, if the sample has them: other work may disturb a single one."""
@@ -144,7 +144,7 @@ def tune(plan: Plan, engine: Engine, survey: Survey | None, profile: EngineProfi
     if why or not dtype:
         return Tuned(engine, _said(dtype, why, tunable) if dtype else None)
 
-    small = replace(profile, batch_cost=profile.batch_cost * _BATCH_SHARE)
+    small = replace(profile, batch_cost=profile.batch_cost * BATCH_SHARE)
     batches = [] if survey is None else batches_of(survey.work, small)
     config = plan.settings.config
     first = to_try(tunable, config)[0]
@@ -246,10 +246,10 @@ def _allowance(engine: BatchEngine, batches: Sequence[Sequence[Work]], survey: S
     if not work or records is None:
         return _UNKNOWN_S if work else None
     first = batches[0]
-    _forward(engine, first)  # the first batch of a shape is slower
-    _, seconds = _forward(engine, first)
+    timed_forward(engine, first)  # the first batch of a shape is slower
+    _, seconds = timed_forward(engine, first)
     forecast = seconds / sum(item.cost for item in first) * sum(item.cost for item in work) / len(work) * records
-    return min(_MOST_S, _MOST_SHARE * forecast) if forecast * saving >= _WORTH_S else None
+    return min(_MOST_S, _MOST_SHARE * forecast) if forecast * saving >= WORTH_S else None
 
 
 def _try(
@@ -290,12 +290,12 @@ def _run_both(
     """
     fastest = [math.inf, math.inf]  # seconds per cost
     outputs: tuple[list[object], list[object]] = ([], [])
-    _forward(other, batches[0])
+    timed_forward(other, batches[0])
     ends = time.perf_counter() + most_s
     for tried, batch in enumerate(batches, start=1):
         cost = sum(item.cost for item in batch)
         for place, one in enumerate((engine, other)):
-            found, seconds = _forward(one, batch)
+            found, seconds = timed_forward(one, batch)
             fastest[place] = min(fastest[place], seconds / cost)
             outputs[place].extend(found)
         if tried >= _LEAST_BATCHES and time.perf_counter() > ends:
@@ -303,7 +303,7 @@ def _run_both(
     return fastest[0] / fastest[1], *outputs
 
 
-def _forward(engine: BatchEngine, batch: Sequence[Work]) -> tuple[Sequence[object], float]:
+def timed_forward(engine: BatchEngine, batch: Sequence[Work]) -> tuple[Sequence[object], float]:
     """Outputs and seconds; if the batch fails, its error for each record."""
     started = time.perf_counter()
     found = attempted(timed, engine, batch)

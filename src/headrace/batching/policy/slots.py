@@ -11,7 +11,7 @@ from headrace.batching.policy.growth import Growth
 
 _keys = count()
 """Unique for the process, because an engine may outlive its batcher."""
-_MARGIN = 0.5
+MARGIN = 0.5
 """Standard deviations of the cost of all records that are kept free."""
 
 
@@ -86,7 +86,7 @@ class ExpectedPeak:
             deviation = spread_squares + left * (2 * spread_held + left * spread)
             expected = held + records * left
             if deviation > 0:
-                expected += _MARGIN * math.sqrt(deviation)
+                expected += MARGIN * math.sqrt(deviation)
             if expected > largest:
                 largest = expected
         return self._constant + largest

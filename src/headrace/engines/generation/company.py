@@ -19,7 +19,7 @@ _SHORT, _LONG = 4, 36
 """Tokens of the prompts. The long one is longer than a page of the cache."""
 _MOST = 1_024
 """Tokens of the long prompt if the model computes longer ones otherwise."""
-_OPERATIONS = 2e11
+OPERATIONS = 2e11
 """What a longer prompt may cost: a second or two of a CPU."""
 _ROOM = {torch.float32: 1e-3, torch.float16: 3e-2, torch.bfloat16: 0.15}
 """How far scores may be apart by rounding, as a share of their length. Small models that differ are 0.17 to 1.4 apart,
@@ -93,7 +93,7 @@ class Trial:
 def _long_prompt(lm: CausalLM) -> int:
     """The length of the long prompt: beyond the lengths at which the model changes, as far as it costs little."""
     parameters = sum(one.numel() for one in lm.model.parameters())
-    affordable = min(_MOST, int(_OPERATIONS / (2 * parameters)))
+    affordable = min(_MOST, int(OPERATIONS / (2 * parameters)))
     text = lm.model.config.get_text_config()
     windows = [value for name in _WINDOWS if isinstance(value := getattr(text, name, None), int)]
     changes = [*windows, *([switch] if (switch := switches_at(lm.model.config)) else [])]

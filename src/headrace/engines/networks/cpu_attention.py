@@ -19,7 +19,7 @@ from transformers import AttentionInterface, PreTrainedModel
 
 NAME = "headrace_cpu"
 
-_SCORES_BYTES = 1 << 21
+SCORES_BYTES = 1 << 21
 """Scores computed at once. So few stay in the CPU's cache, and in memory that the process already has."""
 _SHORT = 128
 """Sequences of up to this many tokens are computed in the way that is faster for half as many, others for twice."""
@@ -81,7 +81,7 @@ def by_products(
 ) -> torch.Tensor:
     """Attention by products of matrices, some sequences at a time; see `attend`."""
     sequences, heads, tokens, width = queries.shape
-    at_once = max(1, _SCORES_BYTES // (heads * tokens * tokens * queries.element_size()))
+    at_once = max(1, SCORES_BYTES // (heads * tokens * tokens * queries.element_size()))
     added = queries.new_zeros(()) if mask is None else mask[0]
     outputs = queries.new_empty(sequences, tokens, heads, width)
     for first in range(0, sequences, at_once):

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _turn = threading.Lock()
 """transformers changes settings of the whole process while it loads a model: two loads at once disturb each other."""
-_TURN_TIMEOUT_S = 300.0
+TURN_TIMEOUT_S = 300.0
 """Seconds that a load waits for the one before it."""
 _holder: tuple[Path, float] | None = None
 """The model that is being loaded, and since when."""
@@ -95,7 +95,7 @@ def one_line_errors(folder: Path) -> Iterator[None]:
 @contextmanager
 def _in_turn(folder: Path) -> Iterator[None]:
     global _holder  # noqa: PLW0603 - of the one lock of the process
-    if not _turn.acquire(timeout=_TURN_TIMEOUT_S):
+    if not _turn.acquire(timeout=TURN_TIMEOUT_S):
         other, since = _holder or (folder, time.monotonic())
         raise EngineError(
             f"the model in {folder} cannot be loaded while the model in {other} is being loaded, which has taken "

@@ -15,7 +15,7 @@ from headrace.records import LeftOut
 
 T = TypeVar("T")
 _GLOB = frozenset("*?[")
-_NAMED = 3
+MOST_NAMED = 3
 """Maximum names reported per reason."""
 
 HIDDEN = "hidden (a name with . or _ in front)"
@@ -88,7 +88,7 @@ def group_by_reason(left_out: Iterable[tuple[str, str]]) -> tuple[LeftOut, ...]:
     reasons: dict[str, list[str]] = {}
     for name, reason in left_out:
         reasons.setdefault(reason, []).append(name)
-    return tuple(LeftOut(reason, len(names), tuple(names[:_NAMED])) for reason, names in reasons.items())
+    return tuple(LeftOut(reason, len(names), tuple(names[:MOST_NAMED])) for reason, names in reasons.items())
 
 
 def _walk(folder: Path) -> Iterator[Entry]:

@@ -32,10 +32,11 @@ memory than a short one."""
 MERGED_RUNS = 16
 """Number of runs that are merged into one, to limit the runs to search."""
 LOOKING = 1 / 50
-"""Share of the time to check new ids in, beside the first `_FREE_S`. They are checked as soon as that allows, before
+"""Share of the time to check new ids in, beside the first `FREE_S`. They are checked as soon as that allows, before
 their records are computed: a fast engine would have computed them all before a later check."""
-_FREE_S = 0.2
-_BLOCK = 1 << 17
+FREE_S = 0.2
+"""Seconds of checks that no share bounds."""
+BLOCK = 1 << 17
 """Digests of a run that are read at once."""
 _RUN = re.compile(r"ids-(\d{12,})-(\d{12,})\.u64")
 
@@ -80,7 +81,7 @@ class SeenIds:
             positions = [position for position, digest in zip(positions, digests, strict=True) if digest]
         self._seen.add([digest for digest in digests if digest], positions, end)
         now = time.monotonic()
-        if self._looked_s <= _FREE_S + LOOKING * (now - self._began) or self._seen.is_full:
+        if self._looked_s <= FREE_S + LOOKING * (now - self._began) or self._seen.is_full:
             self.look()
             self._looked_s += time.monotonic() - now
 
@@ -205,7 +206,7 @@ class _Digests:
         """Sorted arrays of all that has been looked for, a bounded part at a time."""
         if len(self._recent):
             yield self._recent
-        block = self._np.empty(_BLOCK, self._np.uint64)  # read into again and again
+        block = self._np.empty(BLOCK, self._np.uint64)  # read into again and again
         for run in self._runs:
             with run.path.open("rb", buffering=0) as file:
                 while size := file.readinto(block):

@@ -50,7 +50,8 @@ _WAYS_OUT = {
 }
 NOT_UTF_8 = "not valid UTF-8; a file in Latin-1 or Windows-1252 needs: iconv -f WINDOWS-1252 -t UTF-8"
 """What is said of bytes that are not text."""
-_decode = json.JSONDecoder().decode
+decode_json = json.JSONDecoder().decode
+"""Parses one line."""
 
 
 class FileFormat:
@@ -263,7 +264,7 @@ def parse_object(line: bytes) -> dict[str, Json]:
     """
     if len(line) > MAX_LINE_BYTES:
         raise ValueError(f"the line is longer than {MAX_LINE_BYTES} bytes")
-    data = _decode(line.decode())
+    data = decode_json(line.decode())
     if type(data) is not dict:
         raise TypeError(f"the line is a JSON {type(data).__name__}, not an object")
     return data

@@ -34,7 +34,7 @@ CHUNK_ROWS = 256
 """Rows of a chunk of a window."""
 _READ_S = 10.0
 """Maximum seconds in which a window is read: a slow input must not keep the engine waiting."""
-_LEAST_RUNS = 8
+LEAST_RUNS = 8
 """Windows that the free disk must hold so that rows are sorted there."""
 
 
@@ -241,8 +241,8 @@ class Ordering:
         share = held.share_of(self._length)
         if share >= 1 or not (self._order == "prefix" or shared.gains_beyond(share)):
             return
-        free = _free(self._windows.disk)
-        self._sorts = free >= _LEAST_RUNS * self.room
+        free = free_bytes(self._windows.disk)
+        self._sorts = free >= LEAST_RUNS * self.room
         if not self._sorts:
             self._length = Length()
             logger.warning(
@@ -255,7 +255,7 @@ class Ordering:
         self._sorts = False
         disk = self._windows.disk
         try:
-            spilled = Spill(disk, self._prompt, self.room, _free(disk) // 2)
+            spilled = Spill(disk, self._prompt, self.room, free_bytes(disk) // 2)
         except OSError as error:
             self._length = Length()
             logger.warning("headrace: the rows cannot be sorted by prompt in %s: %s", disk, error.strerror)
@@ -289,7 +289,7 @@ class Ordering:
         self._chosen.append(OrderChosen(order, records, reason, time.monotonic()))
 
 
-def _free(folder: Path) -> int:
+def free_bytes(folder: Path) -> int:
     """Bytes of free disk."""
     return shutil.disk_usage(folder).free
 

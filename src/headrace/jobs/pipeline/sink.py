@@ -27,14 +27,14 @@ _BACKLOG_RUNS = 2
 """Maximum full runs that wait for the disk; above this number `put` waits."""
 _FIRST_FINISHED = 64
 """Records passed to `finish` together until the size of its outputs is known."""
-_SHARE_AT_RISK = 0.01
+SHARE_AT_RISK = 0.01
 """Fraction of the run time that a kill may lose: longer runs wait longer, so that slow engines make fewer parts."""
 _LONGEST_WAIT_S = 60.0
 
 
 def least_wait_s(age_s: float) -> float:
     """Minimum seconds that rows wait to fill their part, in a run of that age."""
-    return min(age_s * _SHARE_AT_RISK, _LONGEST_WAIT_S)
+    return min(age_s * SHARE_AT_RISK, _LONGEST_WAIT_S)
 
 
 @dataclass(slots=True)

@@ -369,10 +369,10 @@ class Windows:
             except (OSError, ValueError) as error:
                 if lost := parts.committed():
                     damaged.append(_lost(path / ORDER, lost, error))
-                self._remove(path)
+                remove_at_once(path)
                 continue
             if path.suffix != _SORTED and window.lies_in(finished):
-                self._remove(path)
+                remove_at_once(path)
                 continue
             window.committed, bad = parts.resume()
             damaged += bad
@@ -426,7 +426,7 @@ class Windows:
         self._open.clear()
         self._sorted.clear()
         if self._folder.exists():
-            self._remove(self._folder)
+            remove_at_once(self._folder)
 
     # -- while the job runs ------------------------------------------------------------------------------------------
 
@@ -537,7 +537,7 @@ class Windows:
             written.append(Interval(piece.start, piece.stop))
             self._output.commit(written[-1], rows, failures)
         del self._open[window.number]
-        self._remove(window.parts.path)
+        remove_at_once(window.parts.path)
         return written
 
     def _sort(self, window: OpenWindow) -> None:
@@ -548,19 +548,20 @@ class Windows:
             shutil.rmtree(sorting, ignore_errors=True)
             window.sort_into(sorting, self._writer)
             if window.parts.path == target:
-                self._remove(target)
+                remove_at_once(target)
             sorting.rename(target)
             sync_folder(self._folder)
             if window.parts.path != target:
-                self._remove(path)
+                remove_at_once(path)
         self._sorted[window.number] = SortedWindow(target, self.suffix)
         del self._open[window.number]
 
-    def _remove(self, path: Path) -> None:
-        """Remove a window's folder, at once for all who look at its name."""
-        gone = path.with_name(path.name + _GONE)
-        path.rename(gone)
-        shutil.rmtree(gone, ignore_errors=True)
+
+def remove_at_once(path: Path) -> None:
+    """Remove a window's folder, at once for all who look at its name."""
+    gone = path.with_name(path.name + _GONE)
+    path.rename(gone)
+    shutil.rmtree(gone, ignore_errors=True)
 
 
 def _check(window: OpenWindow | SortedWindow) -> None:

@@ -26,7 +26,8 @@ from headrace.observe.live.frame import wall_clock
 
 T = TypeVar("T")
 
-_FLUSH_S = 3.0
+FLUSH_S = 3.0
+"""Seconds that the end of a job waits for its last spans to be sent."""
 _LONGEST = 300
 _MOST_REASONS = 64
 _SAMPLING = {
@@ -66,7 +67,7 @@ class Tracing:
             return
         sender = threading.Thread(target=send, name="headrace-otel-flush", daemon=True)
         sender.start()
-        sender.join(_FLUSH_S)
+        sender.join(FLUSH_S)
 
 
 def _text(value: object) -> str:

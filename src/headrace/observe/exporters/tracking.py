@@ -25,7 +25,7 @@ from headrace.observe.reporting.report import ReportBuilder
 
 logger = logging.getLogger("headrace")
 
-_BEGIN_S = 30.0
+BEGIN_S = 30.0
 """How long after the start of a job its end waits for a tracker that has not answered at all, ..."""
 _END_S = 60.0
 """... and for one that has, to take the last figures and the page."""
@@ -108,7 +108,7 @@ class _TrackedJob:
         """Report the end; waits for that, within limits."""
         self._state = state
         self._over.set()
-        self._thread.join(max(self._began + _BEGIN_S - time.monotonic(), 0.1))
+        self._thread.join(max(self._began + BEGIN_S - time.monotonic(), 0.1))
         if self._begun:
             self._thread.join(_END_S)
         if self._thread.is_alive():

@@ -23,8 +23,9 @@ _FIXED_ENOUGH = 0.05
 """Fraction of a batch that may be the same whatever is in it: above it, larger batches are worth trying."""
 _BUSY_ENOUGH = 0.95
 _PADDING_ENOUGH = 0.85
-_TOO_SHORT_S = 2.0
-_WORTH = 0.05
+TOO_SHORT_S = 2.0
+"""A shorter run has no bottleneck that is worth telling."""
+WORTH = 0.05
 """A fraction of the wall time: advice that gains less is not given."""
 _MOST_LARGER = 16
 """Times as large as now: beyond it, the measured batches say too little."""
@@ -43,7 +44,7 @@ def advise(run: Report) -> str:
         return "Nothing was left to do."
     if failures := _many_failed(run):
         return f"{failures}: read the errors file before tuning anything."
-    if run.batches == 0 or run.wall_s < _TOO_SHORT_S:
+    if run.batches == 0 or run.wall_s < TOO_SHORT_S:
         return "The run was too short to find a bottleneck."
     found = advices(run)
     if found:
@@ -62,10 +63,10 @@ def advise(run: Report) -> str:
 
 def advices(run: Report) -> list[Advice]:
     """Everything that is worth changing, what gains most first."""
-    if not run.records or not run.batches or run.wall_s < _TOO_SHORT_S:
+    if not run.records or not run.batches or run.wall_s < TOO_SHORT_S:
         return []
     found = [advice for rule in _RULES if (advice := rule(run)) is not None]
-    worth = [advice for advice in found if advice.gain_s >= _WORTH * run.wall_s]
+    worth = [advice for advice in found if advice.gain_s >= WORTH * run.wall_s]
     return sorted(worth, key=lambda advice: -advice.gain_s)
 
 
@@ -447,7 +448,7 @@ def _replicas(run: Report) -> Advice | None:
 def _second_device(run: Report) -> str:
     now = max(len(run.lanes), 1)
     gain = _device_gain(run, _device_s(run) / (now + 1))
-    if gain < _WORTH * run.wall_s:
+    if gain < WORTH * run.wall_s:
         return ""
     if run.lanes:
         return f"; another worker, on a device of the same speed, would save up to {_saving(run, gain)}"
