@@ -200,6 +200,16 @@ def test_what_is_of_another_kind_is_listed_as_broken(run: Run, tmp_path: Path, g
         assert "served without a protocol: protocol 'shout.odd' of package headrace-odd" in ended.stderr
 
 
+def test_a_package_cannot_take_the_name_of_one_of_headrace_s_own(run: Run, tmp_path: Path) -> None:
+    project = PROJECT.format(name="taker", engine="x", least="0.1").replace('"shout.x"', "jsonl")
+    taker = installed("ENGINE = 3", project.replace("headrace.engines", "headrace.formats"), tmp_path, "headrace_taker")
+    job = ("run", "-i", "docs.jsonl", "-o", "out.jsonl", "--engine", "headrace.testing:FakeEngine", "--task", "embed")
+    ended = run(*job, also=(taker,))
+    assert ended.returncode == 0, ended.stderr
+    listed = run("list", "formats", also=(taker,))
+    assert "headrace-taker and headrace; headrace's own is used" in listed.stdout, listed.stdout
+
+
 SERVE = """
 from starlette.testclient import TestClient
 import headrace

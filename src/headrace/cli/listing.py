@@ -20,7 +20,7 @@ from headrace.extras import missing_packages
 from headrace.io.base import SourcePlugin
 from headrace.io.formats.known import Format
 from headrace.io.sinks.targets import SinkPlugin
-from headrace.plugins import GROUPS, Group, Plugin, known, load
+from headrace.plugins import GROUPS, Group, Plugin, known, left_out, load
 
 EXAMPLES = """Examples:
 
@@ -90,7 +90,7 @@ def list_plugins(which: Which = None, as_json: AsJson = False) -> None:
 
 
 def _list(groups: Sequence[Group], *, as_json: bool) -> int:
-    found = [_listed(plugin) for group in groups for plugin in known(group).values()]
+    found = [_listed(plugin) for group in groups for plugin in (*known(group).values(), *left_out(group))]
     if as_json:
         print(json.dumps([asdict(one) for one in found], indent=2))
         return 0
@@ -111,7 +111,7 @@ def _list(groups: Sequence[Group], *, as_json: bool) -> int:
 def _listed(plugin: Plugin) -> Listed:
     facts = plugin.group, plugin.name, plugin.package, plugin.reference
     try:
-        found = _OF_GROUP[plugin.group](plugin.name)
+        found = plugin.load() if plugin.doubled else _OF_GROUP[plugin.group](plugin.name)
     except ConfigError as error:
         return Listed(*facts, "", (), str(error), "")
     extra = str(getattr(found, "extra", ""))

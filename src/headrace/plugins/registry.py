@@ -99,13 +99,22 @@ def known(group: Group) -> Mapping[str, Plugin]:
         )
     for package, entry in sorted(entries, key=lambda one: (one[0] != OWN, one[1].name)):
         if (earlier := found.get(entry.name)) is not None:
-            if earlier.package != package:
+            if earlier.package not in (package, OWN):  # what takes one of Headrace's own names is left out
                 found[entry.name] = Plugin(
                     group, entry.name, earlier.package, earlier.reference, earlier.entry, package
                 )
             continue
         found[entry.name] = Plugin(group, entry.name, package, entry.value, entry)
     return found
+
+
+def left_out(group: Group) -> Sequence[Plugin]:
+    """Plugins of other packages that have the name of one of Headrace's own, which is used instead."""
+    return [
+        Plugin(group, entry.name, package, entry.value, entry, OWN)
+        for package, entry in _registered().get(f"headrace.{group}", ())
+        if package != OWN and known(group)[entry.name].package == OWN
+    ]
 
 
 def load(group: Group, name: str, kind: type[T]) -> T:
@@ -151,7 +160,7 @@ def _imported(plugin: Plugin) -> object:
     if plugin.doubled is not None:
         raise ConfigError(
             f"two packages register the {plugin.group.removesuffix('s')} {plugin.name!r}: {plugin.package} and "
-            f"{plugin.doubled}; uninstall one of them"
+            f"{plugin.doubled}; " + (f"{OWN}'s own is used" if plugin.doubled == OWN else "uninstall one of them")
         )
     if (wanted := _newer(plugin.package)) is not None:
         raise ConfigError(

@@ -205,3 +205,22 @@ def test_a_server_is_named_after_the_model_of_its_engine() -> None:
     assert default_model("embed", None) == "all-MiniLM-L6-v2"
     assert default_model("embed", "onnx") is None
     assert default_model("embed", "headrace.testing:FakeEngine") is None
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"engine_options": 4}, "engine_options is 4; it must be a mapping"),
+        ({"engine_options": {3: 4}}, "engine_options"),
+        ({"limits": headrace.Limits()}, "limits is .*; it must be a ServeLimits"),
+        ({"name": 3}, "name is 3"),
+        ({"allowed_hosts": "abc"}, "allowed_hosts and keys must be lists"),
+        ({"latency_target_s": 0}, "latency_target_s is 0"),
+        ({"engine": headrace.Embedding(), "max_wait": 4}, "max_wait is unknown"),
+    ],
+)
+def test_a_server_refuses_what_a_setting_cannot_be(options: dict[str, Any], message: str) -> None:
+    from headrace.app.servers.server import build_app
+
+    with pytest.raises(ConfigError, match=message):
+        build_app(**{"engine": "headrace.testing:FakeEngine", **options})

@@ -25,6 +25,7 @@ from headrace.app.servers.observed import ObservedServer
 from headrace.app.servers.settings import SERVER_SETTINGS as SERVER_SETTINGS
 from headrace.app.servers.settings import ServerSettings as ServerSettings
 from headrace.app.servers.warm_up import warm_up
+from headrace.argument_types import check_types
 from headrace.device.cache import TuningCache
 from headrace.engines.choosing import registry
 from headrace.engines.choosing.config import EngineConfig, config_from
@@ -140,6 +141,9 @@ def check_settings(settings: ServerSettings) -> ServerSettings:
     Raises:
         ConfigError: a task, engine or option does not exist, or an allowed host is no host name.
     """
+    check_types(settings, "state")
+    if isinstance(settings.allowed_hosts, str) or isinstance(settings.keys, str):
+        raise ConfigError("allowed_hosts and keys must be lists; put a single one in a list")
     config = settings.config.resolved()
     config.check(SERVER_SETTINGS, model=False)
     if config.engine_options.get("output_dtype", "float32") != "float32":

@@ -16,6 +16,7 @@ from headrace.engines.model_folder import is_included
 from headrace.engines.tasks import known_tasks
 from headrace.errors import ConfigError
 from headrace.options import named, option
+from headrace.wording import shown
 
 
 class EngineChoice(Protocol):
@@ -191,6 +192,8 @@ def config_from(given: Mapping[str, Any]) -> EngineConfig:
     if not hasattr(choice, "as_config"):
         return EngineConfig(**{**own, "model": model_name(own.get("model")), "engine_options": options})
     for name in ("task", "model", *options):
+        if {**own, **options}.get(name) is not None and not hasattr(choice, name):
+            raise ConfigError(f"``{name}`` is unknown: the engine {type(choice).__name__} has no such option")
         if {**own, **options}.get(name) is not None:
             raise ConfigError(f"``{name}`` is a setting of the engine {type(choice).__name__}: give it there")
     chosen: EngineConfig = choice.as_config()
@@ -203,7 +206,10 @@ def merged_options(explicit: Mapping[str, object] | None, keywords: Mapping[str,
     Raises:
         ConfigError: an option is given both ways.
     """
-    options = dict(explicit or {})
+    given: object = explicit or {}
+    if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
+        raise ConfigError(f"``engine_options`` is {shown(explicit)}; it must be a mapping of options by name")
+    options = dict(given)
     for name, value in keywords.items():
         if name in options:
             raise ConfigError(f"{name} is given twice; give it once")
