@@ -204,7 +204,8 @@ def test_a_server_is_named_after_the_model_of_its_engine() -> None:
 
     assert default_model("embed", None) == "all-MiniLM-L6-v2"
     assert default_model("embed", "onnx") is None
-    assert default_model("embed", "headrace.testing:FakeEngine") is None
+    assert default_model("embed", "headrace.testing:FakeEngine") == "all-MiniLM-L6-v2"
+    assert default_model("generate", "endpoint") == "arithmetic"
 
 
 @pytest.mark.parametrize(

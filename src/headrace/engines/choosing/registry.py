@@ -72,9 +72,14 @@ def is_remote(engine: object) -> bool:
 
 
 def default_model(task: str, engine: object) -> str | None:
-    """The model that the engine loads where none is named; None if it has none, or is a custom one."""
+    """The model that an engine has where none is named; None if it has none.
+
+    A custom engine, and one that asks other servers, goes by the task's.
+    """
     kind = engine_named(task, engine)
-    return None if kind is None else kind.default_model
+    if kind is not None and not kind.remote:
+        return kind.default_model
+    return next((one.default_model for one in declared_engines(task) if one.default_model is not None), None)
 
 
 def path_options() -> frozenset[str]:
