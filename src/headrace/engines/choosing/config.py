@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
@@ -192,7 +192,7 @@ def config_from(given: Mapping[str, Any]) -> EngineConfig:
     if not hasattr(choice, "as_config"):
         return EngineConfig(**{**own, "model": model_name(own.get("model")), "engine_options": options})
     for name in ("task", "model", *options):
-        if {**own, **options}.get(name) is not None and not hasattr(choice, name):
+        if {**own, **options}.get(name) is not None and is_dataclass(choice) and not hasattr(choice, name):
             raise ConfigError(f"``{name}`` is unknown: the engine {type(choice).__name__} has no such option")
         if {**own, **options}.get(name) is not None:
             raise ConfigError(f"``{name}`` is a setting of the engine {type(choice).__name__}: give it there")
