@@ -145,7 +145,7 @@ def test_long_prompts_are_answered_in_chunks_by_a_job_and_by_a_server(rule: dict
 @pytest.mark.parametrize(
     ("task", "options", "words"),
     [
-        ("embed", {"chunk_overlap": 4}, "set on_too_long to 'split'"),
+        ("embed", {"chunk_overlap": 4}, 'set on_too_long="split"'),
         ("embed", {"on_too_long": "split", "chunk_overlap": 126}, "less than the 126 tokens"),
         ("embed", {"on_too_long": "split", "chunk_join": "max"}, "by 'mean'"),
         ("embed", {"on_too_long": "cut"}, "on_too_long is 'cut'; it must be one of truncate, error, split"),

@@ -16,7 +16,7 @@ from headrace.batching.passthrough import PassthroughBatcher
 from headrace.engines.base import Chunks
 from headrace.engines.requests.long_prompts import LongPrompts, PromptSplitter
 from headrace.errors import RecordError
-from headrace.serving.admission.chunks import run_chunks
+from headrace.serving.admission.waiting import run_chunks
 
 WORDS = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "iota", "kappa"]
 

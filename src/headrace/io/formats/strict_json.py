@@ -198,8 +198,9 @@ def _scalar(item: object, default: Callable[[object], object]) -> tuple[str, obj
         return "text", "null"
     if item is None or isinstance(item, (str, bool, float)):
         return "text", json.dumps(item)
-    if isinstance(item, int):
-        return "text", int.__repr__(item)
+    if isinstance(item, int):  # of more than 4,300 digits, Python makes no text
+        digits = attempted(int.__repr__, item)
+        return "text", digits if isinstance(digits, str) else json.dumps(safe_text(item))
     found = attempted(default, item)  # whose methods may raise anything, and something must be written
     return ("text", json.dumps(safe_text(item))) if isinstance(found, BaseException) else ("value", found)
 

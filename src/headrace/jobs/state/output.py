@@ -326,6 +326,9 @@ class JobOutput:
     def show_errors(self, start: StartMode, parts: PartFolder | Windows) -> None:
         """Write the dead letters of an unfinished job where the user looks for them."""
         self._refuse_new(self.errors, lambda: "")
+        if self._before is not None and not self.is_folder:
+            self._before.pop(self.errors.name, None)  # after a kill in the middle, the file is still the job's own
+            self._write_state(start, None)
         parts.merge_errors(self.errors, work=self.work)
         if self._before is not None and not self.is_folder:
             self._before[self.errors.name] = _stamp(self.errors)
