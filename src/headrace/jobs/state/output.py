@@ -326,12 +326,16 @@ class JobOutput:
     def show_errors(self, start: StartMode, parts: PartFolder | Windows) -> None:
         """Write the dead letters of an unfinished job where the user looks for them."""
         self._refuse_new(self.errors, lambda: "")
-        if self._before is not None and not self.is_folder:
-            self._before.pop(self.errors.name, None)  # after a kill in the middle, the file is still the job's own
-            self._write_state(start, None)
+        self._own_errors(start)
         parts.merge_errors(self.errors, work=self.work)
         if self._before is not None and not self.is_folder:
             self._before[self.errors.name] = _stamp(self.errors)
+            self._write_state(start, None)
+
+    def _own_errors(self, start: StartMode) -> None:
+        """Note that the errors file is the job's own from now on, also after a kill before it is complete."""
+        if self._before is not None and not self.is_folder and self.errors.name in self._before:
+            del self._before[self.errors.name]
             self._write_state(start, None)
 
     def _refuse_new(self, path: Path, digest: Callable[[], str]) -> None:
@@ -380,6 +384,7 @@ class JobOutput:
         failed = self.parts.count_errors()
         self._check_errors()
         self._refuse_new(self.errors, lambda: digest_of(*self.parts.twins(committed)))
+        self._own_errors(start)
         self.parts.merge_errors(self.errors, committed, self.work)
         errors_digest = digest_of(self.errors) if failed else ""
         digest = "" if self.is_folder else self._merge(committed)
