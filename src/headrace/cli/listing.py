@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
@@ -30,7 +30,7 @@ headrace list engines --json
 """
 
 Which = Annotated[
-    Literal["tasks", "engines", "formats", "sources", "sinks", "exporters", "protocols", "clusters"] | None,
+    Group | None,
     typer.Argument(help="What to list. Default: everything."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print a JSON array with one object for each.")]

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from typing import Literal, TypeAlias, TypeVar, get_args
@@ -133,16 +133,23 @@ def load(group: Group, name: str, kind: type[T]) -> T:
     return _of_kind(plugin, kind)
 
 
-def working(group: Group, kind: type[T]) -> dict[str, T]:
-    """What the plugins of a group register, by name, without those that cannot be used."""
+def working(group: Group, kind: type[T], tell: Callable[[str], object] | None = None) -> dict[str, T]:
+    """What the plugins of a group register, by name, without those that cannot be used.
+
+    Args:
+        group: whose plugins.
+        kind: what they must be.
+        tell: called with the reason for each that is left out, if nobody will name it and read the reason then.
+    """
     found: dict[str, T] = {}
     for name, plugin in known(group).items():
         try:
             found[name] = _of_kind(plugin, kind)
-        except ConfigError:
-            if plugin.package == OWN and plugin.doubled is None:
+        except ConfigError as error:
+            if plugin.package == OWN:
                 raise  # a bug of Headrace's
-            continue  # it costs only itself: whoever names it reads why
+            if tell is not None:
+                tell(str(error))
     return found
 
 

@@ -17,8 +17,7 @@ from fastapi import APIRouter
 from headrace.engines.custom import load_factory
 from headrace.engines.declaring import Task
 from headrace.engines.tasks import all_tasks
-from headrace.errors import ConfigError
-from headrace.plugins import OWN, known, load
+from headrace.plugins import working
 from headrace.serving.state import ServerState
 
 logger = logging.getLogger("headrace")
@@ -47,15 +46,8 @@ def routers_of(state: ServerState, task: Task) -> Iterator[APIRouter]:
 @functools.cache
 def _protocols() -> Sequence[ServerProtocol]:
     """All protocols in their order. One of another package that cannot be used is told, and costs only itself."""
-    found: list[ServerProtocol] = []
-    for name, plugin in known("protocols").items():
-        try:
-            found.append(load("protocols", name, ServerProtocol))
-        except ConfigError as error:
-            if plugin.package == OWN and plugin.doubled is None:
-                raise
-            logger.warning("headrace: served without a protocol: %s", error)
-    return sorted(found, key=lambda one: one.order)
+    tell = functools.partial(logger.warning, "headrace: served without a protocol: %s")
+    return sorted(working("protocols", ServerProtocol, tell).values(), key=lambda one: one.order)
 
 
 def tasks_by_path(state: ServerState) -> dict[str, list[str]]:

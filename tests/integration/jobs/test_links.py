@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tests.integration.jobs.harness import Runner, read_errors, read_rows, texts, write_rows
 
-from headrace.errors import ConfigError, JobError, RecordError
+from headrace.errors import BrokenOffError, ConfigError, JobError, RecordError
 from headrace.events import BatchDone, Event
 from headrace.jobs.pipeline.job import JobEnd
 from headrace.jobs.settings import Limits
@@ -140,6 +140,25 @@ def test_a_file_that_appears_while_the_job_runs_is_not_replaced(
     assert runner.run() == JobEnd("finished", ROWS, 0)
     assert runner.computed == 0, "what was finished is kept"
     assert len(read_rows(tmp_path / "out.jsonl")) == ROWS
+
+
+def test_the_letters_of_a_run_that_was_killed_at_its_end_are_the_jobs_own(
+    tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A part that is lost after the kill is computed again, and its letters may tell of another number of attempts."""
+    runner = Runner(source, tmp_path / "out.jsonl", refusing(3), Limits(max_error_rate=1.0))
+    errors = tmp_path / "out.errors.jsonl"
+    with monkeypatch.context() as broken:
+        broken.setattr("headrace.io.formats.jsonl.JsonlWriter.merge", _killed)
+        with pytest.raises(BrokenOffError, match="killed"):
+            runner.run()
+    errors.write_text(errors.read_text().replace('"attempts": 1', '"attempts": 2'))
+    assert runner.run() == JobEnd("finished", ROWS, 1)
+    assert [letter["attempts"] for letter in read_errors(runner.sink)] == [1]
+
+
+def _killed(*_: object) -> None:
+    raise OSError("killed")
 
 
 def test_an_output_that_changes_during_its_retry_is_not_replaced(tmp_path: Path, source: Path) -> None:

@@ -191,11 +191,11 @@ def config_from(given: Mapping[str, Any]) -> EngineConfig:
         raise ConfigError(f"engine is the class {choice.__name__}; it must be an object of it: {choice.__name__}()")
     if not hasattr(choice, "as_config"):
         return EngineConfig(**{**own, "model": model_name(own.get("model")), "engine_options": options})
-    for name in ("task", "model", *options):
-        if {**own, **options}.get(name) is not None and is_dataclass(choice) and not hasattr(choice, name):
+    beside = {name: value for name, value in {**own, **options}.items() if name in ("task", "model", *options)}
+    if name := next((name for name, value in beside.items() if value is not None), None):
+        if is_dataclass(choice) and not hasattr(choice, name):
             raise ConfigError(f"``{name}`` is unknown: the engine {type(choice).__name__} has no such option")
-        if {**own, **options}.get(name) is not None:
-            raise ConfigError(f"``{name}`` is a setting of the engine {type(choice).__name__}: give it there")
+        raise ConfigError(f"``{name}`` is a setting of the engine {type(choice).__name__}: give it there")
     chosen: EngineConfig = choice.as_config()
     return replace(chosen, **{name: own[name] for name in own if name not in ("task", "model", "engine")})
 
