@@ -143,11 +143,10 @@ class Slow(FakeEngine):
 
 
 def test_the_last_batches_wait_for_no_more_records(runner: Runner) -> None:
+    write_rows(runner.source, [{"id": n, "text": "as long as all others"} for n in range(100)])  # which fit one batch
     runner.engine = Slow()
-    assert runner.run() == JobEnd("finished", 700, 0)
-    formed = runner.emitted(BatchFormed)
-    assert formed[-1].reason == "drain"
-    assert sum(event.size for event in formed) == 700
+    assert runner.run() == JobEnd("finished", 100, 0)
+    assert [(event.size, event.reason) for event in runner.emitted(BatchFormed)] == [(100, "drain")]
 
 
 def test_a_second_attempt_at_the_end_waits_for_no_more_records(runner: Runner) -> None:
