@@ -1,8 +1,8 @@
 """Callers with ordinary batches, in their own process, with OpenAI's client at its defaults.
 
-`python -m benchmarks.serving_callers PORT GROUP...` runs the groups at the same time. A group is CALLERSxTEXTSxWORDS,
-or `singles`: 200 single texts of 20 words, 50 a second. It prints JSON: for each group its answers, what was lost, and
-the latencies (sorted, seconds).
+`python -m benchmarks.serving_callers PORT GROUP` makes a group's clients and texts, prints `ready`, and asks once it
+reads a line. A group is CALLERSxTEXTSxWORDS, or `singles`: 200 single texts of 20 words, 50 a second. It prints JSON:
+the group's answers, what was lost, and the latencies (sorted, seconds).
 
 `python -m benchmarks.serving_callers PORT obey SECONDS` sends so many seconds of work, of a server that was measured
 before, in 40 requests at once, and obeys Retry-After: how many were refused, and how many of those were answered at
@@ -54,6 +54,8 @@ async def _group(url: str, group: str) -> dict[str, Any]:
     clients = [AsyncOpenAI(base_url=f"{url}/v1", api_key="none") for _ in range(1 if singles else callers)]
     inputs = [[text(words, chance) for _ in range(texts)] for _ in range(callers)]
     gap_s = 0.02 if singles else 0.0
+    print("ready", flush=True)
+    sys.stdin.readline()
     await asyncio.gather(
         *(ask(clients[number % len(clients)], given, number * gap_s) for number, given in enumerate(inputs))
     )
@@ -120,7 +122,7 @@ async def main() -> None:
     if given[0] in known:
         print(json.dumps(await known[given[0]](url, *given[1:])))  # type: ignore[operator]
     else:
-        print(json.dumps(dict(zip(given, await asyncio.gather(*(_group(url, one) for one in given)), strict=True))))
+        print(json.dumps({given[0]: await _group(url, given[0])}))
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar, cast
 
+from headrace.columns import Column, PreparedColumn
 from headrace.device.forward import ForwardMeter
 from headrace.device.memory import AvailableMemory, PeakMeter, memory_limit
 from headrace.engines.base import BatchEngine, ModelInput
@@ -51,6 +52,17 @@ class TunableEngine(BatchEngine, Protocol):
 
     def forward_meter(self) -> ForwardMeter | None:
         """What its forward passes did so far; None if that is not measured."""
+        ...
+
+
+class ColumnEngine(BatchEngine, Protocol):
+    """An engine that prepares the inputs of a block at once.
+
+    Its `forward` takes what `joined` of its `Payloads` gives, or a list of what `prepare` gives.
+    """
+
+    def prepare_column(self, inputs: Column) -> PreparedColumn:
+        """Each input's model input or error, as `prepare` makes them. May be called on several threads at once."""
         ...
 
 
@@ -153,6 +165,7 @@ class Sleeper(Protocol):
 
 
 BATCHES: Capability[BatchEngine] = Capability("runs_batches", ("forward",))
+COLUMNS: Capability[ColumnEngine] = Capability("prepares_columns", ("prepare_column",))
 TUNING: Capability[TunableEngine] = Capability("tunable")
 REQUESTING: Capability[RequestingEngine] = Capability("remote", ("use",))
 FOLLOWING: Capability[FollowableEngine[ModelInput]] = Capability("followable", ("follow",))
@@ -168,7 +181,7 @@ def check_methods(engine: object, profile: EngineProfile) -> None:
     Raises:
         ConfigError: a method is missing.
     """
-    optional = (FOLLOWING, TOKENIZING, PREFIX_CACHING, REQUESTING)
+    optional = (COLUMNS, FOLLOWING, TOKENIZING, PREFIX_CACHING, REQUESTING)
     able = [name for one in optional if getattr(profile, str(one.flag)) for name in one.methods]
     for name in ("describe", "prepare", *profile.kind.methods, *able, "close"):
         if not callable(getattr(engine, name, None)):

@@ -83,6 +83,8 @@ class EngineProfile:
     """Whether it takes token ids and makes them (`TokenizingEngine`)."""
     remote: bool = False
     """Whether it sends requests to servers (`RequestingEngine`)."""
+    prepares_columns: bool = False
+    """Whether it prepares the inputs of a block at once (`ColumnEngine`)."""
     draws: bool = False
     """Whether it may draw random numbers for an answer, by the request's place (`Placed`)."""
     caches_prefixes: bool = False

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, Protocol
+from typing import Any, BinaryIO, NamedTuple, Protocol, runtime_checkable
 
+from headrace.columns import FinishedRows, RowTable
 from headrace.records import Failed, LeftOut, Ok, Record
 
 
@@ -23,6 +24,8 @@ class Chunk:
     """Names that are not read, such as hidden files in an archive."""
     in_order: bool = False
     """Whether neighbours begin alike, so that the engine gets them in this order, not the longest first."""
+    table: RowTable | None = None
+    """The same rows as `records`, in columns, if the source was asked for columns and can give them."""
 
     def extent(self, place: Callable[[int], int] | None) -> tuple[int, int]:
         """Position of the first row, or its place in another order, and how many there are."""
@@ -49,6 +52,18 @@ class Source(Protocol):
 
         Raises:
             JobError: the rest of the input cannot be read.
+        """
+        ...
+
+
+@runtime_checkable
+class ColumnSource(Source, Protocol):
+    """An input that can be read in columns."""
+
+    def in_columns(self, names: Sequence[str]) -> Source:
+        """The same input for a job that uses these columns alone: its chunks have a `table` where that is possible.
+
+        The rows, their positions and their failures stay the same. A row may be made when it is asked for.
         """
         ...
 
@@ -89,6 +104,16 @@ class PartWriter:
             Exception: some row cannot be written.
         """
         raise NotImplementedError
+
+    def encode_columns(self, pieces: Sequence[FinishedRows]) -> bytes | None:  # noqa: ARG002 - subclasses need it
+        """The rows of one part, given in columns: the same bytes as `encode` makes of them, for formats of text.
+
+        None if this format or these values need the rows one by one; then `encode` is called.
+
+        Raises:
+            Exception: some row cannot be written.
+        """
+        return None
 
     def encode_failures(self, failures: Sequence[Failed]) -> bytes:
         """Dead letters, one JSON line each, in the order given; never fails because of a record's content."""
