@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import pyarrow
     from numpy.typing import NDArray
 
-    from headrace.records import Record
+    from headrace.records import Failed, Ok, Record
 
 RowNumbers: TypeAlias = "NDArray[numpy.intp]"
 """Rows of a block, counted from 0, in any order."""
@@ -103,6 +103,28 @@ class RowTable(Protocol):
 
     def slice(self, start: int, stop: int) -> Self:
         """The rows start..stop-1."""
+        ...
+
+
+class FinishedPiece(Protocol):
+    """A piece of a part: rows of neighbouring places, all of which have an outcome."""
+
+    @property
+    def failed(self) -> Sequence[Failed]:
+        """The rows that failed."""
+        ...
+
+    @property
+    def columns(self) -> FinishedRows | None:
+        """The others in columns; None if they are held one by one."""
+        ...
+
+    def rows(self) -> list[Ok]:
+        """The others, one by one."""
+        ...
+
+    def __len__(self) -> int:
+        """How many rows, those that failed among them."""
         ...
 
 
