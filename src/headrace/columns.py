@@ -20,8 +20,18 @@ if TYPE_CHECKING:
 
 RowNumbers: TypeAlias = "NDArray[numpy.intp]"
 """Rows of a block, counted from 0, in any order."""
+Outputs: TypeAlias = "NDArray[numpy.generic] | Sequence[object]"
+"""An array with one row for each row of a block, or a list."""
 Column: TypeAlias = "pyarrow.Array | Sequence[object]"
 """One value for each row."""
+
+
+def values_of(column: Column) -> list[object]:
+    """The values of a column as Python objects."""
+    if isinstance(column, list):
+        return column
+    to_pylist = getattr(column, "to_pylist", None)
+    return list(column) if to_pylist is None else to_pylist()
 
 
 class Payloads(Protocol):
@@ -131,10 +141,19 @@ class FinishedPiece(Protocol):
 class FinishedRows(Protocol):
     """Finished rows of neighbouring positions, in columns, for a writer."""
 
-    ids: Column
-    kept: Mapping[str, Column] | None
-    """The columns that are copied from the input, in their order; None for none."""
-    outputs: Sequence[object]
-    """A NumPy array of one row each, or a list."""
+    @property
+    def ids(self) -> Column:
+        """The id of each."""
+        ...
+
+    @property
+    def kept(self) -> Mapping[str, Column] | None:
+        """The columns that are copied from the input, in their order; None for none."""
+        ...
+
+    @property
+    def outputs(self) -> Outputs:
+        """The output of each."""
+        ...
 
     def __len__(self) -> int: ...

@@ -31,7 +31,7 @@ from headrace.io.storage.checksums import Damage, Seal, digest_of, listed, new_d
 from headrace.io.storage.checksums import Interval as Interval
 from headrace.io.storage.locations import file_names, file_sizes, is_remote, remove, store, with_retries
 from headrace.io.storage.unwritable import writable
-from headrace.records import Failed
+from headrace.records import Failed, Ok
 
 _NAME = re.compile(r"part-(\d{12,})-(\d{12,})(\..+)")
 _UNSEALED = ".errors.jsonl"
@@ -54,6 +54,10 @@ class Written:
     """NaN and infinities written as null."""
     encoded_at: float
     """`time.monotonic()` before the part was written."""
+
+
+def _rows(pieces: Sequence[FinishedPiece]) -> list[Ok]:
+    return [row for piece in pieces for row in piece.rows()]
 
 
 class PartFolder:
@@ -208,15 +212,14 @@ class PartFolder:
         failures = [failed for piece in pieces for failed in piece.failed]
         unwritable: list[Failed] = []
         before = writer.nulled
-        encoded = self._by_column(pieces, writer)
+        encoded: bytes | BaseException | None = self._by_column(pieces, writer)
         if encoded is None:
             before = writer.nulled
-            rows = [row for piece in pieces for row in piece.rows()]
-            encoded = attempted(writer.encode, rows)  # a library's or an object's methods may raise anything
+            encoded = attempted(writer.encode, _rows(pieces))  # a library's or an object's methods may raise anything
         if isinstance(encoded, JobError):
             raise encoded
         if isinstance(encoded, BaseException):
-            rows, bad = writable(rows, writer.encode)
+            rows, bad = writable(_rows(pieces), writer.encode)
             unwritable = [Failed.of(row.as_read, error, 1) for row, error in bad]
             failures = sorted([*failures, *unwritable], key=lambda failed: failed.record.position)
             before = writer.nulled

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, overload
+from typing import TYPE_CHECKING, NamedTuple, TypeGuard, TypeVar, cast, overload
 
-from headrace.columns import Column, Payloads, PreparedColumn, RowNumbers
+from headrace.columns import Column, FinishedRows, Outputs, Payloads, PreparedColumn, RowNumbers
 from headrace.jobs.pipeline.memory_budget import value_bytes
 from headrace.jobs.pipeline.work import MAX_RUN, Work
 from headrace.records import Failed, Ok, Outcome, Record
@@ -14,6 +14,8 @@ from headrace.records import Failed, Ok, Outcome, Record
 if TYPE_CHECKING:
     import numpy
     from numpy.typing import NDArray
+
+ValuesT = TypeVar("ValuesT", Column, Outputs)
 
 _OPEN, _DONE, _GIVEN = 0, 1, 2
 
@@ -45,8 +47,8 @@ class Block:
     """
 
     __slots__ = (
-        "_identify", "_state", "costs", "errors", "failed", "labels", "oldest", "open", "outputs", "payloads", "records",
-        "row_bytes", "start",
+        "_identify", "_state", "costs", "errors", "failed", "labels", "oldest", "open", "outputs", "payloads",
+        "records", "row_bytes", "start",
     )  # fmt: skip
 
     def __init__(
@@ -67,8 +69,7 @@ class Block:
         self.costs = prepared.costs
         self.errors = prepared.errors
         """By row: why it cannot be run."""
-        self.outputs: Sequence[object] = ()
-        """An array of one row each, or a list."""
+        self.outputs: Outputs = ()
         self.failed: dict[int, Failed] = {}
         self.open = len(records)
         """Rows without an outcome."""
@@ -125,7 +126,7 @@ class Block:
 
     # -- outcomes ----------------------------------------------------------------------------------------------------
 
-    def put(self, rows: RowNumbers, outputs: Sequence[object]) -> None:
+    def put(self, rows: RowNumbers, outputs: Outputs) -> None:
         """Take the outputs of these rows."""
         self.outputs = stored(self.outputs, len(self), rows, outputs)
         self._settle(rows, len(rows))
@@ -158,23 +159,28 @@ class Block:
         return list(zip(edges[::2], edges[1::2], strict=True))
 
 
-def stored(outputs: Sequence[object], size: int, rows: RowNumbers, new: Sequence[object]) -> Sequence[object]:
+def stored(outputs: Outputs, size: int, rows: RowNumbers, new: Outputs) -> Outputs:
     """The outputs of a block of `size` rows with these new ones: an array, as long as all of them are alike."""
     import numpy
 
-    is_array = isinstance(new, numpy.ndarray)
     if not len(outputs):
-        outputs = numpy.zeros((size, *new.shape[1:]), new.dtype) if isinstance(new, numpy.ndarray) else [None] * size
-    if isinstance(outputs, numpy.ndarray):
-        if isinstance(new, numpy.ndarray) and new.dtype == outputs.dtype and new.shape[1:] == outputs.shape[1:]:
+        outputs = numpy.zeros((size, *new.shape[1:]), new.dtype) if is_array(new) else [None] * size
+    if is_array(outputs):
+        if is_array(new) and new.dtype == outputs.dtype and new.shape[1:] == outputs.shape[1:]:
             outputs[rows] = new
             return outputs
         outputs = list(outputs)
     assert isinstance(outputs, list), "an array or a list"
-    values = list(new) if is_array else new
-    for row, value in zip(rows.tolist(), values, strict=True):
+    for row, value in zip(rows.tolist(), new, strict=True):
         outputs[row] = value
     return outputs
+
+
+def is_array(outputs: object) -> TypeGuard[NDArray[numpy.generic]]:
+    """Whether outputs are one array."""
+    import numpy
+
+    return isinstance(outputs, numpy.ndarray)
 
 
 class BlockRows(Sequence[Work]):
@@ -252,7 +258,7 @@ class RowsDone(NamedTuple):
 
     block: Block
     rows: RowNumbers
-    outputs: Sequence[object]
+    outputs: Outputs
 
 
 # -- pieces of a part --------------------------------------------------------------------------------------------------
@@ -260,8 +266,6 @@ class RowsDone(NamedTuple):
 
 class RecordPiece:
     """Outcomes of neighbouring records, one by one."""
-
-    columns = None
 
     def __init__(self, outcomes: Sequence[Outcome]) -> None:
         self.outcomes = outcomes
@@ -275,8 +279,13 @@ class RecordPiece:
         """Those that failed."""
         return [outcome for outcome in self.outcomes if type(outcome) is Failed]
 
+    @property
+    def columns(self) -> FinishedRows | None:
+        """None: they are held one by one."""
+        return None
+
     def rows(self) -> list[Ok]:
-        """The others."""
+        """The others, one by one."""
         return [outcome for outcome in self.outcomes if type(outcome) is Ok]
 
 
@@ -307,8 +316,8 @@ class BlockPiece:
     def rows(self) -> list[Ok]:
         """The other rows, one by one."""
         block, rows = self._block, self._good()
-        rows = range(rows.start, rows.stop) if isinstance(rows, slice) else rows.tolist()
-        works = ((row, block.work(row)) for row in rows)
+        numbers = range(rows.start, rows.stop) if isinstance(rows, slice) else rows.tolist()
+        works = ((row, block.work(row)) for row in numbers)
         return [Ok(work.record, block.outputs[row], int(work.cost), work.row) for row, work in works]
 
     def _good(self) -> slice | RowNumbers:
@@ -327,25 +336,26 @@ class FinishedColumns:
 
     ids: Column
     kept: Mapping[str, Column] | None
-    outputs: Sequence[object]
+    outputs: Outputs
 
     def __len__(self) -> int:
         """How many rows."""
         return len(self.ids)
 
 
-def taken(column: Column, rows: slice | RowNumbers) -> Column:
+def taken(values: ValuesT, rows: slice | RowNumbers) -> ValuesT:
     """The values of some rows."""
-    if isinstance(rows, slice):
-        return column[rows]
-    take = getattr(column, "take", None)
-    if take is not None:  # of NumPy and Arrow
-        chosen: Column = take(rows, 0) if hasattr(column, "dtype") else take(rows)
-        return chosen
-    return [column[row] for row in rows.tolist()]
+    found: object
+    if isinstance(values, Sequence):
+        found = values[rows] if isinstance(rows, slice) else [values[row] for row in rows.tolist()]
+    elif is_array(values) or isinstance(rows, slice):
+        found = values[rows]
+    else:  # of Arrow
+        found = values.take(rows)
+    return cast("ValuesT", found)
 
 
-def outputs_size(outputs: Sequence[object]) -> int:
+def outputs_size(outputs: Outputs) -> int:
     """Estimated bytes of the outputs of some rows."""
     size = getattr(outputs, "nbytes", None)
     return size if isinstance(size, int) else value_bytes(outputs)

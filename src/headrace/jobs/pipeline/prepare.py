@@ -13,7 +13,7 @@ from headrace.batching.callables import unfinished
 from headrace.batching.pending import own_copy
 from headrace.batching.policy.cost import MOST_COST, checked_cost
 from headrace.batching.results import checked_results
-from headrace.columns import Column, PayloadList, PreparedColumn
+from headrace.columns import Column, PayloadList, PreparedColumn, values_of
 from headrace.engines.base import Engine, Placed, Prepared
 from headrace.engines.capabilities import COLUMNS
 from headrace.engines.profile import profile_of
@@ -352,13 +352,17 @@ class Preparation:
     """Counts equal inputs; None where it makes no difference."""
     in_blocks: bool = False
     """Whether rows stay together in blocks."""
+    needs_keys: threading.Event = field(default_factory=threading.Event)
+    """Set once an input was prepared for which equal ones have one answer: these are compared one by one."""
     place: Callable[[int], int] | None = None
     """Numbers positions in the order of work; None if they are in order themselves."""
 
     def prepare(self, chunk: Chunk) -> tuple[PreparedChunk, StageDone]:
         """Prepare a chunk of the input. Runs on a worker thread."""
-        if self.in_blocks and chunk.records:
-            return self._prepare_blocks(chunk)
+        if self.in_blocks and chunk.records and not self.needs_keys.is_set():
+            found = self._prepare_blocks(chunk)
+            if not self.needs_keys.is_set():
+                return found
         return self._prepare(chunk.records, chunk.failures, {})
 
     def prepare_again(self, again: Sequence[Retry]) -> tuple[PreparedChunk, StageDone]:
@@ -399,11 +403,9 @@ class Preparation:
         """What preparing these inputs took, and what was seen in them."""
         compared = repeated = 0
         looks = self.repeats is not None and not self.repeats.ends
-        is_table = not isinstance(inputs, list)
-        empty = arrow.count_empty(inputs) if is_table else sum(map(is_empty, inputs))
+        empty = sum(map(is_empty, inputs)) if isinstance(inputs, list) else arrow.count_empty(inputs)
         if self.repeats is not None and looks:
-            values = inputs.to_pylist() if is_table else inputs
-            hashes = [hash(value) for value in values if type(value) is str]
+            hashes = [hash(value) for value in values_of(inputs) if type(value) is str]
             compared, repeated = self.repeats.look(hashes, len(inputs))
         (started, cpu), ended = since, time.monotonic()
         return StageDone(
@@ -427,8 +429,9 @@ class Preparation:
         table, columns = chunk.table, self.columns
         if table is None or columns.template is not None or columns.choice is not None:
             return None
-        texts = [table.column(name) for name in columns.inputs()]
-        if not all(text is not None and arrow.is_text(text) for text in texts):
+        names = columns.inputs()
+        texts = [text for name in names if (text := table.column(name)) is not None and arrow.is_text(text)]
+        if len(texts) < len(names):
             return None
         if columns.on_empty == "error" and any(arrow.count_empty(text) for text in texts):
             return None
@@ -440,7 +443,7 @@ class Preparation:
             or any(not arrow.can_be_kept(one, columns.exact) for one in kept.values())
         ):
             return None
-        inputs = texts[0] if columns.pair is None else list(zip(*(text.to_pylist() for text in texts), strict=True))
+        inputs = texts[0] if columns.pair is None else list(zip(*map(values_of, texts), strict=True))
         places = table.positions if self.place is None else self._places(table.positions.tolist())
         return _Selected(chunk.records, places, Labels(ids, kept or None), inputs)
 
@@ -466,8 +469,11 @@ class Preparation:
             found = attempted(able.prepare_column, inputs)
             if isinstance(found, PreparedColumn) and len(found.payloads) == len(found.costs) == len(inputs):
                 return found
-        values = inputs if isinstance(inputs, list) else inputs.to_pylist()
-        return listed(self.in_time.prepare(self.engine, values), values)
+        values = values_of(inputs)
+        answers = self.in_time.prepare(self.engine, values)
+        if self.dedupe is None and any(isinstance(answer, Prepared) and answer.greedy for answer in answers):
+            self.needs_keys.set()
+        return listed(answers, values)
 
     def _cut(self, selected: _Selected, prepared: PreparedColumn, done: PreparedChunk) -> None:
         """Make blocks of rows with consecutive places."""

@@ -182,7 +182,7 @@ class Prefetcher:
         counts = settings.dedupe is None and profile_of(job.engine).runs_batches
         self._preparation = Preparation(
             job.columns, job.engine, job.user, settings.dedupe, InTime(settings.config.call_timeout_s),
-            RepeatCounter() if counts else None, job.in_blocks, todo.place,
+            RepeatCounter() if counts else None, in_blocks=job.in_blocks, place=todo.place,
         )  # fmt: skip
         self._concurrency = ConcurrencyTuner(settings.limits.workers, os.cpu_count() or 1)
         self._workers = ThreadPoolExecutor(self._concurrency.most, "headrace-prepare")
@@ -311,7 +311,7 @@ def _add_ids(seen: SeenIds, chunk: Chunk, column: str, known: int) -> None:
     ends = [failed.record.position + 1 for failed in chunk.failures]
     if table is not None and ids is not None and len(table) and table.positions[0] >= known:
         end = max(int(table.positions[-1]) + 1, *ends)
-        seen.add([id_digest(value) for value in ids.to_pylist()], table.positions, end)
+        seen.add([id_digest(value) for value in ids.to_pylist()], table.positions.tolist(), end)
         return
     new = [row for row in chunk.records if row.position >= known]
     ends += [row.position + 1 for row in chunk.records[-1:]]

@@ -19,7 +19,7 @@ from headrace.jobs.pipeline.blocks import Block, BlockPiece, RecordPiece, RowsDo
 from headrace.jobs.pipeline.job import Job, Tally
 from headrace.jobs.pipeline.memory_budget import PARTS, Memory, outputs_bytes
 from headrace.jobs.pipeline.user_code import UserCode
-from headrace.jobs.pipeline.work import UnfinishedOutput
+from headrace.jobs.pipeline.work import MAX_RUN, UnfinishedOutput
 from headrace.jobs.state.passes import Pass
 from headrace.records import Failed, Ok, Outcome
 
@@ -65,6 +65,7 @@ class Coalescer:
     def __init__(self, part_records: int, interval_s: float, place: Callable[[int], int] | None = None) -> None:
         self.part_records = part_records
         """Rows of a full run; a change applies to rows added later."""
+        self._most = part_records
         self._interval_s = interval_s
         self._place = place
         self._count = 0
@@ -133,9 +134,11 @@ class Coalescer:
     def _give_out(self, block: Block) -> None:
         """Make runs of the rows of a block that have an outcome."""
         oldest = block.oldest
+        is_short = self.part_records < self._most  # of memory
+        rows = self.part_records if is_short else max(self.part_records, MAX_RUN)
         for start, stop in block.give():
-            for begin in range(start, stop, self.part_records):
-                end = min(begin + self.part_records, stop)
+            for begin in range(start, stop, rows):
+                end = min(begin + rows, stop)
                 self._add_run(block.start + begin, BlockPiece(block, begin, end), oldest)
 
     def _add_run(self, start: int, piece: Piece, now: float) -> None:
