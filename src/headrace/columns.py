@@ -84,6 +84,8 @@ class RowTable(Protocol):
 
     positions: NDArray[numpy.int64]
     """Of each row in the input, ascending."""
+    typed: bool
+    """Whether columns have types of their own, as those of a table; if not, as in JSON, only values have types."""
 
     @property
     def nbytes(self) -> int:
@@ -112,6 +114,8 @@ class FinishedRows(Protocol):
     ids: Column
     kept: Mapping[str, Column] | None
     """The columns that are copied from the input, in their order; None for none."""
+    typed: bool
+    """Whether the Arrow arrays of `kept` are columns of a table, with its types: see `RowTable.typed`."""
     outputs: Sequence[object]
     """A NumPy array of one row each, or a list."""
 
