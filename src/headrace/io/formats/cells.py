@@ -155,7 +155,7 @@ def runs_of(values: Sequence[Any]) -> list[pa.Array | list[object]]:
     ]
 
 
-def values_of(column: Column) -> Sequence[object]:
+def exact_values(column: Column) -> Sequence[object]:
     """The values of a column as Python objects.
 
     Raises:
@@ -177,7 +177,7 @@ def kept_values(column: Column, *, typed: bool) -> Sequence[object]:
     """
     if typed and is_arrow(column) and not _is_of_python(column.type):
         return [Cell(column, place) for place in range(len(column))]
-    return values_of(column)
+    return exact_values(column)
 
 
 @functools.lru_cache(maxsize=256)

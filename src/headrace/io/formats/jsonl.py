@@ -5,10 +5,10 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Generator, Iterator, Sequence
 
-from headrace.columns import FinishedRows
+from headrace.columns import FinishedRows, Outputs
 from headrace.io.base import Chunk
-from headrace.io.formats.cells import kept_values, values_of
-from headrace.io.formats.json_columns import column_texts, has_columns, object_texts, pieces_of
+from headrace.io.formats.cells import exact_values, kept_values
+from headrace.io.formats.json_texts import column_texts, has_columns, object_texts, pieces_of
 from headrace.io.formats.kept_columns import check_text_column
 from headrace.io.formats.known import Format
 from headrace.io.formats.openai_batch import recognized
@@ -76,8 +76,8 @@ class JsonlWriter(LineWriter):
         return self._packed(content) if content else content
 
     def _lines(self, piece: FinishedRows) -> Iterator[bytes]:
-        columns: dict[str, tuple[Sequence[object], Callable[[object], object]]] = {
-            "id": (values_of(piece.ids), lambda value: value)
+        columns: dict[str, tuple[Outputs, Callable[[object], object]]] = {
+            "id": (exact_values(piece.ids), lambda value: value)
         }
         for name, column in (piece.kept or {}).items():
             columns[name] = kept_values(column, typed=piece.typed), functools.partial(plain, name=f"column {name!r}")

@@ -11,12 +11,12 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, TypeAlias
 
-from headrace.columns import Column, FinishedRows
+from headrace.columns import Column, FinishedRows, Outputs
 from headrace.errors import JobError, RecordError, tried
 from headrace.extras import require
 from headrace.io.base import Take
 from headrace.io.formats.arrow_types import common_type, held_type, nests_dictionary, parquet_problem, widest_type
-from headrace.io.formats.cells import is_arrow, runs_of, texts_of, values_of
+from headrace.io.formats.cells import exact_values, is_arrow, runs_of, texts_of
 from headrace.io.formats.kept_columns import check_parquet_column
 from headrace.io.formats.known import Format
 from headrace.io.formats.row_groups import RowGroups, row_bytes
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from numpy.typing import NDArray
 
-    _Block: TypeAlias = list[LibraryValue] | NDArray[numpy.generic]
+    _Plain: TypeAlias = list[LibraryValue] | NDArray[numpy.generic]
     """Outputs: plain values, or vectors in the rows of an array."""
 
 _DEEPEST = 45
@@ -122,7 +122,7 @@ class ParquetWriter(RowWriter):
             return self.encode(())
         ids = self._joined("id", columns := [piece.ids for piece in pieces])
         if ids is None:
-            ids = self._array("id", [value for column in columns for value in values_of(column)])
+            ids = self._array("id", [value for column in columns for value in exact_values(column)])
         names = dict.fromkeys(name for piece in pieces for name in piece.kept or ())
         kept = {name: self._runs(name, pieces) for name in names}
         return self._part(ids, kept, [piece.outputs for piece in pieces])
@@ -134,7 +134,7 @@ class ParquetWriter(RowWriter):
             return joined
         runs: list[pa.Array | list[object]] = []
         for piece, column in zip(pieces, columns, strict=True):
-            runs += [column] if piece.typed and is_arrow(column) else runs_of(values_of(column))
+            runs += [column] if piece.typed and is_arrow(column) else runs_of(exact_values(column))
         return runs
 
     def _joined(self, name: str, columns: Sequence[Column]) -> pa.Array | None:
@@ -155,7 +155,7 @@ class ParquetWriter(RowWriter):
         self,
         ids: pa.Array,
         kept: Mapping[str, pa.Array | list[pa.Array | list[object]]],
-        outputs: Sequence[Sequence[object]],
+        outputs: Sequence[Outputs],
     ) -> bytes:
         columns, typed = {"id": ids}, set()
         for name, runs in kept.items():
@@ -166,7 +166,7 @@ class ParquetWriter(RowWriter):
                 typed.add(name)
             else:
                 columns[name] = self._array(name, [plain(value, f"column {name!r}") for run in runs for value in run])
-        table = self._pa.table(columns | {self._column: self._outputs([_block(some) for some in outputs])})
+        table = self._pa.table(columns | {self._column: self._outputs(list(map(_plain, outputs)))})
         if self._folder is not None:
             table = self._as_committed(table, typed)
         self._schema = table.schema
@@ -177,7 +177,7 @@ class ParquetWriter(RowWriter):
         self._pq.write_table(table, buffer, compression="none", use_dictionary=False, write_statistics=False)
         return buffer.getvalue()
 
-    def _outputs(self, blocks: Sequence[_Block]) -> pa.Array:
+    def _outputs(self, blocks: Sequence[_Plain]) -> pa.Array:
         """The outputs as a column; vectors of equal length as a fixed-size list."""
         self._vectors = self._vectors or any(
             not isinstance(block, list) or any(map(_is_vector, block)) for block in blocks
@@ -189,7 +189,7 @@ class ParquetWriter(RowWriter):
             raise TypeError(f"the output is of type {type(others[0]).__name__}, and that of others is a vector")
         return self._vector_column(self._column, blocks)
 
-    def _vector_column(self, name: str, blocks: Sequence[_Block]) -> pa.Array:
+    def _vector_column(self, name: str, blocks: Sequence[_Plain]) -> pa.Array:
         """Vectors, as text if no type of numbers holds all of them exactly."""
         try:
             return _vector_array(blocks)
@@ -446,7 +446,7 @@ def _is_vector(output: LibraryValue) -> bool:
     return getattr(output, "ndim", 0) == 1 and output.dtype.kind in "fiu"
 
 
-def _block(outputs: LibraryValue) -> _Block:
+def _plain(outputs: LibraryValue) -> _Plain:
     """Outputs as plain values, or as the array that they are in if each row of it is a vector."""
     if (columns := by_key(outputs)) is not None and all(map(are_plain, columns.values())):
         return list(outputs)
@@ -457,11 +457,11 @@ def _block(outputs: LibraryValue) -> _Block:
     return vectors if vectors.ndim == 2 else list(vectors.tolist())
 
 
-def _rows(blocks: Sequence[_Block]) -> list[LibraryValue]:
+def _rows(blocks: Sequence[_Plain]) -> list[LibraryValue]:
     return [output for block in blocks for output in block]
 
 
-def _vector_array(blocks: Sequence[_Block]) -> pa.Array:
+def _vector_array(blocks: Sequence[_Plain]) -> pa.Array:
     """A column of vectors, in the type of their numbers: of a fixed size if they have one length.
 
     Raises:

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from headrace.columns import Outputs
 from headrace.io.formats.strict_json import StrictJson
 from headrace.io.formats.values import by_key, rows_of_array
 
@@ -39,7 +40,7 @@ def has_columns() -> bool:
     return True
 
 
-def column_texts(json: StrictJson, values: Sequence[object], plain: Callable[[object], object]) -> list[JsonTexts]:
+def column_texts(json: StrictJson, values: Outputs, plain: Callable[[object], object]) -> list[JsonTexts]:
     """The JSON of each value of a column: the texts of a row follow one another.
 
     Args:
