@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Sequence
 
 from headrace.io.base import Chunk
-from headrace.io.formats.json_columns import JsonColumns
+from headrace.io.formats.json_tables import JsonTables
 from headrace.io.formats.kept_columns import check_text_column
 from headrace.io.formats.known import Format
 from headrace.io.formats.openai_batch import recognized
@@ -43,7 +43,7 @@ class _JsonlColumns(JsonlFormat):
 
     def read(self, file: InputFile, base: int, next_todo: Callable[[int], int]) -> Generator[Chunk, None, int]:
         """At most 8,192 rows per chunk, from one block of 1 MiB (or one longer line)."""
-        return JsonColumns(self._names).chunks(file, base, next_todo)
+        return JsonTables(self._names).chunks(file, base, next_todo)
 
 
 class JsonlWriter(LineWriter):

@@ -50,6 +50,9 @@ class LazyRecords(Sequence[Record]):
 class SourceTable(RowTable, Protocol):
     """A table of a file, which can tell whether a column is in none of its rows."""
 
+    typed: bool
+    """Whether columns have types of their own, as those of a table; if not, as in JSON, only values have types."""
+
     def lacks(self, name: str) -> bool:
         """Whether no row has the column, for sure."""
         ...
@@ -67,6 +70,7 @@ class WithConstants:
         self._table = table
         self._constants = constants
         self.positions = table.positions
+        self.typed = table.typed
 
     @property
     def nbytes(self) -> int:

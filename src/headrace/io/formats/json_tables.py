@@ -97,6 +97,7 @@ class JsonTable:
     numbers: RowNumbers
     """Which of the lines."""
     columns: ArraysByName
+    typed: bool = False
 
     @property
     def nbytes(self) -> int:
@@ -141,7 +142,7 @@ class _ParsedLines(NamedTuple):
     columns: ArraysByName
 
 
-class JsonColumns:
+class JsonTables:
     """Reads the lines of one file as tables.
 
     Args:

@@ -14,7 +14,7 @@ from tests.in_columns import compared, in_tables, skipping
 
 from headrace.errors import JobError
 from headrace.io.base import Chunk, ColumnSource
-from headrace.io.formats import json_columns
+from headrace.io.formats import json_tables
 from headrace.io.sources.opening import open_source
 from headrace.io.storage import rows as rows_module
 
@@ -48,7 +48,7 @@ def test_a_file_is_a_few_tables_of_thousands_of_rows(file: Path) -> None:
     assert table_values(chunks, "id") == [str(n) for n in range(30_000)]
     assert table_values(chunks, "more") == list(range(30_000))
     assert len(chunks) <= 5
-    assert max(len(chunk.records) for chunk in chunks) <= json_columns.TABLE_ROWS
+    assert max(len(chunk.records) for chunk in chunks) <= json_tables.TABLE_ROWS
 
 
 HOSTILE = [
@@ -153,7 +153,7 @@ def test_a_column_with_values_of_several_kinds_is_in_no_table_and_the_others_are
 
 
 def test_a_column_whose_kind_changes_is_in_the_tables_of_both(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(json_columns, "TABLE_BYTES", 1)
+    monkeypatch.setattr(json_tables, "TABLE_BYTES", 1)
     monkeypatch.setattr(rows_module, "BLOCK_BYTES", 4096)
     file.write_bytes(GOOD * 1000 + GOOD.replace(b"1,", b'"1",') * 1000 + GOOD.replace(b"1,", b"null,") * 1000)
     chunks = compared(open_source(file), NAMES)
@@ -171,7 +171,7 @@ def test_finished_rows_are_neither_parsed_nor_given(file: Path, monkeypatch: pyt
     file.write_bytes(b"no JSON\n" * 3 + GOOD * 3 + b"no JSON\n\n" + GOOD * 3)
     for done in ({0, 1, 2}, {0, 1, 2, 6}, {3, 8}, set(range(10)), {9}, {0, 2, 4, 6, 8}):
         compared(open_source(file), NAMES, skipping(done))
-    monkeypatch.setattr(json_columns, "TABLE_ROWS", 2)
+    monkeypatch.setattr(json_tables, "TABLE_ROWS", 2)
     for done in ({0, 1, 2}, {3, 8}, set(range(10)), {0, 2, 4, 6, 8}):
         compared(open_source(file), NAMES, skipping(done))
 
@@ -199,7 +199,7 @@ def test_a_run_of_rows_is_asked_for_once(file: Path) -> None:
 @pytest.mark.parametrize("table", [1, 100, 5000])
 def test_lines_may_be_cut_anywhere(file: Path, monkeypatch: pytest.MonkeyPatch, block: int, table: int) -> None:
     monkeypatch.setattr(rows_module, "BLOCK_BYTES", block)
-    monkeypatch.setattr(json_columns, "TABLE_BYTES", table)
+    monkeypatch.setattr(json_tables, "TABLE_BYTES", table)
     file.write_bytes(
         b"\xef\xbb\xbf" + GOOD * 20 + b"\n\nno JSON\n" + GOOD * 20 + b'{"id": 5, "text": "' + b"x" * 3000 + b'"}'
     )
@@ -207,7 +207,7 @@ def test_lines_may_be_cut_anywhere(file: Path, monkeypatch: pytest.MonkeyPatch, 
 
 
 def test_a_line_that_is_too_long_fails(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (rows_module, json_columns):
+    for module in (rows_module, json_tables):
         monkeypatch.setattr(module, "MAX_LINE_BYTES", 1000)
     monkeypatch.setattr(rows_module, "BLOCK_BYTES", 100)
     file.write_bytes(GOOD * 20 + b'{"id": 5, "text": "' + b"x" * 3000 + b'"}\n' + GOOD * 20)
@@ -300,5 +300,5 @@ def test_any_lines_are_read_as_alone(
     # The first line keeps the file from being taken for another kind.
     file.write_text('{"id": 1}\n' + (end or "\n").join(lines) + end, newline="")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(json_columns, "TABLE_ROWS", most)
+        patch.setattr(json_tables, "TABLE_ROWS", most)
         compared(open_source(file), NAMES, skipping(done))
