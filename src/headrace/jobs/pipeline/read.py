@@ -312,7 +312,7 @@ def _add_ids(seen: SeenIds, chunk: Chunk, column: str, known: int) -> None:
     ids = None if table is None else table.column(column)
     ends = [failed.record.position + 1 for failed in chunk.failures]
     if table is not None and ids is not None and len(table) and table.positions[0] >= known:
-        end = max(int(table.positions[-1]) + 1, *ends)
+        end = max([int(table.positions[-1]) + 1, *ends])
         seen.add([id_digest(value) for value in ids.to_pylist()], table.positions.tolist(), end)
         return
     new = [row for row in chunk.records if row.position >= known]
