@@ -245,7 +245,8 @@ class Key:
             sums += self._factors[:, number + 2 : number + 3] * word.astype(numpy.uint64)
         found: Digests = (sums[0] >> numpy.uint64(32) << numpy.uint64(32)) | (sums[1] >> numpy.uint64(32))
         for row in numpy.flatnonzero(lengths > 4 * _WORDS).tolist():
-            text = memoryview(padded)[starts[row] - first : starts[row] - first + lengths[row]]
+            start = int(starts[row]) - first
+            text = padded[start : start + int(lengths[row])].tobytes()
             found[row] = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
         return found
 
