@@ -50,9 +50,6 @@ class LazyRecords(Sequence[Record]):
 class SourceTable(RowTable, Protocol):
     """A table of a file, which can tell whether a column is in none of its rows."""
 
-    typed: bool
-    """Whether columns have types of their own, as those of a table; if not, as in JSON, only values have types."""
-
     def lacks(self, name: str) -> bool:
         """Whether no row has the column, for sure."""
         ...
