@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from hypothesis import example, given, settings
+import pytest
+from hypothesis import example, given
 from hypothesis import strategies as st
 from tests.unit.batching.doubles import Waiting, numbers
 
-from headrace.batching.policy.bucketing import BucketWindow
 from headrace.batching.policy.cost import BatchLimits
-from headrace.batching.policy.waiting_queue import Share, WaitingQueue
+from headrace.batching.policy.waiting_queue import PriorityGroup, Share, WaitingQueue
 
 costs = st.one_of(st.integers(1, 4), st.integers(0, 12), st.integers(0, 24).map(lambda half: half / 2), st.just(50))
 """Exact in binary: sums are the same in any order."""
@@ -65,16 +67,14 @@ class Queue:
     def take(self) -> Batch:
         batch = self.queue.take("idle")
         assert all(entry.holder is None for entry in batch.entries)
+        limits = self.queue.limits
+        assert batch.size <= limits.max_batch_size
+        assert batch.size == 1 or batch.computed <= limits.target_batch_cost
         return Batch(sorted(numbers(batch.entries)), batch.cost, batch.reason)
 
 
-@settings(max_examples=300)
-@given(limits, histories)
-@example(  # records of a short turn take the places of some of an entry
-    BatchLimits(60, 12, padded=True, window=40),
-    [("add", 5, 30, 0, "a"), ("add", 3, 1, 0, "b"), ("add", 4, 1, 0, "c"), ("take",)],
-)
-def test_entries_are_batched_as_their_records_would_be(limits: BatchLimits, history: list[tuple[Any, ...]]) -> None:
+def check(limits: BatchLimits, history: Sequence[tuple[Any, ...]]) -> None:
+    """The same history with entries and with single records."""
     together, alone = Queue(limits, together=True), Queue(limits, together=False)
     both = (together, alone)
     count = 0
@@ -99,16 +99,51 @@ def test_entries_are_batched_as_their_records_would_be(limits: BatchLimits, hist
     assert not together.queue.size
 
 
+@given(limits, histories)
+@example(  # records of short turns take the places of some of an entry
+    BatchLimits(60, 12, padded=True, window=40),
+    [("add", 5, 30, 0, "a"), ("add", 3, 1, 0, "b"), ("add", 4, 1, 0, "c"), ("take",)],
+)
+def test_entries_are_batched_as_their_records_would_be(limits: BatchLimits, history: list[tuple[Any, ...]]) -> None:
+    check(limits, history)
+
+
+@pytest.mark.parametrize("seed", range(150))
+def test_entries_of_many_callers_are_batched_as_their_records_would_be(seed: int) -> None:
+    """A few callers with long turns, and a crowd whose short turns take their places."""
+    chance = random.Random(seed)
+    limits = BatchLimits(
+        chance.randint(40, 120), chance.randint(8, 40), chance.choice([1, 1, 6]), chance.random() < 0.6, 150
+    )
+    history: list[tuple[Any, ...]] = []
+    for step in range(chance.randint(20, 120)):
+        what = chance.random()
+        cost = chance.choice([1, 1.5, 2, 2.5, 3, 6])
+        if what < 0.25:
+            history.append(("add", cost, chance.randint(20, 90), 0, chance.choice("abc")))
+        elif what < 0.65:
+            history.append(("add", cost, chance.randint(1, 4), 0, chance.choice([step, "d"])))
+        elif what < 0.7:
+            history.append(("budget", chance.randint(10, 120)))
+        elif what < 0.73:
+            history.append(("discard", chance.randint(0, 1000)))
+        else:
+            history += [("take",)] * chance.randint(1, 6)
+    check(limits, history)
+
+
 def test_a_window_holds_no_more_records_than_its_limit_and_splits_an_entry_for_it() -> None:
-    window = BucketWindow(BatchLimits(100, 8, padded=True, window=20))
-    queue = WaitingQueue(window.limits)
-    queue.add(Waiting(0, 2, count=500), caller="a")
-    queue.add(Waiting(500, 3, count=500), caller="b")
-    for _ in range(100):
-        assert queue.take("idle").size == 8
-        [group] = queue._groups.values()
-        assert group.window is not None
-        assert group.window.size <= 20 - 8
+    group = PriorityGroup(0, BatchLimits(100, 8, padded=True, window=20))
+    for first, caller in ((0, "a"), (500, "b")):
+        group.queue_of(caller).entries.append(Waiting(first, 2, count=500))
+    assert group.window is not None
+    served: list[int] = []
+    while len(served) < 1000:
+        group.fill_window(group.window)
+        assert group.window.size == min(20, 1000 - len(served))
+        served += numbers(group.window.take()[0])
+        group.served(group.window.start)
+    assert sorted(served) == list(range(1000))
 
 
 def test_an_entry_is_split_once_for_each_batch_not_once_for_each_record() -> None:
