@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import decimal
 import io
+import itertools
 import math
 import sys
 import uuid
@@ -48,7 +49,20 @@ FLOATS = [
     2.0**-44,
 ]
 ODD = [math.nan, math.inf, -math.inf]
-TEXTS = ["", "a", 'say "no"', "\\", '","', "],[", "null", "1\n2\t\x00\x1f\x7f", "é \u2028 \U0001f600", "\ud800"]
+TEXTS = [
+    "",
+    "a",
+    'say "no"',
+    "\\",
+    '","',
+    '",',
+    ',"',
+    "],[",
+    "null",
+    "1\n2\t\x00\x1f\x7f",
+    "é \u2028 \U0001f600",
+    "\ud800",
+]
 
 
 @dataclass
@@ -284,10 +298,14 @@ def test_floats_of_every_size_are_written_as_python_does() -> None:
 
 
 def test_texts_of_every_character_are_written_as_python_does() -> None:
-    characters = [chr(code) for code in range(0x110000) if not 0xD800 <= code < 0xE000]
-    assert assert_same(
-        (JsonlWriter("out"), JsonlWriter("out")), [Rows(range(len(characters)), None, typed=False, outputs=characters)]
-    )
+    codes = [*range(0x800), *range(0x800, 0x110000, 251)]
+    characters = [chr(code) for code in codes if not 0xD800 <= code < 0xE000]
+    syntax = ["".join(one) for length in range(6) for one in itertools.product('",\\[\n', repeat=length)]
+    nulls = [None if text.count(",") == 1 else text for text in syntax]
+    for texts in (characters, syntax, nulls):
+        pieces = [Rows(range(len(texts)), {"t": texts}, False, texts)]
+        assert assert_same((JsonlWriter("out"), JsonlWriter("out")), pieces)
+        assert assert_same((CsvWriter("out", ["t"]), CsvWriter("out", ["t"])), pieces)
 
 
 @pytest.mark.parametrize("packing", [".gz", ".zst"])

@@ -23,6 +23,7 @@ _NULL = b"null"
 _NUMBERS_AT_ONCE = 1 << 14
 """Few enough that all that is made of them stays in the processor's cache."""
 _NUMBERS = frozenset((int, bool, type(None)))
+_TEXTS = frozenset((str, type(None)))
 
 
 class JsonTexts(NamedTuple):
@@ -75,17 +76,14 @@ def column_texts(json: StrictJson, values: Outputs, as_plain: Callable[[object],
         return [JsonTexts(b"[", _numbers(json, array), b"]")]
     values = list(values) if array is None else array.tolist()
     types = set(map(type, values))
-    if types == {str}:
-        return [JsonTexts(b'"', _strings(values), b'"')]
     if types <= _NUMBERS:
         return [JsonTexts(b"", json.encode(values)[1:-1].encode().split(b","), b"")]
     if types == {float}:
         import numpy
 
         return [JsonTexts(b"", _numbers(json, numpy.array(values)[:, None]), b"")]
-    if types == {str, type(None)}:
-        found = iter(_strings([value for value in values if value is not None]))
-        return [JsonTexts(b"", [b"null" if value is None else b'"%b"' % next(found) for value in values], b"")]
+    if types <= _TEXTS:
+        return [JsonTexts(b"", _strings(values), b"")]
     if (columns := by_key(values)) is not None:
         return object_texts(json, {key: column_texts(json, inner, as_plain) for key, inner in columns.items()})
     return [JsonTexts(b"", [json.dump(as_plain(value)).encode() for value in values], b"")]
@@ -118,11 +116,11 @@ def pieces_of(texts: Sequence[JsonTexts], end: bytes) -> Iterator[bytes]:
 
 
 def _strings(values: Sequence[object]) -> list[bytes]:
-    """JsonTexts as in JSON, without the quotes around them."""
+    """Texts and nulls as JSON."""
     import orjson
 
-    # Within a text a quote follows a backslash, so that this is found only between two texts.
-    return orjson.dumps(values)[2:-2].split(b'","')
+    # JSON escapes the newlines of a text, so that all others are those of the indentation.
+    return orjson.dumps(values, option=orjson.OPT_INDENT_2)[4:-2].split(b",\n  ")
 
 
 def _numbers(json: StrictJson, vectors: NDArray[numpy.generic]) -> list[bytes]:
