@@ -56,8 +56,8 @@ class ProcessEngine:
     ) -> None:
         if engine is not None and not isinstance(engine, str):
             raise ConfigError(
-                "engine_process needs an engine by name: pass module:name instead of the function or object, so that "
-                "the process can import it"
+                "``engine_process`` needs an engine by name: pass module:name instead of the function or object, so "
+                "that the process can import it"
             )
         declared = registry.engine_named(task, engine)
         if declared is not None and not declared.runs_batches:  # refused before a model is loaded
@@ -145,7 +145,8 @@ class _Host:
             raise _no_batches(name or type(engine).__name__)
         self._engine = batching
         self.facts = _Facts(
-            replace(profile, followable=False, tokenizes=False, overlaps=False),  # it takes one call at a time
+            # It takes one call at a time, and lists.
+            replace(profile, followable=False, tokenizes=False, overlaps=False, prepares_columns=False),
             dict(engine.describe()),
             dict(tunable.hardware()) if tunable else {},
             dict(tunable.dtype_speeds()) if tunable else {},
