@@ -15,11 +15,10 @@ from PIL.Image import Resampling
 from transformers import AutoImageProcessor
 from transformers.image_processing_backends import PilBackend
 
-from headrace.columns import Column, PreparedColumn
 from headrace.engines.base import Prepared
 from headrace.engines.options import MAX_PIXELS, PixelsOption
-from headrace.engines.vision.pixels import Normalization, PixelColumn, Pixels, RawPixels
-from headrace.engines.vision.transform import ImageTransform, file_of
+from headrace.engines.vision.pixels import Normalization, Pixels, RawPixels
+from headrace.engines.vision.transform import ImageTransform, file_of, preparer_of
 from headrace.errors import ConfigError, RecordError, first_line
 
 if TYPE_CHECKING:
@@ -61,6 +60,8 @@ class ImageInputs:
         transform = self._resized and _transform_of(processor, self._resized)
         self.transform = self._tested(transform, fast=pixels == "auto" and find_spec("torch") is not None)
         """Makes the pixels, if the processor's settings say how; else None, and the processor makes them."""
+        self.preparer = preparer_of(self.transform, self.normalization)
+        """Prepares blocks; None if images have several shapes."""
 
     def describe(self) -> Mapping[str, object]:
         """What determines the pixels, beside the model's files."""
@@ -68,32 +69,12 @@ class ImageInputs:
         fast = self.transform is not None and self.transform.fast
         return {"max_pixels": self.max_pixels, **({"pixels": "auto"} if fast else {})}
 
-    @property
-    def shape(self) -> tuple[int, int] | None:
-        """Height and width of all images as they enter the network; None if they vary, or are not known."""
-        return None if self.transform is None else self.transform.shape
-
     def prepare(self, inputs: Sequence[object]) -> list[Prepared[Pixels] | Exception]:
         """Pixels of each image: a path, bytes, a data URL, or a dict with one of these as `bytes` or `path`.
 
         Every image costs 1. The result is a RecordError for an invalid image.
         """
         return [self._prepare(value) for value in inputs]
-
-    def prepare_column(self, inputs: Column) -> PreparedColumn:
-        """The same in 8 bits, for images that have a `shape`."""
-        transform, normalization, shape = self.transform, self.normalization, self.shape
-        if transform is None or normalization is None or shape is None:
-            raise TypeError("images of several shapes make no column")
-        values: Sequence[object] = inputs if isinstance(inputs, Sequence) else inputs.to_pylist()
-        pixels: RawPixels = np.zeros((len(values), *shape, 3), dtype=np.uint8)
-        errors: dict[int, Exception] = {}
-        for row, value in enumerate(values):
-            try:
-                pixels[row] = transform(value)
-            except RecordError as error:
-                errors[row] = error
-        return PreparedColumn(PixelColumn(pixels, normalization), np.ones(len(values), dtype=np.int64), errors)
 
     def sample(self) -> Pixels:
         """A test image.

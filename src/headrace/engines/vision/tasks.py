@@ -43,8 +43,9 @@ class ImageEngine(NetworkEngine):
             batch_cost=size,
             batch_size=size,
             prepare_rows=16,  # an image takes some milliseconds and hundreds of kilobytes
-            prepares_columns=images.shape is not None,
+            prepares_columns=images.preparer is not None,
         )
+        self.preparer = images.preparer
 
     def describe(self) -> Mapping[str, object]:
         """The model digest and all parameters that affect an output. Reads all of the model's files."""
@@ -56,7 +57,9 @@ class ImageEngine(NetworkEngine):
 
     def prepare_column(self, inputs: Column) -> PreparedColumn:
         """Pixels of each image, in 8 bits; a RecordError for an invalid one."""
-        return self._images.prepare_column(inputs)
+        if self.preparer is None:
+            raise TypeError("images of several shapes make no column")
+        return self.preparer.prepare_column(inputs)
 
     def forward(self, batch: list[Pixels] | PixelColumn) -> Sequence[object]:
         """One output per image. Images of different sizes run in separate batches.
@@ -65,6 +68,8 @@ class ImageEngine(NetworkEngine):
             EngineOutOfMemoryError: the batch does not fit on the device.
             EngineDeadError: the device failed, or the engine is closed.
         """
+        if not len(batch):
+            return []
         if isinstance(batch, PixelColumn):
             if RAW_PIXELS in self.network.inputs:
                 return self._head(self.network.run({RAW_PIXELS: batch.values}))

@@ -6,6 +6,7 @@ import base64
 import binascii
 import io
 import math
+import re
 import struct
 import zlib
 from dataclasses import dataclass, replace
@@ -18,7 +19,8 @@ from PIL.Image import DecompressionBombError, DecompressionBombWarning, Resampli
 from PIL.JpegImagePlugin import JpegImageFile
 from PIL.PngImagePlugin import PngImageFile
 
-from headrace.engines.vision.pixels import RawPixels
+from headrace.columns import Column, PreparedColumn, values_of
+from headrace.engines.vision.pixels import Normalization, PixelColumn, RawPixels
 from headrace.errors import RecordError
 
 # Errors that decoders raise on damaged files, found by fuzzing each format. An error that is missing here would end the
@@ -40,6 +42,8 @@ _DAMAGE = (
 )
 _OTHER_BITS = ("L;2", "L;4", "RGB;16B")
 """Layouts of PNG whose pixels Pillow decodes to 8 bits, but not the transparent colour."""
+_MEMORY = re.compile(" <_io.BytesIO object at 0x[0-9a-fA-F]+>")
+"""What Pillow calls bytes, which is another name each time."""
 _ON_ITS_SIDE = (5, 6, 7, 8)
 """Values of EXIF's orientation that swap width and height."""
 _TORCH_MODES = {Resampling.BILINEAR: ("bilinear", 1), Resampling.BICUBIC: ("bicubic", 2)}
@@ -109,7 +113,8 @@ class ImageTransform:
         except (DecompressionBombError, DecompressionBombWarning) as error:
             raise RecordError(f"the image is too large: {error}") from error
         except _DAMAGE as error:
-            raise RecordError(f"the image cannot be decoded: {str(error) or type(error).__name__}") from error
+            reason = _MEMORY.sub("", str(error)) or type(error).__name__
+            raise RecordError(f"the image cannot be decoded: {reason}") from error
         except MemoryError as error:
             raise RecordError("the image is too large for this machine's memory") from error
 
@@ -217,6 +222,36 @@ class ImageTransform:
             start = (pixels.shape[axis] - wanted) // 2
             pixels = pixels[start : start + wanted] if axis == 0 else pixels[:, start : start + wanted]
         return pixels
+
+
+@dataclass(frozen=True, slots=True)
+class ImagePreparer:
+    """Prepares blocks of images of one shape. It can be pickled, and holds no model."""
+
+    transform: ImageTransform
+    normalization: Normalization
+    shape: tuple[int, int]
+
+    def prepare_column(self, inputs: Column) -> PreparedColumn:
+        """Pixels of each image, or a RecordError for an invalid one. Every image costs 1."""
+        values = values_of(inputs)
+        pixels: RawPixels = np.zeros((len(values), *self.shape, 3), dtype=np.uint8)
+        errors: dict[int, Exception] = {}
+        for row, value in enumerate(values):
+            try:
+                pixels[row] = self.transform(value)
+            except RecordError as error:
+                errors[row] = error
+        costs = np.ones(len(values), dtype=np.int64)
+        costs[list(errors)] = 0
+        return PreparedColumn(PixelColumn(pixels, self.normalization), costs, errors)
+
+
+def preparer_of(transform: ImageTransform | None, normalization: Normalization | None) -> ImagePreparer | None:
+    """The preparer of blocks, if all images have one shape."""
+    if transform is None or normalization is None or transform.shape is None:
+        return None
+    return ImagePreparer(transform, normalization, transform.shape)
 
 
 def _resized_by_torch(image: Image.Image, size: tuple[int, int], extent: tuple[float, float], mode: str) -> RawPixels:
