@@ -9,6 +9,8 @@ from headrace.engines.choosing.registry import declared_engines
 from headrace.errors import ResumeMismatchError
 from headrace.options import NAMES, declared
 
+_UNSAID = {"engine.pixels": "exact"}
+"""What a fingerprint means that says nothing of these, where that is not the default of today."""
 _DIGESTS = {"engine.model_digest": "the model's folder", "engine.handler_digest": "the handler"}
 
 
@@ -52,7 +54,7 @@ def _difference(key: str, old: object, new: object) -> str:
     setting = _setting(key)
     if (what := _content(key)) and old and new:  # a digest tells people nothing
         return f"the content of {what} has changed{setting and f' (``{setting}``)'}"
-    return f"{f'``{setting}``' if setting else key} was {_shown(old)}, now {_shown(new)}"
+    return f"{f'``{setting}``' if setting else key} was {_shown(old, key)}, now {_shown(new, key)}"
 
 
 def _setting(key: str) -> str:
@@ -72,7 +74,8 @@ def _engine_options() -> set[str]:
     return {one.name for kind in declared_engines() for one in declared(kind)}
 
 
-def _shown(value: object) -> str:
+def _shown(value: object, key: str) -> str:
+    value = _UNSAID.get(key) if value is None else value
     return "not set" if value is None else repr(value)
 
 
