@@ -3,7 +3,8 @@
 processor: an embedding job with next to no network, in processor seconds, beside tokenizing alone and a peer.
 noop: records a second with an engine that does nothing, beside peers (`scripts/install-peers`).
 
-With `--before REVISION`, `processor` has a line for that revision, too. Each measurement runs in a process of its own.
+With `--before REVISION`, `processor` has a line for that revision, too. `--rounds 1` and `--records 400000` make it
+shorter. Each measurement runs in a process of its own.
 """
 
 from __future__ import annotations
@@ -30,11 +31,17 @@ from benchmarks.common import quick, ratio, report, rounds
 from benchmarks.jobs import write_input
 from benchmarks.versions import ROOT, checked_out
 
+
+def _given(flag: str) -> str | None:
+    """What follows a flag on the command line."""
+    return sys.argv[sys.argv.index(flag) + 1] if flag in sys.argv else None
+
+
 PEERS = Path(os.environ.get("PEERS_PYTHON", ".venv-peers/bin/python"))
-ROUNDS = 1 if quick() else 3
+ROUNDS = 1 if quick() else int(_given("--rounds") or 3)
 SMALL, LARGE = (500, 1_000) if quick() else (40_000, 80_000)
 """Texts of the embedding jobs: what is in both falls away."""
-NOOP = (5_000,) if quick() else (400_000, 1_000_000)
+NOOP = (5_000,) if quick() else tuple(map(int, (_given("--records") or "400000,1000000").split(",")))
 MEAN_WORDS = 26
 """Words of a text of 43 tokens on average, the marks around it included: docstrings have names and signs."""
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
@@ -133,7 +140,7 @@ def processor(folder: Path) -> None:
     write_model(model)
     for count in (SMALL, LARGE):
         write_texts(folder / f"texts-{count}.jsonl", count)
-    revision = _value("--before")
+    revision = _given("--before")
     outputs = itertools.count()
 
     def slope(name: str, source: Path) -> float:
@@ -282,14 +289,11 @@ def _peers() -> dict[str, str]:
     return {name: f"{title} ({at})" for (name, title), at in zip(PEER_TITLES.items(), versions, strict=True)}
 
 
-def _value(flag: str) -> str | None:
-    return sys.argv[sys.argv.index(flag) + 1] if flag in sys.argv else None
-
-
 def main() -> None:
     """The tables that are named, or all."""
     known = {table.__name__: table for table in (processor, noop)}
-    given = [word for word in sys.argv[1:] if not word.startswith("--") and word != _value("--before")]
+    values = {_given(flag) for flag in ("--before", "--rounds", "--records")}
+    given = [word for word in sys.argv[1:] if not word.startswith("--") and word not in values]
     if not known.keys() >= set(given):
         sys.exit(f"usage: python -m benchmarks.host [--quick] [--before REVISION] [{' | '.join(known)} ...]")
     with tempfile.TemporaryDirectory() as name:
