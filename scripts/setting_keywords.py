@@ -8,7 +8,7 @@ from headrace.app.servers.settings import ServerSettings
 from headrace.engines.choosing.config import EngineConfig
 from headrace.io.sources.selection import Selection
 from headrace.jobs.settings import JobSettings, Limits
-from headrace.options import declared
+from headrace.options import Declared, declared
 from headrace.serving.limits import ServeLimits
 
 FILE = Path(__file__).resolve().parents[1] / "src" / "headrace" / "app" / "keywords.py"
@@ -84,8 +84,14 @@ def source() -> str:
 
 
 def _lines(*kinds: type) -> str:
-    types = {one.name: kind.__dataclass_fields__[one.name].type for kind in kinds for one in declared(kind)}  # type: ignore[attr-defined]
-    return "".join(f"    {name}: {_WIDER.get(name, kind)}\n" for name, kind in types.items() if name not in _APART)
+    every = [(one, kind.__dataclass_fields__[one.name].type) for kind in kinds for one in declared(kind)]  # type: ignore[attr-defined]
+    return "".join(f"    {one.name}: {_type(one, kind)}\n" for one, kind in every if one.name not in _APART)
+
+
+def _type(one: Declared, kind: str) -> str:
+    """What the doors take for a setting, also the text of a flag if that is read in a way of its own."""
+    found = _WIDER.get(one.name, kind)
+    return found if one.option.parse is None else f"str | {found}"
 
 
 if __name__ == "__main__":

@@ -8,17 +8,19 @@ import math
 import numbers
 import re
 import types
-from collections.abc import Hashable
-from dataclasses import fields
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from dataclasses import MISSING, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from headrace.errors import ConfigError
-from headrace.options import Declared, Option, declared
+from headrace.errors import ConfigError, nearest
+from headrace.options import NAMES, Declared, Option, SettingName, all_declared, declared, groups
 from headrace.wording import shown
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
+
+T = TypeVar("T")
 
 _WORDS: dict[object, str] = {
     int: "a whole number",
@@ -28,6 +30,78 @@ _WORDS: dict[object, str] = {
     Path: "a path",
     type(None): "None",
 }
+
+
+def named(*, keys: bool = False) -> Callable[[type[T]], type[T]]:
+    """A decorator of a dataclass of settings: messages name them, and a text is read as that of a flag.
+
+    Its constructor raises ConfigError for a setting that it does not know, and for one that is missing.
+
+    Args:
+        keys: whether files of settings have all of them as keys; otherwise only those that are `per_step`.
+    """
+
+    def register(kind: type[T]) -> type[T]:
+        every = fields(kind)  # type: ignore[arg-type]  # it is a dataclass
+        made, known = kind.__init__, [one.name for one in every if one.init]
+        required = {one.name for one in every if one.init and one.default is one.default_factory is MISSING}
+        options: dict[str, Option] = {one.name: one.metadata["option"] for one in every if "option" in one.metadata}
+
+        @functools.wraps(made)
+        def init(self: T, *values: object, **given: object) -> None:
+            if unknown := next((name for name in given if name not in known), None):
+                hint = nearest(unknown, known) or f"; known: {', '.join(known)}"
+                raise ConfigError(f"{kind.__name__} has no setting {unknown!r}{hint}")
+            if missing := required.difference(given, known[: len(values)]):
+                raise ConfigError(f"{kind.__name__} needs ``{min(missing, key=known.index)}``")
+            if any(isinstance(value, str) and name in options and options[name].parse for name, value in given.items()):
+                given.update(_read_texts(kind, given))
+            made(self, *values, **given)
+
+        kind.__init__ = init  # type: ignore[method-assign,assignment]
+        for keyword, one in options.items():
+            flag, *others = one.flags or (f"--{keyword.replace('_', '-')}",)
+            for name in (keyword, *(other[2:].replace("-", "_") for other in others if other[:2] == "--")):
+                shown = flag if name == keyword else f"--{name.replace('_', '-')}"
+                NAMES[name] = SettingName(keyword, shown.partition("/")[0], keys or one.per_step, one.changes_output)
+        return kind
+
+    return register
+
+
+def _read_texts(kind: type, given: Mapping[str, object]) -> Iterator[tuple[str, object]]:
+    """The settings that are given as texts, but are none."""
+    for one in declared(kind):
+        if isinstance(text := given.get(one.name), str) and one.option.parse is not None and not _fits(text, one.kind):
+            yield one.name, read(one, text)
+
+
+def build(kind: type[T], given: Mapping[str, object]) -> T:
+    """The object of these settings, of which those of a group may be given one by one, or as its object, or both.
+
+    Raises:
+        ConfigError: a setting is given in the object of its group and beside it.
+    """
+    left: dict[str, Any] = dict(given)
+    for name, group in groups(kind).items():
+        inner = {one.name: left.pop(one.name) for one in all_declared(group) if one.name in left}
+        if inner and isinstance(left.get(name), group):
+            left[name] = with_more(left[name], inner, f"``{name}``")
+        elif inner and left.get(name) is None:
+            left[name] = build(group, inner)
+    return kind(**left)
+
+
+def with_more(settings: T, beside: Mapping[str, object], what: str) -> T:
+    """A copy of settings with some that are given beside them.
+
+    Raises:
+        ConfigError: one of them is given in both; the message names it, and the object as `what`.
+    """
+    for one in all_declared(type(settings)):
+        if one.name in beside and getattr(settings, one.name, one.default) != one.default:
+            raise ConfigError(f"``{one.name}`` is given twice, in {what} and beside it; give it once")
+    return replace(settings, **beside)  # type: ignore[type-var]  # a dataclass
 
 
 def check_types(settings: DataclassInstance, *leave_out: str) -> None:
@@ -64,9 +138,14 @@ def read(one: Declared, text: str) -> object:
     if one.option.parse is None:
         value = next((made for kind in kinds if (made := _made(kind, text)) is not None), text)
     if wanted := _wanted(value, one.kind, one.option):
-        said = shown(value if _fits(value, one.kind) else text)
+        said = text if _fits(value, one.kind) else shown(text)
         raise ConfigError(f"``{one.name}`` is {said}; it must be {wanted.removesuffix(' or None')}")
-    return value
+    return scaled(one, value)
+
+
+def scaled(one: Declared, value: object) -> object:
+    """The value of a setting from the number of its flag, whose unit may be another."""
+    return value / one.option.scale if one.option.scale != 1 and isinstance(value, int | float) else value
 
 
 def parts(hint: object) -> tuple[object, ...]:
@@ -166,18 +245,6 @@ def number_or_auto(text: str) -> int | None:
     if not text.isdecimal():
         raise ValueError(f"{text!r} is neither a number nor auto")
     return int(text)
-
-
-def milliseconds(text: str) -> float:
-    """Milliseconds as seconds.
-
-    Raises:
-        ValueError: it is not a number.
-    """
-    try:
-        return float(text) / 1000
-    except ValueError:
-        raise ValueError(f"{text!r} is not a number of milliseconds") from None
 
 
 def parse_size(text: str) -> int:

@@ -9,6 +9,7 @@ A message names a setting by its keyword between double backticks, with a value 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Literal, TypeAlias
 
 from headrace.options import NAMES
@@ -31,6 +32,7 @@ _LONG = re.compile(
 )
 
 _door: Door = "python"
+_variables: Mapping[str, tuple[str, str]] = {}
 
 
 def spoken() -> Door:
@@ -38,10 +40,15 @@ def spoken() -> Door:
     return _door
 
 
-def speak(door: Door) -> None:
-    """Name settings in all further messages of this process as this door does."""
-    global _door  # noqa: PLW0603 - a process has one door
-    _door = door
+def speak(door: Door, variables: Mapping[str, tuple[str, str]] | None = None) -> None:
+    """Name settings in all further messages of this process as this door does.
+
+    Args:
+        door: how the user gives settings.
+        variables: the environment variable and its text, for settings that are given so; None for those of before.
+    """
+    global _door, _variables
+    _door, _variables = door, variables or ({} if door == "python" or variables is not None else _variables)
 
 
 def worded(message: str) -> str:
@@ -66,17 +73,21 @@ def _named(command: str, settings: str, door: Door) -> str:
     several = settings.split(", ") if _SEVERAL.fullmatch(settings) else [settings]
     each = [one.partition("=")[::2] for one in several]
     if command or door == "flags":
-        return command + " ".join(_as_flag(name, value) for name, value in each)
+        return command + " ".join(_as_flag(name, value, bool(command)) for name, value in each)
     return ", ".join(_as_keyword(name, value, door) for name, value in each)
 
 
-def _as_flag(name: str, value: str) -> str:
+def _as_flag(name: str, value: str, elsewhere: bool = False) -> str:
+    """A setting as a flag, or as the variable that gives it, if it has that value; `elsewhere` it gives nothing."""
+    variable, text = _variables.get(NAMES[name].keyword if name in NAMES else name, ("", ""))
+    if variable and not elsewhere and value in ("", text):
+        return f"{variable}={value}" if value else variable
     return f"{flag_of(name)} {value}" if value not in ("", "True") else flag_of(name)
 
 
 def _as_keyword(name: str, value: str, door: Door) -> str:
     known = NAMES.get(name)
-    if door == "keys" and known is not None and not known.is_key:
+    if door == "keys" and not (known is not None and known.is_key):
         return _as_flag(name, value)
     name = name if known is None else known.keyword
     if not value:

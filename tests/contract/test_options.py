@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -11,8 +12,10 @@ from scripts.options_page import FILE, page
 from typer.testing import CliRunner
 
 import headrace
+from headrace import build_app
 from headrace.app.jobs.step_settings import parse_steps
 from headrace.cli.app import app
+from headrace.engines.choosing.config import EngineConfig
 from headrace.errors import HeadraceError
 from headrace.options import Declared, all_declared
 from headrace.wording import speak
@@ -91,17 +94,100 @@ def test_an_option_that_cannot_be_is_refused_in_the_same_words(
 
 
 def test_an_option_that_another_excludes_is_refused_in_the_same_words() -> None:
-    said = "--chunk-overlap is 4, but no text is split: set --on-too-long split"
-    assert by_command("--chunk-overlap", "4") == said
-    assert by_command(env={"HEADRACE_CHUNK_OVERLAP": "4"}) == said
+    said = "{} is 4, but no text is split: set --on-too-long split"
+    assert by_command("--chunk-overlap", "4") == said.format("--chunk-overlap")
+    assert by_command(env={"HEADRACE_CHUNK_OVERLAP": "4"}) == said.format("HEADRACE_CHUNK_OVERLAP")
     assert by_keyword(chunk_overlap=4) == 'chunk_overlap is 4, but no text is split: set on_too_long="split"'
 
 
-def test_a_size_and_a_shard_are_texts_on_the_command_line_alone() -> None:
-    assert by_command("--buffer-memory", "many").startswith("--buffer-memory: 'many' is not a size")
-    assert by_keyword(buffer_memory="many") == "buffer_memory is 'many'; it must be a whole number"
+def test_a_text_is_read_alike_at_every_door() -> None:
+    words = "'many' is not a size; write 512MB or 2GB, for example"
+    assert by_command("--buffer-memory", "many") == f"--buffer-memory: {words}"
+    assert by_keyword(buffer_memory="many") == f"buffer_memory: {words}"
+    assert refused(lambda: headrace.Limits(buffer_memory="many")) == f"buffer_memory: {words}"  # type: ignore[arg-type]
     assert by_command("--shard", "4/2") == "--shard is 4/2; it must be i/n with 0 <= i < n"
-    assert by_keyword(shard=(4, 2)) == "shard is 4/2; it must be i/n with 0 <= i < n"
+    for shard in ((4, 2), "4/2"):
+        assert by_keyword(shard=shard) == "shard is 4/2; it must be i/n with 0 <= i < n"
+    found = headrace.Limits(buffer_memory="2GB", workers="auto")  # type: ignore[arg-type]
+    assert found == headrace.Limits(buffer_memory=2_000_000_000)
+    rows = headrace.run(
+        ["a", "b"], sink="list", engine=FAKE, workers="auto", buffer_memory="512MB", shard="1/2", progress=False
+    )
+    assert [row["id"] for row in rows] == [1]
+    assert headrace.ServerSettings(batch_timeout_s=2).batch_timeout_s == 2, "a flag's unit is the flag's alone"
+
+
+def test_a_setting_that_an_object_does_not_know_is_refused_with_the_nearest_name() -> None:
+    said = refused(lambda: headrace.Limits(max_eror=1))  # type: ignore[call-arg]
+    assert said == "Limits has no setting 'max_eror'; did you mean max_errors?"
+    said = refused(lambda: headrace.Embedding(nope=3))  # type: ignore[call-arg]
+    assert said.startswith("Embedding has no setting 'nope'; known: model, ")
+    every: tuple[Any, ...] = (headrace.ServeLimits, headrace.ServerSettings, headrace.Selection, headrace.JobSettings)
+    for kind in every:
+        assert f"{kind.__name__} has no setting 'nope'; known: " in refused(functools.partial(kind, nope=1))
+
+
+def test_a_setting_in_an_object_and_beside_it_is_refused() -> None:
+    def twice(name: str, what: str) -> str:
+        return f"{name} is given twice, in {what} and beside it; give it once"
+
+    assert by_keyword(limits=headrace.Limits(max_errors=3), max_errors=3) == twice("max_errors", "limits")
+    assert by_keyword(selection=headrace.Selection(limit=3), limit=5) == twice("limit", "selection")
+    limits = headrace.ServeLimits(max_requests=5)
+    assert refused(lambda: build_app(limits=limits, max_requests=6)) == twice("max_requests", "limits")
+    chosen = EngineConfig("embed", engine=FAKE, batch_size=3)
+
+    class Choice:
+        def as_config(self) -> EngineConfig:
+            return chosen
+
+    assert by_keyword(engine=Choice(), batch_size=2) == twice("batch_size", "engine")
+
+
+def test_a_flag_that_is_refused_keeps_its_unit() -> None:
+    for name, value, words in (
+        ("BATCH_TIMEOUT_MS", "-1", " is -1; it must be >= 0"),
+        ("LATENCY_TARGET_MS", "0", " is 0; it must be a finite number > 0"),
+        ("BATCH_TIMEOUT_MS", "soon", " is 'soon'; it must be a number"),
+    ):
+        variable, flag = f"HEADRACE_{name}", f"--{name.lower().replace('_', '-')}"
+        for given, flags, env in ((flag, (flag, value), {}), (variable, (), {variable: value})):
+            ended = CliRunner().invoke(app, ["serve", *flags], env={"COLUMNS": "300", **env})
+            assert ended.output == f"headrace: {given}{words}\n"
+
+
+def test_a_refusal_names_what_gave_the_value() -> None:
+    """A way out is a flag: it wins over a variable."""
+    assert by_command(env={"HEADRACE_ON": "moon"}).startswith("HEADRACE_ON is 'moon'; it must be ray")
+    assert by_command("--on", "moon", env={"HEADRACE_ON": "sun"}).startswith("--on is 'moon'")
+    said = by_command("--engine", FAKE, env={"HEADRACE_TEXT_COLUMN": "tekst"})
+    assert "HEADRACE_TEXT_COLUMN" in said
+    assert "--text-column" not in said
+
+
+def test_a_variable_gives_a_setting_by_any_name_of_its_flag_and_an_option_that_has_no_line_of_its_own() -> None:
+    assert "HEADRACE_PROMPT_COLUMN" in by_command("--engine", FAKE, env={"HEADRACE_PROMPT_COLUMN": "tekst"})
+    assert by_command(env={"HEADRACE_PROMPT_COLUMN": "a", "HEADRACE_IMAGE_COLUMN": "b"}) == (
+        "HEADRACE_PROMPT_COLUMN and HEADRACE_IMAGE_COLUMN give the same setting; keep one of them"
+    )
+    classify = ("--task", "classify", "--model", "docstrings")
+    env = {"HEADRACE_TOP_LABELS": "x"}
+    assert by_command(*classify, env=env) == "HEADRACE_TOP_LABELS is 'x'; it must be a whole number or None"
+    assert by_command(*classify, "--top-labels", "y", env=env).startswith("--top-labels is 'y'")
+    assert by_command(env=env).startswith("HEADRACE_TOP_LABELS: task 'embed' has no such flag; known: ")
+
+
+def test_a_file_of_steps_is_refused_in_its_keys_and_flags_beside_it_as_flags() -> None:
+    def steps(text: str, *flags: str) -> str:
+        Path("steps.yaml").write_text(f"steps: [{text}]")
+        return by_command("--config", "steps.yaml", *flags)
+
+    assert steps("{task: embed, engine_options: {truncat_dim: 3}}").startswith("step 'embedding': task 'embed' has no")
+    said = steps("{task: embed, engine_options: {chunk_overlap: 3}}")
+    assert said == "step 'embedding': chunk_overlap is 3, but no text is split: set on_too_long: split"
+    assert steps("{task: embed}", "--batch-size", "3").startswith("--batch-size is a setting of one step")
+    assert steps("{task: embed}", "--device", "cpu").startswith("--device is a setting of one step")
+    assert steps("{task: embed}", "--order", "prefix").endswith("leave --order out")
 
 
 def ran(*flags: str, env: dict[str, str]) -> tuple[int, str]:
@@ -130,8 +216,7 @@ def test_a_variable_that_is_nearly_a_setting_is_told() -> None:
 def test_a_server_takes_its_settings_from_the_environment() -> None:
     for name, value, words in (
         ("HEADRACE_PORT", "x", "HEADRACE_PORT is 'x'; it must be a whole number"),
-        ("HEADRACE_MAX_WAIT", "0", "--max-wait is 0.0; it must be a finite number > 0"),
-        ("HEADRACE_BATCH_TIMEOUT_MS", "soon", "'soon' is not a number of milliseconds"),
+        ("HEADRACE_MAX_WAIT", "0", "HEADRACE_MAX_WAIT is 0; it must be a finite number > 0"),
         ("HEADRACE_TASK", "dance", "unknown task 'dance'"),
     ):
         ended = CliRunner().invoke(app, ["serve"], env={"COLUMNS": "300", name: value})
@@ -174,12 +259,13 @@ def test_a_setting_says_what_it_does_and_no_two_have_one_name(kind: type) -> Non
     assert all(one.option.help.endswith((".", ")")) for one in every)
     for names in ([one.name for one in every], [flag for one in every for flag in one.flags]):
         assert len(names) == len(set(names))
-    variables = [one.variable for one in every if one.flags]
+    variables = [variable for one in every for variable in one.variables]
     assert len(variables) == len(set(variables))
 
 
 def test_a_variable_is_named_after_the_flag() -> None:
     found: dict[str, Declared] = {one.name: one for one in all_declared(headrace.JobSettings)}
-    assert found["source"].variable == "HEADRACE_INPUT_FILE"
-    assert found["prepare"].variable == "HEADRACE_MAP"
-    assert found["dedupe"].variable == "HEADRACE_DEDUPE"
+    assert found["source"].variables == ("HEADRACE_INPUT_FILE",)
+    assert found["prepare"].variables == ("HEADRACE_MAP",)
+    assert found["dedupe"].variables == ("HEADRACE_DEDUPE",)
+    assert found["text_column"].variables[1] == "HEADRACE_PROMPT_COLUMN"

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 import headrace
 from headrace.app.keywords import RunKeywords, ServerKeywords
-from headrace.cli.app import app
+from headrace.cli.app import app, declare_settings
 from headrace.errors import ConfigError, RecordError, text_of
 from headrace.jobs.settings import Limits
 from headrace.options import NAMES
@@ -34,6 +34,7 @@ from headrace.wording import (
 
 @pytest.fixture(autouse=True)
 def _door() -> Iterator[None]:
+    declare_settings()
     yield
     speak("python")
 
@@ -137,6 +138,30 @@ def test_every_setting_in_a_message_is_a_keyword_or_of_the_command_alone() -> No
     assert len(found) > 30, "the search works"
     own = {"api_key_file", "budgets", "config", "data_parallel_size", "gpu_hour_price", "on", "port", "timeout"}
     assert found - known <= own
+
+
+def _refusals() -> Iterator[tuple[str, str]]:
+    """The texts of errors that refuse a setting, outside the parts that are called from Python alone."""
+    root = Path(headrace.__file__).parent
+    for path in root.rglob("*.py"):
+        if path.relative_to(root).parts[0] in ("batching", "concurrency", "pool", "testing.py", "client.py", "cli"):
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") in REFUSALS:
+                for argument in node.args:
+                    parts = [one for one in ast.walk(argument) if isinstance(one, ast.Constant)]
+                    yield path.name, "\0".join(str(part.value) for part in parts)
+
+
+REFUSALS = ("ConfigError", "EngineError", "JobError", "MissingExtraError", "ResumeMismatchError")
+
+
+def test_a_refusal_marks_the_settings_that_it_names() -> None:
+    """Names of one word are words of English too, and so not looked for."""
+    found = [(name, re.sub(r"``.+?``", "", text, flags=re.DOTALL)) for name, text in _refusals()]
+    assert len(found) > 300, "the search works"
+    bare = re.compile(rf"(?<![\w.`'/-])({'|'.join(name for name in NAMES if '_' in name)})(?![\w`'/])")
+    assert [(name, said[0]) for name, text in found if (said := bare.search(text))] == []
 
 
 def test_the_command_names_flags_and_leaves_python_as_it_was() -> None:

@@ -45,7 +45,7 @@ class RunKeywords(ConfigKeywords, EngineKeywords, total=False):
     text_pair_column: str | None
     id_column: str | None
     prompt_template: str | None
-    keep_columns: Sequence[str]
+    keep_columns: str | Sequence[str]
     dedupe: bool | None
     order: Order
     prepare: PrepareFn | str | None
@@ -57,13 +57,13 @@ class RunKeywords(ConfigKeywords, EngineKeywords, total=False):
     limit: int | None
     sample: float | None
     sample_seed: int
-    shard: tuple[int, int] | None
+    shard: str | tuple[int, int] | None
     max_error_rate: float
     max_errors: int | None
     max_attempts: int
     retry_wait_s: float
-    workers: int | None
-    buffer_memory: int
+    workers: str | int | None
+    buffer_memory: str | int
     part_records: int
     commit_interval_s: float
 

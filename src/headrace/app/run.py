@@ -15,6 +15,7 @@ from headrace.app.jobs.step_settings import parse_steps, refuse_beside_steps
 from headrace.app.jobs.steps import prepare_steps, run_steps
 from headrace.app.jobs.tables import TableKind, is_table_kind, refuse_unknown_kind, run_to_table
 from headrace.app.keywords import RunKeywords
+from headrace.argument_types import build
 from headrace.batching.blocking import current_loop
 from headrace.batching.dispatch.offload import BlockedLoopWarning
 from headrace.engines.choosing.config import config_from
@@ -23,7 +24,7 @@ from headrace.io.sinks.callback_sink import Receiver
 from headrace.jobs.pipeline.job import JobEnd, StopRequest
 from headrace.jobs.settings import SETTING_NAMES, JobSettings
 from headrace.observe.reporting.report import Report
-from headrace.options import build, split
+from headrace.options import split
 from headrace.tracebacks import naming, public
 
 T = TypeVar("T")

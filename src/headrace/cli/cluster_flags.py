@@ -16,6 +16,7 @@ from headrace.jobs.pipeline.job import JobEnd
 from headrace.jobs.settings import JobSettings
 from headrace.observe.reporting.report import Report
 from headrace.options import option
+from headrace.wording import spelled
 
 if TYPE_CHECKING:
     from headrace.cluster.base import Cluster
@@ -56,11 +57,12 @@ class ClusterFlags:
         size = _size(self.data_parallel_size)
         if self.on is None:
             if replace(self, data_parallel_size="") != ClusterFlags():
-                raise typer.BadParameter("flags for replicas need it", param_hint="--on")
+                raise typer.BadParameter("flags for replicas need it", param_hint=spelled("``on``"))
             return None if size is None else functools.partial(_run_here, size)
         if size is not None:
             raise typer.BadParameter(
-                "it is for this machine; with --on, use --replicas", param_hint="--data-parallel-size"
+                spelled("it is for this machine; with ``on``, use ``replicas``"),
+                param_hint=spelled("``data_parallel_size``"),
             )
         return self._run_on
 
@@ -76,7 +78,9 @@ def _size(text: str) -> int | Literal["auto"] | None:
     if text in ("", "auto"):
         return "auto" if text else None
     if not text.isdecimal() or int(text) < 1:
-        raise typer.BadParameter(f"{text!r} is neither a number >= 1 nor auto", param_hint="--data-parallel-size")
+        raise typer.BadParameter(
+            f"{text!r} is neither a number >= 1 nor auto", param_hint=spelled("``data_parallel_size``")
+        )
     return int(text)
 
 
@@ -96,6 +100,6 @@ def cluster_at(on: str) -> tuple[Cluster, str | None]:
 
     name, _, address = on.partition(":")
     if name not in (known := plugins.known("clusters")):
-        raise ConfigError(f"--on is {on!r}; it must be {' or '.join(known)}, with :ADDRESS for a certain cluster")
+        raise ConfigError(f"``on`` is {on!r}; it must be {' or '.join(known)}, with :ADDRESS for a certain cluster")
     cluster = plugins.load("clusters", name, Cluster)
     return cluster, (on if address.startswith("//") else address) or None

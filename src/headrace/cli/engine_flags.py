@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from headrace.cli.flags import Command, Given
+from headrace.cli.flags import Command, Given, option_of
 from headrace.engines.choosing.config import EngineConfig, merged_options
 from headrace.engines.choosing.registry import options_by_task
 from headrace.errors import ConfigError, UnknownOptionError
-from headrace.wording import flag_of
+from headrace.wording import flag_of, spelled, spoken
 
 PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 """Context settings of a command that passes unknown flags to the engine."""
@@ -36,6 +36,11 @@ def config_of(given: Given[Any], arguments: Sequence[str], meant: str = "") -> E
 
 class EngineCommand(Command):
     """A command that takes flags of engines, and lists those that have no line of their own in its help."""
+
+    def more_variables(self) -> Mapping[str, str]:
+        """Variables of the options of engines that have no line of their own, each with its option."""
+        names = {name for engines in options_by_task().values() for known in engines.values() for name in known}
+        return {f"HEADRACE_{name.upper()}": name for name in names if name not in self.settings}
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Write the help."""
@@ -62,7 +67,7 @@ def more_flags(own: Collection[str]) -> str:
         for engine, options in known.items():
             for option in options:
                 alone = engine != default and engines[option] == {engine}
-                groups.setdefault(f"--engine {engine}" if alone else task, []).append(as_flag(option))
+                groups.setdefault(f"--engine {engine}" if alone else task, []).append(flag_of(option))
     together: dict[tuple[str, ...], list[str]] = {}
     for group, flags in groups.items():
         if left := tuple(flag for flag in dict.fromkeys(flags) if flag not in own):
@@ -115,17 +120,9 @@ def engine_options(arguments: Sequence[str], meant: str = "") -> dict[str, objec
 
 
 def as_typed(arguments: Sequence[str], option: str) -> str:
-    """The flag by which `option` was given, such as `--no-eager` for `eager`; its plain flag if there is none."""
-    for argument in arguments:
-        flag = argument.partition("=")[0]
-        if flag.startswith("--") and flag[2:].removeprefix("no-").replace("-", "_") == option:
-            return flag
-    return as_flag(option)
-
-
-def as_flag(option: str) -> str:
-    """The flag of an engine's option."""
-    return flag_of(option)
+    """The flag by which `option` was given, such as `--no-eager` for `eager`; else how messages name it."""
+    typed = (argument.partition("=")[0] for argument in arguments if argument.startswith("--"))
+    return next((flag for flag in typed if option_of(flag) == option), spelled(f"``{option}``"))
 
 
 def unknown_flag(error: UnknownOptionError, arguments: Sequence[str], flags: Sequence[str]) -> str:
@@ -136,9 +133,11 @@ def unknown_flag(error: UnknownOptionError, arguments: Sequence[str], flags: Seq
         arguments: of the command line.
         flags: of the command, one of which may have been meant.
     """
+    if spoken() == "keys":
+        return str(error)
     typed = as_typed(arguments, error.option)
     others = [flag for flag in flags if flag != typed]
-    return f"{typed}: {error.place} has no such flag; {error.way_out(as_flag, others)}"
+    return f"{typed}: {error.place} has no such flag; {error.way_out(flag_of, others)}"
 
 
 def _value(text: str) -> object:

@@ -20,13 +20,13 @@ from typing import Annotated, Any, Generic, Literal, TypeAlias, TypeVar, get_arg
 import typer
 from typer.core import TyperCommand
 
-from headrace.argument_types import comma_separated, parts, read
+from headrace.argument_types import build, comma_separated, parts, read, scaled
 from headrace.engines.choosing.config import EngineConfig
 from headrace.engines.choosing.registry import declared_engines
 from headrace.errors import ConfigError, nearest
 from headrace.jobs.settings import FILES_PANEL
-from headrace.options import Declared, all_declared, build, declared
-from headrace.wording import spelled
+from headrace.options import Declared, all_declared, declared
+from headrace.wording import flag_of, speak, spelled
 
 T = TypeVar("T")
 ClickContext: TypeAlias = Any
@@ -50,12 +50,14 @@ class Given(Generic[T]):
         """The object.
 
         Args:
-            more: settings that are no flags.
+            more: settings that are no flags, and objects of some that are.
 
         Raises:
             ConfigError: a value cannot be used.
         """
-        given = {one.name: found for one in flags_of(self.kind) if (found := self._read(one)) is not None}
+        made = {one.name for value in more.values() if dataclasses.is_dataclass(value) for one in flags_of(type(value))}
+        wanted = (one for one in flags_of(self.kind) if one.name not in made)
+        given = {one.name: found for one in wanted if (found := self._read(one)) is not None}
         return build(self.kind, {**given, **more})
 
     def engine_options(self) -> dict[str, object]:
@@ -66,7 +68,7 @@ class Given(Generic[T]):
         value = self.values.get(one.name)
         if isinstance(value, list):
             return value[0] if one.option.repeatable and value else tuple(value) or None
-        return read(one, value) if one.option.parse is not None and value is not None else value
+        return read(one, value) if one.option.parse is not None and value is not None else scaled(one, value)
 
 
 def with_settings(command: Callable[..., None], only: Collection[str] | None = None) -> Callable[..., None]:
@@ -183,6 +185,11 @@ def positive_numbers(name: str, text: str | None) -> tuple[int, ...]:
     return tuple(sorted(map(int, words)))
 
 
+def option_of(argument: str) -> str:
+    """The setting that an argument of the command line may name."""
+    return argument.partition("=")[0].removeprefix("--").removeprefix("no-").replace("-", "_")
+
+
 class Command(TyperCommand):
     """A command that refuses a flag of some panels given twice; for other flags the last value counts.
 
@@ -199,21 +206,31 @@ class Command(TyperCommand):
             BadParameter: a value is not valid.
             Exit: a flag that counts once is given twice, or a value is of no use to its setting.
         """
-        variables = from_environment(self.settings) if self.by_environment else {}
+        variables = from_environment(self.settings, self.more_variables()) if self.by_environment else {}
         ctx.default_map = {name: value for name, (_, value) in variables.items()}
+        typed, left, order = self.make_parser(ctx).parse_args(args=list(args))
+        typed_names = {*typed, *map(option_of, left)}
+        variables = {name: found for name, found in variables.items() if name not in typed_names}
+        speak("flags", {name: (variable, _text(value)) for name, (variable, value) in variables.items()})
+        texts = {name: value for name, (_, value) in variables.items()} | typed
         try:
             left = super().parse_args(ctx, list(args))  # reports other errors first
         except typer.BadParameter as error:
             name = str(getattr(error.param, "name", ""))
             if name in self.settings and type(error).__name__ != "MissingParameter":
-                raise _refused(self._why_not(self.settings[name], ctx, args, variables, error)) from error
+                self._check(name, _text(texts.get(name)))
+                raise _refused(f"{spelled(f'``{name}``')}: {error.message}") from error
             raise
-        _, _, order = self.make_parser(ctx).parse_args(args=list(args))
+        for name, text in texts.items():
+            if isinstance(text, str) and name in self.settings and bool not in parts(self.settings[name].kind):
+                self._check(name, text)
+        more = self.more_variables().values()
+        ctx.args += [f"{flag_of(name)}={_text(value)}" for name, (_, value) in variables.items() if name in more]
         for parameter, times in Counter(order).items():
             once = getattr(parameter, "rich_help_panel", None) in _ONCE
             if times > 1 and once and not getattr(parameter, "multiple", False):
-                typed = next((flag for flag in parameter.opts if flag in args), parameter.opts[0])
-                raise _refused(f"{typed} is given twice; give it once")
+                flag = next((flag for flag in parameter.opts if flag in args), parameter.opts[0])
+                raise _refused(f"{flag} is given twice; give it once")
         return left
 
     @property
@@ -222,23 +239,19 @@ class Command(TyperCommand):
         found: Mapping[str, Declared] = getattr(self.callback, "settings", {})
         return found
 
-    def _why_not(
-        self,
-        one: Declared,
-        ctx: ClickContext,
-        args: list[str],
-        variables: Mapping[str, tuple[str, str | list[str]]],
-        error: typer.BadParameter,
-    ) -> str:
-        given, _, _ = self.make_parser(ctx).parse_args(args=list(args))
-        name, value = (None, given[one.name]) if one.name in given else variables.get(one.name, (None, None))
-        text = value[-1] if isinstance(value, list) else str(value)
+    def _check(self, name: str, text: str) -> None:
         try:
-            read(one, text)
+            read(self.settings[name], text)
         except ConfigError as found:
-            said = spelled(found.args[0], "flags")
-            return said if name is None else said.replace(spelled(f"``{one.name}``", "flags"), name, 1)
-        return f"{name or one.flags[0]}: {error.message}"
+            raise _refused(str(found)) from found
+
+    def more_variables(self) -> Mapping[str, str]:
+        """Variables of settings that have no flag of their own, each with its setting."""
+        return {}
+
+
+def _text(value: object) -> str:
+    return str(value[-1] if isinstance(value, list | tuple) else value)
 
 
 def _refused(message: str) -> typer.Exit:
@@ -252,18 +265,31 @@ _OTHERS = frozenset({"HEADRACE_API_KEY", "HEADRACE_API_KEYS"})
 """Secrets, of a client and of a server; no flag has them."""
 
 
-def from_environment(settings: Mapping[str, Declared]) -> dict[str, tuple[str, str | list[str]]]:
-    """The variable of each setting that has one, and its value; warns of a name that is nearly one of these."""
-    known = {one.variable: one for one in settings.values()}
+def from_environment(
+    settings: Mapping[str, Declared], more: Mapping[str, str]
+) -> dict[str, tuple[str, str | list[str]]]:
+    """The variable of each setting that has one, and its value; warns of a name that is nearly one of these.
+
+    Args:
+        settings: by name.
+        more: variables of other settings, each with its setting.
+
+    Raises:
+        Exit: a setting is given by two variables.
+    """
+    known = {**more, **{variable: one.name for one in settings.values() for variable in one.variables}}
     found: dict[str, tuple[str, str | list[str]]] = {}
-    for name, value in os.environ.items():
-        if not name.startswith("HEADRACE_") or name in _OTHERS:
+    for variable, value in os.environ.items():
+        if not variable.startswith("HEADRACE_") or variable in _OTHERS:
             continue
-        if name.endswith(_KUBERNETES) or (name == "HEADRACE_PORT" and value.startswith("tcp://")):
+        if variable.endswith(_KUBERNETES) or (variable == "HEADRACE_PORT" and value.startswith("tcp://")):
             continue
-        if name in known:
-            several = _kind(known[name]) == list[str]
-            found[known[name].name] = name, (value.split() if several else value)
-        elif hint := nearest(name, (*known, *_OTHERS)):
-            print(f"headrace: WARNING: the environment variable {name} is unknown{hint}", file=sys.stderr)
+        if (name := known.get(variable)) is None:
+            if hint := nearest(variable, (*known, *_OTHERS)):
+                print(f"headrace: WARNING: the environment variable {variable} is unknown{hint}", file=sys.stderr)
+            continue
+        if name in found:
+            raise _refused(f"{found[name][0]} and {variable} give the same setting; keep one of them")
+        several = name in settings and _kind(settings[name]) == list[str]
+        found[name] = variable, (value.split() if several else value)
     return found

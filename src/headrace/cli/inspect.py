@@ -15,6 +15,7 @@ from headrace.errors import ConfigError, HeadraceError
 from headrace.jobs.state.inspection import Inspection, LoadingError, job_holder, known_target
 from headrace.jobs.state.inspection import inspect as look_at
 from headrace.observe.reporting.figures import figures
+from headrace.wording import spelled
 
 EXAMPLES = """Examples:
 
@@ -114,7 +115,7 @@ def _way_out(found: Inspection) -> str:
         return "run the job again: it replaces the damaged parts"
     if found.parts:
         return "restore the damaged files, or remove them and run the job again"
-    return "restore the damaged files, or run the job again with --overwrite"
+    return spelled("restore the damaged files, or run the job again with ``overwrite=True``")
 
 
 def _parts(found: Inspection) -> str:

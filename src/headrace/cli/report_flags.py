@@ -16,8 +16,13 @@ from headrace.errors import MissingExtraError
 from headrace.events import Listener
 from headrace.options import option
 from headrace.plugins import known, load
+from headrace.wording import spelled
 
 _TRACKERS = tuple(name for name in known("exporters") if "." not in name)
+
+
+def _wrong(name: str, why: str) -> typer.BadParameter:
+    return typer.BadParameter(spelled(why), param_hint=spelled(f"``{name}``"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,19 +58,18 @@ class ReportFlags:
     def check(self, *, has_trace: bool) -> None:
         """Raises BadParameter for flags that do not go together."""
         if self.gpu_hour_price is not None and not (self.dry_run or self.report):
-            raise typer.BadParameter("it needs --dry-run or --report", param_hint="--gpu-hour-price")
+            raise _wrong("gpu_hour_price", "it needs ``dry_run`` or ``report``")
         if self.report_to is not None and self.report_to not in _TRACKERS:
-            said = f"{self.report_to!r} is not one of {', '.join(map(repr, _TRACKERS))}."
-            raise typer.BadParameter(said, param_hint="--report-to")
+            raise _wrong("report_to", f"{self.report_to!r} is not one of {', '.join(map(repr, _TRACKERS))}.")
         asked = (
-            ("--report", self.report, "report"),
-            ("--report-to", self.report_to, "report"),
-            ("--trace", has_trace or None, "trace"),
-            ("--port", self.port, "show"),
+            ("report", self.report, "report"),
+            ("report_to", self.report_to, "report"),
+            ("trace", has_trace or None, "trace"),
+            ("port", self.port, "show"),
         )
-        for flag, value, verb in asked:
+        for name, value, verb in asked:
             if value is not None and self.dry_run:
-                raise typer.BadParameter(f"a dry run has nothing to {verb}", param_hint=flag)
+                raise _wrong(name, f"a dry run has nothing to {verb}")
 
     def trackers(self) -> tuple[Listener, ...]:
         """The listener that reports to an experiment tracker, if one is wanted.
@@ -90,7 +94,7 @@ class ReportFlags:
         try:
             from headrace.app.servers.job_dashboard import serve_dashboard
         except ModuleNotFoundError as error:
-            why = f"--port needs {error.name}, which is not installed"
+            why = f"``port`` needs {error.name}, which is not installed"
             raise MissingExtraError(f'{why}: pip install "headrace[serve]"') from error
         with serve_dashboard(ObservedJob(output), self.port) as address:
             say(f"dashboard at {address}")

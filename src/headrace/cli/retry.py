@@ -54,8 +54,8 @@ def retry(
     def command(stopper: Stopper) -> int:
         config, limits = config_of(given, context.args), Given(Limits, given.values).build()
         if steps_found := steps_here(output):
-            if config.changed():
-                raise ConfigError(f"{config.changed()[0]} cannot be changed for a retry of several steps; leave it out")
+            if named := config.given():
+                raise ConfigError(f"``{named[0]}`` cannot be changed for a retry of several steps; leave it out")
             found = [_settings(step.output, limits, ignore_changes) for step in steps_found]
             return steps.carry_out(retry_settings(found), stopper, run)
         settings = _settings(output, limits, ignore_changes)
@@ -78,5 +78,6 @@ def _settings(output: str, limits: Limits, ignore_changes: bool) -> JobSettings:
         return anchored(from_json(settings, output, limits, ignore_changes=ignore_changes))
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ConfigError(
-            f"the stored settings of {display_name(output)} are damaged ({error}): run the job again with --overwrite"
+            f"the stored settings of {display_name(output)} are damaged ({error}): run the job again with "
+            "``overwrite=True``"
         ) from error

@@ -28,6 +28,7 @@ from headrace.cli.steps import StepFlags
 from headrace.errors import ConfigError, HeadraceError
 from headrace.jobs.settings import anchored
 from headrace.observe.page.render import write_page
+from headrace.wording import spelled
 
 EXAMPLES = """Examples:
 
@@ -63,7 +64,8 @@ def run(
     on_cluster = cluster.run()
     if on_cluster is not None and estimate.dry_run:
         raise typer.BadParameter(
-            "it measures one engine on this machine; leave out --on and --data-parallel-size", param_hint="--dry-run"
+            spelled("it measures one engine on this machine; leave out ``on`` and ``data_parallel_size``"),
+            param_hint=spelled("``dry_run``"),
         )
     locally = functools.partial(own_streams()(execute), progress=True, on_survey=print_survey, on_load=_print_loading)
     models: list[str] = given.values["model"] or []
@@ -86,7 +88,7 @@ def run(
         if found is None:
             return _reported(job, estimate, lambda: conclude(job, stopper, *execute_job(job, stopper)))
         if job.trace is not None:
-            raise ConfigError("a trace is of one model, and these are several steps: leave out --trace")
+            raise ConfigError("a trace is of one model, and these are several steps: leave out ``trace``")
         return _reported(job, estimate, lambda: steps.run(job, *found, stopper, execute_job))
 
     if estimate.dry_run:

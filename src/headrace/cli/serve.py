@@ -23,7 +23,7 @@ from headrace.cli.outcome import guarded, say
 from headrace.engines.choosing.resolving import resolve
 from headrace.errors import ConfigError, MissingExtraError
 from headrace.options import option
-from headrace.wording import speak
+from headrace.wording import speak, spelled
 
 if TYPE_CHECKING:
     from headrace.events import Listener
@@ -86,9 +86,9 @@ class AccessFlags:
             ConfigError: a file is missing.
         """
         if (self.ssl_keyfile is None) != (self.ssl_certfile is None):
-            raise ConfigError("--ssl-keyfile and --ssl-certfile go together; one is missing")
+            raise ConfigError("``ssl_keyfile`` and ``ssl_certfile`` go together; one is missing")
         if self.ssl_ca_certs is not None and self.ssl_certfile is None:
-            raise ConfigError("--ssl-ca-certs needs a server certificate: --ssl-keyfile, --ssl-certfile")
+            raise ConfigError("``ssl_ca_certs`` needs a server certificate: ``ssl_keyfile``, ``ssl_certfile``")
         return {
             "ssl_keyfile": self.ssl_keyfile,
             "ssl_certfile": self.ssl_certfile,
@@ -194,8 +194,11 @@ def _allowed_hosts(
     inside = only_here(server.host)
     if not (has_keys or inside or access.ssl_ca_certs):
         say(
-            f"WARNING: --host {server.host} without API keys: everyone who reaches this machine may use the server, "
-            f"and so may web pages that they open; give --api-key-file FILE or {KEYS}, or leave out --host",
+            spelled(
+                f"WARNING: ``host={server.host}`` without API keys: everyone who reaches this machine may use the "
+                f"server, and so may web pages that they open; give ``api_key_file=FILE`` or {KEYS}, or leave out "
+                "``host``"
+            ),
             "warning",
         )
     if not given and (has_keys or not inside or access.ssl_certfile is not None):
@@ -256,12 +259,12 @@ def _serve_pool(
     """Serve several models until stopped; returns the exit status."""
     refused = {
         "flags of an engine": settings.config != type(settings.config)(),
-        "--served-model-name": settings.name is not None,
-        "--latency-target-ms": settings.latency_target_s is not None,
-        "--on": cluster != ReplicaFlags(),
+        "``name``": settings.name is not None,
+        "``latency_target_s``": settings.latency_target_s is not None,
+        "``on``": cluster != ReplicaFlags(),
     }
     if given := [flag for flag, is_given in refused.items() if is_given]:
-        raise ConfigError(f"--config names the models and their settings: leave out {' and '.join(given)}")
+        raise ConfigError(f"``config`` names the models and their settings: leave out {' and '.join(given)}")
     from headrace.app.servers.pooled import build_pooled, read_models
     from headrace.serving.http.server import DrainingServer
 
@@ -281,11 +284,11 @@ def _serve_on(cluster: ReplicaFlags, settings: ServerSettings, server: ServerFla
 
     kind, address = cluster_at(cluster.on or "")
     if access.ssl_certfile is not None:
-        raise ConfigError("the cluster's proxy receives the requests: leave out --ssl-certfile, or --on")
+        raise ConfigError("the cluster's proxy receives the requests: leave out ``ssl_certfile``, or ``on``")
     if server.trace is not None:
-        raise ConfigError("the replicas of --on run elsewhere: leave out --trace, or --on")
+        raise ConfigError("the replicas of ``on`` run elsewhere: leave out ``trace``, or ``on``")
     if access.api_key_file is not None:
-        say("with --on, API keys are read once: to change them, run the command again")
+        say("on a cluster, API keys are read once: to change them, run the command again")
     config = resolve(settings.config)  # so that all replicas load the same commit
     settings = _with_access(replace(settings, config=config), server, access)
     replicas = Replicas(

@@ -49,17 +49,19 @@ def steps_of(flags: StepFlags, models: Sequence[str], job: JobSettings) -> tuple
         ConfigError: flags contradict each other, or the file of steps cannot be used.
     """
     if flags.config is not None:
-        speak("keys")
         if flags.model_column is not None:
-            raise ConfigError("--model-column belongs to --model; with --config, write model_column into the file")
+            raise ConfigError(
+                "``model_column`` belongs to ``model``; with ``config``, write model_column into the file"
+            )
         refuse_beside_steps(job)
+        speak("keys")
         return read_steps(flags.config)
     if len(models) < 2 and flags.model_column is None:
         return None
     if not models:
-        raise ConfigError("--model-column needs --model, once for each model that records may name")
+        raise ConfigError("``model_column`` needs ``model``, once for each model that records may name")
     if doubled := next((model for model in models if models.count(model) > 1), None):
-        raise ConfigError(f"--model {doubled} is given twice; give each model once")
+        raise ConfigError(f"``model={doubled}`` is given twice; give each model once")
     step = Step(**{name: getattr(job, name) for name in PER_STEP})
     return [replace(step, config=replace(job.config, model=model)) for model in models], flags.model_column
 

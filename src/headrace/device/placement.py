@@ -43,7 +43,7 @@ def choose_device(device: str) -> torch.device:
     if chosen.type == "cuda" and ((reason := _why_no_cuda()) or (chosen.index or 0) >= torch.cuda.device_count()):
         count = 0 if reason else torch.cuda.device_count()
         says = f" (PyTorch says: {reason})" if reason else ""
-        raise ConfigError(f"device {device!r}: PyTorch sees {count} CUDA devices; use device=cpu{says}")
+        raise ConfigError(f"device {device!r}: PyTorch sees {count} CUDA devices; use ``device=cpu``{says}")
     return chosen
 
 

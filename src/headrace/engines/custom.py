@@ -119,7 +119,7 @@ def load(engine: object, model: str | Path | None, options: Mapping[str, object]
         return complete
     size = chosen.pop("batch_size", BATCH_SIZE)
     _refuse(reference, chosen, ("batch_size", *known))
-    return FunctionEngine(_one_function(made, reference), reference, used_model, whole("batch_size", size, 1))
+    return FunctionEngine(_one_function(made, reference), reference, used_model, whole("``batch_size``", size, 1))
 
 
 def search_current_folder() -> None:

@@ -11,9 +11,9 @@ from dataclasses import Field, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeAlias, dataclass_transform
 
-from headrace.argument_types import check_types
+from headrace.argument_types import check_types, named
 from headrace.errors import ConfigError, MissingExtraError
-from headrace.options import declared, named
+from headrace.options import declared
 
 if TYPE_CHECKING:
     from headrace.engines.choosing.config import EngineConfig
@@ -124,7 +124,7 @@ class EngineOptions(_Dataclasses):
         """
         needed = (one.name for one in declared(cls) if one.required and one.name not in given)
         if (name := next(needed, None)) is not None:
-            raise ConfigError(f"engine {cls.engine} needs {name}")
+            raise ConfigError(f"engine {cls.engine} needs ``{name}``")
         return cls(model=model, **given)
 
     def given(self) -> dict[str, object]:

@@ -8,7 +8,7 @@ from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeAlias
 
-from headrace.argument_types import check_types, comma_separated, number_or_auto, parse_size
+from headrace.argument_types import check_types, comma_separated, named, number_or_auto, parse_size
 from headrace.engines.choosing.config import EngineConfig
 from headrace.errors import ConfigError
 from headrace.events import Listener
@@ -18,7 +18,7 @@ from headrace.io.sinks.callback_sink import Receiver, Rows
 from headrace.io.sources.selection import Selection
 from headrace.io.storage.addresses import is_address, without_password
 from headrace.io.storage.locations import anchored as anchored_path
-from headrace.options import all_declared, named, option
+from headrace.options import all_declared, option
 from headrace.records import Json, JsonObject
 from headrace.wording import shown
 

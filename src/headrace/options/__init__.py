@@ -2,10 +2,22 @@
 
 - `declaring.option`: a field of a dataclass that is a setting
 - `declaring.declared`: the settings that a dataclass declares; `all_declared`: also those of its groups
-- `declaring.named`: tells messages what settings are called
-- `declaring.build`: the object of settings that are given flat, which `split` finds among others
+- `declaring.groups`: the dataclasses of settings that are fields of one
+- `declaring.split`: the settings among what else is given
+
+`headrace.argument_types` makes and checks the objects.
 """
 
-from headrace.options.declaring import NAMES, Declared, Option, all_declared, build, declared, named, option, split
+from headrace.options.declaring import (
+    NAMES,
+    Declared,
+    Option,
+    SettingName,
+    all_declared,
+    declared,
+    groups,
+    option,
+    split,
+)
 
-__all__ = ["NAMES", "Declared", "Option", "all_declared", "build", "declared", "named", "option", "split"]
+__all__ = ["NAMES", "Declared", "Option", "SettingName", "all_declared", "declared", "groups", "option", "split"]

@@ -15,9 +15,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar, get_type_hints
-
-T = TypeVar("T")
+from typing import Any, get_type_hints
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +31,9 @@ class Option:
     metavar: str | None = None
     """What stands for the value in `--help`."""
     parse: Callable[[str], object] | None = None
-    """Makes the value of a text, as of a flag or environment variable; None if the type says how. Raises ValueError."""
+    """Makes the value of a text, wherever it is given; None if the type says how. Raises ValueError."""
+    scale: float = 1
+    """What its flag's number is divided by: 1000 for milliseconds of a setting in seconds."""
     shown: str | None = None
     """Its default as `--help` shows it, which `parse` can read; None if the default itself can be shown."""
     repeatable: bool = False
@@ -62,28 +62,7 @@ class SettingName:
 
 
 NAMES: dict[str, SettingName] = {}
-"""The settings that are declared `@named`, by keyword, and by what else a flag of theirs calls them."""
-
-
-def named(*, keys: bool = False) -> Callable[[type[T]], type[T]]:
-    """A decorator of a dataclass whose settings messages name.
-
-    Args:
-        keys: whether files of settings have all of them as keys; otherwise only those that are `per_step`.
-    """
-
-    def register(kind: type[T]) -> type[T]:
-        for field in dataclasses.fields(kind):  # type: ignore[arg-type]  # it is one
-            one = field.metadata.get("option")
-            if one is None:
-                continue
-            flag, *others = one.flags or (f"--{field.name.replace('_', '-')}",)
-            for name in (field.name, *(other.strip("-").replace("-", "_") for other in others if other[:2] == "--")):
-                shown = flag if name == field.name else f"--{name.replace('_', '-')}"
-                NAMES[name] = SettingName(field.name, shown.partition("/")[0], keys or one.per_step, one.changes_output)
-        return kind
-
-    return register
+"""The settings whose class is `argument_types.named`, by keyword, and by what else a flag of theirs calls them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,11 +87,10 @@ class Declared:
         return (f"--{self.name.replace('_', '-')}",) if self.option.flags is None else self.option.flags
 
     @property
-    def variable(self) -> str:
-        """Its environment variable."""
-        longest = max((flag.partition("/")[0] for flag in self.flags), key=len)
-        long = next((flag.partition("/")[0] for flag in self.flags if flag.startswith("--")), longest)
-        return f"HEADRACE_{long.strip('-').replace('-', '_').upper()}"
+    def variables(self) -> tuple[str, ...]:
+        """Its environment variables, one for each long flag."""
+        long = [flag.partition("/")[0].strip("-") for flag in self.flags if flag.startswith("--")]
+        return tuple(f"HEADRACE_{name.replace('-', '_').upper()}" for name in long)
 
 
 def option(default: object, help: str, **more: Any) -> Any:  # noqa: A002 - as in argparse and typer
@@ -152,38 +130,23 @@ def _declared(kind: type) -> tuple[Declared, ...]:
 def all_declared(kind: type) -> tuple[Declared, ...]:
     """The settings that a dataclass declares, and those of the dataclasses that are its fields, in order."""
     own = {one.name: one for one in declared(kind)}
-    groups = _groups(kind)
+    inner = groups(kind)
     found: list[Declared] = []
     for field in dataclasses.fields(kind):
         if field.name in own:
             found.append(own[field.name])
-        elif field.name in groups:
-            found += all_declared(groups[field.name])
+        elif field.name in inner:
+            found += all_declared(inner[field.name])
     return tuple(found)
 
 
-def build(kind: type[T], given: Mapping[str, object]) -> T:
-    """The object of these settings, of which those of a group may be given one by one, or as its object, or both.
-
-    A setting that is given beside the object of its group takes the place of the object's own.
-    """
-    left: dict[str, Any] = dict(given)
-    for name, group in _groups(kind).items():
-        names = [one.name for one in all_declared(group) if one.name in left]
-        if not names:
-            continue
-        inner = {one: left.pop(one) for one in names}
-        left[name] = dataclasses.replace(left[name], **inner) if left.get(name) is not None else build(group, inner)
-    return kind(**left)
-
-
-def _groups(kind: type) -> dict[str, type]:
+def groups(kind: type) -> dict[str, type]:
     """The fields that are dataclasses with settings."""
-    return _groups_of(kind)
+    return _groups(kind)
 
 
 @functools.cache
-def _groups_of(kind: type) -> dict[str, type]:
+def _groups(kind: type) -> dict[str, type]:
     hints = get_type_hints(kind)
     return {
         field.name: hints[field.name]
@@ -198,7 +161,7 @@ def split(kind: type, given: Mapping[str, object]) -> tuple[dict[str, object], d
     """What is given for a dataclass of settings, its fields and what its groups declare; and the rest."""
     names = {field.name for field in dataclasses.fields(kind)} | {one.name for one in all_declared(kind)}
     names -= {"config"} | {
-        one.name for name, group in _groups(kind).items() if name == "config" for one in all_declared(group)
+        one.name for name, group in groups(kind).items() if name == "config" for one in all_declared(group)
     }
     own = {name: value for name, value in given.items() if name in names}
     return own, {name: value for name, value in given.items() if name not in names}

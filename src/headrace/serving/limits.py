@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from headrace.argument_types import check_types
-from headrace.options import named, option
+from headrace.argument_types import check_types, named
+from headrace.options import option
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,10 @@ from typer.testing import CliRunner
 
 from headrace.app.servers.settings import ServerSettings
 from headrace.cli.app import VERBS, app
-from headrace.cli.engine_flags import as_flag, engine_options
+from headrace.cli.engine_flags import engine_options
 from headrace.engines.choosing.registry import options_by_task
 from headrace.errors import ConfigError
+from headrace.wording import flag_of
 
 
 def test_a_refused_value_is_named_with_what_the_setting_takes() -> None:
@@ -97,7 +98,7 @@ def test_the_help_lists_every_flag_of_an_engine_once_for_each_task(command: str)
         for engine, options in engines.items():
             own = [line for line in lines.splitlines() if {task, f"--engine {engine}"} & set(names_of(line))]
             for option in options:
-                flag = as_flag(option)
+                flag = flag_of(option)
                 assert f"{flag} " in flags or sum(f"{flag} " in f"{line} " for line in own) == 1, (task, engine, flag)
     assert "classify: --top-labels" in lines
     assert "--engine vllm: those of vLLM" in lines

@@ -7,7 +7,7 @@ import pickle
 
 import pytest
 
-from headrace import Embedding, Endpoint, Generation, Vllm, VllmEmbedding
+from headrace import Embedding, Endpoint, EndpointEmbedding, Generation, Vllm, VllmEmbedding
 from headrace.engines.choosing.config import EngineConfig
 from headrace.engines.choosing.registry import check_options, declared_engines
 from headrace.errors import ConfigError
@@ -34,13 +34,15 @@ def test_an_object_is_the_configuration_of_its_engine() -> None:
     options = Embedding(model="org/name", dtype="float16", normalize=True)
     assert options.as_config() == EngineConfig("embed", "org/name", "torch", {"dtype": "float16", "normalize": True})
     assert Embedding.of("org/name", options.given()) == options == pickle.loads(pickle.dumps(options))
-    with pytest.raises(TypeError, match="no_such"):
+    with pytest.raises(ConfigError, match="Embedding has no setting 'no_such'"):
         Embedding(no_such=1)  # type: ignore[call-arg]
 
 
 def test_a_required_option_that_is_missing_is_named() -> None:
     with pytest.raises(ConfigError, match="engine endpoint needs endpoints"):
         check_options("embed", "endpoint", {})
+    with pytest.raises(ConfigError, match="EndpointEmbedding needs endpoints"):
+        EndpointEmbedding()  # type: ignore[call-arg]
 
 
 @pytest.mark.parametrize(

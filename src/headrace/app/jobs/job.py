@@ -44,6 +44,7 @@ from headrace.observe.exporters.trace import TraceWriter
 from headrace.observe.live.progress import Progress
 from headrace.observe.live.recorder import Recorder
 from headrace.observe.reporting.report import Report, ReportBuilder
+from headrace.wording import spelled
 
 logger = logging.getLogger("headrace")
 
@@ -295,8 +296,8 @@ class BudgetWarning:
         if not self._warned and isinstance(event, BatchFormed) and event.size == 1 and event.cost > self._budget:
             self._warned = True
             logger.warning(
-                "headrace: a record costs %s, more than batch_tokens (%s): each such record runs alone",
-                f"{event.cost:,.0f}", f"{self._budget:,}",
+                "headrace: a record costs %s, more than %s (%s): each such record runs alone",
+                f"{event.cost:,.0f}", spelled("``batch_tokens``"), f"{self._budget:,}",
             )  # fmt: skip
 
 

@@ -28,8 +28,8 @@ def order_plan(plan: Plan, profile: EngineProfile) -> OrderPlan | None:
     if not profile.wants_prefix_order:
         if wanted == "prefix":
             raise ConfigError(
-                "order is 'prefix', but this engine computes every prompt in full: leave ``order`` out; only language "
-                "models with a cache of prefixes gain from it"
+                "``order`` is 'prefix', but this engine computes every prompt in full: leave ``order`` out; only "
+                "language models with a cache of prefixes gain from it"
             )
         return None
     if wanted == "input":
@@ -43,7 +43,7 @@ def order_plan(plan: Plan, profile: EngineProfile) -> OrderPlan | None:
     )
     reason = next((reason for holds, reason in reasons if holds), "")
     if reason and wanted == "prefix":
-        raise ConfigError(f"order is 'prefix', but {reason}: leave ``order`` out")
+        raise ConfigError(f"``order`` is 'prefix', but {reason}: leave ``order`` out")
     return OrderPlan("input", reason) if reason else OrderPlan(wanted)
 
 

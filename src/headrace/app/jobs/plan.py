@@ -286,7 +286,7 @@ def _writer(settings: JobSettings, target: Target, column: str, url: str | None)
     if chosen not in (tasks := tasks_for(url)):
         raise ConfigError(f"the batch file asks for {url}, which is task {tasks[0]!r}, not {chosen!r}")
     if settings.keep_columns:
-        raise ConfigError("the answer to an OpenAI batch file has its own columns; leave out keep_columns")
+        raise ConfigError("the answer to an OpenAI batch file has its own columns; leave out ``keep_columns``")
     return openai_writer(target, url, settings.on_nan)
 
 
@@ -300,7 +300,7 @@ def _check_vectors(target: Target, config: EngineConfig) -> None:
         )
     if numbers != target.vectors:
         raise ConfigError(
-            f"cannot write {target}: output_dtype is {numbers!r}, and it takes {target.vectors}; leave it out, or "
+            f"cannot write {target}: ``output_dtype`` is {numbers!r}, and it takes {target.vectors}; leave it out, or "
             "write to another kind of table or a file"
         )
 

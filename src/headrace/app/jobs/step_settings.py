@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Literal
 
 from headrace.app.settings_file import read_settings
-from headrace.argument_types import check_types
+from headrace.argument_types import build, check_types
 from headrace.engines.choosing.config import EngineConfig, model_name
 from headrace.engines.choosing.registry import unknown_key
 from headrace.engines.tasks import known_tasks, task_named
 from headrace.errors import ConfigError, nearest
 from headrace.io.sinks.targets import Target, find_target
 from headrace.jobs.settings import EarlierStep, FinishFn, JobSettings, ModelChoice, StepSettings
-from headrace.options import all_declared, build, declared, option
+from headrace.options import all_declared, declared, option
 from headrace.wording import shown
 
 FOLDER = "steps"
@@ -75,8 +75,8 @@ def refuse_beside_steps(job: JobSettings) -> None:
     """
     default = JobSettings(job.source, job.sink)
     names = [name for name in PER_STEP if getattr(job, name) != getattr(default, name)]
-    if given := job.config.changed() + names:
-        raise ConfigError(f"{given[0]} is a setting of one step; with several steps, give it in each step")
+    if given := job.config.given() + names:
+        raise ConfigError(f"``{given[0]}`` is a setting of one step; with several steps, give it in each step")
 
 
 def read_steps(path: Path) -> tuple[list[Step], str | None]:
@@ -126,7 +126,9 @@ def settings_of(
     if job.prepare is not None:
         raise ConfigError("``prepare`` cannot be used with several steps: prepare the input before the job")
     if job.order == "prefix":
-        raise ConfigError("order is 'prefix', which one model may gain from: with several steps, leave ``order`` out")
+        raise ConfigError(
+            "``order`` is 'prefix', which one model may gain from: with several steps, leave ``order`` out"
+        )
     configs = [step.config.resolved() for step in steps]
     columns = [task_named(config.task).output if config.task in known_tasks() else "output" for config in configs]
     names = _names(steps, columns, model_column)

@@ -20,7 +20,7 @@ from headrace.app.jobs.job import already_finished, describe_engine, rehearse
 from headrace.app.jobs.plan import Plan, changes, check, engine_identity, fingerprint
 from headrace.app.jobs.step_settings import FOLDER, Step, settings_of
 from headrace.app.jobs.tuning import load
-from headrace.errors import ConfigError, JobError
+from headrace.errors import ConfigError, JobError, UnknownOptionError
 from headrace.io.sinks.targets import Target, find_target
 from headrace.io.storage.atomic import atomic_file, sweep
 from headrace.io.storage.locations import as_os_errors, exists, is_remote, remove
@@ -34,6 +34,7 @@ from headrace.jobs.state.inspection import holder_of, known_target
 from headrace.jobs.state.lock import LockHolder, exclusive
 from headrace.jobs.state.state_file import read_state
 from headrace.observe.reporting.report import Report, StepFigures
+from headrace.wording import spoken
 
 MANIFEST = "steps.json"
 
@@ -195,7 +196,7 @@ def _checked(settings: Sequence[JobSettings]) -> list[Plan]:
         try:
             plans.append(check(one))
         except ConfigError as error:
-            if type(error) is not ConfigError:
+            if type(error) is not ConfigError and not (isinstance(error, UnknownOptionError) and spoken() != "flags"):
                 raise
             raise ConfigError(f"step {_step(one).name!r}: {error}") from error
         plans[-1].close()  # each run makes its own plan

@@ -65,7 +65,9 @@ def run_to_table(settings: JobSettings, execute: Callable[[JobSettings], object]
     """
     kind = str(settings.sink)
     if settings.retry or settings.output_format:
-        raise ConfigError(f"sink={kind!r} returns its rows and keeps no files: leave out retry and output_format")
+        raise ConfigError(
+            f"sink={kind!r} returns its rows and keeps no files: leave out ``retry`` and ``output_format``"
+        )
     if kind == "list":
         rows = Rows()
         _execute(replace(settings, sink=rows), kind, execute)

@@ -25,6 +25,7 @@ from headrace.app.servers.observed import ObservedServer
 from headrace.app.servers.settings import SERVER_SETTINGS as SERVER_SETTINGS
 from headrace.app.servers.settings import ServerSettings as ServerSettings
 from headrace.app.servers.warm_up import warm_up
+from headrace.argument_types import build as build_settings
 from headrace.argument_types import check_types
 from headrace.device.cache import TuningCache
 from headrace.engines.choosing import registry
@@ -36,7 +37,6 @@ from headrace.errors import ConfigError
 from headrace.events import Event, Listener, ModelLoaded
 from headrace.observe.exporters.prometheus import PrometheusListener, device_seconds
 from headrace.observe.live.server import ServerAccount
-from headrace.options import build as build_settings
 from headrace.options import split
 from headrace.serving.app import create_app
 from headrace.serving.auth import KEYS, Keys
@@ -143,11 +143,11 @@ def check_settings(settings: ServerSettings) -> ServerSettings:
     """
     check_types(settings, "state")
     if isinstance(settings.allowed_hosts, str) or isinstance(settings.keys, str):
-        raise ConfigError("allowed_hosts and keys must be lists; put a single one in a list")
+        raise ConfigError("``allowed_hosts`` and ``keys`` must be lists; put a single one in a list")
     config = settings.config.resolved()
     config.check(SERVER_SETTINGS, model=False)
     if config.engine_options.get("output_dtype", "float32") != "float32":
-        raise ConfigError("a server does not take output_dtype: each request to /v1/embeddings may set it")
+        raise ConfigError("a server does not take ``output_dtype``: each request to /v1/embeddings may set it")
     state = None if settings.state is None else settings.state.absolute()  # user code may change the current folder
     settings = replace(settings, config=config.anchored(), state=state)
     _served_model(settings.name, config)

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
-from headrace.argument_types import milliseconds
+from headrace.argument_types import named
 from headrace.engines.choosing.config import EngineConfig
 from headrace.events import Listener
-from headrace.options import all_declared, named, option
+from headrace.options import all_declared, option
 from headrace.serving.limits import KeySettings, ServeLimits
 
 
@@ -33,7 +33,7 @@ class ServerSettings:
         0.002,
         "Milliseconds that an idle engine waits for more requests before it starts a batch.",
         flags=("--batch-timeout-ms",),
-        parse=milliseconds,
+        scale=1000,
         shown="2.0",
         metavar="MILLISECONDS",
         minimum=0,
@@ -46,7 +46,7 @@ class ServerSettings:
         None,
         "Milliseconds that requests may take while the Batch API runs. Default: no target.",
         flags=("--latency-target-ms",),
-        parse=milliseconds,
+        scale=1000,
         metavar="MILLISECONDS",
         above=0,
     )

@@ -9,13 +9,13 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
-from headrace.argument_types import check_types
+from headrace.argument_types import check_types, named, with_more
 from headrace.engines.choosing import registry
 from headrace.engines.declaring import EngineOptions
 from headrace.engines.model_folder import is_included
 from headrace.engines.tasks import known_tasks
 from headrace.errors import ConfigError
-from headrace.options import named, option
+from headrace.options import option
 from headrace.wording import shown
 
 
@@ -85,6 +85,12 @@ class EngineConfig:
         """The names of the settings that differ from their defaults."""
         default = EngineConfig()
         return [one.name for one in fields(self) if getattr(self, one.name) != getattr(default, one.name)]
+
+    def given(self) -> list[str]:
+        """The names of the settings, and of the engine's options, that differ from their defaults."""
+        return [
+            one for name in self.changed() for one in (self.engine_options if name == "engine_options" else (name,))
+        ]
 
     @property
     def devices(self) -> int:
@@ -197,7 +203,7 @@ def config_from(given: Mapping[str, Any]) -> EngineConfig:
             raise ConfigError(f"``{name}`` is unknown: the engine {type(choice).__name__} has no such option")
         raise ConfigError(f"``{name}`` is a setting of the engine {type(choice).__name__}: give it there")
     chosen: EngineConfig = choice.as_config()
-    return replace(chosen, **{name: own[name] for name in own if name not in ("task", "model", "engine")})
+    return with_more(chosen, {name: own[name] for name in own if name not in ("task", "model", "engine")}, "``engine``")
 
 
 def merged_options(explicit: Mapping[str, object] | None, keywords: Mapping[str, object]) -> dict[str, object]:
@@ -212,7 +218,7 @@ def merged_options(explicit: Mapping[str, object] | None, keywords: Mapping[str,
     options = dict(given)
     for name, value in keywords.items():
         if name in options:
-            raise ConfigError(f"{name} is given twice; give it once")
+            raise ConfigError(f"``{name}`` is given twice; give it once")
         options[name] = value
     return options
 

@@ -56,8 +56,8 @@ class ProcessEngine:
     ) -> None:
         if engine is not None and not isinstance(engine, str):
             raise ConfigError(
-                "engine_process needs an engine by name: pass module:name instead of the function or object, so that "
-                "the process can import it"
+                "``engine_process`` needs an engine by name: pass module:name instead of the function or object, so "
+                "that the process can import it"
             )
         declared = registry.engine_named(task, engine)
         if declared is not None and not declared.runs_batches:  # refused before a model is loaded

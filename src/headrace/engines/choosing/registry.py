@@ -219,7 +219,7 @@ def _default_engine(task: str) -> str:
     if default is None:
         default = next((one for one in engine_names(task) if known("engines")[f"{task}.{one}"].problem), None)
     if default is None:
-        ways = ["engine (module:name)", *(kind.implied_by for kind in kinds if kind.implied_by is not None)]
+        ways = ["``engine=MODULE:NAME``", *(f"``{kind.implied_by}``" for kind in kinds if kind.implied_by is not None)]
         raise ConfigError(f"task {task} needs an engine: set {' or '.join(ways)}")
     return default
 

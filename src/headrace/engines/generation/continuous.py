@@ -79,7 +79,8 @@ class GenerationEngine(TokenizedEngine):
             )
             if wanted < longest:
                 raise ConfigError(
-                    f"kv_cache_tokens is {wanted}: one answer may need {longest}; raise it or lower max_model_len"
+                    f"``kv_cache_tokens`` is {wanted}: one answer may need {longest}; raise it or lower "
+                    "``max_model_len``"
                 )
             self._sampler = BatchSampler(self._choose, is_split=self._is_split)
             self._attention = self._lm.model.config._attn_implementation

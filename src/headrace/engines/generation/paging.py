@@ -92,8 +92,8 @@ def _refusals(lm: CausalLM, pages: Pages) -> Iterator[None]:
                 yield
             except (torch.OutOfMemoryError, MemoryError) as error:
                 raise EngineError(
-                    f"{lm.device} has no room for a cache of {pages.count * PAGE:,} tokens; lower kv_cache_tokens, "
-                    "max_num_seqs or max_model_len"
+                    f"{lm.device} has no room for a cache of {pages.count * PAGE:,} tokens; lower ``kv_cache_tokens``, "
+                    "``max_num_seqs`` or ``max_model_len``"
                 ) from error
     except ModelCodeError as error:
         raise cannot_batch(str(error)) from error
@@ -109,7 +109,7 @@ def share_pages(lm: CausalLM, processor: ContinuousBatchProcessor, pages: Pages)
     if kinds != [FULL_ATTENTION]:
         if pages.share:
             raise ConfigError(
-                f"enable_prefix_caching is true: it needs full_attention in all layers, and this model has "
+                f"``enable_prefix_caching`` is true: it needs full_attention in all layers, and this model has "
                 f"{' and '.join(kinds)}; leave it out"
             )
         return None

@@ -59,7 +59,7 @@ class Ranks:
 
     def __init__(self, size: int, device: str, load: Callable[[], Follower]) -> None:
         if dist.is_initialized():
-            raise ConfigError("another model of this process has tensor_parallel_size; there can be only one")
+            raise ConfigError("another model of this process has ``tensor_parallel_size``; there can be only one")
         kind = _device_kind(size, device)
         self._lock = threading.Lock()
         self._failure = ""
@@ -250,14 +250,14 @@ def check_split(folder: Path, size: int) -> None:
     kind = config.model_type
     if not getattr(config, "base_model_tp_plan", None):
         raise ConfigError(
-            f"tensor_parallel_size is {size}: transformers has no tensor-parallel plan for models of type {kind}; "
+            f"``tensor_parallel_size`` is {size}: transformers has no tensor-parallel plan for models of type {kind}; "
             "leave it out, or use engine vllm"
         )
     heads = config.num_attention_heads
     for name, count in (("attention", heads), ("key-value", getattr(config, "num_key_value_heads", None) or heads)):
         if count % size:
             raise ConfigError(
-                f"tensor_parallel_size is {size}: it must divide the model's {count} {name} heads; "
+                f"``tensor_parallel_size`` is {size}: it must divide the model's {count} {name} heads; "
                 f"use {' or '.join(str(n) for n in range(2, count + 1) if count % n == 0) or 1}"
             )
 
@@ -270,11 +270,11 @@ def load_options(size: int) -> Mapping[str, object]:
         ConfigError: this transformers is too old.
     """
     if importlib.util.find_spec("accelerate") is None:
-        raise MissingExtraError('tensor_parallel_size needs accelerate: pip install "headrace[torch]"')
+        raise MissingExtraError('``tensor_parallel_size`` needs accelerate: pip install "headrace[torch]"')
     try:
         from transformers.distributed import DistributedConfig
     except ImportError as error:
-        raise ConfigError("tensor_parallel_size needs a newer transformers: pip install -U transformers") from error
+        raise ConfigError("``tensor_parallel_size`` needs a newer transformers: pip install -U transformers") from error
     return {"distributed_config": DistributedConfig(tp_size=size)}
 
 
@@ -282,16 +282,18 @@ def _device_kind(size: int, device: str) -> str:
     place = choose_device(device)
     if place.index is not None:
         raise ConfigError(
-            f"device is {device!r}, and tensor_parallel_size {size} needs {size} devices: use device=cuda, and "
-            "CUDA_VISIBLE_DEVICES to choose among them"
+            f"``device`` is {device!r}, and ``tensor_parallel_size`` {size} needs {size} devices: use ``device=cuda``, "
+            "and CUDA_VISIBLE_DEVICES to choose among them"
         )
     if place.type == "cpu" and torch.cuda.is_available():
         raise ConfigError(
-            f"device is {device!r}: transformers splits a model over the CUDA devices that it sees; set "
+            f"``device`` is {device!r}: transformers splits a model over the CUDA devices that it sees; set "
             "CUDA_VISIBLE_DEVICES= to split it over processes on the CPU"
         )
     if place.type == "cuda" and size > torch.cuda.device_count():
-        raise ConfigError(f"tensor_parallel_size is {size}, and PyTorch sees {torch.cuda.device_count()} CUDA devices")
+        raise ConfigError(
+            f"``tensor_parallel_size`` is {size}, and PyTorch sees {torch.cuda.device_count()} CUDA devices"
+        )
     return str(place.type)
 
 

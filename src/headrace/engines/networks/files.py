@@ -100,7 +100,7 @@ def _in_turn(folder: Path) -> Iterator[None]:
         raise EngineError(
             f"the model in {folder} cannot be loaded while the model in {other} is being loaded, which has taken "
             f"{time.monotonic() - since:.0f} s so far; if that one hangs, restart, and load it in a process of its own "
-            "(engine_process)"
+            "(``engine_process``)"
         )
     try:
         _holder = folder, time.monotonic()

@@ -84,7 +84,7 @@ class LabelHead:
     def __init__(self, names: Sequence[str], function: Function, top: int | None = None) -> None:
         if top is not None and not 1 <= top <= len(names):
             raise ConfigError(
-                f"top_labels is {top}; it must be between 1 and {len(names)}, the model's number of labels"
+                f"``top_labels`` is {top}; it must be between 1 and {len(names)}, the model's number of labels"
             )
         self._names = names
         self._function = function

@@ -278,7 +278,7 @@ def _fits(folder: Path) -> Iterator[None]:
     except (torch.OutOfMemoryError, MemoryError) as error:
         size = sum(path.stat().st_size for path in folder.glob("*.safetensors")) / 1e9
         raise EngineError(
-            f"the model in {folder} does not fit: {size:.1f} GB of weights; use a smaller model, dtype=bfloat16 "
+            f"the model in {folder} does not fit: {size:.1f} GB of weights; use a smaller model, ``dtype=bfloat16`` "
             "or another device"
         ) from error
 

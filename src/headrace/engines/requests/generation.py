@@ -145,7 +145,7 @@ def default_sampling(given: Mapping[str, object]) -> Sampling:
     try:
         return sampling_from(given)
     except RecordError as error:
-        raise ConfigError(str(error)) from error
+        raise ConfigError(str(error).replace(f"{error.param}", f"``{error.param}``", 1)) from error
 
 
 def meaningful(body: Mapping[str, object]) -> dict[str, object]:

@@ -47,34 +47,36 @@ class LongPrompts:
     def __post_init__(self) -> None:
         if self.on_too_long not in ("error", "split"):
             raise ConfigError(
-                f"on_too_long is {self.on_too_long!r}; the prompts of a language model are not cut: it must be 'error' "
-                "or 'split'"
+                f"``on_too_long`` is {self.on_too_long!r}; the prompts of a language model are not cut: it must be "
+                "'error' or 'split'"
             )
         if self.chunk_join not in (None, "map-reduce", "first"):
             raise ConfigError(
-                f"chunk_join is {self.chunk_join!r}; the answers to the chunks of a prompt become one by 'map-reduce' "
-                "or 'first'"
+                f"``chunk_join`` is {self.chunk_join!r}; the answers to the chunks of a prompt become one by "
+                "'map-reduce' or 'first'"
             )
         if self.splits:
             self._check_rule()
         else:
             for field in fields(self)[1:]:
                 if (value := getattr(self, field.name)) is not None:
-                    raise ConfigError(f"{field.name} is {value!r}, but no prompt is split: set on_too_long to 'split'")
+                    raise ConfigError(
+                        f"``{field.name}`` is {value!r}, but no prompt is split: set ``on_too_long=split``"
+                    )
 
     def _check_rule(self) -> None:
         if self.chunk_overlap is not None:
-            whole("chunk_overlap", self.chunk_overlap, 0)
+            whole("``chunk_overlap``", self.chunk_overlap, 0)
         for name in ("reduce_template", "no_answer"):
             value = getattr(self, name)
             if not (value is None or (isinstance(value, str) and value.strip())):
                 raise ConfigError(f"{name} is {shown(value)}: it must be a text")
         if self.chunk_join == "first":
             if self.reduce_template is not None:
-                raise ConfigError("reduce_template goes with chunk_join 'map-reduce', not 'first': leave one out")
+                raise ConfigError("``reduce_template`` goes with ``chunk_join`` 'map-reduce', not 'first': leave one out")
             return
         if self.no_answer is not None:
-            raise ConfigError("no_answer goes with chunk_join 'first': set that, or leave it out")
+            raise ConfigError("``no_answer`` goes with ``chunk_join`` 'first': set that, or leave it out")
         if self.reduce_template is None or ANSWERS not in template_fields(self.reduce_template):
             raise ConfigError(
                 "a prompt that is split needs a reduce template with {answers}, the last prompt, such as "

@@ -32,7 +32,9 @@ class EmbeddingEngine(TextEngine):
         encoder = open_encoder(SentenceTransformer, options)
         module = encoder.module
         if int8 and encoder.is_static:
-            raise ConfigError("quantize: this model has no layers to quantize, only a table of vectors; leave it out")
+            raise ConfigError(
+                "``quantize``: this model has no layers to quantize, only a table of vectors; leave it out"
+            )
         if int8:
             to_int8(module[0].model)
         facts: dict[str, object] = {"engine": "embedding", **encoder.facts}
@@ -84,5 +86,5 @@ def _choose_dimension(dimension: int, wanted: int | None) -> int:
     if wanted is None:
         return dimension
     if not 1 <= wanted <= dimension:
-        raise ConfigError(f"truncate_dim is {wanted}; this model's vectors have {dimension} components")
+        raise ConfigError(f"``truncate_dim`` is {wanted}; this model's vectors have {dimension} components")
     return wanted

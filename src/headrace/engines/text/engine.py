@@ -201,7 +201,7 @@ def _row_join(head: Head, long_texts: LongTexts, per_token: bool) -> RowJoin | N
     how = long_texts.chunk_join or head.joins[0]
     if how not in head.joins:
         known = " or ".join(map(repr, head.joins))
-        raise ConfigError(f"chunk_join is {how!r}; this task joins the outputs for the chunks of a text by {known}")
+        raise ConfigError(f"``chunk_join`` is {how!r}; this task joins the outputs for the chunks of a text by {known}")
     return RowJoin(head, how)
 
 

@@ -57,9 +57,9 @@ def choose_length(limits: Sequence[int | None], positions: int | None, smallest:
     if wanted is None:
         own = [limit for limit in (*limits, positions) if limit is not None and 0 < limit < _NO_LIMIT]
         if not own:
-            raise ConfigError("the model states no maximum length; set max_model_len")
+            raise ConfigError("the model states no maximum length; set ``max_model_len``")
         return int(min(own))
     largest = positions or _NO_LIMIT
     if not smallest <= wanted <= largest:
-        raise ConfigError(f"max_model_len is {wanted}; this model takes {smallest} to {largest} tokens")
+        raise ConfigError(f"``max_model_len`` is {wanted}; this model takes {smallest} to {largest} tokens")
     return wanted

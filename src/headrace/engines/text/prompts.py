@@ -40,7 +40,9 @@ def chosen_prompt(
     """
     if prompt is not None:
         if prompt_name is not None:
-            raise ConfigError(f"prompt_name is {prompt_name!r} and prompt is {shown(prompt)}; give only one of them")
+            raise ConfigError(
+                f"``prompt_name`` is {prompt_name!r} and ``prompt`` is {shown(prompt)}; give only one of them"
+            )
         return prompt
     if prompt_name is None:
         return named.get(default_name or "") or ""

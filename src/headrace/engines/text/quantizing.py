@@ -21,7 +21,7 @@ def check_quantize(quantize: object, dtype: str) -> bool:
     if quantize is None:
         return False
     if dtype not in ("auto", "float32"):
-        raise ConfigError(f"quantize is {INT8}, and dtype {dtype}: leave one of them out")
+        raise ConfigError(f"``quantize`` is {INT8}, and ``dtype`` {dtype}: leave one of them out")
     if importlib.util.find_spec("torchao") is None:
         raise MissingExtraError(
             f'``quantize={INT8}`` needs torchao, which is not installed: pip install "headrace[quantize]"'

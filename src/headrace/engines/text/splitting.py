@@ -30,12 +30,12 @@ class LongTexts:
 
     def __post_init__(self) -> None:
         if self.on_too_long not in get_args(TooLong):
-            raise ConfigError(f"on_too_long is {self.on_too_long!r}; it must be 'truncate', 'error' or 'split'")
+            raise ConfigError(f"``on_too_long`` is {self.on_too_long!r}; it must be 'truncate', 'error' or 'split'")
         for name, value in (("chunk_overlap", self.chunk_overlap), ("chunk_join", self.chunk_join)):
             if value is not None and not self.splits:
                 raise ConfigError(f"``{name}`` is {value!r}, but no text is split: use ``on_too_long=split``")
         if self.chunk_overlap is not None:
-            whole("chunk_overlap", self.chunk_overlap, 0)
+            whole("``chunk_overlap``", self.chunk_overlap, 0)
 
     @classmethod
     def of(cls, options: ChunkOptions) -> LongTexts:
@@ -64,8 +64,8 @@ class LongTexts:
         """
         if self.overlap >= room:
             raise ConfigError(
-                f"chunk_overlap is {self.overlap}: it must be less than the {room} tokens of a text that a chunk has "
-                "room for"
+                f"``chunk_overlap`` is {self.overlap}: it must be less than the {room} tokens of a text that a chunk "
+                "has room for"
             )
 
     def chunks(self, tokens: int, room: int) -> Iterator[slice]:
@@ -81,7 +81,9 @@ def not_split(on_too_long: TooLong) -> LongTexts:
         ConfigError: they are to be split.
     """
     if on_too_long == "split":
-        raise ConfigError("on_too_long is 'split', which this task or engine does not have; use 'truncate' or 'error'")
+        raise ConfigError(
+            "``on_too_long`` is 'split', which this task or engine does not have; use 'truncate' or 'error'"
+        )
     return LongTexts(on_too_long)
 
 

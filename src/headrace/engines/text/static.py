@@ -57,4 +57,4 @@ def check_dtype(dtype: str) -> None:
         ConfigError: another dtype than float32 is wanted.
     """
     if dtype not in ("auto", "float32"):
-        raise ConfigError(f"dtype is {dtype!r}; static embeddings run in float32: leave it out")
+        raise ConfigError(f"``dtype`` is {dtype!r}; static embeddings run in float32: leave it out")

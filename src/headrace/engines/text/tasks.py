@@ -122,9 +122,9 @@ class Candidates:
         if isinstance(labels, str):
             labels = [label.strip() for label in labels.split(",")]
         if not labels or len(set(labels)) != len(labels) or not all(labels):
-            raise ConfigError(f"labels is {labels!r}; it must be a list of unique, non-empty strings")
+            raise ConfigError(f"``labels`` is {labels!r}; it must be a list of unique, non-empty strings")
         if "{}" not in template:
-            raise ConfigError(f"hypothesis_template is {template!r}; it must contain {{}} for the label")
+            raise ConfigError(f"``hypothesis_template`` is {template!r}; it must contain {{}} for the label")
         self.labels = list(labels)
         self.template = template
         self.multi_label = multi_label

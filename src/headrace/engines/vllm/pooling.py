@@ -155,7 +155,7 @@ def embed(options: VllmEmbedding) -> PoolingEngine:
     full = int(core.config.model_config.embedding_size)
     if truncate_dim is not None and not 1 <= truncate_dim <= full:
         core.close()
-        raise ConfigError(f"truncate_dim is {truncate_dim}; this model's vectors have {full} components")
+        raise ConfigError(f"``truncate_dim`` is {truncate_dim}; this model's vectors have {full} components")
     dimension = truncate_dim or full
     facts: dict[str, object] = {
         "engine": "embedding", "pooling": pooling.describe(), "dimension": dimension, "normalize": normalize,
@@ -256,5 +256,5 @@ def _start(folder: Path, tokens: TextTokens, args: Mapping[str, object]) -> Vllm
     core = VllmCore(folder, {"runner": "pooling", "max_model_len": tokens.max_model_len, **args})
     if core.max_model_len < tokens.max_model_len:
         core.close()
-        raise ConfigError(f"max_model_len is {tokens.max_model_len}; vLLM takes {core.max_model_len} tokens")
+        raise ConfigError(f"``max_model_len`` is {tokens.max_model_len}; vLLM takes {core.max_model_len} tokens")
     return core

@@ -89,7 +89,7 @@ def _plugged(source: object, sql: str | None, *, has_format: bool) -> Source | N
     plugin = None if key is None else load("sources", key, SourcePlugin)
     if sql is not None and (plugin is None or not plugin.takes_query):
         kind = repr(source) if isinstance(source, str) else f"of type {type(source).__name__}"
-        raise ConfigError(f"sql needs a database as the input, and that is {kind}")
+        raise ConfigError(f"``sql`` needs a database as the input, and that is {kind}")
     if plugin is None or (has_format and isinstance(source, (str, Path)) and not plugin.takes_query):
         return None
     return plugin.open(str(source) if isinstance(source, Path) else source, sql)

@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from headrace.argument_types import check_types
+from headrace.argument_types import check_types, named
 from headrace.errors import ConfigError
 from headrace.io.base import Chunk, Source
-from headrace.options import named, option
+from headrace.options import option
 from headrace.records import Record
 
 _END = sys.maxsize
