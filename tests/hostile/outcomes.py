@@ -9,11 +9,12 @@ import fnmatch
 import gzip
 import json
 import logging
+import re
 import shutil
 import sys
 import tempfile
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -55,12 +56,13 @@ def outcome(case: Case, folder: Path) -> Outcome:
     said += [f"{one.category.__name__}: {one.message}" for one in warned if issubclass(one.category, UserWarning)]
     figures = {f"figure {name}": str(getattr(report, name)) for name in FIGURES if hasattr(report, name)}
     left_out = "".join(f", left out {one.reason}" for one in getattr(report, "left_out", ()))
-    written = {
-        str(path.relative_to(folder)): content(path).replace(str(folder), "DIR")
-        for path in sorted(folder.rglob("*"))
-        if path.is_file() and _is_output(path.relative_to(folder))
-    }
-    return {"end": "finished" + left_out, **figures, "said": "\n".join(said).replace(str(folder), "DIR"), **written}
+    paths = [path for path in sorted(folder.rglob("*")) if path.is_file() and _is_output(path.relative_to(folder))]
+    written: dict[str, list[Path]] = {}
+    for path in paths:  # where a part ends is a matter of time
+        name = str(path.relative_to(folder))
+        written.setdefault(re.sub(r"part-[\d-]+", "part-*", name), []).append(path)
+    contents = {name: content(files).replace(str(folder), "DIR") for name, files in written.items()}
+    return {"end": "finished" + left_out, **figures, "said": "\n".join(said).replace(str(folder), "DIR"), **contents}
 
 
 def _is_output(path: Path) -> bool:
@@ -71,18 +73,27 @@ def _is_output(path: Path) -> bool:
     )
 
 
-def content(path: Path) -> str:
-    """A text file as it is; a table as its schema and its columns."""
-    if path.suffix != ".parquet":
-        data = path.read_bytes()
-        return (gzip.decompress(data) if path.suffix == ".gz" else data).decode(errors="surrogateescape")
+def content(paths: Sequence[Path]) -> str:
+    """Text files as they are, tables as their schema and their columns, all parts of a folder together."""
+    if paths[0].suffix != ".parquet":
+        data = b"".join(
+            gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes() for path in paths
+        )
+        return data.decode(errors="surrogateescape")
+    import pyarrow as pa
     import pyarrow.parquet as pq
 
-    table = pq.ParquetFile(path).read()
-    columns = "".join(
-        f"\n{name}: {_values(column)}" for name, column in zip(table.column_names, table.columns, strict=True)
+    tables = [pq.ParquetFile(path).read() for path in paths]
+    if any(not table.schema.equals(tables[0].schema, check_metadata=True) for table in tables):
+        return "\n".join(_table(table) for table in tables)
+    return _table(pa.concat_tables(tables))
+
+
+def _table(table: Any) -> str:
+    columns = zip(table.column_names, table.columns, strict=True)
+    return f"{table.schema}\n{table.num_rows} rows" + "".join(
+        f"\n{name}: {_values(column)}" for name, column in columns
     )
-    return f"{table.schema}\n{table.num_rows} rows{columns}"
 
 
 def _values(column: Any) -> str:

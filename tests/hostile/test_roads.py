@@ -5,10 +5,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from typing import Any
 
 import pytest
+from tests.hostile import engines
 from tests.hostile.corpus import Case, cases
+from tests.hostile.differences import shown
 from tests.hostile.outcomes import run
 
 from headrace.jobs.pipeline.job import Job
@@ -19,21 +21,37 @@ EVERY = 13
 """One job in so many is compared: every setting has its turn."""
 CASES: dict[str, list[Case]] = {}
 for one in list(cases())[::EVERY]:
-    CASES.setdefault("/".join(one.name.split("/")[:2]) if one.name[0] in "jp" else one.name.split("/")[0], []).append(one)
+    CASES.setdefault("/".join(one.name.split("/")[:2]) if one.name[0] in "jp" else one.name.split("/")[0], []).append(
+        one
+    )
 
 
-def differences(case: Case, monkeypatch: pytest.MonkeyPatch) -> Mapping[str, object]:
-    """The parts of an outcome that differ between the two ways, each as it is."""
+def difference(case: Case, monkeypatch: pytest.MonkeyPatch) -> str:
+    """What differs between the two ways; empty for nothing."""
     by_columns = run(case)
     with monkeypatch.context() as patch:
         patch.setattr(Job, "in_blocks", False)
-        one_by_one = run(case)
-    parts = {*by_columns, *one_by_one}
-    found = {part: (by_columns.get(part), one_by_one.get(part)) for part in parts}
-    return {part: both for part, both in found.items() if both[0] != both[1]}
+        return shown(run(case), by_columns)
 
 
 @pytest.mark.parametrize("group", CASES)
 def test_rows_come_to_the_same_in_blocks_and_one_by_one(group: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = {case.name: differences(case, monkeypatch) for case in CASES[group]}
-    assert {name: parts for name, parts in found.items() if parts} == {}
+    found = [f"{case.name}\n{text}" for case in CASES[group] if (text := difference(case, monkeypatch))]
+    assert not found, "\n".join(found)
+
+
+def test_the_two_ways_are_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    prepared: list[int] = []
+    prepare_column = engines.Columns.prepare_column
+
+    def counted(self: engines.Columns, inputs: Any) -> Any:
+        prepared.append(len(inputs))
+        return prepare_column(self, inputs)
+
+    monkeypatch.setattr(engines.Columns, "prepare_column", counted)
+    [case] = [one for one in cases() if one.name == "jsonl/whole/no-newline#0"]
+    run(case)
+    assert sum(prepared) == 7
+    monkeypatch.setattr(Job, "in_blocks", False)
+    run(case)
+    assert sum(prepared) == 7
