@@ -61,10 +61,11 @@ def cases() -> Iterator[Case]:
         for turn in range(3):
             index = (number + 5 * turn) % len(ASKED)
             asked = {"task": "custom" if ASKED[index]["engine"] == LISTS else "embed", **ASKED[index], **entry.always}
-            if asked.get("output_format") == "parquet" and not name.startswith(("parquet/", "arrow/")):
-                asked["output_format"] = (
-                    "jsonl"  # a column without a type has that of its part, and parts end at any row
-                )
+            if not name.startswith(("parquet/", "arrow/")):  # a column without a type has that of its part
+                if asked["sink"].endswith(".parquet"):
+                    asked.pop("limits", None)
+                elif asked.get("output_format") == "parquet":
+                    asked["output_format"] = "jsonl"
             if asked.pop("keep", False):
                 asked["keep_columns"] = list(entry.keep)
             yield Case(f"{name}#{index}", entry.files, asked)

@@ -54,7 +54,7 @@ def outcome(case: Case, folder: Path) -> Outcome:
         except Exception as error:  # noqa: BLE001 - none should come; that one does is the outcome
             return {"end": f"a traceback: {type(error).__name__}: {error}".replace(str(folder), "DIR")}
     said += [f"{one.category.__name__}: {one.message}" for one in warned if issubclass(one.category, UserWarning)]
-    figures = {f"figure {name}": str(getattr(report, name)) for name in FIGURES if hasattr(report, name)}
+    figures = {f"figure {name}": _shown(getattr(report, name)) for name in FIGURES if hasattr(report, name)}
     left_out = "".join(f", left out {one.reason}" for one in getattr(report, "left_out", ()))
     paths = [path for path in sorted(folder.rglob("*")) if path.is_file() and _is_output(path.relative_to(folder))]
     written: dict[str, list[Path]] = {}
@@ -63,6 +63,10 @@ def outcome(case: Case, folder: Path) -> Outcome:
         written.setdefault(re.sub(r"part-[\d-]+", "part-*", name), []).append(path)
     contents = {name: content(files).replace(str(folder), "DIR") for name, files in written.items()}
     return {"end": "finished" + left_out, **figures, "said": "\n".join(said).replace(str(folder), "DIR"), **contents}
+
+
+def _shown(figure: object) -> str:
+    return str(sorted(figure.items()) if isinstance(figure, Mapping) else figure)
 
 
 def _is_output(path: Path) -> bool:
