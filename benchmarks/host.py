@@ -15,6 +15,7 @@ import itertools
 import json
 import os
 import random
+import shutil
 import statistics
 import subprocess
 import sys
@@ -164,9 +165,9 @@ def processor(folder: Path) -> None:
                 _check(sink, count)
         return (used[1] - used[0]) / (LARGE - SMALL) * 1e6
 
-    with checked_out(revision) if revision else nullcontext(ROOT / "src") as before:
+    with checked_out(revision) if revision else nullcontext(folder / "src") as before:
         variants: dict[str, Callable[[], float]] = {
-            name: functools.partial(slope, name, ROOT / "src")
+            name: functools.partial(slope, name, folder / "src")
             for name in ("tokenize", "embed", "sentence-transformers")
         }
         if revision:
@@ -230,9 +231,9 @@ def lock(folder: Path) -> None:
         return Counter({name: (large[name] - small[name]) / (LARGE - SMALL) * 1e6 for name in {*small, *large}})
 
     found: dict[str, list[Counter[str]]] = {"now": [], "before": []}
-    with checked_out(revision) if revision else nullcontext(ROOT / "src") as before:
+    with checked_out(revision) if revision else nullcontext(folder / "src") as before:
         for _ in range(ROUNDS):
-            found["now"].append(slopes(ROOT / "src"))
+            found["now"].append(slopes(folder / "src"))
             found["before"] += [slopes(before)] if revision else []
     columns = [name for name, rounds_ in found.items() if rounds_]
 
@@ -271,7 +272,7 @@ def noop(folder: Path) -> None:
         own = name not in peers
         sink = folder / (f"noop-{next(outputs)}.{kind}" if own else f"noop-{next(outputs)}-{kind}")
         python = [sys.executable, "-m", "benchmarks.host_runs"] if own else [str(PEERS), "-m", "benchmarks.peers.bulk"]
-        environment = {"PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"} if own else {"PYTHONPATH": str(ROOT)}
+        environment = {"PYTHONPATH": f"{folder / 'src'}{os.pathsep}{ROOT}"} if own else {"PYTHONPATH": str(ROOT)}
         found = measure([*python, name, str(source), str(sink)], environment)
         _check(sink, count)
         return found
@@ -350,6 +351,7 @@ def main() -> None:
     if not known.keys() >= set(given):
         sys.exit(f"usage: python -m benchmarks.host [--quick] [--before REVISION] [{' | '.join(known)} ...]")
     with tempfile.TemporaryDirectory() as name:
+        shutil.copytree(ROOT / "src", Path(name) / "src")  # the tree may change meanwhile
         for table in given or known:
             known[table](Path(name))
 
