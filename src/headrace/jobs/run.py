@@ -116,6 +116,8 @@ def run(job: Job) -> JobEnd:
             raise BrokenOffError(f"cannot write {job.output.name}: {error}; run again to continue") from error
         finally:
             job.user.close()
+            if job.preparers is not None:
+                job.preparers.close()
             if job.in_flight is not None:
                 job.in_flight.close()
             job.listener(JobDone(state, time.monotonic()))

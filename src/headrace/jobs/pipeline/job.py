@@ -17,6 +17,7 @@ from headrace.errors import TooManyErrorsError
 from headrace.events import Listener
 from headrace.io.base import Source
 from headrace.jobs.pipeline.prepare import Columns
+from headrace.jobs.pipeline.preparers import PreparerPool
 from headrace.jobs.pipeline.user_code import UserCode
 from headrace.jobs.pipeline.work import Work
 from headrace.jobs.settings import JobSettings, Limits, Order
@@ -110,6 +111,8 @@ class Job:
     """Whether to check that no id occurs twice."""
     order: OrderPlan | None = None
     """The order of work; None if the engine reads every prompt anew."""
+    preparers: PreparerPool | None = None
+    """The processes that prepare blocks; None for this one."""
     in_flight: InFlightFile | None = None
     """Records the batch in the engine; None if a crash of the engine does not end this process."""
 

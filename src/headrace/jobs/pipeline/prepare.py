@@ -15,13 +15,14 @@ from headrace.batching.policy.cost import MOST_COST, checked_cost
 from headrace.batching.results import checked_results
 from headrace.columns import Column, PayloadList, PreparedColumn, values_of
 from headrace.engines.base import Engine, Placed, Prepared
-from headrace.engines.capabilities import COLUMNS
+from headrace.engines.capabilities import ColumnPreparer
 from headrace.engines.profile import profile_of
 from headrace.engines.requests.templates import FilledTemplate, field_text, filled, template_fields
 from headrace.errors import (
     BadResultError,
     BrokenOffError,
     EngineDeadError,
+    JobError,
     ProcessTimeoutError,
     RecordError,
     StoppedEarly,
@@ -352,6 +353,8 @@ class Preparation:
     """Counts equal inputs; None where it makes no difference."""
     in_blocks: bool = False
     """Whether rows stay together in blocks."""
+    preparer: ColumnPreparer | None = None
+    """Prepares a column at once; None if the engine cannot."""
     needs_keys: threading.Event = field(default_factory=threading.Event)
     """Set once an input was prepared for which equal ones have one answer: these are compared one by one."""
     place: Callable[[int], int] | None = None
@@ -464,9 +467,10 @@ class Preparation:
 
     def _prepared_column(self, inputs: Column) -> PreparedColumn:
         """The inputs as the engine's column, or as one of what its `prepare` gives."""
-        able = COLUMNS.of(self.engine)
-        if able is not None and not self.in_time.limits:
-            found = attempted(able.prepare_column, inputs)
+        if self.preparer is not None and not self.in_time.limits:
+            found = attempted(self.preparer.prepare_column, inputs)
+            if isinstance(found, JobError):
+                raise found
             if isinstance(found, PreparedColumn) and len(found.payloads) == len(found.costs) == len(inputs):
                 return found
         values = values_of(inputs)

@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Literal, Self, TypeVar
 
+from headrace.engines.capabilities import COLUMNS
 from headrace.engines.profile import profile_of
 from headrace.errors import BrokenOffError, JobError
 from headrace.events import InputLeftOut, PipelineWaited, StageDone
@@ -183,6 +184,7 @@ class Prefetcher:
         self._preparation = Preparation(
             job.columns, job.engine, job.user, settings.dedupe, InTime(settings.config.call_timeout_s),
             RepeatCounter() if counts else None, in_blocks=job.in_blocks, place=todo.place,
+            preparer=job.preparers or COLUMNS.of(job.engine),
         )  # fmt: skip
         self._concurrency = ConcurrencyTuner(settings.limits.workers, os.cpu_count() or 1)
         self._workers = ThreadPoolExecutor(self._concurrency.most, "headrace-prepare")
