@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from headrace.errors import ConfigError, nearest
-from headrace.options import NAMES, Declared, Option, SettingName, all_declared, declared, groups
+from headrace.options import NAMES, RESERVED, Declared, Option, SettingName, all_declared, declared, groups
 from headrace.wording import shown
 
 if TYPE_CHECKING:
@@ -32,13 +32,14 @@ _WORDS: dict[object, str] = {
 }
 
 
-def named(*, keys: bool = False) -> Callable[[type[T]], type[T]]:
+def named(*, keys: bool = False, of_engine: bool = False) -> Callable[[type[T]], type[T]]:
     """A decorator of a dataclass of settings: messages name them, and a text is read as that of a flag.
 
     Its constructor raises ConfigError for a setting that it does not know, and for one that is missing.
 
     Args:
         keys: whether files of settings have all of them as keys; otherwise only those that are `per_step`.
+        of_engine: whether they are options of one engine; otherwise no engine may have an option of their names.
     """
 
     def register(kind: type[T]) -> type[T]:
@@ -59,6 +60,7 @@ def named(*, keys: bool = False) -> Callable[[type[T]], type[T]]:
             made(self, *values, **given)
 
         kind.__init__ = init  # type: ignore[method-assign,assignment]
+        RESERVED.update(() if of_engine else options)
         for keyword, one in options.items():
             flag, *others = one.flags or (f"--{keyword.replace('_', '-')}",)
             for name in (keyword, *(other[2:].replace("-", "_") for other in others if other[:2] == "--")):

@@ -102,7 +102,7 @@ def runs_of(name: str) -> list[RunSummary]:
 
 def default_page(outputs: Sequence[str]) -> Path:
     """The default page of outputs: beside the first one, or here if it is in a store; with the names of all."""
-    first, *others = [name.rstrip("/") for name in outputs]
+    first, *others = [name.partition("?")[0].rstrip("/") if "://" in name else name.rstrip("/") for name in outputs]
     names = [first.rpartition("/")[2] if "://" in first else first, *(name.rpartition("/")[2] for name in others)]
     return Path(f"{'+'.join(names)}.report.html")
 

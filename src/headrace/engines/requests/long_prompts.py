@@ -73,7 +73,9 @@ class LongPrompts:
                 raise ConfigError(f"{name} is {shown(value)}: it must be a text")
         if self.chunk_join == "first":
             if self.reduce_template is not None:
-                raise ConfigError("``reduce_template`` goes with ``chunk_join`` 'map-reduce', not 'first': leave one out")
+                raise ConfigError(
+                    "``reduce_template`` goes with ``chunk_join`` 'map-reduce', not 'first': leave one out"
+                )
             return
         if self.no_answer is not None:
             raise ConfigError("``no_answer`` goes with ``chunk_join`` 'first': set that, or leave it out")
