@@ -57,7 +57,7 @@ def example(engine: Any, task: str) -> Mapping[str, Any]:
     value = "some words of a text" if task in ("embed", "zero-shot") else ("some words of a text", "and others")
     [ready] = engine.prepare([value])
     rows = ready.payload[:1] if task == "zero-shot" else [ready.payload]
-    return engine.tokens.collate(rows * 2, engine.network.inputs)
+    return engine.tokens.collate(engine.tokens.rows_of(rows * 2), engine.network.inputs)
 
 
 def export(model: str, output: Path, task: str) -> None:

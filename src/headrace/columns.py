@@ -16,12 +16,22 @@ if TYPE_CHECKING:
     import pyarrow
     from numpy.typing import NDArray
 
-    from headrace.records import Record
+    from headrace.records import Failed, Ok, Record
 
 RowNumbers: TypeAlias = "NDArray[numpy.intp]"
 """Rows of a block, counted from 0, in any order."""
+Outputs: TypeAlias = "NDArray[numpy.generic] | Sequence[object]"
+"""An array with one row for each row of a block, or a list."""
 Column: TypeAlias = "pyarrow.Array | Sequence[object]"
 """One value for each row."""
+
+
+def values_of(column: Column) -> list[object]:
+    """The values of a column as Python objects."""
+    if isinstance(column, list):
+        return column
+    to_pylist = getattr(column, "to_pylist", None)
+    return list(column) if to_pylist is None else to_pylist()
 
 
 class Payloads(Protocol):
@@ -106,13 +116,44 @@ class RowTable(Protocol):
         ...
 
 
+class FinishedPiece(Protocol):
+    """A piece of a part: rows of neighbouring places, all of which have an outcome."""
+
+    @property
+    def failed(self) -> Sequence[Failed]:
+        """The rows that failed."""
+        ...
+
+    @property
+    def columns(self) -> FinishedRows | None:
+        """The others in columns; None if they are held one by one."""
+        ...
+
+    def rows(self) -> list[Ok]:
+        """The others, one by one."""
+        ...
+
+    def __len__(self) -> int:
+        """How many rows, those that failed among them."""
+        ...
+
+
 class FinishedRows(Protocol):
     """Finished rows of neighbouring positions, in columns, for a writer."""
 
-    ids: Column
-    kept: Mapping[str, Column] | None
-    """The columns that are copied from the input, in their order; None for none."""
-    outputs: Sequence[object]
-    """A NumPy array of one row each, or a list."""
+    @property
+    def ids(self) -> Column:
+        """The id of each."""
+        ...
+
+    @property
+    def kept(self) -> Mapping[str, Column] | None:
+        """The columns that are copied from the input, in their order; None for none."""
+        ...
+
+    @property
+    def outputs(self) -> Outputs:
+        """The output of each."""
+        ...
 
     def __len__(self) -> int: ...

@@ -52,7 +52,8 @@ def test_vectors_made_without_padding_are_those_of_the_cpu(device: str, dtype: s
 def test_a_batch_is_queued_without_a_wait_for_the_device(device: str, dtype: str) -> None:
     engine = create("embed", device=device, dtype=dtype)
     network = engine.network
-    arrays = engine.tokens.collate([one.payload for one in engine.prepare(["a", WORDS, "the mill"])], network.inputs)
+    ready = [one.payload for one in engine.prepare(["a", WORDS, "the mill"])]
+    arrays = engine.tokens.collate(engine.tokens.rows_of(ready), network.inputs)
     expected = network.run(arrays)  # the first batch loads kernels
 
     def call(tensors: Any) -> torch.Tensor:

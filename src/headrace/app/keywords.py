@@ -63,6 +63,7 @@ class RunKeywords(ConfigKeywords, EngineKeywords, total=False):
     max_attempts: int
     retry_wait_s: float
     workers: str | int | None
+    prepare_processes: str | int | None
     buffer_memory: str | int
     part_records: int
     commit_interval_s: float

@@ -310,7 +310,7 @@ class Batcher(Generic[RecordT, ResultT]):
                     yield pair
 
     def runs_as_completed(self, runs: AsyncIterable[Sequence[RecordT]]) -> AsyncGenerator[MappedRun, None]:
-        """`as_completed` for runs of records; all records of a run cost as much as its first.
+        """`as_completed` for runs of records, lists or `RecordColumn`s; all records of a run cost as much as its first.
 
         An empty run says that no run follows before results do: records that wait are batched immediately.
         """

@@ -10,8 +10,8 @@ from typing import Any, TypeAlias
 
 from headrace.errors import BadResultError, ConfigError
 
-ProcessFn: TypeAlias = Callable[[list[Any]], Any]
-"""`(list of records) -> results`, or an awaitable of them."""
+ProcessFn: TypeAlias = Callable[[Any], Any]
+"""`(list of records, or columns of records joined) -> results`, or an awaitable of them."""
 
 PROMISES = (types.CoroutineType, types.GeneratorType, types.AsyncGeneratorType)
 

@@ -6,10 +6,10 @@ import asyncio
 import copy
 from collections.abc import Iterable, Sequence
 from itertools import repeat
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, TypeGuard, cast, overload
 
 from headrace.batching.tasks import attempt
-from headrace.errors import EngineOutOfMemoryError, ProcessError, text_of
+from headrace.errors import BadResultError, EngineOutOfMemoryError, ProcessError, text_of
 
 
 class EntryHolder(Protocol):
@@ -17,6 +17,40 @@ class EntryHolder(Protocol):
 
     def discard(self, entry: QueueEntry) -> None:
         """Drop a cancelled entry."""
+
+
+class RecordColumn(Protocol):
+    """A run of records that have no object each until someone asks for it.
+
+    If all records of a batch are in columns of one type, `process_fn` gets them joined. If it returns a NumPy array for
+    them, the results of each run are a view of one copy of it.
+    """
+
+    cost: float
+    """Cost of each record."""
+
+    def __len__(self) -> int: ...
+
+    @overload
+    def __getitem__(self, index: int, /) -> object: ...
+
+    @overload
+    def __getitem__(self, index: slice, /) -> Sequence[object]:
+        """Some records, as a column of the same type. It must be cheap, such as a view."""
+        ...
+
+    @classmethod
+    def joined(cls, pieces: Sequence[Self]) -> Sequence[object]:
+        """The records of several columns, one after the other: a batch for `process_fn`. Not a plain list."""
+        ...
+
+
+def is_column(records: object) -> TypeGuard[RecordColumn]:
+    """Whether these records are a `RecordColumn`, recognized by its `joined`.
+
+    (`isinstance` with a protocol takes longer than all else that is done for a run.)
+    """
+    return callable(getattr(type(records), "joined", None))
 
 
 class QueueEntry(Protocol):
@@ -45,8 +79,8 @@ class QueueEntry(Protocol):
     def set_result(self, result: object, /) -> None:
         """Set the single record's result; raises `InvalidStateError` if the entry is done."""
 
-    def set_results(self, results: Sequence[object], /) -> None:
-        """Set each record's result or exception."""
+    def set_results(self, results: Sequence[object], failed: bool, /) -> None:
+        """Set each record's result or exception; `failed` says whether any is an exception."""
 
     def set_exception(self, exception: BaseException, /) -> None:
         """Set the single record's exception; raises `InvalidStateError` if the entry is done."""
@@ -75,9 +109,9 @@ class PendingResult(asyncio.Future[Any]):
         """Never called: it holds one record."""
         raise ValueError(f"a pending result holds one record: cannot split off {count}")
 
-    def set_results(self, results: Sequence[object]) -> None:
-        """Set the single record's result."""
-        self.set_result(results[0])
+    def set_results(self, results: Sequence[object], failed: bool) -> None:  # noqa: ARG002  # one result says it
+        """Set the single record's result or exception."""
+        self.set_exception(results[0]) if isinstance(results[0], BaseException) else self.set_result(results[0])
 
     def cancel(self, msg: object = None) -> bool:
         """Cancel the future; a record that is not yet in a batch is not run."""
@@ -88,8 +122,17 @@ class PendingResult(asyncio.Future[Any]):
         return True
 
 
-def records_of(entries: Iterable[QueueEntry]) -> list[object]:
-    """The records of a batch, as a list for `process_fn`."""
+def records_of(entries: Sequence[QueueEntry]) -> Sequence[object]:
+    """The records of a batch for `process_fn`: a list, or columns joined.
+
+    Raises:
+        Exception: what `joined` of the columns raised.
+    """
+    if type(entries[0]) is not PendingResult and is_column(first := entries[0].records):
+        pieces = [entry.records for entry in entries]
+        kind: type = type(first)
+        if all(type(piece) is kind for piece in pieces):
+            return _joined(kind, cast("list[RecordColumn]", pieces))
     records: list[object] = []
     for entry in entries:
         if entry.count == 1:
@@ -99,27 +142,36 @@ def records_of(entries: Iterable[QueueEntry]) -> list[object]:
     return records
 
 
-def resolve(entries: Iterable[QueueEntry], results: list[object]) -> tuple[int, int]:
+def _joined(kind: type[RecordColumn], pieces: Sequence[RecordColumn]) -> Sequence[object]:
+    joined, size = kind.joined(pieces), sum(map(len, pieces))
+    if len(joined) != size:
+        raise BadResultError(f"{kind.__name__}.joined made {len(joined)} records of {size}")
+    return joined
+
+
+def resolve(entries: Iterable[QueueEntry], results: Sequence[object]) -> tuple[int, int]:
     """Set each record's result, skipping cancelled records.
 
-    An exception object in a result's place fails only that record.
+    An exception object in a result's place fails only that record. Of an array, each entry gets a view.
 
     Returns:
         How many records got a result, and how many an exception.
     """
     gone = at = failed = 0
-    mixed = True in map(isinstance, results, repeat(BaseException))
+    whole = type(results) is not list
+    mixed = not whole and True in map(isinstance, results, repeat(BaseException))
     if mixed:
         results = [own_copy(result) if isinstance(result, BaseException) else result for result in results]
     for entry in entries:
-        if entry.count > 1:
+        if whole or entry.count > 1:
             own = results[at : at + entry.count]
             at += entry.count
             if entry.done():
                 gone += entry.count
                 continue
-            entry.set_results(own)
-            failed += sum(isinstance(result, Exception) for result in own) if mixed else 0
+            bad = sum(isinstance(result, Exception) for result in own) if mixed else 0
+            entry.set_results(own, bad > 0)
+            failed += bad
             continue
         result = results[at]
         at += 1
@@ -142,7 +194,7 @@ def fail(entries: Iterable[QueueEntry], cause: BaseException) -> int:
             continue
         count += entry.count
         if entry.count > 1:
-            entry.set_results([own_copy(cause) for _ in range(entry.count)])
+            entry.set_results([own_copy(cause) for _ in range(entry.count)], True)
         else:
             entry.set_exception(own_copy(cause))
     return count

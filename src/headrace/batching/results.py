@@ -13,7 +13,7 @@ import sys
 from collections import ChainMap, UserDict, UserList, deque
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, MutableSequence, Sequence, Set, Sized
 from types import MappingProxyType
-from typing import Any, TypeAlias, TypeVar, cast
+from typing import Any, TypeAlias, TypeGuard, TypeVar, cast
 
 from headrace.batching.callables import unfinished
 from headrace.batching.pending import is_out_of_memory
@@ -34,15 +34,18 @@ _SHALLOW = frozenset(("pandas", "polars", "pyarrow"))
 """Libraries whose own copies share memory that is not theirs, or the objects in it."""
 
 
-def received(results: object, size: int, name: str = "process_fn") -> list[object]:
+def received(results: object, size: int, name: str = "process_fn", *, whole: bool = False) -> Sequence[object]:
     """`checked_results`, each as `own` gives it, so that the function may fill the same objects again.
 
-    A result that cannot be copied becomes the BadResultError of its record.
+    A result that cannot be copied becomes the BadResultError of its record. With `whole`, the copy of a NumPy array of
+    numbers stays an array; anything else becomes a list.
     """
     if _is_array_of_numbers(results):  # one copy for all rows
         copied = own_result(results, name)
         if isinstance(copied, BadResultError):
             raise copied
+        if whole and _is_numpy(copied) and len(copied) == size:
+            return copied
         return checked_results(copied, size, name)
     values = checked_results(results, size, name)
     if _PLAIN.issuperset(map(type, values)):
@@ -164,6 +167,12 @@ def _find_copier(kind: type) -> Copier:
 
 def _as_is(value: object) -> object:
     return value
+
+
+def _is_numpy(values: object) -> TypeGuard[Sequence[object]]:
+    """Whether this is a NumPy array, and of no subclass, whose parts may differ from its rows."""
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and type(values) is numpy.ndarray
 
 
 def _is_array_of_numbers(values: object) -> bool:

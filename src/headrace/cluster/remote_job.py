@@ -53,6 +53,7 @@ class RemoteEngine:
             followable=False,
             tunable=False,
             remote=False,
+            prepares_columns=False,
             caches_prefixes=False,  # the workers report theirs
             workers_cache_prefixes=info.profile.caches_prefixes,
         )

@@ -55,15 +55,19 @@ class TunableEngine(BatchEngine, Protocol):
         ...
 
 
-class ColumnEngine(BatchEngine, Protocol):
-    """An engine that prepares the inputs of a block at once.
-
-    Its `forward` takes what `joined` of its `Payloads` gives, or a list of what `prepare` gives.
-    """
+class ColumnPreparer(Protocol):
+    """Prepares the inputs of a block at once."""
 
     def prepare_column(self, inputs: Column) -> PreparedColumn:
         """Each input's model input or error, as `prepare` makes them. May be called on several threads at once."""
         ...
+
+
+class ColumnEngine(ColumnPreparer, BatchEngine, Protocol):
+    """An engine that prepares the inputs of a block at once.
+
+    Its `forward` takes what `joined` of its `Payloads` gives, or a list of what `prepare` gives.
+    """
 
 
 class RequestingEngine(Protocol):
@@ -166,6 +170,9 @@ class Sleeper(Protocol):
 
 BATCHES: Capability[BatchEngine] = Capability("runs_batches", ("forward",))
 COLUMNS: Capability[ColumnEngine] = Capability("prepares_columns", ("prepare_column",))
+PREPARING: Capability[ColumnPreparer] = Capability(None, ("prepare_column",), attribute="preparer")
+"""An engine's `preparer` can be pickled, and prepares columns as the engine does, in processes of their own. None if
+that is not possible."""
 TUNING: Capability[TunableEngine] = Capability("tunable")
 REQUESTING: Capability[RequestingEngine] = Capability("remote", ("use",))
 FOLLOWING: Capability[FollowableEngine[ModelInput]] = Capability("followable", ("follow",))

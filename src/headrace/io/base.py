@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, Protocol, runtime_checkable
 
@@ -27,9 +27,16 @@ class Chunk:
     table: RowTable | None = None
     """The same rows as `records`, in columns, if the source was asked for columns and can give them."""
 
+    def rows(self, start: int, stop: int) -> Chunk:
+        """The chunk with only these of its records, counted from 0."""
+        table = None if self.table is None else self.table.slice(start, stop)
+        return replace(self, records=self.records[start:stop], table=table)
+
     def extent(self, place: Callable[[int], int] | None) -> tuple[int, int]:
         """Position of the first row, or its place in another order, and how many there are."""
-        firsts = [rows[0].position for rows in (self.records, [failed.record for failed in self.failures]) if rows]
+        firsts = [failed.record.position for failed in self.failures[:1]]
+        if self.records:
+            firsts.append(self.records[0].position if self.table is None else int(self.table.positions[0]))
         places = firsts if place is None else map(place, firsts)
         return min(places, default=0), len(self.records) + len(self.failures)
 

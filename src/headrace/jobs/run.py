@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import itertools
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Literal
@@ -14,6 +15,7 @@ from headrace.concurrency.garbage_collection import fewer_collections
 from headrace.engines.profile import profile_of
 from headrace.errors import BrokenOffError, TooManyErrorsError
 from headrace.events import JobDone, JobStarted, PartDamaged, StageDone
+from headrace.jobs.pipeline.blocks import Block
 from headrace.jobs.pipeline.chunks import answers, expected_cost
 from headrace.jobs.pipeline.infer import in_order, longest_first
 from headrace.jobs.pipeline.job import Job, JobEnd, Length, Tally
@@ -38,26 +40,29 @@ async def pump(job: Job, todo: Pass, tally: Tally) -> bool:
     room = 0 if ordering is None else ordering.room
     by_cost = functools.partial(longest_first, expected=expected_cost(job.batcher))
     keeps_order = job.order is not None and job.order.order == "input"
+    portion = profile_of(job.engine).window if job.in_blocks else 0
     memory = Memory(job.settings.limits.buffer_memory - 2 * room)  # a window has its rows and their prompts
     async with (
         Sink(job, todo, tally, memory) as sink,
         Settling(job, memory) as settling,
         Reader(job, todo, ordering, memory) as reader,
-        Prefetcher(job, reader, settling, tally, memory) as prefetcher,
+        Prefetcher(job, todo, reader, settling, tally, memory) as prefetcher,
         job.batcher as batcher,
     ):
 
-        async def prepared() -> AsyncIterator[list[Work]]:
+        async def prepared() -> AsyncIterator[Sequence[Work]]:
             while (chunk := await prefetcher.next_chunk()) is not None:
                 if not chunk:
                     yield []  # no batch need wait for more records
                     continue
-                runs = in_order if chunk.in_order or keeps_order else by_cost
                 work, answered = await settling.sort_out(chunk)
+                blocks, keeps = chunk.blocks, chunk.in_order or keeps_order
                 del chunk  # no rows may stay referenced while the next ones are read
+                sink.open(blocks)
                 await sink.put(settling.settle(*answered))
                 del answered
-                for run in runs(work):
+                orders = in_order if keeps else by_cost
+                for run in itertools.chain(_popped(blocks, portion, in_order=keeps), orders(work)):
                     if job.stop.is_over:
                         return
                     yield run
@@ -73,6 +78,13 @@ async def pump(job: Job, todo: Pass, tally: Tally) -> bool:
         if complete:
             await sink.put(settling.rest())
     return complete
+
+
+def _popped(blocks: list[Block], portion: int, *, in_order: bool) -> Iterator[Sequence[Work]]:
+    """The runs of blocks, none of which stays referenced once it was run."""
+    blocks.reverse()
+    while blocks:
+        yield from blocks.pop().runs(portion, in_order=in_order)
 
 
 def run(job: Job) -> JobEnd:
@@ -104,6 +116,8 @@ def run(job: Job) -> JobEnd:
             raise BrokenOffError(f"cannot write {job.output.name}: {error}; run again to continue") from error
         finally:
             job.user.close()
+            if job.preparers is not None:
+                job.preparers.close()
             if job.in_flight is not None:
                 job.in_flight.close()
             job.listener(JobDone(state, time.monotonic()))

@@ -101,6 +101,14 @@ class Limits:
         shown="auto",
         minimum=1,
     )
+    prepare_processes: int | None = option(
+        None,
+        "Processes that prepare records, beside this one: a number, or auto for what the cores allow on a GPU, and "
+        "none on a CPU, where the model needs the cores.",
+        parse=number_or_auto,
+        shown="auto",
+        minimum=0,
+    )
     buffer_memory: int = option(
         512_000_000,
         "Maximum memory for records between reading and writing, such as 2GB; the model is not counted.",

@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import numpy as np
 import pytest
 from tests.contract.engines.cases import Case, of_kind
 from tests.contract.engines.fixtures import assert_same, payloads
 
 from headrace import DynamicBatcher
+from headrace.engines.base import Prepared
+from headrace.engines.capabilities import COLUMNS
 
 pytestmark = [
     pytest.mark.parametrize("case", of_kind("batch"), indirect=True, scope="session"),
@@ -45,3 +48,26 @@ def test_it_runs_behind_a_batcher_that_forms_batches_by_its_costs(case: Case, en
 
     for left, right in zip(asyncio.run(run()), engine.forward([one.payload for one in ready]), strict=True):
         assert_same(left, right)
+
+
+def test_a_column_has_the_inputs_and_the_outputs_of_its_rows(case: Case, engine: Any) -> None:
+    columns = COLUMNS.of(engine)
+    if columns is None:
+        assert not hasattr(engine, "prepare_column") or engine.profile.splits
+        return
+    mixed = [value for pair in zip(case.good, case.bad, strict=False) for value in pair] + case.good
+    ready, column = engine.prepare(mixed), columns.prepare_column(mixed)
+    assert {row: repr(error) for row, error in column.errors.items()} == {
+        row: repr(one) for row, one in enumerate(ready) if not isinstance(one, Prepared)
+    }
+    good = np.array([row for row in range(len(mixed)) if row not in column.errors])
+    assert column.costs[good].tolist() == [ready[row].cost for row in good]
+    assert column.truncated == sum(ready[row].truncated for row in good)
+    assert column.payloads.nbytes > 0
+    kind = type(column.payloads)
+    batch = kind.joined([column.payloads.take(good[:3]), column.payloads.take(good[3:][::-1])])
+    listed = [ready[row].payload for row in [*good[:3], *good[3:][::-1]]]
+    for outputs in (engine.forward(batch), engine.forward([batch[row] for row in range(len(batch))])):
+        for left, right in zip(engine.forward(listed), outputs, strict=True):
+            assert_same(left, right)
+    assert list(engine.forward(column.payloads.take(good[:0]))) == []

@@ -117,7 +117,8 @@ def test_after_a_failed_capture_no_other_shape_is_tried_and_the_reason_is_kept(e
 def test_a_graph_keeps_the_memory_that_it_reads_and_nothing_that_it_makes(engine: Any) -> None:
     network = engine.network
     network.graphs = None
-    arrays = engine.tokens.collate([one.payload for one in engine.prepare(["the mill", "a wheel"])], network.inputs)
+    ready = [one.payload for one in engine.prepare(["the mill", "a wheel"])]
+    arrays = engine.tokens.collate(engine.tokens.rows_of(ready), network.inputs)
     tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
     with torch.inference_mode(), MemoryRead() as read:
         network.call(tensors)

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import cast
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.io.storage.parts import Interval
+from headrace.jobs.pipeline.blocks import RecordPiece
 from headrace.jobs.pipeline.sink import Coalescer
 from headrace.records import Ok, Outcome, Record
 
@@ -20,7 +22,8 @@ def ok(position: int) -> Ok:
 def take_all(coalescer: Coalescer, now: float) -> list[tuple[Interval, list[Outcome]]]:
     taken = []
     while run := coalescer.take(now):
-        taken.append(run)
+        interval, pieces = run
+        taken.append((interval, [outcome for piece in pieces for outcome in cast("RecordPiece", piece).outcomes]))
     return taken
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import sys
 import tracemalloc
 
 import pytest
@@ -25,6 +26,15 @@ def test_next_todo_is_the_first_position_not_in_any_part(done: set[int], positio
     while expected in done:
         expected += 1
     assert Ledger(runs(done)).next_todo(position) == expected
+
+
+@settings(deadline=None)
+@given(st.sets(st.integers(0, 9_000), max_size=20), st.integers(0, 10_000))
+def test_next_done_is_the_first_position_in_any_part(done: set[int], position: int) -> None:
+    expected = min((one for one in done if one >= position), default=sys.maxsize)
+    ledger = Ledger(runs(done))
+    assert ledger.next_done(position) == expected
+    assert ledger(position) == ledger.next_todo(position)
 
 
 @settings(deadline=None)  # a busy machine is no failure

@@ -13,6 +13,7 @@ import pytest
 from headrace.errors import BrokenOffError
 from headrace.io.formats.jsonl import JsonlWriter
 from headrace.io.storage.parts import Interval, PartFolder
+from headrace.jobs.pipeline.blocks import RecordPiece
 from headrace.jobs.pipeline.job import Job
 from headrace.jobs.pipeline.ordering import in_windows
 from headrace.jobs.state import windows as windows_module
@@ -35,7 +36,7 @@ def commit(windows: Windows, window: OpenWindow, start: int, end: int) -> None:
     rows = [Ok(Record(r.position, r.position, None), "x") for r in records if r.position % 7]
     failed = [Failed(record, "bad", "it is") for record in records if record.position % 7 == 0]
     at = window.number * STRIDE
-    windows.write(Interval(at + start, at + end), [*rows, *failed], WRITER)
+    windows.write(Interval(at + start, at + end), [RecordPiece([*rows, *failed])], WRITER)
 
 
 def shuffled(count: int) -> list[int]:

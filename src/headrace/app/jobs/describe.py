@@ -47,6 +47,7 @@ def describe(plan: Plan, engine: Engine, profile: EngineProfile) -> Description:
         "output": plan.output.target,
         **_of_engine(config, engine, profile),
         "workers": limits.workers or "auto",
+        "prepare_processes": "auto" if limits.prepare_processes is None else limits.prepare_processes,
         "buffer memory": f"{limits.buffer_memory / 1e6:,.0f} MB",
         "map": settings.prepare,
         "finish": settings.finish,

@@ -6,6 +6,7 @@ import contextlib
 import json
 import logging
 import operator
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -24,6 +25,7 @@ from headrace.app.jobs.tracing import job_spans
 from headrace.app.jobs.tuning import load, tune, wants_sample
 from headrace.batching.batcher import Batcher
 from headrace.engines.base import Engine
+from headrace.engines.capabilities import PREPARING, TUNING
 from headrace.engines.profile import BatcherSettings, EngineProfile, profile_of
 from headrace.errors import ConfigError, attempted, text_of
 from headrace.events import BatchFormed, Event, InputLeftOut, JobDone, JobStarted, Listener, RunDescribed
@@ -34,6 +36,7 @@ from headrace.io.storage.locations import as_named
 from headrace.jobs import run as main_path
 from headrace.jobs.pipeline.infer import WorkCalls
 from headrace.jobs.pipeline.job import BatcherPort, Job, JobEnd, StopRequest
+from headrace.jobs.pipeline.preparers import PreparerPool
 from headrace.jobs.pipeline.work import Work
 from headrace.jobs.planning.forecast import Forecast, forecast
 from headrace.jobs.planning.survey import Survey, survey, survey_prompts
@@ -223,6 +226,7 @@ def build(
     identity = None if settings.retry or later else plan.columns.id
     if identity:
         numpy_or_refuse()
+    preparers = prepare_processes(settings, engine)
     in_flight = None if settings.config.engine_process or batcher is not None else InFlightFile(plan.output.work)
     return Job(
         settings=settings,
@@ -237,8 +241,27 @@ def build(
         user=plan.user,
         unique_ids=bool(identity),
         order=order_plan(plan, profile_of(engine)),
+        preparers=preparers,
         in_flight=in_flight,
     )
+
+
+def prepare_processes(settings: JobSettings, engine: Engine) -> PreparerPool | None:
+    """The processes that prepare the blocks of a job; None for none, as on a CPU, where the model needs the cores.
+
+    Raises:
+        ConfigError: some were asked for, and the engine's `prepare_column` cannot run in another process.
+    """
+    preparer, most = PREPARING.of(engine), settings.limits.prepare_processes
+    if most is None:
+        tunable = TUNING.of(engine)
+        on_gpu = tunable is not None and tunable.hardware().get("device", "cpu") != "cpu"
+        most = max((os.cpu_count() or 1) - 1, 0) if on_gpu else 0
+    elif most and preparer is None:
+        raise ConfigError(
+            f"``prepare_processes={most}``: this engine prepares records in the process of the job alone; leave it out"
+        )
+    return PreparerPool(preparer, most) if preparer is not None and most else None
 
 
 def describe_engine(engine: Engine) -> Mapping[str, object]:

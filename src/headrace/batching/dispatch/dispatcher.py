@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 
 from headrace.batching.dispatch.isolation import LargestFit, halves, should_split
 from headrace.batching.dispatch.loop import DispatchContext, DispatchLoop
@@ -45,7 +46,7 @@ class Dispatcher(DispatchLoop):
         self._slots = asyncio.Semaphore(options.slots)
         self._last_done = 0.0
         self._runs: dict[asyncio.Task[None], list[QueueEntry]] = {}
-        self._cancelled_calls: set[asyncio.Task[list[object]]] = set()
+        self._cancelled_calls: set[asyncio.Task[Sequence[object]]] = set()
         self._memory = LargestFit()
         self._flush_count = 0
         self._enough = 1
@@ -178,16 +179,15 @@ class Dispatcher(DispatchLoop):
             part = parts.pop()
             if part is not batch:
                 part = [entry for entry in part if not entry.done()]
-            records = records_of(part)
-            size = len(records)
-            if not size:
+            if not part:
                 continue
             began = self._clock()
             try:
-                results = await self._call(timer, records)
+                results = await self._call(timer, records_of(part))
             except BaseException as exc:  # an engine may raise anything; it fails only its records
                 if must_propagate(exc):
                     raise
+                size = sum(entry.count for entry in part)
                 if size == 1 or not should_split(exc, self._options.on_error):
                     failed += fail(part, exc)
                     continue
@@ -219,7 +219,7 @@ class Dispatcher(DispatchLoop):
             fail(entries, exc)  # a bug, but the callers must not hang
             logger.error("%s: %s ended unexpectedly", self._options.name, task.get_name(), exc_info=exc)
 
-    async def _call(self, timer: CallTimer, records: list[object]) -> list[object]:
+    async def _call(self, timer: CallTimer, records: Sequence[object]) -> Sequence[object]:
         timeout = self._options.process_timeout_s
         if timeout is None:
             return await self._caller.call(records, timer)
@@ -239,13 +239,13 @@ class Dispatcher(DispatchLoop):
             )
         return call.result()
 
-    def _cancel_call(self, call: asyncio.Task[list[object]]) -> None:
+    def _cancel_call(self, call: asyncio.Task[Sequence[object]]) -> None:
         """Cancel a call without waiting for its end, which is still tracked here."""
         call.cancel()
         self._cancelled_calls.add(call)
         call.add_done_callback(self._forget)
 
-    def _forget(self, call: asyncio.Task[list[object]]) -> None:
+    def _forget(self, call: asyncio.Task[Sequence[object]]) -> None:
         self._cancelled_calls.discard(call)
         if not call.cancelled():
             call.exception()  # mark as retrieved, so that the loop does not report it

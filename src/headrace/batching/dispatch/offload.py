@@ -9,9 +9,9 @@ import queue
 import threading
 import types
 import warnings
-from collections.abc import Awaitable, Callable, Coroutine, Generator
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
 from time import monotonic
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from headrace.batching.callables import ProcessFn, is_async
 from headrace.batching.results import received
@@ -145,8 +145,10 @@ class ProcessCaller:
         """Whether a call can be cancelled: a coroutine can, a thread cannot."""
         return self._on_loop
 
-    async def call(self, records: list[object], timer: CallTimer) -> list[object]:
+    async def call(self, records: Sequence[object], timer: CallTimer) -> Sequence[object]:
         """Return the results of `process_fn` for `records`, which nobody else can change; raises what it raises.
+
+        They are a list. For joined columns they may be a NumPy array.
 
         Raises:
             BadResultError: it returned the wrong type or number of results.
@@ -156,11 +158,11 @@ class ProcessCaller:
         with self._foreign:
             return await (self._call_on_loop(records) if self._on_loop else self._call_in_thread(records, timer))
 
-    async def _call_on_loop(self, records: list[object]) -> list[object]:
+    async def _call_on_loop(self, records: Sequence[object]) -> Sequence[object]:
         size = len(records)  # it may change the list
-        return received(await watched(self._fn(records), self._blocked), size)
+        return received(await watched(self._fn(records), self._blocked), size, whole=type(records) is not list)
 
-    async def _call_in_thread(self, records: list[object], timer: CallTimer) -> list[object]:
+    async def _call_in_thread(self, records: Sequence[object], timer: CallTimer) -> Sequence[object]:
         size = len(records)
         worker = self._idle.pop() if self._idle else self._new_worker()
         work = functools.partial(timer.time, functools.partial(self._run_in_thread, worker, records))
@@ -175,11 +177,11 @@ class ProcessCaller:
         if isinstance(outcome, Raised):
             with self._foreign:
                 raise outcome.cause
-        if isinstance(outcome, list):
-            return outcome
+        if not isinstance(outcome, Awaitable):
+            return cast("Sequence[object]", outcome)  # `_run_in_thread` returns nothing else
         timer.on_thread = False
-        awaitable: Awaitable[object] = outcome  # type: ignore[assignment]  # `_run_in_thread` returns nothing else
-        return received(await (watched(outcome, self._blocked) if inspect.iscoroutine(outcome) else awaitable), size)
+        outcome = await (watched(outcome, self._blocked) if inspect.iscoroutine(outcome) else outcome)
+        return received(outcome, size, whole=type(records) is not list)
 
     def close(self) -> None:
         """End the worker threads; waits briefly for idle ones."""
@@ -193,13 +195,15 @@ class ProcessCaller:
         self._started += 1
         return WorkerThread(f"{self._name}-{self._started}")
 
-    def _run_in_thread(self, worker: WorkerThread, records: list[object]) -> object:
+    def _run_in_thread(self, worker: WorkerThread, records: Sequence[object]) -> object:
         """The results, taken over before the next call can change them; or an awaitable for the event loop."""
         size = len(records)
         outcome = self._fn(records)
         if self._offload and inspect.iscoroutine(outcome):
             outcome = worker.own_loop.run(outcome)
-        return outcome if isinstance(outcome, Awaitable) else received(outcome, size)
+        if isinstance(outcome, Awaitable):
+            return outcome
+        return received(outcome, size, whole=type(records) is not list)
 
     def _blocked(self, seconds: float) -> None:
         if self._noticed:

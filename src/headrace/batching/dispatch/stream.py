@@ -10,7 +10,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from headrace.batching.dispatch.submission import Submission
 from headrace.batching.options import Options
-from headrace.batching.pending import EntryHolder, fail, own_copy
+from headrace.batching.pending import EntryHolder, fail, is_column, own_copy
 from headrace.batching.policy.cost import CostRule
 from headrace.batching.tasks import Raised, attempt, must_propagate
 from headrace.errors import ConfigError
@@ -21,20 +21,20 @@ RUN = 64
 """Maximum records of a plain iterable that are read and queued together."""
 
 MappedRun: TypeAlias = tuple[Sequence[Any], Sequence[Any], bool]
-"""Records, their results, and whether any result is an exception."""
+"""Records, their results (a list, or an array for columns), and whether any result is an exception."""
 
 _SPIN_S = 0.001
 """How long to read a plain iterable before yielding to the event loop, in seconds."""
 
 
 class RecordRun:
-    """Records read together, and their results."""
+    """Records read together, and their results if these are yielded together."""
 
     __slots__ = ("failed", "missing", "records", "results")
 
-    def __init__(self, records: Sequence[object]) -> None:
+    def __init__(self, records: Sequence[object], *, together: bool) -> None:
         self.records = records
-        self.results: list[object] = [None] * len(records)
+        self.results: list[object] = [None] * len(records) if together else []
         self.missing = len(records)
         self.failed = False
         """Whether any result is an exception."""
@@ -43,7 +43,7 @@ class RecordRun:
 class RunSlice:
     """Some records of a run as a queue entry: like the future of `submit`, for many records."""
 
-    __slots__ = ("arrival", "cost", "end", "holder", "run", "start", "stream")
+    __slots__ = ("arrival", "cost", "end", "failed", "holder", "results", "run", "start", "stream")
 
     def __init__(self, stream: MappedStream, run: RecordRun, start: int, end: int) -> None:
         self.stream = stream
@@ -53,6 +53,9 @@ class RunSlice:
         self.cost = 0.0
         self.arrival = 0.0
         self.holder: EntryHolder | None = None
+        self.results: Sequence[object] = ()
+        self.failed = False
+        """Whether any result is an exception."""
 
     @property
     def count(self) -> int:
@@ -78,13 +81,13 @@ class RunSlice:
 
     def set_result(self, result: object) -> None:
         """Set the single record's result."""
-        self.set_results([result])
+        self.set_results([result], False)
 
     def set_exception(self, exception: BaseException) -> None:
         """Set the single record's exception."""
-        self.set_results([exception])
+        self.set_results([exception], True)
 
-    def set_results(self, results: Sequence[object]) -> None:
+    def set_results(self, results: Sequence[object], failed: bool) -> None:
         """Set each record's result or exception, once.
 
         Raises:
@@ -92,11 +95,7 @@ class RunSlice:
         """
         if self.done():
             raise asyncio.InvalidStateError("the results are already set or the stream is closed")
-        run = self.run
-        run.results[self.start : self.end] = results
-        run.missing -= self.end - self.start
-        if not run.failed and any(isinstance(result, BaseException) for result in results):
-            run.failed = True
+        self.results, self.failed = results, failed
         self.stream.finished(self)
 
 
@@ -112,6 +111,12 @@ class StreamPort:
     def cost(self, record: object) -> float:
         """The record's cost; raises what its estimator raises, or RecordTooLargeError."""
         return self._submission.checked_cost(self._estimate(record), type(record))
+
+    def run_cost(self, records: Sequence[object]) -> float:
+        """The cost of each record of a run, as a column says, or that of its first; raises as `cost` does."""
+        if is_column(records):
+            return self._submission.checked_cost(records.cost, type(records))
+        return self.cost(records[0])
 
     def shared_cost(self, records: Sequence[object]) -> float | None:
         """The cost of each record if all are known to cost the same, else None."""
@@ -171,7 +176,7 @@ class MappedStream:
         return self._chunks(self._feed(records))
 
     def run_chunks(self, runs: AsyncIterable[Sequence[object]]) -> AsyncGenerator[MappedRun, None]:
-        """`chunks` for runs of records; all records of a run cost as much as its first.
+        """`chunks` for runs of records, lists or `RecordColumn`s; all records of a run cost as much as its first.
 
         An empty run says that no run follows before results do: records that wait are batched immediately.
         """
@@ -205,8 +210,13 @@ class MappedStream:
         self.entries.discard(entry)
         if self._completed is not None:
             self._completed.append(entry)
-        elif entry.run.missing or entry.run is not self._runs[0]:
-            return
+        else:
+            run = entry.run
+            run.results[entry.start : entry.end] = entry.results
+            run.missing -= entry.count
+            run.failed |= entry.failed
+            if run.missing or run is not self._runs[0]:
+                return
         _wake(self._reader)
 
     def _next(self) -> MappedRun | None:
@@ -214,10 +224,10 @@ class MappedStream:
             if not self._runs or self._runs[0].missing:
                 return None
             run = self._runs.popleft()
-            chunk = run.records, run.results, run.failed
+            chunk: MappedRun = run.records, run.results, run.failed
         elif self._completed:
             entry = self._completed.popleft()
-            chunk = entry.records, entry.run.results[entry.start : entry.end], entry.run.failed
+            chunk = entry.records, entry.results, entry.failed
         else:
             return None
         self._ahead -= len(chunk[0])
@@ -263,14 +273,14 @@ class MappedStream:
                 await self._feeder_waits
             finally:
                 self._feeder_waits = None
-        run = RecordRun(records)
+        run = RecordRun(records, together=self._completed is None)
         self._ahead += len(records)
         if self._completed is None:
             self._runs.append(run)
         rest = RunSlice(self, run, 0, len(records))
         self.entries.add(rest)
         with _FailsWith(rest):  # for example when the batcher has stopped
-            shared = self._port.cost(records[0]) if alike else self._port.shared_cost(records)
+            shared = self._port.run_cost(records) if alike else self._port.shared_cost(records)
             while shared is None and rest.count > 1:
                 await self._enter_alone(rest.split(1))
             await (self._enter_alone(rest) if shared is None else self._enter(rest, shared))

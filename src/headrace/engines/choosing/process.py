@@ -145,7 +145,8 @@ class _Host:
             raise _no_batches(name or type(engine).__name__)
         self._engine = batching
         self.facts = _Facts(
-            replace(profile, followable=False, tokenizes=False, overlaps=False),  # it takes one call at a time
+            # It takes one call at a time, and lists.
+            replace(profile, followable=False, tokenizes=False, overlaps=False, prepares_columns=False),
             dict(engine.describe()),
             dict(tunable.hardware()) if tunable else {},
             dict(tunable.dtype_speeds()) if tunable else {},

@@ -92,19 +92,22 @@ class LabelHead:
 
     def __call__(self, logits: OutputRows) -> list[BestLabels]:
         """One classification per row."""
-        return [self._ranked(row) for row in apply(self._function, logits)]
+        return self._ranked(apply(self._function, logits))
 
     def join(self, rows: OutputRows, weights: Sequence[int], how: ChunkJoin) -> BestLabels:
         """The mean of the scores of each label, or the largest."""
-        return self._ranked(_joined(apply(self._function, rows), weights, how))
+        return self._ranked(_joined(apply(self._function, rows), weights, how)[None])[0]
 
-    def _ranked(self, scores: OutputRows) -> BestLabels:
-        order = np.argsort(-scores, kind="stable")[: self._top or 1]
-        result = BestLabels(label=self._names[order[0]], score=float(scores[order[0]]))
-        if self._top:
-            result["labels"] = [self._names[index] for index in order]
-            result["scores"] = [float(scores[index]) for index in order]
-        return result
+    def _ranked(self, scores: OutputRows) -> list[BestLabels]:
+        order = np.argsort(-scores, axis=1, kind="stable")[:, : self._top or 1]
+        ranked = np.take_along_axis(scores, order, axis=1).tolist()
+        labels = [[self._names[index] for index in row] for row in order.tolist()]
+        if not self._top:
+            return [BestLabels(label=names[0], score=own[0]) for names, own in zip(labels, ranked, strict=True)]
+        return [
+            BestLabels(label=names[0], score=own[0], labels=names, scores=own)
+            for names, own in zip(labels, ranked, strict=True)
+        ]
 
 
 class ScoreHead:
@@ -117,7 +120,8 @@ class ScoreHead:
 
     def __call__(self, logits: OutputRows) -> list[float]:
         """The first column."""
-        return [float(score) for score in apply(self._function, logits)[:, 0]]
+        scores: list[float] = apply(self._function, logits)[:, 0].tolist()
+        return scores
 
     def join(self, rows: OutputRows, weights: Sequence[int], how: ChunkJoin) -> float:
         """The largest score, as of the best passage of a document, or the mean."""

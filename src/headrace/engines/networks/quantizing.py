@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,14 +20,15 @@ def length_of(dimension: int, wanted: OutputDtype) -> int:
 
 
 def quantized(rows: NDArray[np.float32], wanted: OutputDtype) -> Sequence[QuantizedVector | RecordError]:
-    """One vector per row; an error for a row with NaN or an infinity, unless it stays float32.
+    """One vector per row, all in one array; a list if there is an error, which a row with NaN or an infinity has unless
+    it stays float32.
 
     int8: the largest component becomes 127 or -127, the others in proportion. uint8: the same plus 128.
     ubinary: one bit per component, 1 if it is positive, 8 to a byte; the last byte is filled with zeros.
     binary: the same minus 128.
     """
     if wanted == "float32":
-        return list(rows)
+        return cast("Sequence[QuantizedVector]", rows)
     finite = np.asarray(np.isfinite(rows).all(axis=1))
     rows = np.where(finite[:, None], rows, 0)
     if wanted in ("binary", "ubinary"):
@@ -37,6 +38,8 @@ def quantized(rows: NDArray[np.float32], wanted: OutputDtype) -> Sequence[Quanti
         scaled = rows.astype(np.float64) / np.where(largest > 0, largest, 1) * 127
         unsigned = (np.rint(scaled) + 128).astype(np.uint8)
     vectors = unsigned if wanted in ("uint8", "ubinary") else (unsigned ^ 128).view(np.int8)
+    if finite.all():
+        return cast("Sequence[QuantizedVector]", vectors)
     return [
         vector if good else RecordError(f"the vector holds NaN or an infinity, which {wanted} cannot hold")
         for vector, good in zip(vectors, finite, strict=True)

@@ -9,6 +9,7 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
+from headrace.columns import Column, PreparedColumn
 from headrace.device.pipeline import OutputRows
 from headrace.engines.base import Part
 from headrace.engines.networks.base import (
@@ -21,7 +22,8 @@ from headrace.engines.networks.heads import Head, JoiningHead, RowJoin
 from headrace.engines.profile import EngineProfile
 from headrace.engines.requests.vocabulary import TokenizedEngine
 from headrace.engines.text.splitting import LongTexts, not_split
-from headrace.engines.text.tokenizing import TextTokens, Tokens, longest_of
+from headrace.engines.text.token_rows import TokenRows, Tokens
+from headrace.engines.text.tokenizing import TextTokens
 from headrace.errors import ConfigError, EngineError, ModelCodeError, model_code
 
 TextPadding: TypeAlias = Literal["right", "left", "equal lengths", "one at a time"]
@@ -72,7 +74,10 @@ class TextEngine(TokenizedEngine, NetworkEngine):
         self._head = head
         self._facts = facts
         budget = max(BATCH_TOKENS[network.kind], tokens.max_model_len)
-        self.profile = replace(text_profile(network, tokens, budget), tokenizes=True, splits=tokens.long_texts.splits)
+        splits = tokens.long_texts.splits
+        self.profile = replace(
+            text_profile(network, tokens, budget), tokenizes=True, splits=splits, prepares_columns=not splits
+        )
 
     def describe(self) -> Mapping[str, object]:
         """The model digest and all parameters that affect an output. Reads all of the model's files."""
@@ -85,18 +90,24 @@ class TextEngine(TokenizedEngine, NetworkEngine):
             **({} if self._join is None else {"chunk_join": self._join.how}),
         }
 
-    def forward(self, batch: list[Tokens | Part[Tokens]]) -> Sequence[object]:
+    def prepare_column(self, inputs: Column) -> PreparedColumn:
+        """The tokens of each input, or its error."""
+        return self.tokens.prepare_column(inputs)
+
+    def forward(self, batch: TokenRows | list[Tokens | Part[Tokens]]) -> Sequence[object]:
         """One output per text; for a part of a long text, its row.
 
         Raises:
             EngineOutOfMemoryError: the batch does not fit on the device.
             EngineDeadError: the device failed, or the engine is closed.
         """
-        if not batch:
+        if not len(batch):
             return []
-        whole = [item.payload if isinstance(item, Part) else item for item in batch]
-        rows = self._rows(whole)
-        outputs = self._outputs(whole, rows)
+        if isinstance(batch, TokenRows):
+            return self._outputs(batch, self._rows(batch))
+        texts = self.tokens.rows_of([item.payload if isinstance(item, Part) else item for item in batch])
+        rows = self._rows(texts)
+        outputs = self._outputs(texts, rows)
         if not any(isinstance(item, Part) for item in batch):
             return outputs
         return [
@@ -104,7 +115,7 @@ class TextEngine(TokenizedEngine, NetworkEngine):
             for item, row, output in zip(batch, rows, outputs, strict=True)
         ]
 
-    def _outputs(self, batch: list[Tokens], rows: OutputRows) -> Sequence[object]:  # noqa: ARG002 - for subclasses
+    def _outputs(self, batch: TokenRows, rows: OutputRows) -> Sequence[object]:  # noqa: ARG002 - for subclasses
         return self._head(rows)
 
 
@@ -133,7 +144,7 @@ class TextRows:
         if self.padding in _SLOWER:
             logger.warning(_SLOWER[self.padding])
 
-    def __call__(self, batch: Sequence[Tokens]) -> OutputRows:
+    def __call__(self, batch: TokenRows) -> OutputRows:
         """One row per text, or per token, in order.
 
         Raises:
@@ -141,7 +152,7 @@ class TextRows:
             EngineDeadError: the device failed, or the network is closed.
         """
         if self.padding == "right" or self.padding == "left":
-            longest = longest_of(batch)
+            longest = batch.longest
             length = min(self._network.length_for(len(batch), longest), self._tokens.max_model_len)
             return self._padded(batch, self.padding, max(length, longest))
         return self._run(batch, self.padding)
@@ -150,38 +161,42 @@ class TextRows:
         """The settings that affect an output."""
         return {} if self.padding == "right" else {"padding": self.padding}
 
-    def _run(self, batch: Sequence[Tokens], padding: TextPadding) -> OutputRows:
+    def _run(self, batch: TokenRows, padding: TextPadding) -> OutputRows:
         if padding == "right" or padding == "left":
-            return self._padded(batch, padding, longest_of(batch))
-        groups: dict[int, list[int]] = {}
-        for place, tokens in enumerate(batch):
-            groups.setdefault(place if padding == "one at a time" else tokens.shape[1], []).append(place)
-        rows = np.concatenate([self._run([batch[place] for place in group], "right") for group in groups.values()])
-        places = [place for group in groups.values() for place in group]
-        counts = [batch[place].shape[1] if self._per_token else 1 for place in places]
+            return self._padded(batch, padding, batch.longest)
+        lengths = batch.lengths
+        groups = (
+            [np.array([place]) for place in range(len(batch))]
+            if padding == "one at a time"
+            else [np.flatnonzero(lengths == length) for length in dict.fromkeys(lengths.tolist())]
+        )
+        rows = np.concatenate([self._run(batch.take(group), "right") for group in groups])
+        places = np.concatenate(groups)
+        counts = lengths[places] if self._per_token else 1
         return rows[np.argsort(np.repeat(places, counts), kind="stable")]
 
-    def _padded(self, batch: Sequence[Tokens], side: Literal["right", "left"], length: int) -> OutputRows:
+    def _padded(self, batch: TokenRows, side: Literal["right", "left"], length: int) -> OutputRows:
         return self._network.run(self._tokens.collate(batch, self._network.inputs, side, length))
 
     def _choose_padding(self) -> TextPadding:
         samples = self._tokens.samples()
         samples += samples[1:]  # two of one length
+        batch = self._tokens.rows_of(samples)
         try:
             with model_code():
-                alone = self._run(samples, "one at a time")
+                alone = self._run(batch, "one at a time")
         except ModelCodeError as error:
-            raise EngineError(f"the model fails on a text of {samples[0].shape[1]} tokens: {error}") from error
+            raise EngineError(f"the model fails on a text of {batch.lengths[0]} tokens: {error}") from error
         if alone.ndim != 2:
             shape = " × ".join(map(str, alone.shape[1:]))
             raise EngineError(f"the model gives {shape} numbers for a text, not a row of them: it has another task")
         self.width = alone.shape[1]
         for padding in _TRIED[2 if self._network.by_length else 0 :]:
-            if self._agrees(samples, alone, padding):
+            if self._agrees(batch, alone, padding):
                 return padding
         return "one at a time"
 
-    def _agrees(self, samples: list[Tokens], alone: OutputRows, padding: TextPadding) -> bool:
+    def _agrees(self, samples: TokenRows, alone: OutputRows, padding: TextPadding) -> bool:
         try:
             with model_code():
                 together = self._run(samples, padding)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import TypeAlias
 
 import numpy as np
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 from sentence_transformers import MultiVectorEncoder
 from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
 
+from headrace.columns import Column, PreparedColumn
 from headrace.device.pipeline import OutputRows
 from headrace.engines.base import Chunks, Part, Prepared, PromptedText
 from headrace.engines.model_folder import named_folder
@@ -19,7 +21,8 @@ from headrace.engines.text.encoders import keep_padding
 from headrace.engines.text.engine import TextEngine
 from headrace.engines.text.modules import Encoder, open_encoder
 from headrace.engines.text.options import MultiVectorEmbedding
-from headrace.engines.text.tokenizing import TOKEN_MASK, Tokens
+from headrace.engines.text.token_rows import TokenRows, Tokens, offsets_of
+from headrace.engines.text.tokenizing import TOKEN_MASK, listed
 from headrace.errors import EngineError, RecordError
 
 TokenVectors: TypeAlias = NDArray[np.float32] | NDArray[np.float16]
@@ -78,6 +81,13 @@ class MultiVectorEngine(TextEngine):
         documents = iter(self.tokens.prepare(_where(inputs, [not one for one in are_queries])))
         return [self._expanded(next(queries)) if is_query else next(documents) for is_query in are_queries]
 
+    def prepare_column(self, inputs: Column) -> PreparedColumn:
+        """The tokens of each input, or its error."""
+        values = listed(inputs)
+        if any(map(self._is_query, values)):
+            return self.tokens.column_of(self.prepare(values)).prepared()
+        return self.tokens.prepare_column(values)
+
     def tokenize(self, value: object, add_special_tokens: bool) -> list[int]:
         """The ids of a text without expansion tokens, before they are cut."""
         return (self._queries if self._asks else self.tokens).tokenize(value, add_special_tokens)
@@ -96,19 +106,22 @@ class MultiVectorEngine(TextEngine):
         tokens = self._queries.expanded(query.payload, [self._expansion_id] * missing, attended)
         return Prepared(tokens, tokens.shape[1], query.truncated)
 
-    def _outputs(self, batch: list[Tokens], rows: OutputRows) -> list[TokenVectors | RecordError]:
-        ends = np.cumsum([tokens.shape[1] for tokens in batch])
-        return [self._kept(tokens, part) for tokens, part in zip(batch, np.split(rows, ends[:-1]), strict=True)]
-
-    def _kept(self, tokens: Tokens, rows: OutputRows) -> TokenVectors | RecordError:
-        """The vectors of the tokens that take part."""
-        if self._skips_queries if self.tokens.is_expanded(tokens) else self._skips_documents:
-            rows = rows[~np.isin(tokens[0], self._skipped)]
+    def _outputs(self, batch: TokenRows, rows: OutputRows) -> list[TokenVectors | RecordError]:
+        takes_part = self._takes_part(batch)
+        ends = offsets_of(takes_part)[batch.offsets]
         with np.errstate(over="ignore"):
-            vectors: TokenVectors = rows.astype(self._dtype, copy=False)
-        if self._dtype != np.float32 and not np.isfinite(vectors).all():
-            return RecordError(f"the vectors hold NaN or a number that {self._dtype} cannot hold")
-        return vectors
+            vectors: TokenVectors = rows[takes_part].astype(self._dtype, copy=False)
+        found = [vectors[start:end] for start, end in pairwise(ends.tolist())]
+        if self._dtype == np.float32 or np.isfinite(vectors).all():
+            return list(found)
+        refusal = RecordError(f"the vectors hold NaN or a number that {self._dtype} cannot hold")
+        return [one if np.isfinite(one).all() else refusal for one in found]
+
+    def _takes_part(self, batch: TokenRows) -> NDArray[np.bool_]:
+        """Which tokens have a vector."""
+        queries = np.zeros(len(batch), bool) if batch.expanded is None else batch.expanded
+        skips = np.where(queries, self._skips_queries, self._skips_documents)
+        return ~(np.repeat(skips, batch.lengths) & np.isin(batch.flat[0], self._skipped))
 
 
 class _Caller:

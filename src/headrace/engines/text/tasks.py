@@ -23,7 +23,8 @@ from headrace.engines.networks.heads import (
     label_names,
 )
 from headrace.engines.text.engine import TextEngine, TextRows, text_profile
-from headrace.engines.text.tokenizing import TextTokens, Tokens
+from headrace.engines.text.token_rows import TokenRows, Tokens
+from headrace.engines.text.tokenizing import TextTokens
 from headrace.errors import ConfigError
 
 # Activation names in cross-encoders' configurations; the default is the sigmoid.
@@ -94,7 +95,7 @@ class ZeroShotEngine(NetworkEngine):
         """
         if not batch:
             return []
-        rows = [row for text in batch for row in text]
+        rows = self.tokens.rows_of([row for text in batch for row in text])
         logits = np.concatenate([self._rows(some) for some in _within(rows, self._row_tokens)])
         return self._head(self._scores(logits.reshape(len(batch), len(self._candidates.labels), -1)))
 
@@ -203,11 +204,12 @@ def _entailment_columns(config: ModelConfig) -> tuple[int, int]:
     return entailed[0], contradicted[0] if contradicted else len(names) - 1 if entailed[0] == 0 else 0
 
 
-def _within(rows: Sequence[Tokens], budget: int) -> Iterator[Sequence[Tokens]]:
+def _within(rows: TokenRows, budget: int) -> Iterator[TokenRows]:
     """Split the rows, in order, into batches with a padded cost within the budget; a longer row is a batch of one."""
     limits = BatchLimits(budget, len(rows), padded=True)
+    lengths = rows.lengths.tolist()
     start = 0
     while start < len(rows):
-        end = start + BatchCost(limits).fill(row.shape[1] for row in rows[start:])
-        yield rows[start:end]
+        end = start + BatchCost(limits).fill(lengths[start:])
+        yield rows.take(np.arange(start, end))
         start = end

@@ -5,13 +5,16 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from itertools import chain
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeGuard, cast
 
 import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Encoding, Tokenizer
 from tokenizers.processors import TemplateProcessing
 
+from headrace.columns import Column, PreparedColumn
 from headrace.device.pipeline import OutputRows
 from headrace.engines.base import Chunks, Part, Prepared, PreparedRecords, PromptedText, TokenIds
 from headrace.engines.model_config import ModelConfig
@@ -19,15 +22,13 @@ from headrace.engines.requests.vocabulary import Vocabulary, check_ids
 from headrace.engines.text.max_length import choose_length, usable_positions
 from headrace.engines.text.prompts import Prompts
 from headrace.engines.text.splitting import LongTexts, joined_ids, tokens_before_text
+from headrace.engines.text.token_rows import TokenColumn, TokenRows, Tokens, offsets_of
 from headrace.engines.text.truncation import TextTruncator
 from headrace.errors import RecordError
 from headrace.records import kind_of, text_refusal
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-Tokens: TypeAlias = NDArray[np.int32]
-"""One tokenized text: row 0 has the token ids, row 1 the token types if the model uses them. See also `expanded`."""
 
 TOKEN_MASK = "token_mask"
 """The input array that marks the tokens of a text, also those that nothing attends to."""
@@ -41,16 +42,17 @@ Ready: TypeAlias = "Prepared[Tokens] | Prepared[Chunks[Part[Tokens]]] | RecordEr
 Takes: TypeAlias = Literal["text", "pair", "either", "premise"]
 """The input type. "premise" is a pair of which only the first text is truncated."""
 
+_AT_ONCE = 1_024
+"""Texts of a block that are encoded together: an encoding takes many times the memory of its ids."""
+
+_IDS, _TYPES, _CUT = attrgetter("ids"), attrgetter("type_ids"), attrgetter("overflowing")
+"""Of an encoding."""
+
 _LONG = 4
 """Characters per token of the limit: if both texts of a pair are longer, they are truncated here."""
 
 # The words of test texts.
 _WORDS = tuple("the canal feeds a mill and its wheel turns so that water never stands still in 7 ponds".split())  # noqa: SIM905
-
-
-def longest_of(batch: Sequence[Tokens]) -> int:
-    """The tokens of the longest text."""
-    return max(int(tokens.shape[1]) for tokens in batch)
 
 
 class TextTokens(Vocabulary):
@@ -98,14 +100,15 @@ class TextTokens(Vocabulary):
         self._pad_id: int = pad_id or 0
         sample = self._pair_sample or self._sample
         self._typed = "token_type_ids" in tokenizer.model_input_names and any(sample.type_ids)
+        self._types_texts = self._typed and any(self._sample.type_ids)
         self._pair_room = max_model_len - tokenizer.num_special_tokens_to_add(pair=True)
         self._join: Join | None = None
         self._prompts = prompts or Prompts()
         first = self._prompts.default
         self.prompt_length = tokens_before_text(self._tokenizer.encode(first)) if first else 0
         """Tokens of the default prompt, including the special tokens before a text."""
-        plain = takes in ("text", "either") and not first
-        self._plain_characters = self._cutter.most_uncut(max_model_len + 1) if plain else -1
+        takes_texts = takes in ("text", "either")
+        self._plain_characters = self._cutter.most_uncut(max_model_len + 1) - len(first) if takes_texts else -1
         self._text_room = max_model_len - tokenizer.num_special_tokens_to_add()
         if long_texts.splits:
             long_texts.check_room(self._text_room if takes in ("text", "either") else self._pair_room)
@@ -123,7 +126,7 @@ class TextTokens(Vocabulary):
         An empty text is accepted if the model adds special tokens.
         """
         if all(map(self._is_plain, inputs)):
-            encodings = self._tokenizer.encode_batch_fast(list(inputs))
+            encodings = self._tokenizer.encode_batch_fast(self._with_prompt(inputs))
             return [self._prepared(encoding, value) for encoding, value in zip(encodings, inputs, strict=True)]
         errors = [self.refusal(value) for value in inputs]
         good = [value for value, error in zip(inputs, errors, strict=True) if error is None]
@@ -135,8 +138,64 @@ class TextTokens(Vocabulary):
         )
         return [next(prepared) if error is None else error for error in errors]
 
-    def _is_plain(self, value: object) -> bool:
-        """Whether the tokenizer takes an input as it is, as nearly all: valid text, not very long, without a prompt."""
+    def prepare_column(self, inputs: Column) -> PreparedColumn:
+        """Each input's tokens or error, as `prepare` gives them, if no text is split."""
+        values = listed(inputs)
+        if self._are_plain(values):
+            return self._encoded(values).prepared()
+        plain = {row: value for row, value in enumerate(values) if self._is_plain(value)}
+        others = {row: value for row, value in enumerate(values) if row not in plain}
+        one_by_one = self.column_of(self.prepare(list(others.values())))
+        return self._encoded(list(plain.values())).merged(one_by_one, np.array([*plain, *others], np.intp)).prepared()
+
+    def column_of(self, prepared: PreparedRecords) -> TokenColumn:
+        """What `prepare` gives, none of it split, as a column."""
+        errors = {row: one for row, one in enumerate(prepared) if isinstance(one, Exception)}
+        nothing = np.zeros((1 + self._typed, 0), dtype=np.int32)
+        texts = [nothing if isinstance(one, Exception) else one.payload for one in prepared]
+        truncated = sum(one.truncated for one in prepared if not isinstance(one, Exception))
+        return TokenColumn(self.rows_of(texts), errors, truncated)
+
+    def rows_of(self, texts: Sequence[Tokens]) -> TokenRows:
+        """Single texts as one."""
+        return TokenRows.of(texts, 1 + self._typed)
+
+    def _encoded(self, texts: Sequence[str]) -> TokenColumn:
+        """The tokens of texts that the tokenizer takes as they are."""
+        pieces = [self._piece(texts[start : start + _AT_ONCE]) for start in range(0, len(texts), _AT_ONCE)]
+        rows = TokenRows.joined([self.rows_of([]), *(piece for piece, _ in pieces)])
+        cut = np.concatenate([[], *(cut for _, cut in pieces)])
+        errors: dict[int, Exception] = dict.fromkeys(np.flatnonzero(rows.lengths == 0).tolist(), _no_tokens())
+        refuses = self.long_texts.on_too_long == "error"
+        if refuses:
+            errors |= {row: self._too_long() for row in np.flatnonzero(cut).tolist()}
+        return TokenColumn(rows, errors, 0 if refuses else int(cut.sum()))
+
+    def _piece(self, texts: Sequence[str]) -> tuple[TokenRows, NDArray[np.bool_]]:
+        """Their tokens, and which were cut. Lists of ids are made and dropped one by one."""
+        encodings = self._tokenizer.encode_batch_fast(self._with_prompt(texts))
+        offsets = offsets_of(np.fromiter(map(len, encodings), np.int64, len(encodings)))
+        flat = np.zeros((1 + self._typed, offsets[-1]), dtype=np.int32)
+        flat[0] = np.fromiter(chain.from_iterable(map(_IDS, encodings)), np.int32, offsets[-1])
+        if self._types_texts:
+            flat[1] = np.fromiter(chain.from_iterable(map(_TYPES, encodings)), np.int32, offsets[-1])
+        return TokenRows(flat, offsets), np.fromiter(map(bool, map(_CUT, encodings)), bool, len(encodings))
+
+    def _with_prompt(self, texts: Sequence[str]) -> list[str]:
+        first = self._prompts.default
+        return [first + text for text in texts] if first else list(texts)
+
+    def _are_plain(self, values: Sequence[object]) -> TypeGuard[Sequence[str]]:
+        """`_is_plain` of all values, mostly without a call for each."""
+        if set(map(type, values)) != {str}:
+            return False
+        texts = cast("Sequence[str]", values)
+        if max(map(len, texts)) <= self._plain_characters and all(map(str.isascii, texts)):
+            return True
+        return all(map(self._is_plain, texts))
+
+    def _is_plain(self, value: object) -> TypeGuard[str]:
+        """Whether the tokenizer takes an input as it is, as nearly all: valid text, not very long."""
         if type(value) is not str or len(value) > self._plain_characters:
             return False
         try:
@@ -176,10 +235,6 @@ class TextTokens(Vocabulary):
         more[0], more[-1] = ids, attended
         return np.concatenate([np.vstack([tokens, np.ones_like(tokens[:1])]), more], axis=1)
 
-    def is_expanded(self, tokens: Tokens) -> bool:
-        """Whether they come from `expanded`."""
-        return len(tokens) > 1 + self._typed
-
     def samples(self) -> list[Tokens]:
         """Test texts or pairs of different lengths, longest first; the longest exceeds usual attention windows."""
         texts = [" ".join(_WORDS[place * 7 % len(_WORDS)] for place in range(count)) for count in (160, 7, 23, 1)]
@@ -188,28 +243,28 @@ class TextTokens(Vocabulary):
 
     def collate(
         self,
-        batch: Sequence[Tokens],
+        batch: TokenRows,
         names: frozenset[str],
         side: Literal["right", "left"] = "right",
         longest: int | None = None,
     ) -> dict[str, NDArray[np.int64]]:
         """The input arrays listed in `names`, of shape (texts, longest), padded on `side`."""
-        longest = longest or longest_of(batch)
-        ids = np.full((len(batch), longest), self._pad_id, dtype=np.int64)
-        mask = np.zeros((len(batch), longest), dtype=np.int64)
-        types = np.zeros((len(batch), longest), dtype=np.int64)
-        real_tokens = np.zeros((len(batch), longest), dtype=np.int64)
-        for row, tokens in enumerate(batch):
-            length = tokens.shape[1]
-            real = slice(0, length) if side == "right" else slice(longest - length, longest)
-            ids[row, real] = tokens[0]
-            mask[row, real] = real_tokens[row, real] = 1
-            if self._typed:
-                types[row, real] = tokens[1]
-            if self.is_expanded(tokens):
-                mask[row, real] = tokens[-1]
-        arrays = {"input_ids": ids, "attention_mask": mask, "token_type_ids": types, TOKEN_MASK: real_tokens}
-        return {name: array for name, array in arrays.items() if name in names}
+        lengths = batch.lengths[:, None]
+        columns = np.arange(longest or batch.longest)
+        real = columns < lengths if side == "right" else columns >= len(columns) - lengths
+        arrays: dict[str, NDArray[np.int64]] = {}
+        if "input_ids" in names:
+            arrays["input_ids"] = _scattered(batch.flat[0], real, self._pad_id)
+        if "attention_mask" in names:
+            attended = batch.attended
+            arrays["attention_mask"] = real.astype(np.int64) if attended is None else _scattered(attended, real, 0)
+        if "token_type_ids" in names:
+            arrays["token_type_ids"] = (
+                _scattered(batch.flat[1], real, 0) if self._typed else np.zeros(real.shape, dtype=np.int64)
+            )
+        if TOKEN_MASK in names:
+            arrays[TOKEN_MASK] = real.astype(np.int64)
+        return arrays
 
     def _ready(self, value: str | Sequence[str] | PromptedText | TokenIds) -> Ready | None:
         """The model input of a value that the tokenizer does not handle; None for others."""
@@ -320,12 +375,31 @@ class TextTokens(Vocabulary):
         if truncated and self.long_texts.splits:
             return self._split(value)
         if not encoding.ids:
-            return RecordError("the text is empty or only white space, and has no tokens for this model")
+            return _no_tokens()
         return Prepared(self._arrays(encoding), cost=len(encoding.ids), truncated=truncated)
 
     def _arrays(self, encoding: Encoding) -> Tokens:
         rows = [encoding.ids, encoding.type_ids] if self._typed else [encoding.ids]
         return np.array(rows, dtype=np.int32)
+
+
+def _no_tokens() -> RecordError:
+    return RecordError("the text is empty or only white space, and has no tokens for this model")
+
+
+def _scattered(values: NDArray[np.int32], real: NDArray[np.bool_], filling: int) -> NDArray[np.int64]:
+    """The values of all texts at the real places, row by row."""
+    array = np.full(real.shape, filling, dtype=np.int64)
+    array[real] = values
+    return array
+
+
+def listed(column: Column) -> Sequence[object]:
+    """The values as Python objects."""
+    if isinstance(column, Sequence):
+        return column
+    values: list[object] = column.to_pylist()
+    return values
 
 
 def without_special_tokens(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:

@@ -23,6 +23,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from headrace.columns import FinishedPiece
 from headrace.errors import BrokenOffError, JobError, attempted
 from headrace.io.base import PartWriter
 from headrace.io.storage.atomic import atomic_file, sweep, sync_folder, target_of
@@ -30,7 +31,7 @@ from headrace.io.storage.checksums import Damage, Seal, digest_of, listed, new_d
 from headrace.io.storage.checksums import Interval as Interval
 from headrace.io.storage.locations import file_names, file_sizes, is_remote, remove, store, with_retries
 from headrace.io.storage.unwritable import writable
-from headrace.records import Failed, Ok, Outcome
+from headrace.records import Failed, Ok
 
 _NAME = re.compile(r"part-(\d{12,})-(\d{12,})(\..+)")
 _UNSEALED = ".errors.jsonl"
@@ -53,6 +54,10 @@ class Written:
     """NaN and infinities written as null."""
     encoded_at: float
     """`time.monotonic()` before the part was written."""
+
+
+def _rows(pieces: Sequence[FinishedPiece]) -> list[Ok]:
+    return [row for piece in pieces for row in piece.rows()]
 
 
 class PartFolder:
@@ -198,21 +203,23 @@ class PartFolder:
             )
         return committed
 
-    def write(self, interval: Interval, outcomes: Sequence[Outcome], writer: PartWriter) -> Written:
+    def write(self, interval: Interval, pieces: Sequence[FinishedPiece], writer: PartWriter) -> Written:
         """Encode a part and commit it. A record that cannot be encoded fails.
 
         Raises:
             OSError, JobError: see `commit`, and `PartWriter.encode`.
         """
-        rows = [outcome for outcome in outcomes if type(outcome) is Ok]
-        failures = [outcome for outcome in outcomes if type(outcome) is Failed]
+        failures = [failed for piece in pieces for failed in piece.failed]
         unwritable: list[Failed] = []
         before = writer.nulled
-        encoded = attempted(writer.encode, rows)  # a library's or an object's methods may raise anything
+        encoded: bytes | BaseException | None = self._by_column(pieces, writer)
+        if encoded is None:
+            before = writer.nulled
+            encoded = attempted(writer.encode, _rows(pieces))  # a library's or an object's methods may raise anything
         if isinstance(encoded, JobError):
             raise encoded
         if isinstance(encoded, BaseException):
-            rows, bad = writable(rows, writer.encode)
+            rows, bad = writable(_rows(pieces), writer.encode)
             unwritable = [Failed.of(row.as_read, error, 1) for row, error in bad]
             failures = sorted([*failures, *unwritable], key=lambda failed: failed.record.position)
             before = writer.nulled
@@ -222,6 +229,15 @@ class PartFolder:
         encoded_at = time.monotonic()
         self.commit(interval, encoded, letters)
         return Written(len(encoded) + len(letters), len(failures), unwritable, nulled, encoded_at)
+
+    def _by_column(self, pieces: Sequence[FinishedPiece], writer: PartWriter) -> bytes | JobError | None:
+        """The rows of a part, encoded by column; None if they must be encoded one by one."""
+        columns = [piece.columns for piece in pieces if len(piece) > len(piece.failed)]
+        given = [one for one in columns if one is not None]
+        if not given or len(given) < len(columns):
+            return None
+        encoded = attempted(writer.encode_columns, given)
+        return encoded if isinstance(encoded, (bytes, JobError)) else None
 
     def commit(self, interval: Interval, rows: bytes, failures: bytes) -> None:
         """Commit a part atomically and durably.

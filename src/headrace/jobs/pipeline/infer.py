@@ -6,19 +6,18 @@ import functools
 import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 from headrace.batching.callables import PROMISES, unfinished
 from headrace.batching.results import checked
 from headrace.batching.step_model import SharingStepModel, group_of
 from headrace.engines.base import BatchEngine, StepEngine, StreamEngine
 from headrace.errors import EngineDeadError, ProcessError, ProcessTimeoutError, StoppedError, text_of
+from headrace.jobs.pipeline.blocks import BatchRows
 from headrace.jobs.pipeline.job import StopRequest
-from headrace.jobs.pipeline.work import Work
+from headrace.jobs.pipeline.work import MAX_RUN, Work
 from headrace.jobs.state.in_flight import InFlightFile
 from headrace.retry import TRANSIENT
-
-MAX_RUN = 512
-"""Maximum records submitted to the batcher together."""
 
 
 def longest_first(work: list[Work], expected: Callable[[Work], float] | None = None) -> Iterator[list[Work]]:
@@ -66,7 +65,7 @@ def _cost(work: Work) -> int:
 
 
 def infer(
-    work: list[Work],
+    work: list[Work] | BatchRows,
     engine: BatchEngine,
     stop: StopRequest,
     max_attempts: int,
@@ -89,19 +88,22 @@ def infer(
         raise
     except TRANSIENT as error:
         # Probably not a record failure: retry each later. At the last attempt a record may be the cause.
-        if any(item.attempt >= max_attempts for item in work):
-            raise
+        if max_attempts == 1 or (type(work) is list and any(item.attempt >= max_attempts for item in work)):
+            raise  # rows of blocks are tried for the first time
         return [error] * len(work)
     return list(map(sound, results)) if type(results) is list else results  # numbers are sound
 
 
-def _forward(work: list[Work], engine: BatchEngine, in_flight: InFlightFile | None) -> object:
+def _forward(work: list[Work] | BatchRows, engine: BatchEngine, in_flight: InFlightFile | None) -> object:
+    if isinstance(work, BatchRows):
+        batch, positions = cast("list[object]", work.payloads()), work.positions()
+    else:
+        batch, positions = [item.payload for item in work], [item.record.position for item in work]
     if in_flight is None:
-        return engine.forward([item.payload for item in work])
-    positions = [item.record.position for item in work]
+        return engine.forward(batch)
     in_flight.enter(positions)
     try:
-        return engine.forward([item.payload for item in work])
+        return engine.forward(batch)
     finally:
         in_flight.leave(positions)
 
@@ -128,7 +130,7 @@ class WorkCalls:
     max_attempts: int
     in_flight: InFlightFile | None = None
 
-    def batches(self, engine: BatchEngine) -> Callable[[list[Work]], Sequence[object]]:
+    def batches(self, engine: BatchEngine) -> Callable[[list[Work] | BatchRows], Sequence[object]]:
         """`infer`."""
         return functools.partial(
             infer, engine=engine, stop=self.stop, max_attempts=self.max_attempts, in_flight=self.in_flight

@@ -6,14 +6,18 @@ import time
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterable, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from types import TracebackType
 from typing import Literal, Protocol, Self
 
+from headrace.batching.batcher import Batcher
 from headrace.engines.base import Engine
+from headrace.engines.profile import profile_of
 from headrace.errors import TooManyErrorsError
 from headrace.events import Listener
 from headrace.io.base import Source
 from headrace.jobs.pipeline.prepare import Columns
+from headrace.jobs.pipeline.preparers import PreparerPool
 from headrace.jobs.pipeline.user_code import UserCode
 from headrace.jobs.pipeline.work import Work
 from headrace.jobs.settings import JobSettings, Limits, Order
@@ -107,8 +111,22 @@ class Job:
     """Whether to check that no id occurs twice."""
     order: OrderPlan | None = None
     """The order of work; None if the engine reads every prompt anew."""
+    preparers: PreparerPool | None = None
+    """The processes that prepare blocks; None for this one."""
     in_flight: InFlightFile | None = None
     """Records the batch in the engine; None if a crash of the engine does not end this process."""
+
+    @property
+    def in_blocks(self) -> bool:
+        """Whether its rows stay together from preparation to commit: where nothing needs each record on its own."""
+        profile, settings = profile_of(self.engine), self.settings
+        needs_records = self.user.prepares or self.user.finishes or settings.dedupe or profile.splits or profile.draws
+        return (
+            profile.runs_batches
+            and not needs_records
+            and isinstance(self.batcher, Batcher)
+            and find_spec("numpy") is not None
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,10 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from sys import getsizeof
+from typing import Protocol, runtime_checkable
 
 from headrace.errors import attempted
+from headrace.io.base import Chunk
 from headrace.jobs.pipeline.work import Work
 from headrace.records import Failed, Ok, Outcome, Record
 
@@ -17,11 +19,23 @@ PARTS = 8
 
 ROW_BYTES = 1024
 """Overhead of a row in bytes: its dict, its values and the objects around it."""
+_TABLE_ROW_BYTES = 32
+"""Overhead of a row of a table: its position, its cost and its state."""
 _NUMBER_BYTES = 32
 _SAMPLE = (16, 8, 4, 2)
 """Values sampled at each level of nesting, evenly spread."""
 _DEEPEST = 64
 _PLAIN = (int, float, bool, type(None))
+
+
+@runtime_checkable
+class Weighed(Protocol):
+    """Records whose payloads are weighed together."""
+
+    @property
+    def bytes(self) -> float:
+        """Of all of them."""
+        ...
 
 
 @dataclass(slots=True)
@@ -43,7 +57,7 @@ class Memory:
         self.limit = limit
         self.records = 0
         """Records held."""
-        self.prepared = 0
+        self.prepared = 0.0
         """Bytes of their prepared payloads."""
         self.outputs = 0.0
         """Bytes of uncommitted outputs."""
@@ -96,7 +110,7 @@ class Memory:
     def release_prepared(self, work: Sequence[Work]) -> None:
         """Release prepared payloads."""
         if self.prepared:
-            self.prepared -= sum([item.bytes for item in work])
+            self.prepared -= work.bytes if isinstance(work, Weighed) else sum([item.bytes for item in work])
 
     def release_outputs(self, share: float) -> None:
         """Release this fraction of the outputs."""
@@ -130,6 +144,13 @@ class Memory:
     def wants(self, finished: int) -> bool:
         """Whether reading waits although `finished` records, at least half of those held, could be committed."""
         return self._waits and 2 * finished >= self.records
+
+
+def chunk_bytes(chunk: Chunk) -> int:
+    """Estimated bytes of the rows of a chunk."""
+    if chunk.table is None:
+        return rows_bytes(chunk.records, chunk.failures)
+    return chunk.table.nbytes + _TABLE_ROW_BYTES * len(chunk.records) + rows_bytes((), chunk.failures)
 
 
 def rows_bytes(records: Sequence[Record], failures: Sequence[Failed] = ()) -> int:

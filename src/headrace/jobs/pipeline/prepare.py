@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import TypeGuard
+from typing import TYPE_CHECKING, NamedTuple, TypeGuard
 
 from headrace.batching.callables import unfinished
 from headrace.batching.pending import own_copy
 from headrace.batching.policy.cost import MOST_COST, checked_cost
 from headrace.batching.results import checked_results
+from headrace.columns import Column, PayloadList, PreparedColumn, values_of
 from headrace.engines.base import Engine, Placed, Prepared
+from headrace.engines.capabilities import ColumnPreparer
 from headrace.engines.profile import profile_of
 from headrace.engines.requests.templates import FilledTemplate, field_text, filled, template_fields
 from headrace.errors import (
     BadResultError,
     BrokenOffError,
     EngineDeadError,
+    JobError,
     ProcessTimeoutError,
     RecordError,
     StoppedEarly,
@@ -27,6 +30,8 @@ from headrace.errors import (
 )
 from headrace.events import StageDone
 from headrace.io.base import Chunk
+from headrace.jobs.pipeline import arrow
+from headrace.jobs.pipeline.blocks import Block, Labels
 from headrace.jobs.pipeline.dedupe import RepeatCounter, key_of
 from headrace.jobs.pipeline.memory_budget import value_bytes
 from headrace.jobs.pipeline.retries import Retry
@@ -36,6 +41,10 @@ from headrace.jobs.pipeline.work import PreparedChunk, StepAnswer, Work, unreada
 from headrace.jobs.settings import ModelChoice, OnEmpty
 from headrace.records import Failed, Record, Unreadable, kept_value, kind_of, text_refusal
 from headrace.wording import shown
+
+if TYPE_CHECKING:
+    import numpy
+    from numpy.typing import NDArray
 
 _ROWS = 64
 """Records prepared per time limit if the engine has no batch size."""
@@ -69,6 +78,10 @@ class Columns:
         if self.template is not None:
             return template_fields(self.template)
         return (self.text,) if self.pair is None else (self.text, self.pair)
+
+    def used(self) -> tuple[str, ...]:
+        """The names of all columns that are looked at, in a job without a template."""
+        return tuple(dict.fromkeys((*self.inputs(), *([self.id] if self.id is not None else ()), *self.keep)))
 
     def identify(self, record: Record) -> Record:
         """The part of a record that its output needs: position, id and the columns to copy.
@@ -207,6 +220,11 @@ class InTime:
         self._timeout_s = timeout_s
         self._in_a_row = 0
 
+    @property
+    def limits(self) -> bool:
+        """Whether there is a limit."""
+        return self._timeout_s is not None
+
     def prepare(self, engine: Engine, inputs: Sequence[object]) -> list[Prepared[object] | Exception]:
         """The prepared form of each input, or its error.
 
@@ -240,6 +258,23 @@ class InTime:
                 "hangs; finished records are kept; run again to continue"
             )
         return [ProcessTimeoutError(f"the engine's prepare had no result after {limit}")]
+
+
+def listed(answers: Sequence[Prepared[object] | Exception], inputs: Sequence[object]) -> PreparedColumn:
+    """What an engine's `prepare` gave for these inputs, as a column."""
+    import numpy
+
+    errors = {row: answer for row, answer in enumerate(answers) if isinstance(answer, Exception)}
+    good = [answer for answer in answers if isinstance(answer, Prepared)]
+    payloads = [answer.payload if isinstance(answer, Prepared) else None for answer in answers]
+    costs = [answer.cost if isinstance(answer, Prepared) else 0 for answer in answers]
+    same = all(payload is value for payload, value in zip(payloads, inputs, strict=True))
+    return PreparedColumn(
+        PayloadList(payloads, 0 if same else value_bytes(payloads)),
+        numpy.array(costs),
+        errors,
+        sum(answer.truncated for answer in good),
+    )
 
 
 def _answer(future: Future[list[Prepared[object] | Exception]], engine: Engine, inputs: Sequence[object]) -> None:
@@ -294,6 +329,16 @@ def _checked(answer: object) -> Prepared[object] | Exception:
     return own_copy(error) if isinstance(error, BaseException) else answer
 
 
+class _Selected(NamedTuple):
+    """The rows of a chunk that are to be run."""
+
+    records: Sequence[Record]
+    places: NDArray[numpy.int64]
+    labels: Labels
+    inputs: Column
+    """For the engine."""
+
+
 @dataclass(frozen=True, slots=True)
 class Preparation:
     """Prepares records: user code, columns, then the engine."""
@@ -306,9 +351,21 @@ class Preparation:
     """Applies the time limit of the engine's `prepare`."""
     repeats: RepeatCounter | None = None
     """Counts equal inputs; None where it makes no difference."""
+    in_blocks: bool = False
+    """Whether rows stay together in blocks."""
+    preparer: ColumnPreparer | None = None
+    """Prepares a column at once; None if the engine cannot."""
+    needs_keys: threading.Event = field(default_factory=threading.Event)
+    """Set once an input was prepared for which equal ones have one answer: these are compared one by one."""
+    place: Callable[[int], int] | None = None
+    """Numbers positions in the order of work; None if they are in order themselves."""
 
     def prepare(self, chunk: Chunk) -> tuple[PreparedChunk, StageDone]:
         """Prepare a chunk of the input. Runs on a worker thread."""
+        if self.in_blocks and chunk.records and not self.needs_keys.is_set():
+            found = self._prepare_blocks(chunk)
+            if not self.needs_keys.is_set():
+                return found
         return self._prepare(chunk.records, chunk.failures, {})
 
     def prepare_again(self, again: Sequence[Retry]) -> tuple[PreparedChunk, StageDone]:
@@ -318,7 +375,7 @@ class Preparation:
     def _prepare(
         self, rows: Sequence[Record], failures: Sequence[Failed], attempts: Mapping[int, int]
     ) -> tuple[PreparedChunk, StageDone]:
-        started, cpu = time.monotonic(), time.thread_time()
+        since = time.monotonic(), time.thread_time()
         done = PreparedChunk(answered=[unreadable(failed) for failed in failures])
         selected, inputs = self._select(rows, attempts, done)
         sees = self.user.finishes
@@ -343,18 +400,109 @@ class Preparation:
             done.truncated += prepared.truncated
             done.split += prepared.parts > 0
             done.chunks += prepared.parts
-        empty = sum(map(is_empty, inputs))
+        return done, self._event(done, len(rows), inputs, since)
+
+    def _event(self, done: PreparedChunk, rows: int, inputs: Sequence[object], since: tuple[float, float]) -> StageDone:
+        """What preparing these inputs took, and what was seen in them."""
         compared = repeated = 0
-        if self.repeats is not None and not self.repeats.ends:
-            hashes = [hash(value) for value in inputs if type(value) is str]
+        looks = self.repeats is not None and not self.repeats.ends
+        empty = sum(map(is_empty, inputs)) if isinstance(inputs, list) else arrow.count_empty(inputs)
+        if self.repeats is not None and looks:
+            hashes = [hash(value) for value in values_of(inputs) if type(value) is str]
             compared, repeated = self.repeats.look(hashes, len(inputs))
-        ended = time.monotonic()
-        event = StageDone(
-            "prepare", len(rows), ended - started, ended, tokens=done.tokens, truncated=done.truncated,
+        (started, cpu), ended = since, time.monotonic()
+        return StageDone(
+            "prepare", rows, ended - started, ended, tokens=done.tokens, truncated=done.truncated,
             cpu_s=time.thread_time() - cpu, compared=compared, repeated=repeated,
             split=done.split, chunks=done.chunks, empty=empty,
         )  # fmt: skip
-        return done, event
+
+    # -- blocks ------------------------------------------------------------------------------------------------------
+
+    def _prepare_blocks(self, chunk: Chunk) -> tuple[PreparedChunk, StageDone]:
+        since = time.monotonic(), time.thread_time()
+        done = PreparedChunk(answered=[unreadable(failed) for failed in chunk.failures])
+        selected = self._from_table(chunk) or self._from_rows(chunk.records, done)
+        if selected.records:
+            self._cut(selected, self._prepared_column(selected.inputs), done)
+        return done, self._event(done, len(chunk.records), selected.inputs, since)
+
+    def _from_table(self, chunk: Chunk) -> _Selected | None:
+        """The rows of a chunk, selected by column; None if that is not possible."""
+        table, columns = chunk.table, self.columns
+        if table is None or columns.template is not None or columns.choice is not None:
+            return None
+        names = columns.inputs()
+        texts = [text for name in names if (text := table.column(name)) is not None and arrow.is_text(text)]
+        if len(texts) < len(names):
+            return None
+        if columns.on_empty == "error" and any(arrow.count_empty(text) for text in texts):
+            return None
+        ids = arrow.of_positions(table.positions) if columns.id is None else table.column(columns.id)
+        kept = {name: table.column(name) for name in columns.keep}
+        if (
+            ids is None
+            or not arrow.is_identity(ids)
+            or any(not arrow.can_be_kept(one, columns.exact) for one in kept.values())
+        ):
+            return None
+        inputs = texts[0] if columns.pair is None else list(zip(*map(values_of, texts), strict=True))
+        places = table.positions if self.place is None else self._places(table.positions.tolist())
+        return _Selected(chunk.records, places, Labels(ids, kept or None), inputs)
+
+    def _from_rows(self, records: Sequence[Record], done: PreparedChunk) -> _Selected:
+        """The rows of a chunk, selected one by one; those that cannot be are refused."""
+        selected, inputs = self._select(records, {}, done)
+        kept: dict[str, Column] | None = None
+        if self.columns.keep:
+            kept = {name: [own.data[name] for _, _, own in selected] for name in self.columns.keep}
+        rows = [row for row, _, _ in selected]
+        places = self._places([row.position for row in rows])
+        return _Selected(rows, places, Labels([own.id for _, _, own in selected], kept), inputs)
+
+    def _places(self, positions: list[int]) -> NDArray[numpy.int64]:
+        import numpy
+
+        return numpy.array(positions if self.place is None else list(map(self.place, positions)), numpy.int64)
+
+    def _prepared_column(self, inputs: Column) -> PreparedColumn:
+        """The inputs as the engine's column, or as one of what its `prepare` gives."""
+        if self.preparer is not None and not self.in_time.limits:
+            found = attempted(self.preparer.prepare_column, inputs)
+            if isinstance(found, JobError):
+                raise found
+            if isinstance(found, PreparedColumn) and len(found.payloads) == len(found.costs) == len(inputs):
+                return found
+        values = values_of(inputs)
+        answers = self.in_time.prepare(self.engine, values)
+        if self.dedupe is None and any(isinstance(answer, Prepared) and answer.greedy for answer in answers):
+            self.needs_keys.set()
+        return listed(answers, values)
+
+    def _cut(self, selected: _Selected, prepared: PreparedColumn, done: PreparedChunk) -> None:
+        """Make blocks of rows with consecutive places."""
+        import numpy
+
+        done.truncated += prepared.truncated
+        for row, error in prepared.errors.items():
+            record = selected.records[row]
+            done.refuse(record, self.columns.id_of(record), error, 1)
+        if profile_of(self.engine).counts_tokens:
+            done.tokens += int(prepared.costs.sum())
+        places = selected.places
+        edges = (numpy.flatnonzero(numpy.diff(places) != 1) + 1).tolist()
+        identify = self.columns.identify
+        if not edges:
+            done.blocks.append(Block(int(places[0]), selected.records, identify, selected.labels, prepared))
+            return
+        for start, stop in zip([0, *edges], [*edges, len(places)], strict=True):
+            part = slice(start, stop)
+            errors = {row - start: error for row, error in prepared.errors.items() if start <= row < stop}
+            own = PreparedColumn(prepared.payloads.take(numpy.arange(start, stop)), prepared.costs[part], errors)
+            labels = selected.labels.taken(part)
+            done.blocks.append(Block(int(places[start]), selected.records[part], identify, labels, own))
+
+    # -- records -----------------------------------------------------------------------------------------------------
 
     def _select(
         self, rows: Sequence[Record], attempts: Mapping[int, int], done: PreparedChunk

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import hashlib
+import itertools
 import os
 import time
 from collections import deque
@@ -13,15 +14,16 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Literal, Self, TypeVar
 
+from headrace.engines.capabilities import COLUMNS
 from headrace.engines.profile import profile_of
 from headrace.errors import BrokenOffError, JobError
 from headrace.events import InputLeftOut, PipelineWaited, StageDone
-from headrace.io.base import Chunk
+from headrace.io.base import Chunk, ColumnSource
 from headrace.io.sources.unique_ids import Found, SeenIds
 from headrace.jobs.pipeline.concurrency_tuner import ConcurrencyTuner
 from headrace.jobs.pipeline.dedupe import RepeatCounter
 from headrace.jobs.pipeline.job import Job, Tally
-from headrace.jobs.pipeline.memory_budget import Memory, rows_bytes
+from headrace.jobs.pipeline.memory_budget import Memory, chunk_bytes
 from headrace.jobs.pipeline.ordering import Ordering
 from headrace.jobs.pipeline.prepare import InTime, Preparation, id_text
 from headrace.jobs.pipeline.settle import LOOK_S, Settling
@@ -50,7 +52,9 @@ class Reader:
         self._memory = memory
         self._seen: SeenIds | None = None
         """Made on the thread, because it reads files."""
-        chunks = self._with_unique_ids(job) if job.unique_ids else job.source.chunks(todo.next_todo)
+        if job.in_blocks and ordering is None and isinstance(self._source, ColumnSource):
+            self._source = self._source.in_columns(job.columns.used())
+        chunks = self._with_unique_ids(job) if job.unique_ids else self._source.chunks(todo.next_todo)
         chunks = _keeping(chunks, job.columns.keep if job.columns.exact else ())
         if ordering is not None:
             chunks = ordering.chunks(chunks)
@@ -90,10 +94,11 @@ class Reader:
             JobError: an id occurs twice, or in a retry another record is at the place of the one that failed.
         """
         if chunk is not None and self._may_be is not None:
-            for item in (*chunk.work, *(work for work, _ in chunk.answered)):
-                if not self._may_be(item.record.position, item.record.id):
+            rows = [work.record for work in (*chunk.work, *(work for work, _ in chunk.answered))]
+            for record in itertools.chain(rows, *(block.identities() for block in chunk.blocks)):
+                if not self._may_be(record.position, record.id):
                     raise JobError(
-                        f"record {item.record.position} has the id {shown(item.record.id)}, and is not the one that "
+                        f"record {record.position} has the id {shown(record.id)}, and is not the one that "
                         "failed there: put all rows back to their places, or run the whole job again with "
                         "``overwrite=True``"
                     )
@@ -131,11 +136,8 @@ class Reader:
             if later:
                 yield chunk
                 continue
-            new = [row for row in chunk.records if row.position >= known]
-            last = [*chunk.records[-1:], *(failed.record for failed in chunk.failures)]
-            end = max((row.position + 1 for row in last), default=0)
-            seen.add([id_digest(row.data.get(column)) for row in new], [row.position for row in new], end)
-            yield _todo_of(chunk, next_todo)
+            _add_ids(seen, chunk, column, known)
+            yield from _todo_of(chunk, next_todo)
         if not later:
             seen.look()
 
@@ -157,7 +159,7 @@ class Reader:
             ) from error
         if chunk is None:
             return None
-        size = rows_bytes(chunk.records, chunk.failures)
+        size = chunk_bytes(chunk)
         ended = time.monotonic()
         records = len(chunk.records) + len(chunk.failures)
         return chunk, size, StageDone("load", records, ended - started, ended, bytes=chunk.bytes)
@@ -170,7 +172,7 @@ class Prefetcher:
     does not grow with the input. `tally` counts the records read.
     """
 
-    def __init__(self, job: Job, reader: Reader, settling: Settling, tally: Tally, memory: Memory) -> None:
+    def __init__(self, job: Job, todo: Pass, reader: Reader, settling: Settling, tally: Tally, memory: Memory) -> None:
         self._job = job
         self._reader = reader
         self._settling = settling
@@ -181,7 +183,8 @@ class Prefetcher:
         counts = settings.dedupe is None and profile_of(job.engine).runs_batches
         self._preparation = Preparation(
             job.columns, job.engine, job.user, settings.dedupe, InTime(settings.config.call_timeout_s),
-            RepeatCounter() if counts else None,
+            RepeatCounter() if counts else None, in_blocks=job.in_blocks, place=todo.place,
+            preparer=job.preparers or COLUMNS.of(job.engine),
         )  # fmt: skip
         self._concurrency = ConcurrencyTuner(settings.limits.workers, os.cpu_count() or 1)
         self._workers = ThreadPoolExecutor(self._concurrency.most, "headrace-prepare")
@@ -292,6 +295,8 @@ class Prefetcher:
         self._concurrency.prepared(event.duration_s)
         self._job.listener(event)
         self._memory.hold_prepared(prepared.work)
+        for block in prepared.blocks:
+            self._memory.prepared += block.row_bytes * block.to_run
         return prepared
 
 
@@ -301,19 +306,44 @@ def id_digest(value: object) -> bytes:
     return b"" if text is None else hashlib.blake2b(text.encode(), digest_size=8).digest()
 
 
-def _todo_of(chunk: Chunk, next_todo: Callable[[int], int]) -> Chunk:
+def _add_ids(seen: SeenIds, chunk: Chunk, column: str, known: int) -> None:
+    """Note the ids of the rows from position `known` on."""
+    table = chunk.table
+    ids = None if table is None else table.column(column)
+    ends = [failed.record.position + 1 for failed in chunk.failures]
+    if table is not None and ids is not None and len(table) and table.positions[0] >= known:
+        end = max(int(table.positions[-1]) + 1, *ends)
+        seen.add([id_digest(value) for value in ids.to_pylist()], table.positions.tolist(), end)
+        return
+    new = [row for row in chunk.records if row.position >= known]
+    ends += [row.position + 1 for row in chunk.records[-1:]]
+    seen.add([id_digest(row.data.get(column)) for row in new], [row.position for row in new], max(ends, default=0))
+
+
+def _todo_of(chunk: Chunk, next_todo: Callable[[int], int]) -> Iterator[Chunk]:
     """The rows of a chunk that are not finished."""
-    return replace(
-        chunk,
-        records=[record for record in chunk.records if next_todo(record.position) == record.position],
-        failures=[failed for failed in chunk.failures if next_todo(failed.record.position) == failed.record.position],
-    )
+    failures = [failed for failed in chunk.failures if next_todo(failed.record.position) == failed.record.position]
+    if chunk.table is None:
+        records = [record for record in chunk.records if next_todo(record.position) == record.position]
+        yield replace(chunk, records=records, failures=failures)
+        return
+    whole = replace(chunk, failures=failures)
+    positions = chunk.table.positions.tolist()
+    unfinished = [row for row, position in enumerate(positions) if next_todo(position) == position]
+    if len(unfinished) == len(positions):
+        yield whole
+        return
+    yield whole.rows(0, 0)
+    for _, group in itertools.groupby(enumerate(unfinished), lambda pair: pair[1] - pair[0]):
+        rows = [row for _, row in group]
+        part = chunk.rows(rows[0], rows[-1] + 1)
+        yield Chunk(part.records, (), 0, in_order=chunk.in_order, table=part.table)
 
 
 def _keeping(chunks: Iterator[Chunk], names: Sequence[str]) -> Iterator[Chunk]:
     """The chunks, whose rows hold no more of their tables than the columns to copy."""
     for chunk in chunks:
-        for record in chunk.records:
+        for record in chunk.records if chunk.table is None else ():
             keep_exact(record.data, names)
         yield chunk
 
@@ -324,7 +354,8 @@ def portions(chunks: Iterator[Chunk], rows: int) -> Iterator[Chunk]:
         if len(chunk.records) <= rows:
             yield chunk
         else:
-            yield replace(chunk, records=chunk.records[:rows])
+            yield chunk.rows(0, rows)
             for start in range(rows, len(chunk.records), rows):
-                yield Chunk(chunk.records[start : start + rows], (), 0, in_order=chunk.in_order)
+                part = chunk.rows(start, start + rows)
+                yield Chunk(part.records, (), 0, in_order=chunk.in_order, table=part.table)
         del chunk  # no rows may stay referenced while the next ones are read

@@ -12,13 +12,14 @@ from headrace.batching.results import own
 from headrace.engines.profile import profile_of
 from headrace.errors import BrokenOffError, EngineDeadError, ProcessTimeoutError, StoppedError
 from headrace.events import DuplicatesFound
+from headrace.jobs.pipeline.blocks import BlockRows, RowsDone
 from headrace.jobs.pipeline.dedupe import Deduplicator
-from headrace.jobs.pipeline.infer import MAX_RUN
 from headrace.jobs.pipeline.job import Job
 from headrace.jobs.pipeline.memory_budget import Memory
 from headrace.jobs.pipeline.retries import Retry, RetryQueue
 from headrace.jobs.pipeline.suspects import SuspectFailures
 from headrace.jobs.pipeline.work import (
+    MAX_RUN,
     Answered,
     PreparedChunk,
     RefusedError,
@@ -74,11 +75,11 @@ class Settling:
             work, known = await self._dedupe.sort_out(work)
             self._count_duplicates(len(known))
             answered += [(item._replace(key=None), output) for item, output in known]
-        self._in_flight += len(work) + len(answered)
+        self._in_flight += len(work) + len(answered) + sum(block.to_run for block in chunk.blocks)
         self._began = min(self._began, time.monotonic())
         return work, ([item for item, _ in answered], [answer for _, answer in answered], True)
 
-    def settle(self, run: Sequence[Work], answers: Sequence[object], some_failed: bool) -> list[Outcome]:
+    def settle(self, run: Sequence[Work], answers: Sequence[object], some_failed: bool) -> Sequence[Outcome | RowsDone]:
         """The outcomes of these answers. A record may have none yet, or release those of others.
 
         Raises:
@@ -90,6 +91,8 @@ class Settling:
             self._job.stop.judge(self._in_flight, self._done / max(time.monotonic() - self._began, 1e-3))
         self._memory.release_prepared(run)
         self._settled.set()
+        if isinstance(run, BlockRows):
+            return self._settle_rows(run, answers, some_failed)
         if not some_failed and self._dedupe is None:
             return self._suspects.release() + [
                 self._ok(work, answer) for work, answer in zip(run, answers, strict=True)
@@ -98,6 +101,23 @@ class Settling:
         for work, answer in zip(run, answers, strict=True):
             self._settle_one(work, answer, outcomes)
         return outcomes
+
+    def _settle_rows(
+        self, run: BlockRows, answers: Sequence[object], some_failed: bool
+    ) -> Sequence[Outcome | RowsDone]:
+        """The outcomes of rows of a block: those that have an output stay together."""
+        failed = [place for place, answer in enumerate(answers) if isinstance(answer, Exception)] if some_failed else []
+        if not failed:
+            return [*self._suspects.release(), RowsDone(run.block, run.rows, answers)]
+        outcomes: list[Outcome] = []
+        good = sorted(set(range(len(run))).difference(failed))
+        if good:
+            outcomes += self._suspects.release()
+        for place in failed:
+            self._settle_one(run[place], answers[place], outcomes)
+        if not good:
+            return outcomes
+        return [*outcomes, RowsDone(run.block, run.rows[good], [answers[place] for place in good])]
 
     def rest(self) -> list[Outcome]:
         """Outcomes still held back at the end of the input."""

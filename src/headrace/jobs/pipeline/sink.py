@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
+from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Self
+from typing import Self, TypeAlias
 
 from headrace.errors import BrokenOffError
 from headrace.events import Event, PartCommitted, PipelineWaited, RecordFailed, StageDone
 from headrace.io.storage.parts import Interval
+from headrace.jobs.pipeline.blocks import Block, BlockPiece, RecordPiece, RowsDone, outputs_size
 from headrace.jobs.pipeline.job import Job, Tally
 from headrace.jobs.pipeline.memory_budget import PARTS, Memory, outputs_bytes
 from headrace.jobs.pipeline.user_code import UserCode
-from headrace.jobs.pipeline.work import UnfinishedOutput
+from headrace.jobs.pipeline.work import MAX_RUN, UnfinishedOutput
 from headrace.jobs.state.passes import Pass
 from headrace.records import Failed, Ok, Outcome
 
@@ -37,79 +40,132 @@ def least_wait_s(age_s: float) -> float:
     return min(age_s * SHARE_AT_RISK, _LONGEST_WAIT_S)
 
 
+Piece: TypeAlias = RecordPiece | BlockPiece
+
+
 @dataclass(slots=True)
 class _Stretch:
     start: int
     end: int
     oldest: float
+    pieces: list[Piece]
 
 
 class Coalescer:
-    """Holds finished outcomes by position and returns runs of consecutive ones. Pure: reads no clock.
+    """Holds finished outcomes by place and returns runs of consecutive ones. Pure: reads no clock.
 
     A run is due when it has `part_records` rows, or when its oldest row has waited `interval_s` seconds (longer if it
     has fewer than 32 rows). A run has fewer rows than 2 × `part_records` plus those added last. `place` numbers the
     positions if they have gaps.
+
+    The rows of a block are held by the block, and become a part of a run when all have an outcome, or when one of them
+    has waited for long.
     """
 
     def __init__(self, part_records: int, interval_s: float, place: Callable[[int], int] | None = None) -> None:
         self.part_records = part_records
         """Rows of a full run; a change applies to rows added later."""
+        self._most = part_records
         self._interval_s = interval_s
         self._place = place
-        self._rows: dict[int, Outcome] = {}
+        self._count = 0
         self._by_start: dict[int, _Stretch] = {}
         self._by_end: dict[int, _Stretch] = {}
         self._full: deque[_Stretch] = deque()
+        self._starts: list[int] = []
+        """The first place of each block that has rows without an outcome, ascending."""
+        self._blocks: list[Block] = []
 
     def __len__(self) -> int:
         """Rows held."""
-        return len(self._rows)
+        return self._count
 
     @property
     def full_runs(self) -> int:
         """Number of full runs."""
         return len(self._full)
 
+    def open(self, block: Block) -> None:
+        """Expect the outcomes of a block's rows."""
+        at = bisect_left(self._starts, block.start)
+        self._starts.insert(at, block.start)
+        self._blocks.insert(at, block)
+
+    def add_rows(self, done: RowsDone, now: float) -> None:
+        """Add outputs of rows of a block that is open."""
+        block = done.block
+        block.put(done.rows, done.outputs)
+        self._added(block, len(done.rows), now)
+
     def add(self, outcomes: Sequence[Outcome], now: float) -> None:
         """Add outcomes, each position once. Fastest for consecutive positions."""
         places = [outcome.record.position for outcome in outcomes]
         if self._place is not None:
             places = list(map(self._place, places))
+        if self._blocks:
+            alone = [not self._add_to_block(*pair, now) for pair in zip(places, outcomes, strict=True)]
+            places = list(itertools.compress(places, alone))
+            outcomes = list(itertools.compress(outcomes, alone))
         start = 0
         for end in range(1, len(outcomes) + 1):
             if end == len(outcomes) or places[end] != places[end - 1] + 1:
-                self._add_run(places[start], outcomes[start:end], now)
+                self._count += end - start
+                self._add_run(places[start], RecordPiece(outcomes[start:end]), now)
                 start = end
 
-    def _add_run(self, start: int, outcomes: Sequence[Outcome], now: float) -> None:
-        """Add outcomes of consecutive places."""
-        end = start + len(outcomes)
-        self._rows.update(zip(range(start, end), outcomes, strict=True))
-        left = self._by_end.pop(start, None)
-        right = self._by_start.pop(end, None)
-        if left is not None:
-            run = left
-            run.end = end
-            if right is not None:
-                run.end = right.end
-                run.oldest = min(left.oldest, right.oldest)
-        elif right is not None:
-            run = right
-            run.start = start
-        else:
-            run = _Stretch(start, end, now)
+    def _add_to_block(self, place: int, outcome: Outcome, now: float) -> bool:
+        """Add an outcome to the open block that has this place; returns whether there is one."""
+        at = bisect_right(self._starts, place) - 1
+        if at < 0 or place >= self._blocks[at].end:
+            return False
+        block = self._blocks[at]
+        block.put_one(place - block.start, outcome)
+        self._added(block, 1, now)
+        return True
+
+    def _added(self, block: Block, rows: int, now: float) -> None:
+        self._count += rows
+        block.oldest = min(block.oldest, now)
+        if not block.open:
+            at = bisect_left(self._starts, block.start)
+            del self._starts[at], self._blocks[at]
+            self._give_out(block)
+
+    def _give_out(self, block: Block) -> None:
+        """Make runs of the rows of a block that have an outcome."""
+        oldest = block.oldest
+        is_short = self.part_records < self._most  # of memory
+        rows = self.part_records if is_short else max(self.part_records, MAX_RUN)
+        for start, stop in block.give():
+            for begin in range(start, stop, rows):
+                end = min(begin + rows, stop)
+                self._add_run(block.start + begin, BlockPiece(block, begin, end), oldest)
+
+    def _add_run(self, start: int, piece: Piece, now: float) -> None:
+        """Add a piece of consecutive places."""
+        run = _Stretch(start, start + len(piece), now, [piece])
+        if (left := self._by_end.pop(start, None)) is not None:
+            run = _Stretch(left.start, run.end, min(left.oldest, now), left.pieces)
+            run.pieces.append(piece)
+        if (right := self._by_start.pop(run.end, None)) is not None:
+            run.end, run.oldest = right.end, min(run.oldest, right.oldest)
+            run.pieces += right.pieces
         self._by_start[run.start] = self._by_end[run.end] = run
         if run.end - run.start >= self.part_records:
             self._close(run)
             self._full.append(run)
 
-    def take(self, now: float, least_wait_s: float = 0.0) -> tuple[Interval, list[Outcome]] | None:
-        """The interval and the outcomes, in input order, of a run that is due; None if none is.
+    def take(self, now: float, least_wait_s: float = 0.0) -> tuple[Interval, list[Piece]] | None:
+        """The interval and the pieces, in order, of a run that is due; None if none is.
 
         Args:
+            now: on the clock of `add`.
             least_wait_s: minimum seconds that the oldest row of a run waits, unless the run is full.
         """
+        if not self._full:
+            for block in self._blocks:
+                if now - block.oldest >= max(least_wait_s, self._interval_s):
+                    self._give_out(block)
         if self._full:
             return self._give(self._full.popleft())
         for run in self._by_start.values():
@@ -122,9 +178,9 @@ class Coalescer:
         del self._by_start[run.start]
         del self._by_end[run.end]
 
-    def _give(self, run: _Stretch) -> tuple[Interval, list[Outcome]]:
-        outcomes = [self._rows.pop(position) for position in range(run.start, run.end)]
-        return Interval(run.start, run.end), outcomes
+    def _give(self, run: _Stretch) -> tuple[Interval, list[Piece]]:
+        self._count -= run.end - run.start
+        return Interval(run.start, run.end), run.pieces
 
 
 class Sink:
@@ -166,7 +222,12 @@ class Sink:
         finally:
             self._thread.shutdown(wait=True)
 
-    async def put(self, outcomes: Sequence[Outcome]) -> None:
+    def open(self, blocks: Sequence[Block]) -> None:
+        """Expect the outcomes of the rows of these blocks."""
+        for block in blocks:
+            self._coalescer.open(block)
+
+    async def put(self, settled: Sequence[Outcome | RowsDone]) -> None:
         """Take outcomes. Waits while the disk is behind.
 
         Raises:
@@ -174,12 +235,21 @@ class Sink:
             TooManyErrorsError: more records have failed than the job allows.
         """
         coalescer, memory = self._coalescer, self._memory
-        memory.outputs += outputs_bytes(outcomes)
+        now, count = time.monotonic(), 0
         coalescer.part_records = memory.part_rows(self._part_records)
-        coalescer.add(outcomes, time.monotonic())
+        outcomes: list[Outcome] = []
+        for one in settled:
+            if isinstance(one, RowsDone):
+                memory.outputs += outputs_size(one.outputs)
+                coalescer.add_rows(one, now)
+                count += len(one.rows)
+            else:
+                outcomes.append(one)
+        memory.outputs += outputs_bytes(outcomes)
+        coalescer.add(outcomes, now)
         failures = [outcome for outcome in outcomes if type(outcome) is Failed]
         self._report(failures)
-        self._tally.count(len(outcomes), failures)
+        self._tally.count(count + len(outcomes), failures)
         if coalescer.full_runs or memory.wants(len(coalescer)):
             self._wake.set()
             if coalescer.full_runs > _BACKLOG_RUNS:
@@ -244,14 +314,15 @@ class Sink:
         self._memory.release(places)
         self._memory.release_outputs(len(places) / (len(places) + len(self._coalescer)))
 
-    def _commit(self, interval: Interval, outcomes: list[Outcome]) -> tuple[tuple[Event, ...], list[Failed]]:
+    def _commit(self, interval: Interval, pieces: list[Piece]) -> tuple[tuple[Event, ...], list[Failed]]:
         """Finish, encode and write a run on the sink's thread. Returns events and new failures.
 
         Writes several parts if `finish` makes the outputs longer than a part's share of memory.
         """
         started = time.monotonic()
         if not self._user.finishes:
-            return self._write(interval, outcomes, [], started)
+            return self._write(interval, pieces, [], started)
+        outcomes = [outcome for piece in pieces if isinstance(piece, RecordPiece) for outcome in piece.outcomes]
         room, size, done = self._memory.limit / PARTS, 0, 0
         events: tuple[Event, ...] = ()
         unfinished: list[Failed] = []
@@ -265,25 +336,25 @@ class Sink:
             held, failed, size, done = held + finished, failed + failures, size + finished_bytes, done + len(finished)
             if size >= room or done == len(outcomes):
                 part = Interval(interval.start + done - len(held), interval.start + done)
-                more, bad = self._write(part, held, failed, started)
+                more, bad = self._write(part, [RecordPiece(held)], failed, started)
                 events, unfinished = events + more, unfinished + bad
                 held, failed, size, started = [], [], 0, time.monotonic()
         return events, unfinished
 
     def _write(
-        self, interval: Interval, outcomes: list[Outcome], unfinished: list[Failed], started: float
+        self, interval: Interval, pieces: Sequence[Piece], unfinished: list[Failed], started: float
     ) -> tuple[tuple[Event, ...], list[Failed]]:
         try:
-            written = self._parts.write(interval, outcomes, self._writer)
+            written = self._parts.write(interval, pieces, self._writer)
         except OSError as error:
             raise BrokenOffError(
                 f"cannot write to {self._parts.path}: {error.strerror or error}; "
                 "committed records are kept; run again to continue"
             ) from error
-        ended, encoded_at = time.monotonic(), written.encoded_at
+        ended, encoded_at, rows = time.monotonic(), written.encoded_at, sum(map(len, pieces))
         events = (
-            StageDone("finish", len(outcomes), encoded_at - started, encoded_at),
-            StageDone("write", len(outcomes), ended - encoded_at, ended, bytes=written.size, nulled=written.nulled),
+            StageDone("finish", rows, encoded_at - started, encoded_at),
+            StageDone("write", rows, ended - encoded_at, ended, bytes=written.size, nulled=written.nulled),
             PartCommitted(interval.start, interval.end, written.failed, written.size, ended),
         )
         return events, [*unfinished, *written.unwritable]

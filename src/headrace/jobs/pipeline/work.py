@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from headrace.engines.base import ModelInput
 from headrace.records import Failed, Record
 from headrace.retry import is_transient
+
+if TYPE_CHECKING:
+    from headrace.jobs.pipeline.blocks import Block
+
+
+MAX_RUN = 512
+"""Maximum records submitted to the batcher together."""
 
 
 class Work(NamedTuple):
@@ -62,6 +69,8 @@ class PreparedChunk:
     """The records of a chunk after the prepare stage."""
 
     work: list[Work] = field(default_factory=list)
+    blocks: list[Block] = field(default_factory=list)
+    """Rows that travel together; none of them is in `work`. Those that cannot be run are in `answered` too."""
     answered: list[tuple[Work, object]] = field(default_factory=list)
     """Records that the engine does not see: an error if they could not be read or prepared, else a `StepAnswer`."""
     tokens: int = 0
@@ -75,7 +84,7 @@ class PreparedChunk:
     """Whether its records keep their order: neighbours begin alike."""
 
     def __len__(self) -> int:
-        return len(self.work) + len(self.answered)
+        return len(self.work) + len(self.answered) + sum(block.to_run for block in self.blocks)
 
     def positions(self) -> list[int]:
         """The positions of all records, ascending."""
@@ -97,6 +106,7 @@ class PreparedChunk:
     def add(self, other: PreparedChunk) -> None:
         """Append the next chunk."""
         self.work += other.work
+        self.blocks += other.blocks
         self.answered += other.answered
         self.tokens += other.tokens
         self.truncated += other.truncated

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 
 from headrace.errors import JobError
@@ -74,6 +75,18 @@ class Ledger:
         if found > position:
             self._known = (position, found)
         return found
+
+    __call__ = next_todo
+
+    def next_done(self, position: int) -> int:
+        """The first position >= `position` that is finished; `sys.maxsize` if there is none."""
+        number, offset = position >> _BITS, position & (_PAGE - 1)
+        while position < self._beyond:
+            if bits := self._pages.get(number, 0) >> offset:
+                return (number << _BITS) + offset + (bits & -bits).bit_length() - 1
+            number, offset = number + 1, 0
+            position = number << _BITS
+        return sys.maxsize
 
     def _free(self, number: int, offset: int) -> int:
         """The unfinished positions of a page from `offset` on, as bits."""

@@ -320,9 +320,7 @@ class JobOutput:
         if self.windows is not None:
             failed += self.windows.count_errors()
         finish = functools.partial(self._finish, start)
-        return Pass(
-            ledger.next_todo, self.parts, finish, ledger.done, failed, None, damaged=damaged, windows=self.windows
-        )
+        return Pass(ledger, self.parts, finish, ledger.done, failed, None, damaged=damaged, windows=self.windows)
 
     def show_errors(self, start: StartMode, parts: PartFolder | Windows) -> None:
         """Write the dead letters of an unfinished job where the user looks for them."""

@@ -71,7 +71,8 @@ class Pass:
     """The work of a run."""
 
     next_todo: Callable[[int], int]
-    """The first unfinished position >= its argument; `sys.maxsize` if a retry has none left."""
+    """The first unfinished position >= its argument; `sys.maxsize` if a retry has none left. It may have `next_done`,
+    as a `Ledger` has, which says where a run of unfinished ones ends."""
     parts: PartFolder
     """The parts in input order."""
     finish: Callable[[], FinishedJob]

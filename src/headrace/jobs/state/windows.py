@@ -26,13 +26,13 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
+from headrace.columns import FinishedPiece
 from headrace.errors import BrokenOffError
 from headrace.io.base import PartWriter, Take
 from headrace.io.storage.atomic import atomic_file, sync_folder
 from headrace.io.storage.checksums import Damage, listed, new_digest
 from headrace.io.storage.parts import Interval, PartFolder, Written
 from headrace.jobs.state.ledger import Ledger
-from headrace.records import Outcome
 
 STRIDE = 1 << 40
 """Window n, counted from 1, has the places from n * STRIDE on, so that no part reaches from one window into another."""
@@ -459,14 +459,14 @@ class Windows:
                 return window.number * STRIDE + place
         return position
 
-    def write(self, interval: Interval, outcomes: Sequence[Outcome], writer: PartWriter) -> Written:
+    def write(self, interval: Interval, pieces: Sequence[FinishedPiece], writer: PartWriter) -> Written:
         """`PartFolder.write`; puts a window into input order when its last place is committed."""
         number = interval.start // STRIDE
         if not number:
-            return self._output.write(interval, outcomes, writer)
+            return self._output.write(interval, pieces, writer)
         window = self._open[number]
         places = Interval(interval.start - number * STRIDE, interval.end - number * STRIDE)
-        written = window.parts.write(places, outcomes, writer)
+        written = window.parts.write(places, pieces, writer)
         window.committed.append(places)
         if not window.left:
             self._close(window)

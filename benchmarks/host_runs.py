@@ -1,0 +1,99 @@
+"""One measurement in its own process, for `benchmarks.host`: `python -m benchmarks.host_runs NAME INPUT OUTPUT MODEL`.
+
+It uses only what every version of Headrace has, but for `columns`. Prints seconds without imports, and MiB, as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+BLOCK = 1024
+"""Texts that are tokenized at once."""
+
+
+def clock() -> Callable[[], None]:
+    """Print the seconds from now to the call of what it returns, and the most memory that this process held."""
+    started = time.perf_counter()
+
+    def done() -> None:
+        seconds = time.perf_counter() - started
+        peak = int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0]) / 1024
+        print(json.dumps({"s": seconds, "mib": peak}), flush=True)
+
+    return done
+
+
+def texts_of(source: str) -> list[str]:
+    """The texts of a JSON Lines file."""
+    return [json.loads(line)["text"] for line in Path(source).read_bytes().splitlines()]
+
+
+def embed(source: str, sink: str, model: str) -> None:
+    """The whole job."""
+    import headrace
+
+    done = clock()
+    headrace.run(source, model, sink=sink, task="embed", device="cpu", dtype="float32", progress=False)
+    done()
+
+
+def tokenize(source: str, _: str, model: str) -> None:
+    """The tokenizer of the model in a loop; the ids are dropped."""
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(Path(model) / "tokenizer.json"))
+    tokenizer.no_padding()
+    texts = texts_of(source)
+    done = clock()
+    for first in range(0, len(texts), BLOCK):
+        tokenizer.encode_batch_fast(texts[first : first + BLOCK])
+    done()
+
+
+def sentence_transformers(source: str, _: str, model: str) -> None:
+    """`encode` of the whole list, in its batches that cost the least here."""
+    import torch
+    from sentence_transformers import SentenceTransformer
+
+    torch.set_num_threads(1)
+    encoder = SentenceTransformer(model, device="cpu")
+    texts = texts_of(source)
+    done = clock()
+    encoder.encode(texts, batch_size=256, show_progress_bar=False)
+    done()
+
+
+def noop(engine: str) -> Callable[[str, str, str], None]:
+    """`headrace.run` with an engine that does nothing."""
+
+    def run(source: str, sink: str, _: str) -> None:
+        import headrace
+
+        done = clock()
+        headrace.run(source, sink=sink, engine=engine, batch_size=4096, progress=False)
+        done()
+
+    return run
+
+
+VARIANTS: dict[str, Callable[[str, str, str], None]] = {
+    "embed": embed,
+    "tokenize": tokenize,
+    "sentence-transformers": sentence_transformers,
+    "list": noop("benchmarks.noop:Noop"),
+    "columns": noop("benchmarks.noop_columns:NoopColumns"),
+}
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Run one variant."""
+    name, source, sink, model = (*arguments, "")[:4]
+    VARIANTS[name](source, sink, model)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

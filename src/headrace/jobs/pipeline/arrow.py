@@ -1,0 +1,58 @@
+"""What of a table a job can take by column, without a look at its rows."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import numpy
+    import pyarrow as pa
+    from numpy.typing import NDArray
+
+
+def is_text(column: pa.Array) -> bool:
+    """Whether each value is a text."""
+    return not column.null_count and _holds_texts(column.type)
+
+
+def is_identity(column: pa.Array) -> bool:
+    """Whether each value is an id: a text or an integer."""
+    import pyarrow as pa
+
+    return is_text(column) or (not column.null_count and bool(pa.types.is_integer(column.type)))
+
+
+def can_be_kept(column: pa.Array | None, exact: bool) -> bool:
+    """Whether the output takes the values as they are.
+
+    Args:
+        column: of the table; None if its rows must be read.
+        exact: the output has the types of tables.
+    """
+    import pyarrow as pa
+
+    if column is None or exact:
+        return column is not None
+    types = pa.types
+    kind = column.type
+    return bool(_holds_texts(kind) or types.is_integer(kind) or types.is_boolean(kind) or types.is_null(kind))
+
+
+def count_empty(column: pa.Array) -> int:
+    """How many texts are empty."""
+    import pyarrow.compute as pc
+
+    return int(pc.sum(pc.equal(pc.binary_length(column), 0)).as_py() or 0)
+
+
+def of_positions(positions: NDArray[numpy.int64]) -> pa.Array:
+    """Positions as a column of ids."""
+    import pyarrow as pa
+
+    return pa.array(positions)
+
+
+def _holds_texts(kind: pa.DataType) -> bool:
+    import pyarrow as pa
+
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
