@@ -298,7 +298,7 @@ def settings_changes() -> Iterator[tuple[str, Callable[[list[Step]], list[Step]]
     yield "fewer", lambda steps: steps[:1], "the step's name was 'label', now 'vectors'"
     yield "model", lambda steps: [parse_steps([{"name": "vectors", "engine": "headrace.testing:FakeEngine",
                                                 "engine_options": {"dimension": 3}, "task": "embed"}])[0],
-                                  steps[1]], "dimension was not set, now 3"  # fmt: skip
+                                  steps[1]], "the engine's dimension was 8, now 3"  # fmt: skip
 
 
 @pytest.mark.parametrize(("change", "words"), [(change, words) for _, change, words in settings_changes()])
