@@ -109,6 +109,11 @@ def known(group: Group) -> Mapping[str, Plugin]:
     return found
 
 
+def addresses(group: Group) -> tuple[str, ...]:
+    """How the addresses begin that plugins of a group are for, such as `sqlite://`. Imports nothing."""
+    return tuple(f"{name}://" for name in known(group) if name.isalpha())
+
+
 def left_out(group: Group) -> Sequence[Plugin]:
     """Plugins of other packages that have the name of one of Headrace's own, which is used instead."""
     return [

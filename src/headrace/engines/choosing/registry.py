@@ -35,6 +35,11 @@ def engine_names(task: str) -> tuple[str, ...]:
     return tuple(sorted(found, key=lambda name: order[name]))
 
 
+def all_names() -> tuple[str, ...]:
+    """The names of the engines of all tasks. Imports nothing."""
+    return tuple(dict.fromkeys(plugin.rpartition(".")[2] for plugin in known("engines")))
+
+
 def declared_engines(task: str | None = None) -> tuple[type[EngineOptions], ...]:
     """The engines of a task, the default first; None for those of all tasks. Without those that cannot be imported."""
     tasks, every = known_tasks() if task is None else (task,), _declarations()
