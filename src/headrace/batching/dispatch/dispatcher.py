@@ -100,7 +100,9 @@ class Dispatcher(DispatchLoop):
                     return None
                 await self._sleep(1, None)
                 continue
-            self._longest = queue.longest() if queue.limits.padded else 0.0
+            limits = queue.limits
+            by_length = limits.padded and queue.size < limits.max_batch_size  # else the number says it already
+            self._longest = queue.longest() if by_length else 0.0
             if self._is_full():
                 return "boundary"  # `take` replaces it with the limit that the batch meets
             if self._draining or self._flush_count:
