@@ -56,7 +56,8 @@ class TextLines:
             return TextLines(self.text, self.starts[part], self.ends[part])
         lengths = self.ends[lines] - self.starts[lines]
         ends = numpy.cumsum(lengths + 1) - 1
-        return TextLines(b"\n".join([self[line] for line in lines.tolist()]), ends - lengths, ends)
+        text = b"".join([self[line] + b"\n" for line in lines.tolist()])
+        return TextLines(text, ends - lengths, ends)
 
     def are_broken(self) -> NDArray[numpy.bool_]:
         """Whether each is not UTF-8."""
