@@ -1,12 +1,21 @@
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.in_columns import compared, in_tables, skipping
 
 from headrace.errors import ConfigError
+from headrace.io.base import Chunk, Source
 from headrace.io.sources.in_memory import SequenceSource
+from headrace.io.sources.opening import open_source
 from headrace.io.sources.selection import SelectedSource, Selection, parse_shard
+from headrace.io.storage.rows import todo
+from headrace.records import Record
 
 ROWS = [{"text": str(n)} for n in range(1500)]
 
@@ -94,3 +103,40 @@ def test_a_shard_is_two_numbers(text: str) -> None:
     assert parse_shard("0/4") == (0, 4)
     with pytest.raises(ConfigError, match="write i/n, such as 0/4"):
         parse_shard(text)
+
+
+@pytest.mark.parametrize("limit", [1, 2, 40, 41, 99, 100, 101, None])
+@pytest.mark.parametrize("done", [set(), {0}, {39, 40}, {98}, {99}, set(range(100)), set(range(0, 100, 2))])
+def test_the_first_rows_come_in_columns(tmp_path: Path, limit: int | None, done: set[int]) -> None:
+    file = tmp_path / "in.jsonl"
+    lines = [f'{{"id": {n}, "text": "t"}}' if n % 20 else "no JSON" for n in range(100)]
+    lines[41] = '{"id": 41, "text": 1}'
+    file.write_text("\n".join(lines) + "\n")
+    chunks = compared(SelectedSource(open_source(file), Selection(limit=limit)), ["id", "text"], skipping(done))
+    wanted = set(range(min(limit or 100, 100))) - done - {41} - set(range(0, 100, 20))
+    assert in_tables(chunks, "text") == len(wanted)
+
+
+def test_no_more_is_read_in_columns_than_the_first_rows(tmp_path: Path) -> None:
+    source = SelectedSource(_Endless(), Selection(limit=30))
+    assert [len(chunk.records) for chunk in source.in_columns(["id"]).chunks(skipping({28, 29}))] == [20, 8]
+    assert len(list(source.in_columns(["id"]).chunks(skipping(set())))) == 2
+
+
+def test_shards_and_samples_stay_rows(tmp_path: Path) -> None:
+    (tmp_path / "in.jsonl").write_text('{"id": 1}\n' * 50)
+    for selection in (Selection(shard=(1, 3)), Selection(sample=0.5)):
+        chunks = compared(SelectedSource(open_source(tmp_path / "in.jsonl"), selection), ["id"])
+        assert in_tables(chunks, "id") == 0
+
+
+class _Endless(SequenceSource):
+    def __init__(self) -> None:
+        super().__init__([])
+
+    def in_columns(self, names: Sequence[str]) -> Source:
+        return self
+
+    def chunks(self, next_todo: Callable[[int], int]) -> Iterator[Chunk]:
+        for start in itertools.count(0, 20):
+            yield Chunk([Record(position, position, {}) for position in todo(start, start + 20, next_todo)], (), 0)

@@ -5,15 +5,17 @@ from __future__ import annotations
 import csv
 import re
 from collections import deque
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 
 from headrace.errors import ConfigError
 from headrace.io.base import Chunk
+from headrace.io.formats.csv_tables import CsvTables, row_of, wrong_width
 from headrace.io.formats.csv_writer import DELIMITERS, CsvWriter
 from headrace.io.formats.kept_columns import check_text_column
 from headrace.io.formats.known import Format
 from headrace.io.formats.tables import check_names
 from headrace.io.storage.files import InputFile
+from headrace.io.storage.row_tables import has_arrow
 from headrace.io.storage.rows import (
     CHUNK_BYTES,
     CHUNK_ROWS,
@@ -71,6 +73,22 @@ class DelimitedFormat(FileFormat):
                 records, failures, rows_in_chunk = [], [], 0
         yield Chunk(records, failures, lines.take())
         return base - begin
+
+    def in_columns(self, names: Sequence[str]) -> FileFormat:
+        """The rows as tables; as they are if Arrow or NumPy is not installed, or no column is needed."""
+        return _DelimitedTables(self.name, self._delimiter, names) if names and has_arrow() else self
+
+
+class _DelimitedTables(DelimitedFormat):
+    """The rows as tables of some columns."""
+
+    def __init__(self, name: str, delimiter: str, names: Sequence[str]) -> None:
+        super().__init__(name, delimiter)
+        self._names = names
+
+    def read(self, file: InputFile, base: int, next_todo: Callable[[int], int]) -> Generator[Chunk, None, int]:
+        """A chunk is at most 8,192 rows, from one block of 1 MiB."""
+        return CsvTables(self._names, self._delimiter, super().read).chunks(file, base, next_todo)
 
 
 class _LineReader:
@@ -232,7 +250,7 @@ class _RowParser:
                     yield bad
                     bad = None
             elif len(taken) > 1 and len(row) != width and self._hides_rows(width):
-                bad = _BrokenLines(taken[0], lines.place, _wrong_width(row, width))
+                bad = _BrokenLines(taken[0], lines.place, wrong_width(row, width))
             elif row:
                 yield row
         if bad is not None:
@@ -294,19 +312,7 @@ def _header(rows: _RowParser, file: InputFile) -> list[str]:
 def _row(header: list[str], row: list[str] | _BrokenLines, position: int, file: InputFile) -> Record | Failed:
     if isinstance(row, _BrokenLines):
         return row.failed(position, file)
-    data: dict[str, object] = dict(zip(header, row, strict=False))
-    if len(row) != len(header):
-        return _failed(position, row, "ValueError", _wrong_width(row, len(header)))
-    if not "".join(row).isascii():
-        try:
-            "".join(row).encode()
-        except UnicodeEncodeError:
-            return _failed(position, row, "UnicodeDecodeError", f"the row is {NOT_UTF_8}")
-    return Record(position, position, data)
-
-
-def _wrong_width(row: list[str], width: int) -> str:
-    return f"the row has {len(row)} fields, the header {width}"
+    return row_of(header, row, position)
 
 
 def _failed(position: int, data: object, reason: str, message: str) -> Failed:

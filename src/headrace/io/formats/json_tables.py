@@ -11,27 +11,22 @@ import math
 import re
 import sys
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple
 
 from headrace.io.base import Chunk
+from headrace.io.formats.text_tables import TextLines, TextTable, places_of
 from headrace.io.storage.files import InputFile
 from headrace.io.storage.row_tables import TABLE_BYTES, TABLE_ROWS, LazyRecords
 from headrace.io.storage.rows import MAX_LINE_BYTES, failed_line, parse_object, positions_todo, share, text_blocks
 from headrace.records import Failed, Json, Record
 
 if TYPE_CHECKING:
-    import numpy
     import pyarrow as pa
-    from numpy.typing import NDArray
 
     from headrace.columns import RowNumbers
+    from headrace.io.formats.text_tables import ArraysByName, Codes, Positions
 
-    Codes: TypeAlias = NDArray[numpy.uint8]
-    Positions: TypeAlias = NDArray[numpy.int64]
-    ArraysByName: TypeAlias = Mapping[str, pa.Array | None]
 
-_CACHED_BYTES = 64 * 1024
 _MOST_REFUSED = 16
 """Lines of a block that leave the fast parser one by one; if there are more, all lines do."""
 _SAMPLED = 16
@@ -44,98 +39,30 @@ _ENDS = list(b" \t\r\n,]}")
 """What may follow a number."""
 
 
-class _TextLines:
-    """Lines of a text, without newlines.
-
-    Args:
-        text: holds all of them.
-        starts: the places where they begin.
-        ends: the places where they end.
-    """
-
-    def __init__(self, text: bytes, starts: RowNumbers, ends: RowNumbers) -> None:
-        import numpy
-
-        self.text = text
-        self.codes = numpy.frombuffer(text, numpy.uint8)
-        self.starts = starts
-        self.ends = ends
-
-    @classmethod
-    def of(cls, text: bytes) -> _TextLines:
-        """The lines of a text that are not blank."""
-        import numpy
-
-        newlines = _places_of(numpy.frombuffer(text, numpy.uint8), ord("\n"))
-        lines = cls(text, numpy.concatenate(([0], newlines + 1)), numpy.concatenate((newlines, [len(text)])))
-        full = lines.ends > lines.starts
-        places = numpy.minimum(lines.starts, max(0, len(text) - 1))
-        for line in numpy.flatnonzero(full & (lines.codes[places] != _OPEN)).tolist() if text else ():
-            full[line] = not lines[line].isspace()
-        return cls(text, lines.starts[full], lines.ends[full])
-
-    def __len__(self) -> int:
-        return len(self.starts)
-
-    def __getitem__(self, line: int) -> bytes:
-        return self.text[self.starts[line] : self.ends[line]]
-
-    def at(self, lines: RowNumbers) -> _TextLines:
-        """Some of them. Those with gaps between them get a text of their own."""
-        if not len(lines) or lines[-1] - lines[0] == len(lines) - 1:
-            part = slice(lines[0], lines[-1] + 1) if len(lines) else slice(0)
-            return _TextLines(self.text, self.starts[part], self.ends[part])
-        return _TextLines.of(b"\n".join([self[line] for line in lines.tolist()]))
-
-
-@dataclass(slots=True)
-class JsonTable:
-    """Rows of a JSON Lines file, in columns and as lines."""
-
-    positions: Positions
-    lines: _TextLines
-    numbers: RowNumbers
-    """Which of the lines."""
-    columns: ArraysByName
-    typed: bool = False
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes in memory."""
-        text = int((self.lines.ends[self.numbers] - self.lines.starts[self.numbers]).sum())
-        arrays = sum(int(column.nbytes) for column in self.columns.values() if column is not None)
-        return text + arrays + self.positions.nbytes + self.numbers.nbytes
-
-    def __len__(self) -> int:
-        return len(self.positions)
-
-    def column(self, name: str) -> pa.Array | None:
-        """The values of a column, and null for rows that lack it.
-
-        None if it was not asked for, or if no type of Arrow holds all values as they are.
-        """
-        return self.columns.get(name)
+class JsonTable(TextTable):
+    """Rows of a JSON Lines file. A column is null also for rows that lack it."""
 
     def lacks(self, name: str) -> bool:
         """Whether no row has the column, for sure: it is null everywhere, and no line holds a null."""
         column = self.columns.get(name)
         return column is not None and column.null_count == len(column) and b"null" not in self.lines.text
 
-    def record(self, row: int) -> Record:
-        """One row."""
-        position = int(self.positions[row])
-        return Record(position, position, parse_object(self.lines[int(self.numbers[row])]))
+    def row(self, line: bytes) -> dict[str, Json]:
+        """The row of a line."""
+        return parse_object(line)
 
-    def records(self) -> Iterator[Record]:
-        """All rows."""
-        return map(self.record, range(len(self)))
 
-    def slice(self, start: int, stop: int) -> JsonTable:
-        """The rows start..stop-1."""
-        columns = {
-            name: None if column is None else column.slice(start, stop - start) for name, column in self.columns.items()
-        }
-        return JsonTable(self.positions[start:stop], self.lines, self.numbers[start:stop], columns)
+def _lines_of(text: bytes) -> TextLines:
+    """The lines of a text that are not blank."""
+    import numpy
+
+    newlines = places_of(numpy.frombuffer(text, numpy.uint8), ord("\n"))
+    lines = TextLines(text, numpy.concatenate(([0], newlines + 1)), numpy.concatenate((newlines, [len(text)])))
+    full = lines.ends > lines.starts
+    places = numpy.minimum(lines.starts, max(0, len(text) - 1))
+    for line in numpy.flatnonzero(full & (lines.codes[places] != _OPEN)).tolist() if text else ():
+        full[line] = not lines[line].isspace()
+    return TextLines(text, lines.starts[full], lines.ends[full])
 
 
 class _ParsedLines(NamedTuple):
@@ -162,7 +89,7 @@ class JsonTables:
         """The rows of a file that are not done: see `headrace.io.storage.rows.object_chunks`."""
         begin = base
         for text, size in text_blocks(file, TABLE_BYTES):
-            lines = _TextLines.of(text)
+            lines = _lines_of(text)
             rows = len(lines)
             pieces = max(1, math.ceil(rows / TABLE_ROWS))
             for piece in range(pieces):
@@ -172,7 +99,7 @@ class JsonTables:
             base += rows
         return base - begin
 
-    def _chunks(self, lines: _TextLines, positions: Positions, size: int) -> Iterator[Chunk]:
+    def _chunks(self, lines: TextLines, positions: Positions, size: int) -> Iterator[Chunk]:
         """Some lines as chunks. A row that does not go with the others has a chunk of its own, without a table."""
         import numpy
 
@@ -212,7 +139,7 @@ class JsonTables:
             elif column.null_count < len(column):
                 self._types[name] = column.type
 
-    def _types_of(self, lines: _TextLines) -> Mapping[str, pa.DataType]:
+    def _types_of(self, lines: TextLines) -> Mapping[str, pa.DataType]:
         """The types of the columns that Arrow can hold: those of some rows where they are not known yet."""
         import numpy
 
@@ -240,7 +167,7 @@ def _usual_type(values: Sequence[Json]) -> pa.DataType | None:
 
 
 def _chunk(
-    lines: _TextLines,
+    lines: TextLines,
     positions: Positions,
     numbers: RowNumbers,
     columns: ArraysByName,
@@ -254,7 +181,7 @@ def _chunk(
 
 
 def _by_rows(
-    lines: _TextLines, numbers: Iterable[int], positions: Positions
+    lines: TextLines, numbers: Iterable[int], positions: Positions
 ) -> tuple[dict[int, dict[str, Json]], dict[int, Failed]]:
     """Some lines as `json.loads` reads them, and those that are no objects."""
     rows: dict[int, dict[str, Json]] = {}
@@ -283,7 +210,7 @@ def _column_of(values: Sequence[Json], kind: pa.DataType | None = None) -> pa.Ar
         return None
 
 
-def _joined(pieces: Sequence[_ParsedLines], lines: _TextLines, numbers: RowNumbers) -> dict[str, pa.Array | None]:
+def _joined(pieces: Sequence[_ParsedLines], lines: TextLines, numbers: RowNumbers) -> dict[str, pa.Array | None]:
     """The columns of several pieces."""
     import pyarrow
 
@@ -294,7 +221,7 @@ def _joined(pieces: Sequence[_ParsedLines], lines: _TextLines, numbers: RowNumbe
     return found
 
 
-def _are_floats(name: str, column: pa.Array, lines: _TextLines, numbers: RowNumbers) -> bool:
+def _are_floats(name: str, column: pa.Array, lines: TextLines, numbers: RowNumbers) -> bool:
     """Whether no value of a column of floats is an integer in its line, which Arrow does not tell."""
     import numpy
 
@@ -303,7 +230,7 @@ def _are_floats(name: str, column: pa.Array, lines: _TextLines, numbers: RowNumb
     return all(type(parse_object(lines[line])[name]) is float for line in numbers[whole].tolist())
 
 
-def _parsed(lines: _TextLines, types: Mapping[str, pa.DataType]) -> tuple[list[_ParsedLines], list[int]]:
+def _parsed(lines: TextLines, types: Mapping[str, pa.DataType]) -> tuple[list[_ParsedLines], list[int]]:
     """The lines that Arrow's parser reads as `json.loads` does, and the numbers of the others.
 
     There are no pieces if it would refuse many lines.
@@ -327,7 +254,7 @@ def _parsed(lines: _TextLines, types: Mapping[str, pa.DataType]) -> tuple[list[_
     return pieces, sorted(refused)
 
 
-def _parse(lines: _TextLines, start: int, stop: int, types: Mapping[str, pa.DataType]) -> _ParsedLines | int:
+def _parse(lines: TextLines, start: int, stop: int, types: Mapping[str, pa.DataType]) -> _ParsedLines | int:
     """The lines start..stop-1; or where to divide them, because one is refused: at that line if it is known."""
     import pyarrow
     from pyarrow import json
@@ -346,7 +273,7 @@ def _parse(lines: _TextLines, start: int, stop: int, types: Mapping[str, pa.Data
     return _ParsedLines(start, stop, {name: table.column(name).chunk(0) for name in types})
 
 
-def _suspects(lines: _TextLines) -> list[int]:
+def _suspects(lines: TextLines) -> list[int]:
     """The lines that Arrow's parser may accept where `json.loads` does not, in ascending order.
 
     As each line that is left begins with a brace and ends with one, and no text holds a newline, none is read with its
@@ -365,35 +292,22 @@ def _suspects(lines: _TextLines) -> list[int]:
     odd = (codes[starts] != _OPEN) | (codes[lasts] != _CLOSED) | (lengths > MAX_LINE_BYTES)
     deepest = sys.getrecursionlimit() // 2
     if (lengths > deepest).any():
-        opened = _places_of(codes, ord("["), _OPEN)
+        opened = places_of(codes, ord("["), _OPEN)
         odd |= numpy.searchsorted(opened, ends) - numpy.searchsorted(opened, starts) > deepest
     places = numpy.concatenate((_wrong_numbers(codes), _long_numbers(codes)))
     if lines.text.find(b"\0", first, end) >= 0:  # the parser takes it as the end
-        places = numpy.concatenate((places, _places_of(codes, 0)))
+        places = numpy.concatenate((places, places_of(codes, 0)))
     odd[numpy.searchsorted(starts, places, "right") - 1] = True
-    if not _is_utf_8(lines):
-        odd |= numpy.array([not _decodes(lines[line]) for line in range(len(lines))])
+    odd |= lines.are_broken()
     found: list[int] = numpy.flatnonzero(odd).tolist()
     return found
-
-
-def _places_of(codes: Codes, one: int, other: int | None = None) -> RowNumbers:
-    """The places of a byte, or of two, found in parts so small that the processor's cache holds what is computed."""
-    import numpy
-
-    found = [numpy.empty(0, numpy.intp)]
-    for start in range(0, len(codes), _CACHED_BYTES):
-        part = codes[start : start + _CACHED_BYTES]
-        matches = part == one if other is None else (part == one) | (part == other)
-        found.append(numpy.flatnonzero(matches) + start)
-    return numpy.concatenate(found)
 
 
 def _wrong_numbers(codes: Codes) -> RowNumbers:
     """The places of `Inf` and `-NaN`, which Arrow's parser takes as numbers."""
     import numpy
 
-    places = _places_of(codes, ord("I"), ord("N"))
+    places = places_of(codes, ord("I"), ord("N"))
     places = places[(places > 0) & (places + 3 < len(codes))]
     first, second, third, after = (codes[places + step] for step in range(4))
     infinite = (first == ord("I")) & (second == ord("n")) & (third == ord("f")) & (after != ord("i"))
@@ -412,25 +326,3 @@ def _long_numbers(codes: Codes) -> RowNumbers:
     sampled = codes[::step]
     digits = (sampled >= ord("0")) & (sampled <= ord("9"))
     return numpy.flatnonzero(digits[3:] & digits[2:-1] & digits[1:-2] & digits[:-3]) * step
-
-
-def _is_utf_8(lines: _TextLines) -> bool:
-    """Whether the text from the first line to the last is UTF-8."""
-    import numpy
-    import pyarrow
-
-    bounds = pyarrow.py_buffer(numpy.array([lines.starts[0], lines.ends[-1]], numpy.int64))
-    text = pyarrow.LargeStringArray.from_buffers(1, bounds, pyarrow.py_buffer(lines.text))
-    try:
-        text.validate(full=True)
-    except pyarrow.ArrowInvalid:
-        return False
-    return True
-
-
-def _decodes(line: bytes) -> bool:
-    try:
-        line.decode()
-    except UnicodeDecodeError:
-        return False
-    return True

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from headrace.argument_types import check_types, named
 from headrace.errors import ConfigError
-from headrace.io.base import Chunk, Source
+from headrace.io.base import Chunk, ColumnSource, Source
 from headrace.options import option
 from headrace.records import Record
 
@@ -107,6 +107,13 @@ class SelectedSource:
         """The whole input's description, with the selection."""
         return {**self._source.describe(), "selection": self._selection.describe()}
 
+    def in_columns(self, names: Sequence[str]) -> Source:
+        """The same rows, in columns if they are the first; the rows of shards and samples stay rows."""
+        first = self._selection.shard is None and self._selection.sample is None
+        if not first or not isinstance(self._source, ColumnSource):
+            return self
+        return _FirstRows(self._source.in_columns(names), self._selection)
+
     def chunks(self, next_todo: Callable[[int], int]) -> Iterator[Chunk]:
         """Selected rows that are not done, with new positions."""
         cursor = _Cursor(self._selection, next_todo)
@@ -120,6 +127,50 @@ class SelectedSource:
             cursor.forget()
             if cursor.ended:
                 return
+
+
+class _FirstRows(SelectedSource):
+    """The first rows of a source, whose positions stay the same."""
+
+    def chunks(self, next_todo: Callable[[int], int]) -> Iterator[Chunk]:
+        """The first rows that are not done."""
+        limit = self._selection.limit
+        wanted, last = _Below(next_todo, _END if limit is None else limit), -1
+        for chunk in self._source.chunks(wanted):
+            yield chunk
+            last = max(last, *(failed.record.position for failed in chunk.failures), -1)
+            if chunk.records:
+                last = max(last, chunk.records[-1].position if chunk.table is None else int(chunk.table.positions[-1]))
+            if wanted.ended and last >= wanted.last:
+                return
+
+
+class _Below:
+    """Unfinished positions below a bound."""
+
+    def __init__(self, next_todo: Callable[[int], int], bound: int) -> None:
+        self._next_todo = next_todo
+        self._next_done: Callable[[int], int] = getattr(next_todo, "next_done", lambda position: position + 1)
+        self._bound = bound
+        self.last = -1
+        """The last position that was given."""
+        self.ended = False
+        """Whether all were given."""
+
+    def __call__(self, position: int) -> int:
+        found = self._next_todo(position) if position < self._bound else _END
+        if found >= self._bound:
+            self.ended = True
+            return _END
+        self.last = max(self.last, found)
+        return found
+
+    def next_done(self, position: int) -> int:
+        """The end of the run of given positions from `position` on."""
+        found = min(self._next_done(position), self._bound)
+        self.last = max(self.last, found - 1)
+        self.ended = self.ended or found == self._bound
+        return found
 
 
 class _Cursor:
