@@ -154,6 +154,11 @@ class FinishedRows(Protocol):
         ...
 
     @property
+    def positions(self) -> NDArray[numpy.int64]:
+        """The position of each in the input."""
+        ...
+
+    @property
     def typed(self) -> bool:
         """Whether the Arrow arrays of `kept` are columns of a table, with its types: see `RowTable.typed`."""
         ...

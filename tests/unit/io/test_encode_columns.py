@@ -28,6 +28,10 @@ from headrace.io.formats.csv_writer import CsvWriter
 from headrace.io.formats.jsonl import JsonlWriter
 from headrace.io.formats.parquet import ParquetWriter
 from headrace.io.formats.strict_json import OnNan
+from headrace.io.formats.writer import Layout
+from headrace.io.sinks.callback_sink import CallbackWriter, Rows
+from headrace.io.sinks.tables import TableWriter
+from headrace.io.storage.addresses import Address
 from headrace.records import Ok, Record
 
 NUMBERS = [*"?bhiqBHIQefdg", ">f4", "<i2"]
@@ -66,13 +70,18 @@ TEXTS = [
 
 
 @dataclass
-class Rows:
+class Columns:
     """Finished rows in columns."""
 
     ids: Column
     kept: Mapping[str, Column] | None
     typed: bool
     outputs: Sequence[object]
+    first: int = 0
+
+    @property
+    def positions(self) -> np.ndarray[Any, np.dtype[np.int64]]:
+        return np.arange(self.first, self.first + len(self.ids))
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -103,7 +112,7 @@ def table_of(content: bytes) -> tuple[pa.Schema, list[list[str]]]:
     return table.schema, [[repr(value) for value in column] for column in table.columns]
 
 
-def assert_same(writers: tuple[PartWriter, PartWriter], pieces: Sequence[Rows]) -> bytes | None:
+def assert_same(writers: tuple[PartWriter, PartWriter], pieces: Sequence[Columns]) -> bytes | None:
     by_row, by_column = writers
     before = by_row.nulled, by_column.nulled
     expected = attempt(by_row.encode, [row for piece in pieces for row in piece.as_rows()])
@@ -227,7 +236,7 @@ def lists(count: int) -> st.SearchStrategy[list[object]]:
 
 
 @st.composite
-def rows(draw: st.DrawFn) -> Rows:
+def rows(draw: st.DrawFn) -> Columns:
     count = draw(st.integers(0, 4))
     ids: Column = draw(
         st.just(range(count))
@@ -240,7 +249,7 @@ def rows(draw: st.DrawFn) -> Rows:
     names = draw(st.lists(st.sampled_from(["t", "u", "id"]), unique=True, max_size=2))
     kept = {name: draw(arrow_columns(count) | lists(count)) for name in names}
     outputs = draw(arrays(count) | arrays(count) | lists(count))
-    return Rows(ids, kept or None, draw(st.booleans()), outputs)
+    return Columns(ids, kept or None, draw(st.booleans()), outputs)
 
 
 PARTS = st.lists(st.lists(rows(), max_size=3), min_size=1, max_size=2)
@@ -248,7 +257,7 @@ PARTS = st.lists(st.lists(rows(), max_size=3), min_size=1, max_size=2)
 
 @settings(max_examples=150, deadline=None)
 @given(PARTS, st.sampled_from(["null", "error"]))
-def test_lines_of_columns_are_those_of_their_rows(parts: list[list[Rows]], on_nan: OnNan) -> None:
+def test_lines_of_columns_are_those_of_their_rows(parts: list[list[Columns]], on_nan: OnNan) -> None:
     writers = JsonlWriter("out", "", on_nan), JsonlWriter("out", "", on_nan)
     for pieces in parts:
         assert_same(writers, pieces)
@@ -256,7 +265,9 @@ def test_lines_of_columns_are_those_of_their_rows(parts: list[list[Rows]], on_na
 
 @settings(max_examples=150, deadline=None)
 @given(PARTS, st.sampled_from(["null", "error"]), st.sampled_from(["csv", "tsv"]))
-def test_delimited_rows_of_columns_are_those_of_their_rows(parts: list[list[Rows]], on_nan: OnNan, form: str) -> None:
+def test_delimited_rows_of_columns_are_those_of_their_rows(
+    parts: list[list[Columns]], on_nan: OnNan, form: str
+) -> None:
     writers = CsvWriter("out", ["t", "u"], form, "", on_nan), CsvWriter("out", ["t", "u"], form, "", on_nan)
     for pieces in parts:
         assert_same(writers, pieces)
@@ -264,7 +275,7 @@ def test_delimited_rows_of_columns_are_those_of_their_rows(parts: list[list[Rows
 
 @settings(max_examples=150, deadline=None)
 @given(PARTS, st.sampled_from(["null", "error"]))
-def test_a_table_of_columns_is_that_of_their_rows(parts: list[list[Rows]], on_nan: OnNan) -> None:
+def test_a_table_of_columns_is_that_of_their_rows(parts: list[list[Columns]], on_nan: OnNan) -> None:
     writers = ParquetWriter("out", on_nan), ParquetWriter("out", on_nan)
     for pieces in parts:
         assert_same(writers, pieces)
@@ -273,7 +284,7 @@ def test_a_table_of_columns_is_that_of_their_rows(parts: list[list[Rows]], on_na
 @settings(max_examples=60, deadline=None)
 @given(parts=PARTS, on_nan=st.sampled_from(["null", "error"]))
 def test_parts_of_columns_in_a_folder_have_the_types_of_those_of_rows(
-    parts: list[list[Rows]], on_nan: OnNan, tmp_path_factory: pytest.TempPathFactory
+    parts: list[list[Columns]], on_nan: OnNan, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folders = [tmp_path_factory.mktemp("rows"), tmp_path_factory.mktemp("columns")]
     writers = ParquetWriter("out", on_nan, folders[0]), ParquetWriter("out", on_nan, folders[1])
@@ -282,6 +293,61 @@ def test_parts_of_columns_in_a_folder_have_the_types_of_those_of_rows(
         if content is not None and any(map(len, pieces)):
             for folder in folders:
                 (folder / f"part-{number:012d}-{number + 1:012d}.parquet").write_bytes(content)
+
+
+def shown(rows: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    return [list(map(repr, row.items())) for row in rows]
+
+
+class Kept:
+    """A table that keeps its rows."""
+
+    def __init__(self) -> None:
+        self.rows: list[Mapping[str, Any]] = []
+
+    def count(self, columns: Sequence[str]) -> int:
+        return 0
+
+    def put(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        self.rows += rows
+
+    def close(self) -> None:
+        pass
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(rows(), max_size=3))
+def test_a_table_gets_the_rows_of_columns(pieces: list[Columns]) -> None:
+    by_row, by_column = Kept(), Kept()
+    writers = [
+        TableWriter(
+            Address("shelf", "shelf://host", "t"), Layout("out", ["t", "u", "id"]), lambda *_, table=table: table
+        )
+        for table in (by_row, by_column)
+    ]
+    assert_same((writers[0], writers[1]), pieces)
+    assert not by_row.rows or shown(by_column.rows) == shown(by_row.rows)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(rows(), max_size=3).filter(lambda pieces: not any(piece.typed for piece in pieces)))
+def test_a_function_gets_the_rows_of_columns(pieces: list[Columns]) -> None:
+    got: dict[str, list[dict[str, Any]]] = {"rows": [], "columns": []}
+    CallbackWriter(got["rows"].extend, "out").encode([row for piece in pieces for row in piece.as_rows()])
+    CallbackWriter(got["columns"].extend, "out").encode_columns(pieces)
+    assert shown(got["columns"]) == shown(got["rows"])
+
+
+def test_a_list_has_the_rows_of_columns_in_the_order_of_their_positions() -> None:
+    kept = Rows()
+    writer = CallbackWriter(kept, "out")
+    writer.encode_columns([Columns([8, 9], {"t": pa.array(["a", "b"])}, False, ["second", "third"], first=7)])
+    writer.encode_columns([Columns(["x"], {"t": ["c"]}, False, ["first"])])
+    assert kept.in_order() == [
+        {"id": "x", "t": "c", "out": "first"},
+        {"id": 8, "t": "a", "out": "second"},
+        {"id": 9, "t": "b", "out": "third"},
+    ]
 
 
 def test_floats_of_every_size_are_written_as_python_does() -> None:
@@ -293,7 +359,7 @@ def test_floats_of_every_size_are_written_as_python_does() -> None:
     wide = numbers[: len(numbers) // 7 * 7].reshape(-1, 7)
     assert assert_same(
         (JsonlWriter("out"), JsonlWriter("out")),
-        [Rows(range(len(found)), None, False, found) for found in (wide, numbers)],
+        [Columns(range(len(found)), None, False, found) for found in (wide, numbers)],
     )
 
 
@@ -303,20 +369,20 @@ def test_texts_of_every_character_are_written_as_python_does() -> None:
     syntax = ["".join(one) for length in range(6) for one in itertools.product('",\\[\n', repeat=length)]
     nulls = [None if text.count(",") == 1 else text for text in syntax]
     for texts in (characters, syntax, nulls):
-        pieces = [Rows(range(len(texts)), {"t": texts}, False, texts)]
+        pieces = [Columns(range(len(texts)), {"t": texts}, False, texts)]
         assert assert_same((JsonlWriter("out"), JsonlWriter("out")), pieces)
         assert assert_same((CsvWriter("out", ["t"]), CsvWriter("out", ["t"])), pieces)
 
 
 @pytest.mark.parametrize("packing", [".gz", ".zst"])
-@pytest.mark.parametrize("pieces", [[], [Rows(["a", "b"], None, typed=False, outputs=np.ones((2, 3), np.float32))]])
-def test_parts_of_columns_are_compressed_as_those_of_rows(packing: str, pieces: list[Rows]) -> None:
+@pytest.mark.parametrize("pieces", [[], [Columns(["a", "b"], None, typed=False, outputs=np.ones((2, 3), np.float32))]])
+def test_parts_of_columns_are_compressed_as_those_of_rows(packing: str, pieces: list[Columns]) -> None:
     assert_same((JsonlWriter("out", packing), JsonlWriter("out", packing)), pieces)
     assert_same((CsvWriter("out", [], "csv", packing), CsvWriter("out", [], "csv", packing)), pieces)
 
 
 def test_text_formats_need_the_rows_where_orjson_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    pieces = [Rows([1], None, typed=False, outputs=["a"])]
+    pieces = [Columns([1], None, typed=False, outputs=["a"])]
     assert JsonlWriter("out").encode_columns(pieces) == b'{"id":1,"out":"a"}\n'
     monkeypatch.setitem(sys.modules, "orjson", None)
     assert JsonlWriter("out").encode_columns(pieces) is None
@@ -325,7 +391,7 @@ def test_text_formats_need_the_rows_where_orjson_is_not_installed(monkeypatch: p
 
 @pytest.mark.parametrize(("typed", "kind"), [(False, pa.string()), (True, pa.null())])
 def test_only_a_column_of_a_table_has_a_type_without_a_value(tmp_path: Path, typed: bool, kind: pa.DataType) -> None:
-    piece = Rows([1, 2], {"k": pa.nulls(2)}, typed, outputs=[1, 2])
+    piece = Columns([1, 2], {"k": pa.nulls(2)}, typed, outputs=[1, 2])
     content = ParquetWriter("out", folder=tmp_path).encode_columns([piece])
     assert pq.read_schema(io.BytesIO(content)).field("k").type == kind
 
@@ -333,8 +399,8 @@ def test_only_a_column_of_a_table_has_a_type_without_a_value(tmp_path: Path, typ
 def test_vectors_of_several_pieces_are_one_column() -> None:
     vectors = np.arange(12, dtype=np.int8).reshape(4, 3)
     pieces = [
-        Rows(range(4), None, typed=False, outputs=vectors[::-1]),
-        Rows([4], None, typed=False, outputs=vectors[:1]),
+        Columns(range(4), None, typed=False, outputs=vectors[::-1]),
+        Columns([4], None, typed=False, outputs=vectors[:1]),
     ]
     table = pq.read_table(io.BytesIO(ParquetWriter("out").encode_columns(pieces)))
     assert table["out"].type == pa.list_(pa.int8(), 3)

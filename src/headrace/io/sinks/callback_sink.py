@@ -8,8 +8,10 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iter
 from typing import Any
 
 from headrace.batching.callables import is_async, plain_function
+from headrace.columns import FinishedRows
 from headrace.errors import ConfigError, JobError, attempted, text_of
 from headrace.io.base import PartWriter
+from headrace.io.formats.cells import exact_values
 from headrace.io.formats.dead_letters import encode_failures
 from headrace.io.formats.writer import row_of
 from headrace.records import Failed, JsonObject, Ok
@@ -90,20 +92,31 @@ class CallbackWriter(PartWriter):
 
     def encode(self, outcomes: Sequence[Ok]) -> bytes:
         """Pass on finished records; writes nothing."""
-        self._hand_over(outcomes, [row_of(ok, self._column) for ok in outcomes])
+        self._hand_over(_positions(outcomes), [row_of(ok, self._column) for ok in outcomes])
+        return b""
+
+    def encode_columns(self, pieces: Sequence[FinishedRows]) -> bytes:
+        """Pass on finished records that are in columns, as `encode` does."""
+        rows: list[JsonObject] = []
+        for piece in pieces:
+            columns: dict[str, Iterable[object]] = {"id": exact_values(piece.ids)}
+            columns |= {name: exact_values(column) for name, column in (piece.kept or {}).items()}
+            columns[self._column] = piece.outputs
+            rows += [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+        self._hand_over([position for piece in pieces for position in piece.positions.tolist()], rows)
         return b""
 
     def encode_failures(self, failures: Sequence[Failed]) -> bytes:
         """Pass on failed records; their lines are counted."""
         self._hand_over(
-            failures,
+            _positions(failures),
             [{"id": row.record.id, "error": {"reason": row.reason, "message": row.message}} for row in failures],
         )
         return encode_failures(failures)
 
-    def _hand_over(self, outcomes: Sequence[Ok | Failed], rows: list[dict[str, object]]) -> None:
+    def _hand_over(self, positions: Sequence[int], rows: list[JsonObject]) -> None:
         if isinstance(self._receive, Rows):
-            self._receive.keep((outcome.record.position for outcome in outcomes), rows)
+            self._receive.keep(positions, rows)
             return
         if not rows:
             return
@@ -127,6 +140,10 @@ class CallbackWriter(PartWriter):
         """End the event loop of an asynchronous function."""
         if self._runner is not None:
             self._runner.close()
+
+
+def _positions(outcomes: Sequence[Ok | Failed]) -> list[int]:
+    return [outcome.record.position for outcome in outcomes]
 
 
 async def _result_of(answer: Awaitable[object]) -> object:

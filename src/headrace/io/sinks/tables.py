@@ -16,11 +16,13 @@ A store is a class with the three methods of `TableStore`. A package makes it an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
+from headrace.columns import FinishedRows
 from headrace.errors import BrokenOffError, ConfigError, JobError
+from headrace.io.formats.json_texts import row_columns
 from headrace.io.formats.strict_json import StrictJson, own_text
 from headrace.io.formats.values import as_python
 from headrace.io.formats.writer import Layout, RowWriter, plain_row
@@ -163,21 +165,35 @@ class TableWriter(RowWriter):
             BrokenOffError: the store has failed.
             Exception: some row does not fit.
         """
-        rows = [self._row(ok) for ok in outcomes]
-        if rows:
-            try:
-                with_retries(lambda: self._store.put(rows))()
-            except ConfigError as error:  # such as a name that the store refuses
-                raise JobError(str(error)) from error
-            except OSError as error:
-                raise BrokenOffError(
-                    f"cannot write {self._address.shown}: {error}; committed records are kept; run again to continue"
-                ) from error
-        return b""
+        rows = (plain_row(ok, self._column) for ok in outcomes)
+        return self._put([{name: as_python(row.get(name)) for name in self.columns} for row in rows])
 
-    def _row(self, ok: Ok) -> Row:
-        row = plain_row(ok, self._column)
-        return {name: as_python(row.get(name)) for name in self.columns}
+    def encode_columns(self, pieces: Sequence[FinishedRows]) -> bytes:
+        """Put finished records that are in columns, as `encode` does.
+
+        Raises:
+            BrokenOffError, Exception: as `encode` does.
+        """
+        rows: list[Row] = []
+        for piece in pieces:
+            columns: dict[str, Iterable[object]] = dict.fromkeys(self.columns, [None] * len(piece))
+            for name, (values, as_plain) in row_columns(piece, self._column).items():
+                columns[name] = [as_python(as_plain(value)) for value in values]
+            rows += [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+        return self._put(rows)
+
+    def _put(self, rows: Sequence[Row]) -> bytes:
+        if not rows:
+            return b""
+        try:
+            with_retries(lambda: self._store.put(rows))()
+        except ConfigError as error:  # such as a name that the store refuses
+            raise JobError(str(error)) from error
+        except OSError as error:
+            raise BrokenOffError(
+                f"cannot write {self._address.shown}: {error}; committed records are kept; run again to continue"
+            ) from error
+        return b""
 
     def close(self) -> None:
         """Close the connections."""

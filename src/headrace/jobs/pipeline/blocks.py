@@ -314,7 +314,9 @@ class BlockPiece:
         """The other rows, in columns."""
         rows = self._good()
         labels = self._block.labels.taken(rows)
-        return FinishedColumns(labels.ids, labels.kept, labels.typed, taken(self._block.outputs, rows))
+        return FinishedColumns(
+            labels.ids, labels.positions, labels.kept, labels.typed, taken(self._block.outputs, rows)
+        )
 
     def rows(self) -> list[Ok]:
         """The other rows, one by one."""
@@ -338,6 +340,7 @@ class FinishedColumns:
     """Finished rows in columns: `FinishedRows`."""
 
     ids: Column
+    positions: NDArray[numpy.int64]
     kept: Mapping[str, Column] | None
     typed: bool
     outputs: Outputs
