@@ -128,27 +128,26 @@ class ImageTransform:
         return self._cropped(self._resized(image, size, image.size))
 
     def decoded_small(self, file: Path | io.BytesIO) -> RawPixels:
-        """`decoded` and `resized`. A JPEG file is decoded at a fraction of its size, and turned when it is small."""
+        """`decoded` and `resized`. A large JPEG file is decoded at a fraction of its size, and turned afterwards."""
         with Image.open(file) as image:
             self._check(image)
-            if not isinstance(image, JpegImageFile):
-                image.load()
-                return self.resized(self._rgb(_upright(_as_8_bits(image))))
-            extent: tuple[float, float] = image.size
-            orientation = image.getexif().get(0x0112, 1)
-            if orientation in _ON_ITS_SIDE:
-                size = self._size_for(image.height, image.width)[::-1]
-            else:
-                size = self._size_for(image.width, image.height)
-            if image.mode in ("RGB", "L") and (made := image.draft(None, (size[0] * _GAP, size[1] * _GAP))):
-                extent = made[1][2:]
+            whole, (size, extent) = image.size, self._drafted(image)
             image.load()
-            pixels = self._resized(self._rgb(image), size, extent)
-            if orientation != 1:
-                small = Image.fromarray(pixels)
-                small.info = image.info
-                pixels = np.asarray(_upright(small))
-            return self._cropped(pixels)
+            if extent == whole:
+                return self.resized(self._rgb(_upright(_as_8_bits(image))))
+            small = Image.fromarray(self._resized(self._rgb(image), size, extent))
+            small.info = image.info  # says how to turn it
+            return self._cropped(np.asarray(_upright(small)))
+
+    def _drafted(self, image: Image.Image) -> tuple[tuple[int, int], tuple[float, float]]:
+        """Have a JPEG file decoded at a fraction of its size: what to resize it to before it is turned; its size."""
+        turned = isinstance(image, JpegImageFile) and image.getexif().get(0x0112) in _ON_ITS_SIDE
+        width, height = image.size[::-1] if turned else image.size
+        size = self._size_for(width, height)
+        size = size[::-1] if turned else size
+        drafts = isinstance(image, JpegImageFile) and image.mode in ("RGB", "L")
+        made = image.draft(None, (size[0] * _GAP, size[1] * _GAP)) if drafts else None
+        return size, image.size if made is None else made[1][2:]
 
     def takes(self, width: int, height: int) -> bool:
         """Whether an image of this size does not become too large."""
