@@ -235,6 +235,21 @@ def test_the_fast_way_is_used_only_if_test_images_pass(monkeypatch: pytest.Monke
         assert inputs.transform is not None and not inputs.transform.fast
 
 
+def test_without_arrow_and_in_several_pieces_an_image_has_the_same_pixels(monkeypatch: pytest.MonkeyPatch) -> None:
+    transform = ImageTransform(100_000_000, on_white=False, size=(32, 32), fast=True)
+    small, large = encoded(photograph(200, 150)), encoded(Image.new("RGB", (2300, 2200), (200, 100, 50)))
+    lent = transforms._values_of(photograph(200, 150))
+    assert lent.shape == (150, 200, 4)
+    with Image.open(io.BytesIO(large)) as image:
+        image.load()
+        assert transforms._values_of(image).shape == (2200, 2300, 3)
+    assert (transform(large) == (200, 100, 50)).all()
+    wanted = transform(small)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    assert (transforms._values_of(photograph(200, 150)) == lent[..., :3]).all()
+    assert (transform(small) == wanted).all()
+
+
 def test_a_processor_that_is_not_known_makes_the_pixels_itself() -> None:
     class Mirroring(ViTImageProcessorPil):
         def _preprocess(self, images: list[Any], **settings: Any) -> Any:

@@ -256,21 +256,32 @@ def preparer_of(transform: ImageTransform | None, normalization: Normalization |
 def _resized_by_torch(image: Image.Image, size: tuple[int, int], extent: tuple[float, float], mode: str) -> RawPixels:
     import torch
 
+    values = _values_of(image)
     try:
-        tensor = torch.from_dlpack(np.asarray(image))
+        tensor = torch.from_dlpack(values)
     except BufferError:  # before NumPy 2.1, it does not lend memory that must not be written to
-        tensor = torch.from_numpy(np.array(image))
+        tensor = torch.from_numpy(values.copy())
+    exact = extent == image.size
     # The next larger number, since the product with the image's size is rounded down.
-    factors = [math.nextafter(size[axis] / extent[axis], math.inf) for axis in (1, 0)]
-    if extent == image.size:
-        made = torch.nn.functional.interpolate(
-            tensor.permute(2, 0, 1)[None], (size[1], size[0]), mode=mode, antialias=True
-        )
-    else:
-        made = torch.nn.functional.interpolate(
-            tensor.permute(2, 0, 1)[None], scale_factor=factors, mode=mode, antialias=True
-        )
-    return cast("RawPixels", made[0].permute(1, 2, 0).numpy())
+    factors = None if exact else [math.nextafter(size[axis] / extent[axis], math.inf) for axis in (1, 0)]
+    made = torch.nn.functional.interpolate(
+        tensor.permute(2, 0, 1)[None], size[::-1] if exact else None, factors, mode, antialias=True
+    )
+    return cast("RawPixels", made[0, :3].permute(1, 2, 0).numpy())
+
+
+def _values_of(image: Image.Image) -> RawPixels:
+    """(height, width, 3), or with a fourth number that means nothing: so Pillow holds pixels, and lends them to Arrow.
+
+    A copy takes as long as resizing does, and holds Python's lock.
+    """
+    try:
+        import pyarrow as pa
+
+        values: RawPixels = pa.array(image).values.to_numpy()
+    except (ImportError, ValueError):  # it is in several pieces of memory, as images above 16 MiB are
+        return np.asarray(image)
+    return values.reshape(image.height, image.width, 4)
 
 
 def file_of(value: object) -> Path | io.BytesIO:
