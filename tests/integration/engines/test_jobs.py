@@ -12,11 +12,12 @@ import pyarrow.parquet
 import pytest
 from PIL import Image
 from sklearn.datasets import load_digits
-from tests.small_models import NLI, text_model
+from tests.small_models import NLI, encoded, picture, text_model, vision_model
 
 import headrace
 from headrace.engines.vision.tasks import ImageEngine
 from headrace.errors import ConfigError, ResumeMismatchError
+from headrace.jobs.pipeline.job import Job
 
 
 @pytest.fixture
@@ -64,6 +65,40 @@ def test_a_folder_of_images_is_classified_and_a_damaged_one_fails_alone(
     assert "cannot be decoded" in letter["message"]
     assert (report.ok, report.failed, report.tokens) == (40, 1, 0)
     assert max(prepared) <= 16  # an image is much work, and much memory
+
+
+@pytest.mark.parametrize("task", ["image-classify", "image-embed"])
+def test_blocks_of_images_end_in_the_same_rows_and_letters(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, task: str
+) -> None:
+    """Also if other processes prepare them."""
+    folder = tmp_path / "images"
+    folder.mkdir()
+    for place in range(50):
+        name = f"{place:02}.{('jpg', 'png', 'webp', 'gif')[place % 4]}"
+        kind = ("JPEG", "PNG", "WEBP", "JPEG")[place % 4]  # a wrong name is no reason to fail
+        whole = encoded(picture(40 + 17 * place, 300 - 5 * place, seed=place, mode=("L", "RGB")[place % 3 > 0]), kind)
+        (folder / name).write_bytes(whole[: len(whole) // 2] if place % 11 == 10 else whole)
+    (folder / "99.png").write_bytes(b"")
+    model = vision_model(tmp_path / "model")
+
+    def outputs(name: str, **options: Any) -> tuple[str, str]:
+        report = run(folder, tmp_path / f"{name}.jsonl", task=task, model=model, **options)
+        assert (report.ok, report.failed) == (46, 5)
+        return (tmp_path / f"{name}.jsonl").read_text(), (tmp_path / f"{name}.errors.jsonl").read_text()
+
+    blocks = outputs("blocks")
+    assert outputs("processes", prepare_processes=2) == blocks
+    monkeypatch.setattr(Job, "in_blocks", False)
+    rows = outputs("rows")
+    assert rows[1] == blocks[1]
+    for ours, theirs in zip(*(text.splitlines() for text in (blocks[0], rows[0])), strict=True):
+        ours, theirs = json.loads(ours), json.loads(theirs)
+        if task == "image-embed":  # numbers are rounded as the company in a batch has it
+            np.testing.assert_allclose(ours.pop("embedding"), theirs.pop("embedding"), atol=1e-4)
+        else:
+            assert ours["classification"].pop("score") == pytest.approx(theirs["classification"].pop("score"), abs=1e-4)
+        assert ours == theirs
 
 
 def test_a_job_that_was_begun_with_exact_pixels_is_not_continued_with_others(digits: Path, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from PIL import Image
 from PIL.Image import Resampling
 from transformers import AutoImageProcessor
 from transformers.image_processing_backends import PilBackend
+from transformers.models.convnext.image_processing_pil_convnext import ConvNextImageProcessorPil
 
 from headrace.engines.base import Prepared
 from headrace.engines.options import MAX_PIXELS, PixelsOption
@@ -57,8 +58,10 @@ class ImageInputs:
         self._opened = ImageTransform(max_pixels, bool(getattr(processor, "do_convert_rgb", False)))
         self._resized = _resizing_of(processor, self._opened)
         self.normalization = _normalization_of(processor)
-        transform = self._resized and _transform_of(processor, self._resized)
-        self.transform = self._tested(transform, fast=pixels == "auto" and find_spec("torch") is not None)
+        self.transform = self._tested(
+            _transform_of(processor, self._opened, self._resized),
+            fast=pixels == "auto" and find_spec("torch") is not None,
+        )
         """Makes the pixels, if the processor's settings say how; else None, and the processor makes them."""
         self.preparer = preparer_of(self.transform, self.normalization)
         """Prepares blocks; None if images have several shapes."""
@@ -147,10 +150,24 @@ def _resizing_of(processor: BaseImageProcessor, opened: ImageTransform) -> Image
     return None if size is None else replace(opened, size=size, resample=Resampling(processor.resample))
 
 
-def _transform_of(processor: BaseImageProcessor, resized: ImageTransform) -> ImageTransform | None:
-    """All that the processor does before it normalises; None if it is of a kind that may do more."""
+def _transform_of(
+    processor: BaseImageProcessor, opened: ImageTransform, resized: ImageTransform | None
+) -> ImageTransform | None:
+    """All that the processor does before it normalises; None if it is of a kind that may do more.
+
+    Args:
+        processor: of the model.
+        opened: opens images as the processor needs them.
+        resized: resizes them, too, if that is known.
+    """
     kind = type(processor)
-    if processor.do_pad or any(getattr(kind, step, None) is not getattr(PilBackend, step) for step in _STEPS):
+    if kind is ConvNextImageProcessorPil:
+        return _convnext_of(processor, opened)
+    if (
+        resized is None
+        or processor.do_pad
+        or any(getattr(kind, step, None) is not getattr(PilBackend, step) for step in _STEPS)
+    ):
         return None
     if not processor.do_center_crop:
         return resized
@@ -158,6 +175,17 @@ def _transform_of(processor: BaseImageProcessor, resized: ImageTransform) -> Ima
     if not wanted.get("height") or not wanted.get("width"):
         return None
     return replace(resized, crop=(int(wanted["height"] or 0), int(wanted["width"] or 0)))
+
+
+def _convnext_of(processor: ConvNextImageProcessorPil, opened: ImageTransform) -> ImageTransform | None:
+    """The same for models of ConvNeXT and ResNet, which resize small images to more than they keep of them."""
+    edge = dict(processor.size).get("shortest_edge")
+    if not edge or not processor.do_resize or processor.do_center_crop:
+        return None
+    resampled = replace(opened, resample=Resampling(processor.resample))
+    if edge >= 384:
+        return replace(resampled, size=(edge, edge))
+    return replace(resampled, size=int(edge / processor.crop_pct), crop=(edge, edge))
 
 
 def _normalization_of(processor: BaseImageProcessor) -> Normalization | None:

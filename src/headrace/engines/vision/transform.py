@@ -128,27 +128,26 @@ class ImageTransform:
         return self._cropped(self._resized(image, size, image.size))
 
     def decoded_small(self, file: Path | io.BytesIO) -> RawPixels:
-        """`decoded` and `resized`. A JPEG file is decoded at a fraction of its size, and turned when it is small."""
+        """`decoded` and `resized`. A large JPEG file is decoded at a fraction of its size, and turned afterwards."""
         with Image.open(file) as image:
             self._check(image)
-            if not isinstance(image, JpegImageFile):
-                image.load()
-                return self.resized(self._rgb(_upright(_as_8_bits(image))))
-            extent: tuple[float, float] = image.size
-            orientation = image.getexif().get(0x0112, 1)
-            if orientation in _ON_ITS_SIDE:
-                size = self._size_for(image.height, image.width)[::-1]
-            else:
-                size = self._size_for(image.width, image.height)
-            if image.mode in ("RGB", "L") and (made := image.draft(None, (size[0] * _GAP, size[1] * _GAP))):
-                extent = made[1][2:]
+            whole, (size, extent) = image.size, self._drafted(image)
             image.load()
-            pixels = self._resized(self._rgb(image), size, extent)
-            if orientation != 1:
-                small = Image.fromarray(pixels)
-                small.info = image.info
-                pixels = np.asarray(_upright(small))
-            return self._cropped(pixels)
+            if extent == whole:
+                return self.resized(self._rgb(_upright(_as_8_bits(image))))
+            small = Image.fromarray(self._resized(self._rgb(image), size, extent))
+            small.info = image.info  # says how to turn it
+            return self._cropped(np.asarray(_upright(small)))
+
+    def _drafted(self, image: Image.Image) -> tuple[tuple[int, int], tuple[float, float]]:
+        """Have a JPEG file decoded at a fraction of its size: what to resize it to before it is turned; its size."""
+        turned = isinstance(image, JpegImageFile) and image.getexif().get(0x0112) in _ON_ITS_SIDE
+        width, height = image.size[::-1] if turned else image.size
+        size = self._size_for(width, height)
+        size = size[::-1] if turned else size
+        drafts = isinstance(image, JpegImageFile) and image.mode in ("RGB", "L")
+        made = image.draft(None, (size[0] * _GAP, size[1] * _GAP)) if drafts else None
+        return size, image.size if made is None else made[1][2:]
 
     def takes(self, width: int, height: int) -> bool:
         """Whether an image of this size does not become too large."""
@@ -257,21 +256,32 @@ def preparer_of(transform: ImageTransform | None, normalization: Normalization |
 def _resized_by_torch(image: Image.Image, size: tuple[int, int], extent: tuple[float, float], mode: str) -> RawPixels:
     import torch
 
+    values = _values_of(image)
     try:
-        tensor = torch.from_dlpack(np.asarray(image))
+        tensor = torch.from_dlpack(values)
     except BufferError:  # before NumPy 2.1, it does not lend memory that must not be written to
-        tensor = torch.from_numpy(np.array(image))
+        tensor = torch.from_numpy(values.copy())
+    exact = extent == image.size
     # The next larger number, since the product with the image's size is rounded down.
-    factors = [math.nextafter(size[axis] / extent[axis], math.inf) for axis in (1, 0)]
-    if extent == image.size:
-        made = torch.nn.functional.interpolate(
-            tensor.permute(2, 0, 1)[None], (size[1], size[0]), mode=mode, antialias=True
-        )
-    else:
-        made = torch.nn.functional.interpolate(
-            tensor.permute(2, 0, 1)[None], scale_factor=factors, mode=mode, antialias=True
-        )
-    return cast("RawPixels", made[0].permute(1, 2, 0).numpy())
+    factors = None if exact else [math.nextafter(size[axis] / extent[axis], math.inf) for axis in (1, 0)]
+    made = torch.nn.functional.interpolate(
+        tensor.permute(2, 0, 1)[None], size[::-1] if exact else None, factors, mode, antialias=True
+    )
+    return cast("RawPixels", made[0, :3].permute(1, 2, 0).numpy())
+
+
+def _values_of(image: Image.Image) -> RawPixels:
+    """(height, width, 3), or with a fourth number that means nothing: so Pillow holds pixels, and lends them to Arrow.
+
+    A copy takes as long as resizing does, and holds Python's lock.
+    """
+    try:
+        import pyarrow as pa
+
+        values: RawPixels = pa.array(image).values.to_numpy()
+    except (ImportError, ValueError):  # it is in several pieces of memory, as images above 16 MiB are
+        return np.asarray(image)
+    return values.reshape(image.height, image.width, 4)
 
 
 def file_of(value: object) -> Path | io.BytesIO:
