@@ -1,4 +1,4 @@
-"""Write the tables of docs/options.md, every setting of the commands and of the engines, from their declarations."""
+"""Write the tables of settings in docs/options.md and other pages from their declarations."""
 
 from __future__ import annotations
 
@@ -13,10 +13,15 @@ from headrace.argument_types import parts
 from headrace.cli import app as _all_commands  # noqa: F401 - declares the settings of all commands
 from headrace.cli.bench import HowFlags, WhatFlags
 from headrace.cli.cluster_flags import ClusterFlags
+from headrace.cli.inspect import CheckFlags
+from headrace.cli.listing import ListFlags
 from headrace.cli.logs import LogFlags
+from headrace.cli.merge import FileFlags
+from headrace.cli.report import PageFlags
 from headrace.cli.report_flags import ReportFlags
 from headrace.cli.serve import AccessFlags, ReplicaFlags, ServerFlags
 from headrace.cli.steps import StepFlags
+from headrace.cli.top import LookFlags
 from headrace.cli.tune import GridFlags
 from headrace.engines.choosing.config import EngineConfig
 from headrace.engines.choosing.registry import declared_engines
@@ -28,7 +33,9 @@ from headrace.plugins import OWN, known
 from headrace.serving.limits import ServeLimits
 from headrace.wording import spelled
 
-FILE = Path(__file__).resolve().parents[1] / "docs" / "options.md"
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+FILE = DOCS / "options.md"
+FILES = (FILE, DOCS / "serving.md")
 TABLES: dict[str, tuple[type, ...]] = {
     "job": (JobSettings, Selection, Limits),
     "engine": (EngineConfig,),
@@ -37,9 +44,19 @@ TABLES: dict[str, tuple[type, ...]] = {
     "serve": (ServerFlags, AccessFlags, ReplicaFlags, LogFlags),
     "tune": (GridFlags,),
     "bench": (WhatFlags, HowFlags),
+    "report": (PageFlags,),
+    "top": (LookFlags,),
+    "inspect": (CheckFlags,),
+    "merge": (FileFlags,),
+    "list": (ListFlags,),
 }
 """The tables of the page, each with the classes that declare its settings."""
-_MARKED = re.compile(r"(<!-- options: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+PARTS = {
+    "accepted": ("max_wait_s", "timeout_s", "max_waiting_bytes", "max_requests", "max_cost"),
+    "one request": ("max_body_bytes", "max_prompts", "max_prompt_chars", "body_timeout_s", "write_timeout_s"),
+}
+"""Tables of some limits of a server."""
+_MARKED = re.compile(r"(<!-- options: ([\w -]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def page(text: str) -> str:
@@ -50,8 +67,10 @@ def page(text: str) -> str:
 def _table(name: str) -> str:
     if name == "engines":
         return "".join(_of_engines())
-    settings = [one for kind in TABLES[name] for one in declared(kind)]
-    only_flags = name in ("run", "serve", "tune", "bench")
+    limits = {one.name: one for one in declared(ServeLimits)}
+    part = [limits[one] for one in PARTS.get(name, ())]
+    settings = part or [one for kind in TABLES[name] for one in declared(kind)]
+    only_flags = name not in ("job", "engine", "server", *PARTS)
     lines = ["| flag | default | what it does |" if only_flags else "| keyword | flag | default | what it does |"]
     lines.append("|" + "---|" * lines[0].count("|", 1))
     return "\n".join([*lines, *(_row(one, only_flags=only_flags) for one in settings)]) + "\n"
@@ -102,4 +121,5 @@ def _listed(kinds: Iterable[type[EngineOptions]]) -> str:
 
 
 if __name__ == "__main__":
-    FILE.write_text(page(FILE.read_text(encoding="utf-8")), encoding="utf-8")
+    for file in FILES:
+        file.write_text(page(file.read_text(encoding="utf-8")), encoding="utf-8")

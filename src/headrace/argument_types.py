@@ -8,13 +8,13 @@ import math
 import numbers
 import re
 import types
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import MISSING, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from headrace.errors import ConfigError, nearest
-from headrace.options import NAMES, Declared, Option, SettingName, all_declared, declared, groups
+from headrace.options import NAMES, RESERVED, Declared, Option, SettingName, all_declared, declared, groups
 from headrace.wording import shown
 
 if TYPE_CHECKING:
@@ -32,13 +32,14 @@ _WORDS: dict[object, str] = {
 }
 
 
-def named(*, keys: bool = False) -> Callable[[type[T]], type[T]]:
+def named(*, keys: bool = False, of_engine: bool = False) -> Callable[[type[T]], type[T]]:
     """A decorator of a dataclass of settings: messages name them, and a text is read as that of a flag.
 
     Its constructor raises ConfigError for a setting that it does not know, and for one that is missing.
 
     Args:
         keys: whether files of settings have all of them as keys; otherwise only those that are `per_step`.
+        of_engine: whether they are options of one engine; otherwise no engine may have an option of their names.
     """
 
     def register(kind: type[T]) -> type[T]:
@@ -55,10 +56,11 @@ def named(*, keys: bool = False) -> Callable[[type[T]], type[T]]:
             if missing := required.difference(given, known[: len(values)]):
                 raise ConfigError(f"{kind.__name__} needs ``{min(missing, key=known.index)}``")
             if any(isinstance(value, str) and name in options and options[name].parse for name, value in given.items()):
-                given.update(_read_texts(kind, given))
+                given.update(read_texts(kind, given))
             made(self, *values, **given)
 
         kind.__init__ = init  # type: ignore[method-assign,assignment]
+        RESERVED.update(() if of_engine else options)
         for keyword, one in options.items():
             flag, *others = one.flags or (f"--{keyword.replace('_', '-')}",)
             for name in (keyword, *(other[2:].replace("-", "_") for other in others if other[:2] == "--")):
@@ -69,11 +71,10 @@ def named(*, keys: bool = False) -> Callable[[type[T]], type[T]]:
     return register
 
 
-def _read_texts(kind: type, given: Mapping[str, object]) -> Iterator[tuple[str, object]]:
-    """The settings that are given as texts, but are none."""
-    for one in declared(kind):
-        if isinstance(text := given.get(one.name), str) and one.option.parse is not None and not _fits(text, one.kind):
-            yield one.name, read(one, text)
+def read_texts(kind: type, given: Mapping[str, object]) -> dict[str, object]:
+    """The values of settings that are given as texts, but are none."""
+    texts = [(one, text) for one in declared(kind) if isinstance(text := given.get(one.name), str)]
+    return {one.name: read(one, text) for one, text in texts if one.option.parse and not _fits(text, one.kind)}
 
 
 def build(kind: type[T], given: Mapping[str, object]) -> T:
@@ -205,6 +206,8 @@ def _fits(value: object, hint: Any) -> bool:
             return False
         kinds = arguments[:1] * len(value) if arguments[-1] is Ellipsis else arguments
         return len(value) == len(kinds) and all(map(_fits, value, kinds))
+    if origin is list:
+        return type(value) is list and all(_fits(one, arguments[0]) for one in value)
     if origin is collections.abc.Callable:
         return callable(value)
     if hint in (int, float):
@@ -223,6 +226,8 @@ def _words(hint: Any) -> str:
         if arguments[-1] is Ellipsis:
             return f"a tuple, each item {_words(arguments[0])}"
         return f"a tuple of {' and '.join(map(_words, arguments))}"
+    if origin is list:
+        return f"a list, each item {_words(arguments[0])}"
     if origin is collections.abc.Callable:
         return "a function"
     found = origin or hint

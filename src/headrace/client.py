@@ -273,11 +273,30 @@ def _pools(endpoints: Sequence[str], headers: Mapping[str, str], settings: Clien
     ]
 
 
+_ROUTES = (
+    "/embeddings",
+    "/chat/completions",
+    "/completions",
+    "/classify",
+    "/score",
+    "/rerank",
+    "/models",
+    "/responses",
+)
+"""How the address of a route ends, which is given in place of the server's."""
+
+
 def _checked(endpoint: str) -> str:
     url = httpx.URL(endpoint)
     if url.scheme not in ("http", "https") or not url.host:
         raise ConfigError(f"endpoint {endpoint!r} is not an HTTP URL; write it like http://localhost:8000")
-    return endpoint.rstrip("/").removesuffix("/v1")
+    base = endpoint.rstrip("/")
+    if (route := next((route for route in _ROUTES if base.endswith(route)), None)) is not None:
+        raise ConfigError(
+            f"endpoint {endpoint!r} is one of the server's routes, which each request names itself; give its address: "
+            f"{base.removesuffix(route)}"
+        )
+    return base.removesuffix("/v1")
 
 
 def _failure(endpoint: str, answer: httpx.Response) -> Exception:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import pytest
-from scripts.options_page import FILE, page
+from scripts.options_page import FILE, FILES, page
 from typer.testing import CliRunner
 
 import headrace
@@ -17,7 +17,9 @@ from headrace.app.jobs.step_settings import parse_steps
 from headrace.cli.app import app
 from headrace.engines.choosing.config import EngineConfig
 from headrace.errors import HeadraceError
+from headrace.io.formats.known import known_formats
 from headrace.options import Declared, all_declared
+from headrace.plugins import known
 from headrace.wording import speak
 
 Said: TypeAlias = str
@@ -91,6 +93,33 @@ def test_an_option_that_cannot_be_is_refused_in_the_same_words(
 ) -> None:
     assert words.format("such flag") in by_command(*flags)
     assert words.format(f"option {next(iter(given))!r}") in by_keyword(**given)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("report", "x", "--gpu-hour-price", "-1"), "--gpu-hour-price is -1; it must be >= 0"),
+        (("top", "x", "--interval", "0"), "--interval is 0; it must be between 0.2 and 3600"),
+        (("serve", "--max-body-bytes", "0"), "--max-body-bytes is 0; it must be >= 1"),
+        (
+            ("serve", "--max-body-bytes", "big"),
+            "--max-body-bytes: 'big' is not a size; write 512MB or 2GB, for example",
+        ),
+    ],
+)
+def test_every_command_refuses_in_the_same_words(arguments: tuple[str, ...], words: str) -> None:
+    ended = CliRunner().invoke(app, arguments, env={"COLUMNS": "300"})
+    assert (ended.exit_code, ended.output) == (2, f"headrace: {words}\n")
+
+
+def test_the_help_names_what_is_registered() -> None:
+    """Names in texts of help come from the registry, so that a plugin's stand there, too."""
+    every = {one.name: one.option.help for one in all_declared(headrace.JobSettings)}
+    for name in known_formats():
+        assert name in every["source"]
+    for group, setting in (("sources", "source"), ("sinks", "sink")):
+        assert all(f"{name}://" in every[setting] for name in known(group) if name.isalpha())  # type: ignore[arg-type]
+    assert all(plugin.rpartition(".")[2] in every["engine"] for plugin in known("engines"))
 
 
 def test_an_option_that_another_excludes_is_refused_in_the_same_words() -> None:
@@ -247,8 +276,11 @@ def test_an_engine_with_its_options_is_an_object() -> None:
 
 
 def test_the_page_of_options_is_made_from_their_declarations() -> None:
+    for file in FILES:
+        text = file.read_text(encoding="utf-8")
+        assert "<!-- options: " in text
+        assert text == page(text), "run: python scripts/options_page.py"
     text = FILE.read_text(encoding="utf-8")
-    assert text == page(text), "run: python scripts/options_page.py"
     broken = text.replace("| `max_errors` | `--max-errors` |", "| `max_errors` | `--most-errors` |")
     assert broken != page(broken) == text
 

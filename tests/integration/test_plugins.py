@@ -107,6 +107,7 @@ def test_a_server_offers_it(run: Run) -> None:
         (("--mark", "2"), "--mark: task 'shout' has no such flag; known: --marks; did you mean --marks?"),
         (("--marks", "many"), "marks is 'many'; it must be a whole number"),
         (("--marks", "-1"), "marks is -1; it must be >= 0"),
+        (("--model", "x"), "--model is 'x', and engine 'capitals' of task 'shout' has no models; leave it out"),
         (("--engine", "louder"), "task 'shout' has no engine 'louder'; known: capitals, or module:name"),
     ],
 )
@@ -147,6 +148,15 @@ py-modules = ["headrace_{name}"]
 """
 
 
+TAKING = """
+from headrace import EngineOptions
+from headrace.options import option
+class ENGINE(EngineOptions):
+    task, engine = "shout", "taking"
+    workers: int = option(1, "Whose.")
+"""
+
+
 @pytest.mark.parametrize(
     ("name", "engine", "least", "code", "message"),
     [
@@ -168,6 +178,13 @@ py-modules = ["headrace_{name}"]
             "of package headrace-other must be a class of EngineOptions with that task",
         ),
         ("else", "else", "0.1", "ENGINE = int", "of package headrace-else must be a class of EngineOptions"),
+        (
+            "taking",
+            "taking",
+            "0.1",
+            TAKING,
+            "of package headrace-taking has the option 'workers', which is a setting of jobs or servers",
+        ),
     ],
 )
 def test_a_broken_package_is_named_and_costs_only_itself(
@@ -198,6 +215,17 @@ def test_what_is_of_another_kind_is_listed_as_broken(run: Run, tmp_path: Path, g
             also=(odd,),
         )
         assert "served without a protocol: protocol 'shout.odd' of package headrace-odd" in ended.stderr
+
+
+def test_a_format_without_a_reader_is_named(run: Run, tmp_path: Path) -> None:
+    project = PROJECT.format(name="mute", engine="x", least="0.1").replace('"shout.x"', "mute")
+    code = "from headrace.io.formats.known import Format\nENGINE = Format(name='mute', reader=None)"
+    mute = installed(code, project.replace("headrace.engines", "headrace.formats"), tmp_path, "headrace_mute")
+    (tmp_path / "in.mute").write_text("")
+    words = "format 'mute' of package headrace-mute: reader is None; it must be a function: mend or uninstall"
+    ended = run("run", "-i", "in.mute", "-o", "out.jsonl", also=(mute,))
+    assert (ended.returncode, words in ended.stderr) == (2, True), ended.stderr
+    assert words in run("list", "formats", also=(mute,)).stdout
 
 
 def test_a_package_cannot_take_the_name_of_one_of_headrace_s_own(run: Run, tmp_path: Path) -> None:

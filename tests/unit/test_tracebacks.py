@@ -98,13 +98,13 @@ def test_what_is_no_error_of_headrace_keeps_all_its_frames(tmp_path: Path) -> No
     assert INSTALLED in said
 
 
-def test_a_job_in_an_async_function_says_that_it_blocks_the_loop(tmp_path: Path) -> None:
+def test_a_job_in_an_async_function_is_refused_as_it_blocks_the_loop(tmp_path: Path) -> None:
     async def route() -> object:
         return headrace.run([{"text": "a"}], sink=tmp_path / "out.jsonl", engine=lengths, progress=False)
 
-    with pytest.warns(headrace.BlockedLoopWarning, match=r"await asyncio\.to_thread\(headrace\.run") as told:
+    with pytest.raises(ConfigError, match=r"await asyncio\.to_thread\(headrace\.run"):
         asyncio.run(route())
-    assert [warning.filename for warning in told] == [__file__], "the line of the user"
+    assert not (tmp_path / "out.jsonl").exists(), "nothing was begun"
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         job(tmp_path, id_column="", overwrite=True)
@@ -119,6 +119,6 @@ def test_an_error_within_a_running_loop_is_as_short(tmp_path: Path) -> None:
     async def route() -> None:
         job(tmp_path, text_column="nope")
 
-    with pytest.warns(headrace.BlockedLoopWarning), pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError) as caught:
         asyncio.run(route())
     assert INSTALLED not in "".join(traceback.format_exception(caught.value))

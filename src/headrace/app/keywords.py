@@ -82,10 +82,10 @@ class ServerOptions(ConfigKeywords, total=False):
     max_wait_s: float
     max_requests: int
     max_cost: float | None
-    max_waiting_bytes: int
-    max_body_bytes: int
-    max_file_bytes: int
-    max_header_bytes: int
+    max_waiting_bytes: str | int
+    max_body_bytes: str | int
+    max_file_bytes: str | int
+    max_header_bytes: str | int
     max_prompts: int
     max_prompt_chars: int
     timeout_s: float

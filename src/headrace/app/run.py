@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import sys
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,7 +16,6 @@ from headrace.app.jobs.tables import TableKind, is_table_kind, refuse_unknown_ki
 from headrace.app.keywords import RunKeywords
 from headrace.argument_types import build
 from headrace.batching.blocking import current_loop
-from headrace.batching.dispatch.offload import BlockedLoopWarning
 from headrace.engines.choosing.config import config_from
 from headrace.errors import ConfigError, UnknownOptionError
 from headrace.io.sinks.callback_sink import Receiver
@@ -76,7 +74,8 @@ def run(
     """Run a bulk job to its end and report where the time went; the same call again continues or finds it finished.
 
     With sink="pandas", "polars" or "arrow" it returns the finished table instead, a row for each record; with
-    sink="list" a list of the rows, as dicts. In an `async def`, await asyncio.to_thread(headrace.run, ...): it blocks.
+    sink="list" a list of the rows, as dicts. It blocks, and is refused in an `async def`: await
+    asyncio.to_thread(headrace.run, ...) there.
 
     Args:
         source: a file, folder, glob or address; or rows: a list, an iterable, an asynchronous one, a function that
@@ -146,15 +145,17 @@ def _in_notebook() -> bool:
 
 
 def _off_loop(call: Callable[[], T]) -> T:
-    """Call directly, or on a new thread if this one runs an event loop, as in a notebook; warns elsewhere."""
+    """Call directly, or on a new thread if a notebook's event loop runs on this one.
+
+    Raises:
+        ConfigError: another event loop runs here, which the job would block to its end.
+    """
     if current_loop() is None:
         return call()
     if not _in_notebook():
-        warnings.warn(
-            "headrace.run blocks the event loop that calls it until the job has ended: "
-            "await asyncio.to_thread(headrace.run, ...) instead",
-            BlockedLoopWarning,
-            stacklevel=5,
+        raise ConfigError(
+            "headrace.run blocks, and an event loop runs on this thread: await asyncio.to_thread(headrace.run, ...) "
+            "instead"
         )
     with ThreadPoolExecutor(1, "headrace-run") as pool:
         return pool.submit(call).result()

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
 
+from headrace.argument_types import build, check_types, read_texts
+from headrace.engines.choosing.config import model_name
+from headrace.engines.choosing.registry import unknown_key
 from headrace.errors import ConfigError
 from headrace.extras import require
+from headrace.options import all_declared, groups
 from headrace.wording import shown
+
+T = TypeVar("T")
 
 _MOST_BYTES = 1024 * 1024
 """Maximum size of a file."""
@@ -41,6 +48,38 @@ def read_settings(path: Path) -> object:
 
 class _TwiceError(Exception):
     """A mapping has a key twice."""
+
+
+def from_keys(kind: type[T], entry: object, place: str, also: Sequence[str] = ()) -> T:
+    """Settings of a mapping in a file, as flags would give them.
+
+    Args:
+        kind: the dataclass that declares them.
+        entry: the mapping.
+        place: where it is, for errors.
+        also: fields of the dataclass that it does not declare.
+
+    Raises:
+        ConfigError: it is no mapping, has an unknown key or lacks one, or a value cannot be used; the message names it.
+    """
+    if not isinstance(entry, Mapping):
+        raise ConfigError(f"{place} is of type {type(entry).__name__}; it must be a mapping of settings")
+    every = all_declared(kind)
+    known = [*(one.name for one in every), *also]
+    for key in entry:
+        if key not in known:
+            raise ConfigError(f"{place}: {shown(key)} is unknown{unknown_key(str(key), known)}")
+    for one in every:
+        if one.required and one.name not in entry:
+            raise ConfigError(f"{place} needs {one.name}")
+    try:
+        given = {**entry, **read_texts(kind, entry)}
+        made = build(kind, given | {"model": model_name(entry["model"])} if "model" in entry else given)
+        for settings in (made, *(getattr(made, name) for name in groups(kind))):
+            check_types(settings)
+    except ConfigError as error:
+        raise ConfigError(f"{place}: {error.args[0].replace('``', '')}") from error
+    return made
 
 
 def _unique(pairs: Sequence[tuple[str, object]]) -> dict[str, object]:

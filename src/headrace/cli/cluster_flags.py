@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import typer
@@ -15,10 +15,12 @@ from headrace.errors import ConfigError
 from headrace.jobs.pipeline.job import JobEnd
 from headrace.jobs.settings import JobSettings
 from headrace.observe.reporting.report import Report
-from headrace.options import option
+from headrace.options import declared, option
 from headrace.wording import spelled
 
 if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
     from headrace.cluster.base import Cluster
 
 Execute = Callable[[JobSettings, Stopper], tuple[JobEnd, Report]]
@@ -56,8 +58,7 @@ class ClusterFlags:
         """
         size = _size(self.data_parallel_size)
         if self.on is None:
-            if replace(self, data_parallel_size="") != ClusterFlags():
-                raise typer.BadParameter("flags for replicas need it", param_hint=spelled("``on``"))
+            refuse_without_cluster(self)
             return None if size is None else functools.partial(_run_here, size)
         if size is not None:
             raise typer.BadParameter(
@@ -72,6 +73,19 @@ class ClusterFlags:
         cluster, address = cluster_at(self.on or "")
         resources = ClusterResources(address, self.replicas, self.gpus_per_replica, self.cpus_per_replica)
         return cluster.run(settings, resources, stopper, progress=True)
+
+
+def refuse_without_cluster(flags: DataclassInstance) -> None:
+    """Refuse flags of a cluster where none is named.
+
+    Raises:
+        BadParameter: one is given without `on`.
+    """
+    named = [one.name for one in declared(type(flags)) if getattr(flags, one.name) != one.default]
+    if "on" not in named and (flag := next((name for name in named if name != "data_parallel_size"), None)):
+        raise typer.BadParameter(
+            spelled(f"flags of a cluster need it, as does ``{flag}``"), param_hint=spelled("``on``")
+        )
 
 
 def _size(text: str) -> int | Literal["auto"] | None:

@@ -140,6 +140,13 @@ def unknown_flag(error: UnknownOptionError, arguments: Sequence[str], flags: Seq
     return f"{typed}: {error.place} has no such flag; {error.way_out(flag_of, others)}"
 
 
+def engine_and_model(config: EngineConfig) -> str:
+    """What is loaded, for people."""
+    declared = config.declaration
+    default = "the engine" if declared is None or declared.default_model is None else "the default model"
+    return " ".join(str(name) for name in (config.engine, config.label) if name) or default
+
+
 def _value(text: str) -> object:
     try:
         return json.loads(text)

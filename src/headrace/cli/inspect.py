@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
 
 import typer
 
 from headrace.app.jobs.steps import StepHere, steps_here
+from headrace.cli.flags import with_settings
 from headrace.cli.outcome import guarded, say
 from headrace.cli.report import runs_of
 from headrace.cli.top import job_frame
@@ -15,6 +17,7 @@ from headrace.errors import ConfigError, HeadraceError
 from headrace.jobs.state.inspection import Inspection, LoadingError, job_holder, known_target
 from headrace.jobs.state.inspection import inspect as look_at
 from headrace.observe.reporting.figures import figures
+from headrace.options import option
 from headrace.wording import spelled
 
 EXAMPLES = """Examples:
@@ -25,15 +28,24 @@ headrace inspect --verify s3://bucket/labels/
 """
 
 Output = Annotated[str, typer.Argument(help="The output of a job: its file, folder or address.")]
-Verify = Annotated[bool, typer.Option("--verify", help="Read the whole output and compare it with its checksums.")]
 
 
-def inspect(output: Output, verify: Verify = False) -> None:
+@dataclass(frozen=True, slots=True)
+class CheckFlags:
+    """How closely it looks."""
+
+    panel: ClassVar[str] = "Options"
+
+    verify: bool = option(False, "Read the whole output and compare it with its checksums.")
+
+
+@with_settings
+def inspect(output: Output, flags: CheckFlags) -> None:
     """Show the state of a job: while it runs, after a kill, or when it is finished. Only its files are read.
 
     Exit status 1 if a file of the output is missing or its size has changed; with --verify, also if its content has.
     """
-    sys.exit(guarded(lambda: _inspect(output, verify=verify)))
+    sys.exit(guarded(lambda: _inspect(output, verify=flags.verify)))
 
 
 def _inspect(output: str, *, verify: bool) -> int:

@@ -6,10 +6,11 @@ import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import typer
 
+from headrace.cli.flags import with_settings
 from headrace.cli.outcome import guarded
 from headrace.cluster.base import Cluster
 from headrace.engines.choosing.registry import declaration
@@ -20,6 +21,7 @@ from headrace.extras import missing_packages
 from headrace.io.base import SourcePlugin
 from headrace.io.formats.known import Format
 from headrace.io.sinks.targets import SinkPlugin
+from headrace.options import option
 from headrace.plugins import GROUPS, Group, Plugin, known, left_out, load
 
 EXAMPLES = """Examples:
@@ -33,7 +35,15 @@ Which = Annotated[
     Group | None,
     typer.Argument(help="What to list. Default: everything."),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print a JSON array with one object for each.")]
+
+
+@dataclass(frozen=True, slots=True)
+class ListFlags:
+    """How it is listed."""
+
+    panel: ClassVar[str] = "Options"
+
+    as_json: bool = option(False, "Print a JSON array with one object for each.", flags=("--json",))
 
 
 def _protocol(name: str) -> object:
@@ -80,13 +90,14 @@ class Listed:
         return f'pip install "{self.package}[{self.extra}]"' if self.missing else "installed"
 
 
-def list_plugins(which: Which = None, as_json: AsJson = False) -> None:
+@with_settings
+def list_plugins(flags: ListFlags, which: Which = None) -> None:
     """List the tasks, engines, formats, sources, sinks, exporters, protocols and clusters that are registered.
 
     Each is shown with the package that registers it, and whether what it needs is installed. A plugin that cannot be
     used is shown with its reason, and the exit status is 0 all the same: it costs only itself.
     """
-    sys.exit(guarded(lambda: _list(GROUPS if which is None else (which,), as_json=as_json)))
+    sys.exit(guarded(lambda: _list(GROUPS if which is None else (which,), as_json=flags.as_json)))
 
 
 def _list(groups: Sequence[Group], *, as_json: bool) -> int:

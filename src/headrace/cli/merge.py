@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from dataclasses import MISSING, dataclass
+from typing import Annotated, ClassVar
 
 import typer
 
+from headrace.cli.flags import with_settings
 from headrace.cli.outcome import guarded, say
 from headrace.jobs.state.merging import merge as merge_parts
+from headrace.options import option
 
 EXAMPLES = """Examples:
 
@@ -18,16 +21,25 @@ headrace merge vectors.parquet -o so-far.parquet
 """
 
 Output = Annotated[str, typer.Argument(help="A folder of parts, or the output of a job that is not finished.")]
-Into = Annotated[str, typer.Option("-o", "--output-file", help="The file to write, in the format of the parts.")]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the file if it exists.")]
 
 
-def merge(output: Output, into: Into, overwrite: Overwrite = False) -> None:
+@dataclass(frozen=True, slots=True)
+class FileFlags:
+    """The file."""
+
+    panel: ClassVar[str] = "Options"
+
+    into: str = option(MISSING, "The file to write, in the format of the parts.", flags=("-o", "--output-file"))
+    overwrite: bool = option(False, "Replace the file if it exists.")
+
+
+@with_settings
+def merge(output: Output, file: FileFlags) -> None:
     """Merge the parts of an output into one file, in input order, and their failed records into a file beside it.
 
     The parts are kept, and an unfinished job can continue.
     """
-    sys.exit(guarded(lambda: _merge(output, into, overwrite=overwrite)))
+    sys.exit(guarded(lambda: _merge(output, file.into, overwrite=file.overwrite)))
 
 
 def _merge(output: str, into: str, *, overwrite: bool) -> int:

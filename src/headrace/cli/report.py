@@ -6,13 +6,14 @@ import json
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import typer
 
 from headrace.app.jobs.steps import steps_here
+from headrace.cli.flags import with_settings
 from headrace.cli.outcome import guarded, say
 from headrace.errors import ConfigError
 from headrace.io.storage.addresses import display_name
@@ -24,6 +25,7 @@ from headrace.observe.page.render import ReportedJob, check_installed, write_pag
 from headrace.observe.reporting import summary
 from headrace.observe.reporting.figures import Held, in_json
 from headrace.observe.reporting.summary import RunSummary
+from headrace.options import option
 
 EXAMPLES = """Examples:
 
@@ -37,30 +39,40 @@ headrace report vectors.parquet --json
 """
 
 Outputs = Annotated[list[str], typer.Argument(help="The output of a job; several are compared side by side.")]
-PageFile = Annotated[Path | None, typer.Option("-o", "--output-file", help="The page. Default: OUTPUT.report.html.")]
-Json = Annotated[bool, typer.Option("--json", help="Print the figures as JSON instead of writing a page.")]
-Price = Annotated[
-    float | None, typer.Option(min=0, help="Price of one hour of the device, to add costs. Default: no costs.")
-]
 
 
-def report(outputs: Outputs, output_file: PageFile = None, as_json: Json = False, gpu_hour_price: Price = None) -> None:
+@dataclass(frozen=True, slots=True)
+class PageFlags:
+    """What is made of the figures."""
+
+    panel: ClassVar[str] = "Options"
+
+    output_file: Path | None = option(None, "The page. Default: OUTPUT.report.html.", flags=("-o", "--output-file"))
+    as_json: bool = option(False, "Print the figures as JSON instead of writing a page.", flags=("--json",))
+    gpu_hour_price: float | None = option(
+        None, "Price of one hour of the device, to add costs. Default: no costs.", minimum=0
+    )
+
+
+@with_settings
+def report(outputs: Outputs, page: PageFlags) -> None:
     """Show where the time of a job went: while it runs, after a kill, or when it is finished.
 
     Writes one HTML page that needs no network, or prints the figures as JSON. docs/report.md explains each figure.
     """
-    if as_json and output_file is not None:
+    if page.as_json and page.output_file is not None:
         raise typer.BadParameter("it goes to standard output; leave out -o", param_hint="--json")
-    sys.exit(guarded(lambda: _report(outputs, output_file, gpu_hour_price, as_figures=as_json)))
+    sys.exit(guarded(lambda: _report(outputs, page)))
 
 
-def _report(outputs: Sequence[str], file: Path | None, price: float | None, *, as_figures: bool) -> int:
-    if as_figures:
+def _report(outputs: Sequence[str], page: PageFlags) -> int:
+    price = page.gpu_hour_price
+    if page.as_json:
         jobs = [job for name in outputs for job in reported_jobs(name)]
         found = [{"output": job.name, "state": job.state, **in_json(job.runs, price, job.held)} for job in jobs]
         print(json.dumps(found[0] if len(found) == 1 else found, indent=1))
         return 0
-    path = file or default_page(outputs)
+    path = page.output_file or default_page(outputs)
     check_file(path)
     write_page(path, [job for name in outputs for job in reported_jobs(name)], price)
     say(f"wrote {path}")
@@ -102,7 +114,7 @@ def runs_of(name: str) -> list[RunSummary]:
 
 def default_page(outputs: Sequence[str]) -> Path:
     """The default page of outputs: beside the first one, or here if it is in a store; with the names of all."""
-    first, *others = [name.rstrip("/") for name in outputs]
+    first, *others = [name.partition("?")[0].rstrip("/") if "://" in name else name.rstrip("/") for name in outputs]
     names = [first.rpartition("/")[2] if "://" in first else first, *(name.rpartition("/")[2] for name in others)]
     return Path(f"{'+'.join(names)}.report.html")
 

@@ -15,7 +15,7 @@ from headrace.app.jobs.job import JobSettings, execute, rehearse
 from headrace.app.jobs.step_settings import Step
 from headrace.cli import steps
 from headrace.cli.cluster_flags import ClusterFlags
-from headrace.cli.engine_flags import EngineCommand, config_of
+from headrace.cli.engine_flags import EngineCommand, config_of, engine_and_model
 from headrace.cli.flags import Given, with_settings
 from headrace.cli.forecasts import as_figures, print_forecast, print_survey
 from headrace.cli.logs import LogFlags
@@ -119,8 +119,7 @@ def _reported(settings: JobSettings, wanted: ReportFlags, run_job: Callable[[], 
 
 def _print_loading(settings: JobSettings) -> None:
     config = settings.config
-    chosen = " ".join(str(name) for name in (config.engine, config.label) if name) or "the default model"
-    say(f"loading {chosen} for {config.task} ...")
+    say(f"loading {engine_and_model(config)} for {config.task} ...")
 
 
 class RunCommand(EngineCommand):

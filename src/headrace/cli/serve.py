@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, ClassVar
 import typer
 
 from headrace.app.servers.settings import ServerSettings
-from headrace.cli.cluster_flags import cluster_at
-from headrace.cli.engine_flags import EngineCommand, config_of
+from headrace.cli.cluster_flags import cluster_at, refuse_without_cluster
+from headrace.cli.engine_flags import EngineCommand, config_of, engine_and_model
 from headrace.cli.flags import ACCESS_PANEL, Given, with_settings
 from headrace.cli.logs import LogFlags
 from headrace.cli.outcome import guarded, say
@@ -151,8 +151,8 @@ def serve(
 
     Exit status: 0 after SIGTERM or Ctrl-C, 1 if the model died, 2 if it could not be started.
     """
-
     messages.apply()
+    refuse_without_cluster(cluster)
 
     def command() -> int:
         config = config_of(given, context.args, "--model {}?")
@@ -214,7 +214,6 @@ def serve_one(settings: ServerSettings, server: ServerFlags, access: AccessFlags
     with bind(server.host, server.port):
         pass  # the server will be able to listen there
     config = resolve(settings.config)
-    say(f"loading {config.label or config.engine or 'the default model'} to serve {config.task} ...")
     settings = _with_access(replace(settings, config=config), server, access)
     from headrace.app.servers.server import build
     from headrace.serving.http.server import DrainingServer
@@ -222,6 +221,7 @@ def serve_one(settings: ServerSettings, server: ServerFlags, access: AccessFlags
     encrypted = access.for_uvicorn()
     with _tracing(server.trace, config.label or config.task or "") as listeners:
         app, state = build(replace(settings, listeners=listeners))
+        say(f"loading {engine_and_model(config)} to serve {config.task} ...")
         listening = {"host": server.host, "port": server.port, **encrypted}
         return DrainingServer(app, state, listening, _key_file(access)).run_app(_say_ready)
 

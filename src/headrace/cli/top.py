@@ -9,13 +9,14 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from http.client import HTTPException
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import typer
 
 from headrace.app.jobs.steps import steps_here, steps_holder
+from headrace.cli.flags import with_settings
 from headrace.cli.outcome import guarded, say
 from headrace.cli.report import reported_jobs
 from headrace.errors import ConfigError, HeadraceError
@@ -25,6 +26,7 @@ from headrace.jobs.state.output import LIVE
 from headrace.observe.live.frame import Frame, parse_frame, wall_clock
 from headrace.observe.page.dashboard import Page, dashboard
 from headrace.observe.page.render import render
+from headrace.options import option
 
 EXAMPLES = """Examples:
 
@@ -40,11 +42,20 @@ _TIMEOUT_S = 5.0
 _LOADING = "loading the model"
 
 What = Annotated[str, typer.Argument(metavar="OUTPUT|URL", help="The output of a job, or the address of a server.")]
-Once = Annotated[bool, typer.Option("--once", help="Print the present state once and exit.")]
-Interval = Annotated[float, typer.Option(min=0.2, max=3600, help="Seconds between two looks.")]
 
 
-def top(what: What, once: Once = False, interval: Interval = 1.0) -> None:
+@dataclass(frozen=True, slots=True)
+class LookFlags:
+    """How often it looks."""
+
+    panel: ClassVar[str] = "Options"
+
+    once: bool = option(False, "Print the present state once and exit.")
+    interval: float = option(1.0, "Seconds between two looks.", minimum=0.2, maximum=3600)
+
+
+@with_settings
+def top(what: What, look: LookFlags) -> None:
     """Show what a job or a server does now: stages, rates, causes, queues, errors and workers.
 
     It ends with the job, or with Ctrl-C. A job that has not started yet is waited for.
@@ -53,7 +64,7 @@ def top(what: What, once: Once = False, interval: Interval = 1.0) -> None:
     """
     for number in (signal.SIGINT, signal.SIGTERM):  # so that the terminal is left as it was
         signal.signal(number, signal.default_int_handler)
-    sys.exit(guarded(lambda: _until_interrupted(what, interval, once=once)))
+    sys.exit(guarded(lambda: _until_interrupted(what, look.interval, once=look.once)))
 
 
 def _until_interrupted(what: str, interval: float, *, once: bool) -> int:

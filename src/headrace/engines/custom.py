@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -16,7 +17,7 @@ from headrace.batching.tasks import called
 from headrace.engines.base import BatchEngine, Prepared
 from headrace.engines.capabilities import check_methods
 from headrace.engines.profile import EngineProfile, profile_of
-from headrace.errors import ConfigError, EngineDeadError, UnknownOptionError, attempted, text_of
+from headrace.errors import ConfigError, EngineDeadError, UnknownOptionError, attempted, text_of, tried
 
 ListFunction: TypeAlias = Callable[[list[Any]], Sequence[object]]
 """Returns one output for each value."""
@@ -58,7 +59,7 @@ class FunctionEngine:
         )
 
     def describe(self) -> Mapping[str, object]:
-        """The names of function and model. The code is left out, so a job can resume after a fix."""
+        """The names of function and model, and the options. The code is left out, so a job can resume after a fix."""
         return {"engine": self._name, "model": None if self._model is None else str(self._model), **self._facts}
 
     def prepare(self, inputs: Sequence[object]) -> list[Prepared[object] | Exception]:
@@ -101,6 +102,7 @@ def load(engine: object, model: str | Path | None, options: Mapping[str, object]
     if callable(found):
         plain_function(repr(reference), found, _FOR_ASYNC)
     parameters = _parameters(found, reference) if callable(found) else []
+    facts: dict[str, object] = {}
     made: Any = found
     used_model: str | Path | None = None
     known: tuple[str, ...] = ()
@@ -108,6 +110,9 @@ def load(engine: object, model: str | Path | None, options: Mapping[str, object]
         known = tuple(one.name for one in parameters[1:] if one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL))
         own = {name: chosen.pop(name) for name in list(chosen) if _takes(parameters, name)}
         made, used_model = found(model, **own), model
+        facts = {"given": {name: value for name, value in own.items() if isinstance(tried(json.dumps, value), str)}}
+    elif model is not None:
+        raise ConfigError(f"``model`` is {str(model)!r}, and engine {reference!r} takes no model; leave it out")
     elif inspect.isclass(found):
         made = found()
     if hasattr(made, "prepare") and any(hasattr(made, method) for method in ("forward", "step", "infer")):
@@ -119,7 +124,8 @@ def load(engine: object, model: str | Path | None, options: Mapping[str, object]
         return complete
     size = chosen.pop("batch_size", BATCH_SIZE)
     _refuse(reference, chosen, ("batch_size", *known))
-    return FunctionEngine(_one_function(made, reference), reference, used_model, whole("``batch_size``", size, 1))
+    size = whole("``batch_size``", size, 1)
+    return FunctionEngine(_one_function(made, reference), reference, used_model, size, facts)
 
 
 def search_current_folder() -> None:

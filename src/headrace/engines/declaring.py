@@ -71,7 +71,7 @@ class _Dataclasses:
     __dataclass_fields__: ClassVar[dict[str, Field[object]]]
 
     def __init_subclass__(cls) -> None:
-        named(keys=True)(dataclass(frozen=True, kw_only=True)(cls))
+        named(keys=True, of_engine=True)(dataclass(frozen=True, kw_only=True)(cls))
 
 
 class EngineOptions(_Dataclasses):
@@ -94,6 +94,8 @@ class EngineOptions(_Dataclasses):
     """Whether transformers reads the model's config.json."""
     splits: ClassVar[bool] = False
     """Whether it can split what is too long for the model."""
+    takes_model: ClassVar[bool] = False
+    """Whether `model` names one although `weights`, `default_model` and `remote` do not say so."""
     remote: ClassVar[bool] = False
     """Whether the model is on another server, under a name of its own."""
     runs_batches: ClassVar[bool] = True

@@ -19,6 +19,7 @@ from headrace.io.sources.selection import Selection
 from headrace.io.storage.addresses import is_address, without_password
 from headrace.io.storage.locations import anchored as anchored_path
 from headrace.options import all_declared, option
+from headrace.plugins import addresses
 from headrace.records import Json, JsonObject
 from headrace.wording import shown
 
@@ -134,18 +135,19 @@ class JobSettings:
 
     source: object = option(
         MISSING,
-        "File, folder, glob or address (s3://...) of the records, or - for stdin: JSONL, CSV, TSV, Parquet, Arrow, "
-        "tar, images, an OpenAI batch file or a saved dataset; text and tar files may be .gz or .zst. Or "
-        "hf://datasets/org/name, a Delta or Lance folder, iceberg://catalog/table, or a database, with ``sql``.",
+        f"File, folder, glob or address (s3://...) of the records, or - for stdin: {', '.join(known_formats())}, "
+        "images, an OpenAI batch file, a saved dataset, a Delta or Lance folder; text and tar files may be .gz or "
+        ".zst. Or "
+        f"{', '.join(addresses('sources'))}, such as hf://datasets/org/name; of a database with ``sql``.",
         flags=("-i", "--input-file"),
         panel=FILES_PANEL,
     )
     """In Python also rows: see `headrace.io.sources.opening.open_source`."""
     sink: str | Path | Receiver | Rows = option(
         MISSING,
-        "File or address (s3://...) of the results: .parquet, or .jsonl, .csv or .tsv (also with .gz or .zst); a name "
-        "that ends in / is a folder of parts. Or a table: 'postgresql://host/db?table=vectors', sqlite:///, "
-        "lancedb:///, 'qdrant://host?collection=vectors'. Or hf://datasets/org/name.",
+        f"File or address (s3://...) of the results: {', '.join(written_formats(own=True))}, all but parquet also with "
+        f".gz or .zst; a name that ends in / is a folder of parts. Or {', '.join(addresses('sinks'))}, such as "
+        "'postgresql://host/db?table=vectors'.",
         flags=("--output-file", "-o"),
         panel=FILES_PANEL,
     )
@@ -162,8 +164,7 @@ class JobSettings:
     )
     sql: str | None = option(
         None,
-        "Query whose rows are the input, if the source is a database (postgresql://, sqlite:///, duckdb:///); it "
-        "must sort them.",
+        "Query whose rows are the input, if the source is a database; it must sort them.",
         panel=FILES_PANEL,
     )
     on_nan: OnNan = option(

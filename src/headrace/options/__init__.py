@@ -10,6 +10,7 @@
 
 from headrace.options.declaring import (
     NAMES,
+    RESERVED,
     Declared,
     Option,
     SettingName,
@@ -20,4 +21,15 @@ from headrace.options.declaring import (
     split,
 )
 
-__all__ = ["NAMES", "Declared", "Option", "SettingName", "all_declared", "declared", "groups", "option", "split"]
+__all__ = [
+    "NAMES",
+    "RESERVED",
+    "Declared",
+    "Option",
+    "SettingName",
+    "all_declared",
+    "declared",
+    "groups",
+    "option",
+    "split",
+]

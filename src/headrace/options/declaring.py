@@ -61,6 +61,8 @@ class SettingName:
     changes_output: bool
 
 
+RESERVED: set[str] = set()
+"""The settings of jobs and servers, whose names no option of an engine may have."""
 NAMES: dict[str, SettingName] = {}
 """The settings whose class is `argument_types.named`, by keyword, and by what else a flag of theirs calls them."""
 

@@ -5,6 +5,6 @@
 - `registry.working`: imports all that can be used
 """
 
-from headrace.plugins.registry import GROUPS, OWN, Group, Plugin, known, left_out, load, working
+from headrace.plugins.registry import GROUPS, OWN, Group, Plugin, addresses, known, left_out, load, working
 
-__all__ = ["GROUPS", "OWN", "Group", "Plugin", "known", "left_out", "load", "working"]
+__all__ = ["GROUPS", "OWN", "Group", "Plugin", "addresses", "known", "left_out", "load", "working"]

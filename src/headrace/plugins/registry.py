@@ -13,10 +13,11 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from importlib import metadata
 from typing import Literal, TypeAlias, TypeVar, get_args
 
+from headrace.argument_types import check_types
 from headrace.errors import ConfigError, attempted, nearest, text_of
 
 T = TypeVar("T")
@@ -108,6 +109,11 @@ def known(group: Group) -> Mapping[str, Plugin]:
     return found
 
 
+def addresses(group: Group) -> tuple[str, ...]:
+    """How the addresses begin that plugins of a group are for, such as `sqlite://`. Imports nothing."""
+    return tuple(f"{name}://" for name in known(group) if name.isalpha())
+
+
 def left_out(group: Group) -> Sequence[Plugin]:
     """Plugins of other packages that have the name of one of Headrace's own, which is used instead."""
     return [
@@ -159,7 +165,17 @@ def _of_kind(plugin: Plugin, kind: type[T]) -> T:
         raise ConfigError(
             f"{plugin} is a {type(found).__name__}; it must be a {kind.__name__}: mend or uninstall the package"
         )
+    if plugin.package != OWN:
+        _check_fields(plugin, found)
     return found
+
+
+def _check_fields(plugin: Plugin, found: object) -> None:
+    if is_dataclass(found) and not isinstance(found, type):
+        try:
+            check_types(found)
+        except ConfigError as error:
+            raise ConfigError(f"{plugin}: {error.args[0].replace('``', '')}: mend or uninstall the package") from error
 
 
 @functools.cache

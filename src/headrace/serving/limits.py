@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from headrace.argument_types import check_types, named
+from headrace.argument_types import check_types, named, parse_size
 from headrace.options import option
 
 
@@ -51,13 +51,30 @@ class ServeLimits:
         above=0,
     )
     max_waiting_bytes: int = option(
-        256 * 1024 * 1024, "Maximum bytes of their request bodies together; more get status 429.", minimum=1
+        256 * 1024 * 1024,
+        "Maximum bytes of their request bodies together, such as 256MiB; more get status 429.",
+        parse=parse_size,
+        shown="256MiB",
+        minimum=1,
     )
     max_body_bytes: int = option(
-        32 * 1024 * 1024, "Maximum bytes of one request body; longer ones get status 413.", minimum=1
+        32 * 1024 * 1024,
+        "Maximum bytes of one request body, such as 32MiB; longer ones get status 413.",
+        parse=parse_size,
+        shown="32MiB",
+        minimum=1,
     )
-    max_file_bytes: int = option(1024 * 1024 * 1024, "Maximum bytes of an uploaded batch file.", flags=(), minimum=1)
-    max_header_bytes: int = option(32 * 1024, "Maximum bytes of request line and headers.", flags=(), minimum=1)
+    max_file_bytes: int = option(
+        1024 * 1024 * 1024,
+        "Maximum bytes of an uploaded batch file.",
+        flags=(),
+        parse=parse_size,
+        shown="1GiB",
+        minimum=1,
+    )
+    max_header_bytes: int = option(
+        32 * 1024, "Maximum bytes of request line and headers.", flags=(), parse=parse_size, shown="32KiB", minimum=1
+    )
     max_prompts: int = option(
         2_048,
         "Maximum texts, images or messages of one request; more get status 400.",

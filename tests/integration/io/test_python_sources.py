@@ -190,7 +190,7 @@ def test_stdin_is_an_input_and_resumes(tmp_path: Path) -> None:
     assert ids(tmp_path / "out.jsonl") == [f"r{n}" for n in range(50)]
     assert "already finished" in pipe(content)[1]
     status, said = pipe(content + "r50,more\r\n")
-    assert (status, "source.bytes was" in said) == (2, True)
+    assert (status, "the input's size in bytes was" in said) == (2, True)
     assert [path.name for path in tmp_path.glob("headrace-stdin-*")] == [], "the copy goes with the process"
     arguments[4] = "xls"
     assert "needs --input-format, one of arrow, csv, jsonl" in (said := pipe(content)[1])

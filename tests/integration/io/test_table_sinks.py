@@ -95,7 +95,9 @@ def test_rows_of_others_are_not_replaced_unasked(store: Store, monkeypatch: pyte
 
 def test_another_input_for_the_same_table_is_refused(store: Store) -> None:
     run(store.address("same"))
-    with pytest.raises(ResumeMismatchError, match=r"same was started with other settings: .*source\.records was 400"):
+    with pytest.raises(
+        ResumeMismatchError, match=r"same was started with other settings: .*the input's number of records was 400"
+    ):
         run(store.address("same"), ROWS[:10])
 
 

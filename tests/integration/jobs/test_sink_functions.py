@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 import headrace
-from headrace import BlockedLoopWarning
 from headrace.errors import ConfigError, JobError
 from headrace.io.sinks.callback_sink import CallbackWriter
 from headrace.jobs.settings import Limits
@@ -56,8 +55,7 @@ def test_it_is_awaited_within_a_running_loop_too() -> None:
     found = Collected()
 
     async def main() -> None:
-        with pytest.warns(BlockedLoopWarning):
-            run(found)
+        await asyncio.to_thread(run, found)
 
     asyncio.run(main())
     assert len(found.ids) == 300

@@ -294,11 +294,11 @@ def test_the_estimate_of_a_step_that_needs_no_other(tmp_path: Path, models: Mode
 
 
 def settings_changes() -> Iterator[tuple[str, Callable[[list[Step]], list[Step]], str]]:
-    yield "order", lambda steps: [steps[1], steps[0]], "step.name was 'vectors', now 'label'"
-    yield "fewer", lambda steps: steps[:1], "step.name was 'label', now 'vectors'"
+    yield "order", lambda steps: [steps[1], steps[0]], "the step's name was 'vectors', now 'label'"
+    yield "fewer", lambda steps: steps[:1], "the step's name was 'label', now 'vectors'"
     yield "model", lambda steps: [parse_steps([{"name": "vectors", "engine": "headrace.testing:FakeEngine",
                                                 "engine_options": {"dimension": 3}, "task": "embed"}])[0],
-                                  steps[1]], "engine.dimension was 8, now 3"  # fmt: skip
+                                  steps[1]], "the engine's dimension was 8, now 3"  # fmt: skip
 
 
 @pytest.mark.parametrize(("change", "words"), [(change, words) for _, change, words in settings_changes()])

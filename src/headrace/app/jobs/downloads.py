@@ -33,7 +33,8 @@ def resolved_for(settings: JobSettings, output: JobOutput) -> EngineConfig:
     if begun["name"] != config.model:
         config = resolve(config)
         if not settings.ignore_changes:
-            check_same(output.target, {"engine.commit": begun["commit"]}, {"engine.commit": config.commit})
+            asked = {"model": begun["name"]}, {"model": config.model}
+            check_same(output.target, {"engine.commit": begun["commit"]}, {"engine.commit": config.commit}, asked)
         return config
     config = replace(config, commit=begun["commit"])
     if output.is_finished:

@@ -7,15 +7,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
-from headrace.app.settings_file import read_settings
-from headrace.argument_types import build, check_types
-from headrace.engines.choosing.config import EngineConfig, model_name
-from headrace.engines.choosing.registry import unknown_key
+from headrace.app.settings_file import from_keys, read_settings
+from headrace.engines.choosing.config import EngineConfig
 from headrace.engines.tasks import known_tasks, task_named
 from headrace.errors import ConfigError, nearest
 from headrace.io.sinks.targets import Target, find_target
 from headrace.jobs.settings import EarlierStep, FinishFn, JobSettings, ModelChoice, StepSettings
-from headrace.options import all_declared, declared, option
+from headrace.options import declared, option
 from headrace.wording import shown
 
 FOLDER = "steps"
@@ -39,7 +37,6 @@ class Step:
 
 PER_STEP = tuple(one.name for one in declared(JobSettings) if one.option.per_step)
 """The settings of a job that each step has, beside those of its engine."""
-_KEYS = (*(one.name for one in all_declared(Step)), *PER_STEP)
 
 
 def parse_steps(entries: object) -> list[Step]:
@@ -50,21 +47,7 @@ def parse_steps(entries: object) -> list[Step]:
     """
     if not isinstance(entries, Sequence) or isinstance(entries, str) or not entries:
         raise ConfigError("steps must be a list of at least one step, such as [{task: embed}, {task: classify}]")
-    steps: list[Step] = []
-    for number, entry in enumerate(entries, 1):
-        if not isinstance(entry, Mapping):
-            raise ConfigError(f"step {number} is of type {type(entry).__name__}; it must be a mapping of settings")
-        for key in entry:
-            if key not in _KEYS:
-                raise ConfigError(f"step {number}: {shown(key)} is unknown{unknown_key(str(key), _KEYS)}")
-        step = build(Step, {**entry, "model": model_name(entry.get("model"))})
-        try:
-            check_types(step)
-            check_types(step.config)
-        except ConfigError as error:
-            raise ConfigError(f"step {number}: {error}") from error
-        steps.append(step)
-    return steps
+    return [from_keys(Step, entry, f"step {number}", PER_STEP) for number, entry in enumerate(entries, 1)]
 
 
 def refuse_beside_steps(job: JobSettings) -> None:

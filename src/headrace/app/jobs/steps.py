@@ -28,7 +28,7 @@ from headrace.jobs.pipeline.job import JobEnd
 from headrace.jobs.planning.columns import column_of
 from headrace.jobs.planning.forecast import Forecast
 from headrace.jobs.planning.survey import Survey
-from headrace.jobs.settings import JobSettings, StepSettings, anchored
+from headrace.jobs.settings import JobSettings, StepSettings, anchored, as_json
 from headrace.jobs.state.fingerprint import check_same
 from headrace.jobs.state.inspection import holder_of, known_target
 from headrace.jobs.state.lock import LockHolder, exclusive
@@ -305,7 +305,8 @@ def _verify(plan: Plan) -> JobEnd | None:
             facts = describe_engine(engine)
         finally:
             engine.close()
-    check_same(output.target, state["fingerprint"], fingerprint(plan, facts))
+    asked = state.get("settings"), as_json(settings)
+    check_same(output.target, state["fingerprint"], fingerprint(plan, facts), asked)
     finished = state["finished"]
     if not exists(output.target) or output.target.stat().st_size != finished["bytes"]:
         return None  # running it finds out more

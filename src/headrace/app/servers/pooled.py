@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import fields, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated
 
 from fastapi import FastAPI
 from prometheus_client.metrics_core import Metric
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 import headrace
 from headrace.app.jobs.describe import versions
@@ -23,15 +21,15 @@ from headrace.app.servers.batch_run import BulkModel
 from headrace.app.servers.observed import ObservedServer
 from headrace.app.servers.pooled_batches import UseOfPool
 from headrace.app.servers.server import ServerSettings, build_part, check_settings
-from headrace.app.settings_file import read_settings
+from headrace.app.settings_file import from_keys, read_settings
 from headrace.argument_types import parse_size
 from headrace.engines.choosing.config import EngineConfig
-from headrace.engines.choosing.registry import unknown_key
 from headrace.engines.custom import load_factory
 from headrace.errors import ConfigError, nearest
 from headrace.events import Listener
 from headrace.observe.exporters.prometheus import PrometheusListener, device_seconds, merge_pages
 from headrace.observe.live.server import ServerAccount, ServerFacts, numbered
+from headrace.options import option
 from headrace.pool.pool import ModelPool
 from headrace.serving.auth import Keys
 from headrace.serving.hosts import Hosts
@@ -42,52 +40,48 @@ from headrace.wording import shown
 
 _LONGEST_NAME = 256
 
-Seconds = Annotated[float, Field(gt=0)]
 
-
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", protected_namespaces=())
-
-
-class PoolSection(_Section):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolSection:
     """The room for models."""
 
-    max_models: Annotated[int, Field(ge=1)] | None = None
-    memory: str | None = None
-    """Such as 16GB."""
-    max_asleep: Annotated[int, Field(ge=0)] | None = None
-    host_memory: str | None = None
-    """For models that sleep, such as 64GB."""
+    max_models: int | None = option(None, "Maximum models that are loaded at once.", minimum=1)
+    memory: int | None = option(
+        None, "Memory for all models, such as 16GB, in place of their number.", parse=parse_size
+    )
+    max_asleep: int | None = option(None, "With `max_models`: maximum models in host memory.", minimum=0)
+    host_memory: int | None = option(
+        None, "With `memory`: host memory for models that sleep, such as 64GB.", parse=parse_size
+    )
 
 
-class ModelSection(_Section):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSection:
     """One model of the file."""
 
-    name: str
-    aliases: list[str] = []
-    task: str | None = None
-    model: str | None = None
-    engine: str | None = None
-    engine_options: dict[str, object] = {}
-    engine_process: bool = False
-    engine_timeout_s: Seconds | None = None
-    batch_tokens: Annotated[int, Field(ge=1)] | None = None
-    batch_size: Annotated[int, Field(ge=1)] | None = None
-    pickled_weights: bool = False
-    latency_target_ms: Annotated[float, Field(gt=0)] | None = None
-    memory: str | None = None
-    max_wait_s: Annotated[float, Field(ge=0)] | None = None
-    idle_timeout_s: Seconds | None = None
-    load_timeout_s: Seconds | None = 600.0
-    keys: list[str] | None = None
-    """Names of the API keys that may use it; none for all."""
+    name: str = option(MISSING, "Its name in requests.")
+    aliases: list[str] = option(list, "More names in requests.")
+    config: EngineConfig = field(default_factory=EngineConfig)
+    latency_target_ms: float | None = option(
+        None, "Milliseconds that requests may take while the Batch API runs. Default: no target.", above=0
+    )
+    memory: int | None = option(None, "What it takes, such as 2GB. Default: measured.", parse=parse_size)
+    max_wait_s: float | None = option(
+        None,
+        "Seconds that a request waits before this model takes the room of one in use. Default: twice its loading time.",
+        minimum=0,
+    )
+    idle_timeout_s: float | None = option(None, "Seconds without use before it is unloaded. Default: never.", above=0)
+    load_timeout_s: float | None = option(600.0, "Seconds allowed for loading, and for unloading.", above=0)
+    keys: list[str] | None = option(None, "Names of the API keys that may use it. Default: all.")
 
 
-class ModelsFile(_Section):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelsFile:
     """The whole file."""
 
-    pool: PoolSection = PoolSection(max_models=1)
-    models: Annotated[list[ModelSection], Field(min_length=1)]
+    pool: PoolSection
+    models: Sequence[ModelSection]
 
 
 def read_models(path: Path) -> ModelsFile:
@@ -97,12 +91,12 @@ def read_models(path: Path) -> ModelsFile:
         ConfigError: the file cannot be read, is not YAML or JSON, or an entry is unknown, missing or of the wrong type.
     """
     content = read_settings(path)
-    if not isinstance(content, dict):
+    if not isinstance(content, Mapping):
         raise ConfigError(f'{path} must be a mapping with "models", a list')
     try:
-        found = ModelsFile.model_validate(content)
-    except ValidationError as error:
-        raise ConfigError(f"{path}: {_first(error)}") from error
+        found = _models(content)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
     names = [name for entry in found.models for name in (entry.name, *entry.aliases)]
     if bad := [name for name in names if not name.strip() or not name.isprintable() or len(name) > _LONGEST_NAME]:
         raise ConfigError(
@@ -113,16 +107,20 @@ def read_models(path: Path) -> ModelsFile:
     return found
 
 
-def _first(error: ValidationError) -> str:
-    """The first problem of the file, in words."""
-    first = error.errors(include_url=False, include_context=False)[0]
-    place = ".".join(str(part) for part in first["loc"]) or "the file"
-    if first["type"] != "extra_forbidden":
-        return f"{place}: {first['msg']}"
-    kind = PoolSection if first["loc"][0] == "pool" else ModelSection if len(first["loc"]) > 1 else ModelsFile
-    key, known = str(first["loc"][-1]), list(kind.model_fields)
-    more = unknown_key(key, known) if kind is ModelSection else nearest(key, known) or f"; known: {', '.join(known)}"
-    return f"{place} is unknown{more}"
+def _models(content: Mapping[str, object]) -> ModelsFile:
+    known = ("pool", "models")
+    if unknown := [key for key in content if key not in known]:
+        raise ConfigError(f"{shown(unknown[0])} is unknown{nearest(str(unknown[0]), known)}; known: pool, models")
+    entries = content.get("models")
+    if not isinstance(entries, list) or not entries:
+        raise ConfigError("models must be a list of at least one model, such as [{name: small}]")
+    pool = from_keys(PoolSection, content.get("pool", {"max_models": 1}), "pool")
+    models = []
+    for number, entry in enumerate(entries, 1):
+        name = entry.get("name") if isinstance(entry, Mapping) else None
+        place = f"model {name!r}" if isinstance(name, str) else f"model {number}"
+        models.append(from_keys(ModelSection, entry, place))
+    return ModelsFile(pool=pool, models=models)
 
 
 def build_pooled(content: ModelsFile, shared: ServerSettings) -> tuple[FastAPI, ServerState]:
@@ -139,9 +137,9 @@ def build_pooled(content: ModelsFile, shared: ServerSettings) -> tuple[FastAPI, 
     room = content.pool
     pool = ModelPool(
         max_models=room.max_models,
-        memory_bytes=None if room.memory is None else _bytes(room.memory, "pool.memory"),
+        memory_bytes=room.memory,
         max_asleep=room.max_asleep,
-        host_memory_bytes=None if room.host_memory is None else _bytes(room.host_memory, "pool.host_memory"),
+        host_memory_bytes=room.host_memory,
     )
     models: list[ModelApp] = []
     bulk: list[BatchModel] = []
@@ -158,7 +156,7 @@ def build_pooled(content: ModelsFile, shared: ServerSettings) -> tuple[FastAPI, 
             pool.add(
                 entry.name,
                 model.load,
-                memory_bytes=None if entry.memory is None else _bytes(entry.memory, "memory"),
+                memory_bytes=entry.memory,
                 max_wait_s=entry.max_wait_s,
                 idle_timeout_s=entry.idle_timeout_s,
                 load_timeout_s=entry.load_timeout_s,
@@ -188,9 +186,7 @@ def build_pooled(content: ModelsFile, shared: ServerSettings) -> tuple[FastAPI, 
 
 
 def _served(entry: ModelSection, shared: ServerSettings, device: Listener) -> tuple[ModelApp, BulkModel]:
-    config = EngineConfig(
-        **{one.name: getattr(entry, one.name) for one in fields(EngineConfig) if one.init and hasattr(entry, one.name)}
-    )
+    config = entry.config
     names = (entry.name, *entry.aliases)
     target_s = None if entry.latency_target_ms is None else entry.latency_target_ms / 1000
     settings = check_settings(
@@ -202,10 +198,3 @@ def _served(entry: ModelSection, shared: ServerSettings, device: Listener) -> tu
     app, bulk = build_part(settings, device)
     allowed = None if entry.keys is None else frozenset(entry.keys)
     return ModelApp(names, bulk.task, app, bulk.server, allowed), bulk
-
-
-def _bytes(text: str, what: str) -> int:
-    try:
-        return parse_size(text)
-    except ValueError as error:
-        raise ConfigError(f"{what}: {error}") from error

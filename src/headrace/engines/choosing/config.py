@@ -49,7 +49,9 @@ class EngineConfig:
     )
     """As the user wrote it."""
     engine: str | Callable[..., object] | object | None = option(
-        None, "onnx, vllm, static (for generate), or your module:name. Default: chosen by the task."
+        None,
+        f"Engine: {', '.join(registry.all_names())}, as headrace list engines has them for each task, or your "
+        "module:name. Default: chosen by the task.",
     )
     """In Python also a function, or any other object that `headrace.engines.custom.load` takes."""
     engine_options: Mapping[str, object] = option(

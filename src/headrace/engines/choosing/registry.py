@@ -21,7 +21,7 @@ from headrace.errors import (
     text_of,
 )
 from headrace.models.names import remote_model
-from headrace.options import declared
+from headrace.options import RESERVED, declared
 from headrace.plugins import OWN, known, working
 from headrace.plugins import load as load_plugin
 from headrace.wording import shown
@@ -35,6 +35,11 @@ def engine_names(task: str) -> tuple[str, ...]:
     return tuple(sorted(found, key=lambda name: order[name]))
 
 
+def all_names() -> tuple[str, ...]:
+    """The names of the engines of all tasks. Imports nothing."""
+    return tuple(dict.fromkeys(plugin.rpartition(".")[2] for plugin in known("engines")))
+
+
 def declared_engines(task: str | None = None) -> tuple[type[EngineOptions], ...]:
     """The engines of a task, the default first; None for those of all tasks. Without those that cannot be imported."""
     tasks, every = known_tasks() if task is None else (task,), _declarations()
@@ -43,7 +48,7 @@ def declared_engines(task: str | None = None) -> tuple[type[EngineOptions], ...]
 
 def _declarations() -> dict[str, type[EngineOptions]]:
     every = working("engines", type)
-    return {name: kind for name, kind in every.items() if _is_declaration(kind, name)}
+    return {name: kind for name, kind in every.items() if _is_declaration(kind, name) and not _taken(kind, name)}
 
 
 def options_by_task() -> dict[str, dict[str, tuple[str, ...]]]:
@@ -199,6 +204,11 @@ def declaration(name: str) -> type[EngineOptions]:
     """
     found = load_plugin("engines", name, object)
     if _is_declaration(found, name):
+        if taken := _taken(found, name):
+            raise ConfigError(
+                f"{known('engines')[name]} has the option {taken[0]!r}, which is a setting of jobs or servers: its "
+                "package must give it another name"
+            )
         return found
     raise ConfigError(
         f"{known('engines')[name]} must be a class of EngineOptions with that task and name, not {shown(found)}"
@@ -209,6 +219,11 @@ def _is_declaration(found: object, name: str) -> TypeGuard[type[EngineOptions]]:
     return isinstance(found, type) and issubclass(found, EngineOptions) and f"{found.task}.{found.engine}" == name
 
 
+def _taken(kind: type[EngineOptions], name: str) -> list[str]:
+    """The options of another package's engine whose names are taken."""
+    return [] if known("engines")[name].package == OWN else [one for one in kind.names() or () if one in RESERVED]
+
+
 def _default_engine(task: str) -> str:
     for name in engine_names(task):
         plugin = known("engines")[f"{task}.{name}"]
@@ -217,7 +232,8 @@ def _default_engine(task: str) -> str:
     kinds = declared_engines(task)
     default = next((kind.engine for kind in kinds if kind.implied_by is None), None)
     if default is None:
-        default = next((one for one in engine_names(task) if known("engines")[f"{task}.{one}"].problem), None)
+        working_ones = {kind.engine for kind in kinds}
+        default = next((one for one in engine_names(task) if one not in working_ones), None)  # loading it says why
     if default is None:
         ways = ["``engine=MODULE:NAME``", *(f"``{kind.implied_by}``" for kind in kinds if kind.implied_by is not None)]
         raise ConfigError(f"task {task} needs an engine: set {' or '.join(ways)}")
@@ -262,6 +278,10 @@ def _check_named(model: str | Path | None, kind: type[EngineOptions]) -> None:
 
 
 def _check_kind(model: str | Path | None, kind: type[EngineOptions]) -> None:
+    if model is not None and not (kind.takes_model or kind.weights or kind.remote or kind.default_model):
+        raise ConfigError(
+            f"``model`` is {str(model)!r}, and engine {kind.engine!r} of task {kind.task!r} has no models; leave it out"
+        )
     if kind.weights is not None:
         check_kind(kind.task, model)
 

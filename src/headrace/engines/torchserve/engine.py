@@ -39,7 +39,7 @@ class TorchServeEngine:
 
     def __init__(self, options: TorchServe) -> None:
         if options.handler is None:
-            raise ConfigError("``handler`` is not set; name a handler file, a .mar archive or its folder")
+            raise ConfigError("no handler is set (``handler``); name a handler file, a .mar archive or its folder")
         place = choose_device(options.device)
         gpu = None if place.type == "cpu" else place.index or 0
         self._files = handler_files.read(options.handler, options.model, options.config)

@@ -82,6 +82,8 @@ def read(handler: str | Path, model: str | Path | None, config: str | Path | Non
         ConfigError: a file is missing or invalid.
     """
     path = Path(handler).expanduser()
+    if model is not None and (path.suffix == ".mar" or path.is_dir()):
+        raise ConfigError(f"``model`` is {str(model)!r}, and the archive {path} has the model's files; leave it out")
     if path.suffix == ".mar":
         return _from_archive(path, config)
     if path.is_dir():

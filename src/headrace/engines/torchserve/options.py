@@ -17,6 +17,7 @@ class TorchServe(EngineOptions):
     factory = "headrace.engines.torchserve.engine:TorchServeEngine"
     extra = "torch"
     implied_by = "handler"
+    takes_model = True
 
     handler: str | Path | None = option(
         None, "TorchServe handler to run: a .py file or a .mar archive. Default: none.", panel=PANEL

@@ -9,16 +9,34 @@ from headrace.engines.choosing.registry import declared_engines
 from headrace.errors import ResumeMismatchError
 from headrace.options import NAMES, declared
 
+_UNSAID = {"engine.pixels": "exact"}
+"""What a fingerprint means that says nothing of these, where that is not the default of today."""
+_INPUT = ("source", "sql")
+GIVEN = "given"
+"""The options of an engine's factory among the facts of an engine that describes itself by its name alone."""
 _DIGESTS = {"engine.model_digest": "the model's folder", "engine.handler_digest": "the handler"}
 
 
-def check_same(output: object, then: Mapping[str, object], now: Mapping[str, object], *, retry: bool = False) -> None:
+def check_same(
+    output: object,
+    then: Mapping[str, object],
+    now: Mapping[str, object],
+    asked: tuple[Mapping[str, object] | None, Mapping[str, object] | None] = (None, None),
+    *,
+    retry: bool = False,
+) -> None:
     """Check that a job matches the one that started its output.
+
+    Args:
+        output: its name.
+        then: the facts that determined it, and `now`: those of this job.
+        asked: the settings of both jobs, as `jobs.settings.as_json` has them, which say why facts differ.
+        retry: whether failed records are to be retried.
 
     Raises:
         ResumeMismatchError: it does not; the message names each difference.
     """
-    if differences := _differences(then, now):
+    if differences := _differences(_comparable(then, now), now, *asked):
         ways = (
             "or pass ``ignore_changes=True`` to retry with what is there now"
             if retry
@@ -41,18 +59,63 @@ def check_same_input(output: object, then: Mapping[str, object], now: Mapping[st
         )
 
 
-def _differences(then: Mapping[str, object], now: Mapping[str, object]) -> str:
+def _comparable(then: Mapping[str, object], now: Mapping[str, object]) -> Mapping[str, object]:
+    """The facts of then, with those of now that earlier versions did not note: the options of a factory."""
+    old, new = then.get("engine"), now.get("engine")
+    if isinstance(old, Mapping) and isinstance(new, Mapping) and GIVEN in new and GIVEN not in old:
+        return {**then, "engine": {**old, GIVEN: new[GIVEN]}}
+    return then
+
+
+def _differences(
+    then: Mapping[str, object],
+    now: Mapping[str, object],
+    asked_then: Mapping[str, object] | None = None,
+    asked_now: Mapping[str, object] | None = None,
+) -> str:
+    asked = _changed(_asked(asked_then), _asked(asked_now)) if asked_then and asked_now else {}
+    found: dict[str, str] = {}
+    for key, (old, new) in _changed(then, now).items():
+        setting, of_input = _setting(key), key.startswith("source.")
+        why = [name for name in asked if name == setting or (not setting and (name in _INPUT) is of_input)]
+        found |= {name: _told(f"``{name}``", *asked[name]) for name in why}
+        if not why:
+            found.setdefault(setting or key, _difference(key, old, new))
+    return "; ".join(found.values())
+
+
+def _changed(then: Mapping[str, object], now: Mapping[str, object]) -> dict[str, tuple[object, object]]:
     old, new = _flat(then), _flat(now)
-    return "; ".join(
-        _difference(key, old.get(key), new.get(key)) for key in sorted({*old, *new}) if old.get(key) != new.get(key)
-    )
+    return {key: (old.get(key), new.get(key)) for key in sorted({*old, *new}) if old.get(key) != new.get(key)}
+
+
+def _asked(settings: Mapping[str, object] | None) -> dict[str, object]:
+    """What the user chose of input and engine, by the names of the settings."""
+    given = settings or {}
+    options = given.get("engine_options")
+    chosen = {name: given.get(name) for name in (*_INPUT, "model", "engine")}
+    return {**chosen, **(options if isinstance(options, Mapping) else {})}
 
 
 def _difference(key: str, old: object, new: object) -> str:
     setting = _setting(key)
     if (what := _content(key)) and old and new:  # a digest tells people nothing
         return f"the content of {what} has changed{setting and f' (``{setting}``)'}"
-    return f"{f'``{setting}``' if setting else key} was {_shown(old)}, now {_shown(new)}"
+    way_out = f" (pass ``task={old}``)" if key == "task" and new == "custom" else ""
+    return _told(f"``{setting}``" if setting else _in_words(key), old, new, key) + way_out
+
+
+def _told(name: str, old: object, new: object, key: str = "") -> str:
+    return f"{name} was {_shown(old, key)}, now {_shown(new, key)}"
+
+
+def _in_words(key: str) -> str:
+    """What a fact is called that no setting has, such as `source.bytes`."""
+    section, _, name = key.rpartition(".")
+    section = {"source": "input"}.get(section, section.partition(".files.")[2] or section)
+    owner = f"the {section}" if section in ("input", "engine", "step") else section
+    words = {"bytes": "size in bytes", "records": "number of records"}.get(name, name.replace("_", " "))
+    return f"{owner}'s {words}" if owner else key
 
 
 def _setting(key: str) -> str:
@@ -60,9 +123,11 @@ def _setting(key: str) -> str:
     section, _, name = key.rpartition(".")
     if key in ("engine.commit", "engine.model_digest"):
         return "model"
+    if key == "engine.engine_seed":
+        return "seed"
     if section in ("", "source.selection"):
         return name if name in NAMES and NAMES[name].changes_output else ""
-    if section == "engine.options":
+    if section in ("engine.options", f"engine.{GIVEN}"):
         return name
     return name if section in ("engine", "engine.sampling") and name in _engine_options() else ""
 
@@ -72,7 +137,8 @@ def _engine_options() -> set[str]:
     return {one.name for kind in declared_engines() for one in declared(kind)}
 
 
-def _shown(value: object) -> str:
+def _shown(value: object, key: str) -> str:
+    value = _UNSAID.get(key) if value is None else value
     return "not set" if value is None else repr(value)
 
 

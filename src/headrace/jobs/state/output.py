@@ -305,7 +305,8 @@ class JobOutput:
     def _resumed(self, state: JobState, start: StartMode, *, retry: bool = False) -> FinishedJob | None:
         """How the job ended; None if it has not. Completes the end of a retry that was killed."""
         if start.changes != "ignore":
-            check_same(self._target, state["fingerprint"], start.fingerprint, retry=retry)
+            asked = state.get("settings"), start.settings
+            check_same(self._target, state["fingerprint"], start.fingerprint, asked, retry=retry)
         finished = FinishedJob(**state["finished"]) if state["finished"] else None
         if state.get("swap"):
             self._retrying.swap()
