@@ -94,6 +94,8 @@ class RowTable(Protocol):
 
     positions: NDArray[numpy.int64]
     """Of each row in the input, ascending."""
+    typed: bool
+    """Whether columns have types of their own, as those of a table; if not, as in JSON, only values have types."""
 
     @property
     def nbytes(self) -> int:
@@ -149,6 +151,11 @@ class FinishedRows(Protocol):
     @property
     def kept(self) -> Mapping[str, Column] | None:
         """The columns that are copied from the input, in their order; None for none."""
+        ...
+
+    @property
+    def typed(self) -> bool:
+        """Whether the Arrow arrays of `kept` are columns of a table, with its types: see `RowTable.typed`."""
         ...
 
     @property

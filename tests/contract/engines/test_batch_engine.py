@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,9 @@ from tests.contract.engines.cases import Case, of_kind
 from tests.contract.engines.fixtures import assert_same, payloads
 
 from headrace import DynamicBatcher
+from headrace.columns import PreparedColumn
 from headrace.engines.base import Prepared
-from headrace.engines.capabilities import COLUMNS
+from headrace.engines.capabilities import COLUMNS, PREPARING
 
 pytestmark = [
     pytest.mark.parametrize("case", of_kind("batch"), indirect=True, scope="session"),
@@ -50,6 +52,13 @@ def test_it_runs_behind_a_batcher_that_forms_batches_by_its_costs(case: Case, en
         assert_same(left, right)
 
 
+def assert_same_column(left: PreparedColumn, right: PreparedColumn) -> None:
+    assert pickle.dumps(left.payloads) == pickle.dumps(right.payloads)
+    assert left.costs.tolist() == right.costs.tolist()
+    assert repr(left.errors) == repr(right.errors)
+    assert left.truncated == right.truncated
+
+
 def test_a_column_has_the_inputs_and_the_outputs_of_its_rows(case: Case, engine: Any) -> None:
     columns = COLUMNS.of(engine)
     if columns is None:
@@ -57,6 +66,9 @@ def test_a_column_has_the_inputs_and_the_outputs_of_its_rows(case: Case, engine:
         return
     mixed = [value for pair in zip(case.good, case.bad, strict=False) for value in pair] + case.good
     ready, column = engine.prepare(mixed), columns.prepare_column(mixed)
+    preparer = PREPARING.of(engine)
+    if preparer is not None:
+        assert_same_column(pickle.loads(pickle.dumps(preparer)).prepare_column(mixed), column)
     assert {row: repr(error) for row, error in column.errors.items()} == {
         row: repr(one) for row, one in enumerate(ready) if not isinstance(one, Prepared)
     }

@@ -24,7 +24,6 @@ from headrace.io.base import Source
 from headrace.io.sources import unique_ids as ids
 from headrace.io.sources.opening import open_source
 from headrace.jobs.pipeline.prepare import id_text
-from headrace.jobs.pipeline.read import id_digest
 from headrace.jobs.settings import Limits
 from headrace.testing import FakeEngine
 
@@ -333,9 +332,9 @@ def look_at_ids(opened: Callable[[], Source], folder: Path, alike: Callable[[int
 
     seen, count = ids.SeenIds(folder, again, "id"), 0
     for chunk in opened().chunks(lambda position: position):
-        digests = [id_digest(alike(row.data["id"])) for row in chunk.records]
-        seen.add(digests, [row.position for row in chunk.records], chunk.records[-1].position + 1)
-        count += len(digests)
+        texts = [str(alike(row.data["id"])) for row in chunk.records]
+        seen.add(texts, [row.position for row in chunk.records], chunk.records[-1].position + 1)
+        count += len(texts)
     seen.look()
     return count
 

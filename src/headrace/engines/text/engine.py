@@ -12,6 +12,7 @@ import numpy as np
 from headrace.columns import Column, PreparedColumn
 from headrace.device.pipeline import OutputRows
 from headrace.engines.base import Part
+from headrace.engines.capabilities import ColumnPreparer
 from headrace.engines.networks.base import (
     BATCH_TEXTS,
     BATCH_TOKENS,
@@ -68,6 +69,8 @@ class TextEngine(TokenizedEngine, NetworkEngine):
             tokens.split_with(self._join)
         self.network = network
         self.tokens = tokens
+        self.preparer: ColumnPreparer | None = None if tokens.long_texts.splits else tokens
+        """Prepares columns without the network."""
         self._rows = TextRows(network, tokens, per_token=per_token)
         self.width = self._rows.width
         """How many numbers the network gives for each text, or token."""

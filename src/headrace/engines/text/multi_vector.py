@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TypeAlias
 
@@ -15,15 +15,16 @@ from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
 
 from headrace.columns import Column, PreparedColumn
 from headrace.device.pipeline import OutputRows
-from headrace.engines.base import Chunks, Part, Prepared, PromptedText
+from headrace.engines.base import Prepared, PreparedRecords, PromptedText
 from headrace.engines.model_folder import named_folder
 from headrace.engines.text.encoders import keep_padding
 from headrace.engines.text.engine import TextEngine
 from headrace.engines.text.modules import Encoder, open_encoder
 from headrace.engines.text.options import MultiVectorEmbedding
 from headrace.engines.text.token_rows import TokenRows, Tokens, offsets_of
-from headrace.engines.text.tokenizing import TOKEN_MASK, listed
+from headrace.engines.text.tokenizing import TOKEN_MASK, TextTokens, listed
 from headrace.errors import EngineError, RecordError
+from headrace.records import Json
 
 TokenVectors: TypeAlias = NDArray[np.float32] | NDArray[np.float16]
 """The vectors of one text, of shape (tokens, components)."""
@@ -55,11 +56,11 @@ class MultiVectorEngine(TextEngine):
         mask = _mask_of(encoder)
         keep_padding(encoder.module[0].model)  # expansion tokens must stay, though nothing attends to them
         named = encoder.prompts.named
-        self._asks = options.prompt_name == _QUERY
-        self._expansion = encoder.module[0].query_expansion
-        self._expansion_id = _expansion_id(encoder)
-        self._queries = encoder.tokens(replace(encoder.prompts, default=named.get(_QUERY, "")), _query_length(encoder))
+        asks = options.prompt_name == _QUERY
+        queries = encoder.tokens(replace(encoder.prompts, default=named.get(_QUERY, "")), _query_length(encoder))
         documents = encoder.tokens(limit=encoder.processing.max_length or encoder.module[0].document_length)
+        expansion = encoder.module[0].query_expansion
+        self._texts = _LateTokens(documents, queries, asks, expansion, _expansion_id(encoder))
         self._skipped = [] if mask._skiplist_ids is None else mask._skiplist_ids.tolist()
         self._skips_queries = _QUERY in mask.skiplist_tasks
         self._skips_documents = _DOCUMENT in mask.skiplist_tasks
@@ -68,43 +69,25 @@ class MultiVectorEngine(TextEngine):
             "engine": "multi-vector-embedding",
             "output_dtype": output_dtype,
             "prompt": encoder.prompts.default,
-            "query": self._asks,
+            "query": asks,
         }
         network = encoder.network(_Caller(encoder.module), documents.inputs | {TOKEN_MASK}, per_token=True)
         super().__init__(network, documents, list, facts, per_token=True)
+        self.preparer = self._texts
         self.profile = replace(self.profile, prompt_names=tuple(named))
 
-    def prepare(self, inputs: Sequence[object]) -> list[Prepared[Tokens] | Prepared[Chunks[Part[Tokens]]] | Exception]:
+    def prepare(self, inputs: Sequence[object]) -> PreparedRecords:
         """Tokens of each query and document; a RecordError if the input is not text."""
-        are_queries = [self._is_query(value) for value in inputs]
-        queries = iter(self._queries.prepare(_where(inputs, are_queries)))
-        documents = iter(self.tokens.prepare(_where(inputs, [not one for one in are_queries])))
-        return [self._expanded(next(queries)) if is_query else next(documents) for is_query in are_queries]
+        return self._texts.prepare(inputs)
 
     def prepare_column(self, inputs: Column) -> PreparedColumn:
         """The tokens of each input, or its error."""
-        values = listed(inputs)
-        if any(map(self._is_query, values)):
-            return self.tokens.column_of(self.prepare(values)).prepared()
-        return self.tokens.prepare_column(values)
+        return self._texts.prepare_column(inputs)
 
     def tokenize(self, value: object, add_special_tokens: bool) -> list[int]:
         """The ids of a text without expansion tokens, before they are cut."""
-        return (self._queries if self._asks else self.tokens).tokenize(value, add_special_tokens)
-
-    def _is_query(self, value: object) -> bool:
-        return value.prompt_name == _QUERY if isinstance(value, PromptedText) else self._asks
-
-    def _expanded(
-        self, query: Prepared[Tokens] | Prepared[Chunks[Part[Tokens]]] | Exception
-    ) -> Prepared[Tokens] | Prepared[Chunks[Part[Tokens]]] | Exception:
-        if isinstance(query, Exception) or isinstance(query.payload, Chunks):  # no text is split
-            return query
-        missing, attended = 0, False
-        if self._expansion is not None:
-            missing, attended = max(self._expansion["length"] - query.cost, 0), bool(self._expansion["attend"])
-        tokens = self._queries.expanded(query.payload, [self._expansion_id] * missing, attended)
-        return Prepared(tokens, tokens.shape[1], query.truncated)
+        texts = self._texts
+        return (texts.queries if texts.asks else texts.documents).tokenize(value, add_special_tokens)
 
     def _outputs(self, batch: TokenRows, rows: OutputRows) -> list[TokenVectors | RecordError]:
         takes_part = self._takes_part(batch)
@@ -122,6 +105,44 @@ class MultiVectorEngine(TextEngine):
         queries = np.zeros(len(batch), bool) if batch.expanded is None else batch.expanded
         skips = np.where(queries, self._skips_queries, self._skips_documents)
         return ~(np.repeat(skips, batch.lengths) & np.isin(batch.flat[0], self._skipped))
+
+
+@dataclass(frozen=True, slots=True)
+class _LateTokens:
+    """Tokens of queries and documents."""
+
+    documents: TextTokens
+    queries: TextTokens
+    asks: bool
+    """Whether a text without a prompt of its own is a query."""
+    expansion: Json
+    """The settings of the model's query expansion."""
+    expansion_id: int
+
+    def prepare(self, inputs: Sequence[object]) -> PreparedRecords:
+        are_queries = [self._is_query(value) for value in inputs]
+        queries = iter(self.queries.prepare(_where(inputs, are_queries)))
+        documents = iter(self.documents.prepare(_where(inputs, [not one for one in are_queries])))
+        return [self._expanded(next(queries)) if is_query else next(documents) for is_query in are_queries]
+
+    def prepare_column(self, inputs: Column) -> PreparedColumn:
+        """The tokens of each input, or its error."""
+        values = listed(inputs)
+        if any(map(self._is_query, values)):
+            return self.documents.column_of(self.prepare(values)).prepared()
+        return self.documents.prepare_column(values)
+
+    def _is_query(self, value: object) -> bool:
+        return value.prompt_name == _QUERY if isinstance(value, PromptedText) else self.asks
+
+    def _expanded(self, query: Prepared[Tokens] | Exception) -> Prepared[Tokens] | Exception:
+        if isinstance(query, Exception):
+            return query
+        missing, attended = 0, False
+        if self.expansion is not None:
+            missing, attended = max(self.expansion["length"] - query.cost, 0), bool(self.expansion["attend"])
+        tokens = self.queries.expanded(query.payload, [self.expansion_id] * missing, attended)
+        return Prepared(tokens, tokens.shape[1], query.truncated)
 
 
 class _Caller:

@@ -79,7 +79,9 @@ class TokenRows:
         lengths = self.offsets[rows + 1] - starts
         offsets = offsets_of(lengths)
         places = np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], lengths)
-        return TokenRows(self.flat[:, places], offsets, None if self.expanded is None else self.expanded[rows])
+        return TokenRows(
+            self.flat.take(places, axis=1), offsets, None if self.expanded is None else self.expanded[rows]
+        )
 
     @classmethod
     def joined(cls, pieces: Sequence[TokenRows]) -> TokenRows:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import datetime
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
 
+from headrace.columns import Column
 from headrace.errors import HeadraceError, line_of, tried
 from headrace.records import TableRow, Unreadable
 
@@ -140,18 +141,59 @@ def rows_with(
     return [TableRow(row, _RowCells(columns, place)) for place, row in enumerate(rows)]
 
 
-def runs_of(values: Sequence[Any]) -> list[pa.Array | list[None]]:
-    """Cells and nulls as slices of the cells' columns, with runs of null between them."""
+def runs_of(values: Sequence[Any]) -> list[pa.Array | list[object]]:
+    """Cells as slices of their columns, with lists of the other values between them."""
     runs: list[tuple[pa.Array | None, int, int]] = []
-    for value in values:
-        column, place = (None, 0) if value is None else (value.column, value.place)
-        if runs and runs[-1][0] is column and (column is None or runs[-1][2] == place):
-            runs[-1] = (column, runs[-1][1], runs[-1][2] + 1)
+    for number, value in enumerate(values):
+        column, place = (value.column, value.place) if type(value) is Cell else (None, number)
+        if runs and runs[-1][0] is column and runs[-1][2] == place:
+            runs[-1] = (column, runs[-1][1], place + 1)
         else:
             runs.append((column, place, place + 1))
     return [
-        [None] * (end - start) if column is None else column.slice(start, end - start) for column, start, end in runs
+        list(values[start:end]) if column is None else column.slice(start, end - start) for column, start, end in runs
     ]
+
+
+def exact_values(column: Column) -> Sequence[object]:
+    """The values of a column as Python objects.
+
+    Raises:
+        Exception: Python cannot hold one of them as it is.
+    """
+    values: Sequence[object] = objects_exactly(column) if is_arrow(column) else column
+    return values
+
+
+def kept_values(column: Column, *, typed: bool) -> Sequence[object]:
+    """The values of a kept column as a row has them: cells if it is a table's, but for types that Python has too.
+
+    Args:
+        column: the values.
+        typed: see `headrace.columns.FinishedRows.typed`.
+
+    Raises:
+        Exception: Python cannot hold one of them as it is.
+    """
+    if typed and is_arrow(column) and not _is_of_python(column.type):
+        return [Cell(column, place) for place in range(len(column))]
+    return exact_values(column)
+
+
+@functools.lru_cache(maxsize=256)
+def _is_of_python(kind: pa.DataType) -> bool:
+    """Whether `Cell.python` gives values of a type as any other conversion does."""
+    import pyarrow as pa
+
+    types = pa.types
+    return any(is_one(kind) for is_one in (types.is_string, types.is_boolean, types.is_integer, types.is_null)) or (
+        kind in (pa.float32(), pa.float64())
+    )
+
+
+def is_arrow(column: object) -> TypeGuard[pa.Array]:
+    """Whether it is an array of Arrow."""
+    return hasattr(column, "null_count")
 
 
 def texts_of(column: Iterable[pa.Scalar]) -> list[object]:

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+import functools
+from collections.abc import Callable, Generator, Iterator, Sequence
 
+from headrace.columns import FinishedRows, Outputs
 from headrace.io.base import Chunk
+from headrace.io.formats.cells import exact_values, kept_values
+from headrace.io.formats.json_tables import JsonTables
+from headrace.io.formats.json_texts import column_texts, has_columns, object_texts, pieces_of
 from headrace.io.formats.kept_columns import check_text_column
 from headrace.io.formats.known import Format
 from headrace.io.formats.openai_batch import recognized
 from headrace.io.formats.strict_json import OnNan, StrictJson, json_default
+from headrace.io.formats.values import plain
 from headrace.io.formats.writer import LineWriter, plain_row
 from headrace.io.storage.files import InputFile
+from headrace.io.storage.row_tables import has_arrow
 from headrace.io.storage.rows import FileFormat, object_chunks
 from headrace.records import Ok
 
@@ -27,6 +34,21 @@ class JsonlFormat(FileFormat):
     def read(self, file: InputFile, base: int, next_todo: Callable[[int], int]) -> Generator[Chunk, None, int]:
         """At most 512 rows per chunk, from one block of 256 KiB (or one longer line)."""
         return object_chunks(file, base, next_todo)
+
+    def in_columns(self, names: Sequence[str]) -> FileFormat:
+        """The lines as tables; as they are if Arrow or NumPy is not installed, or no column is needed."""
+        return _JsonlColumns(names) if names and has_arrow() else self
+
+
+class _JsonlColumns(JsonlFormat):
+    """The lines of a file as tables of some columns."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._names = names
+
+    def read(self, file: InputFile, base: int, next_todo: Callable[[int], int]) -> Generator[Chunk, None, int]:
+        """At most 8,192 rows per chunk, from one block of 1 MiB (or one longer line)."""
+        return JsonTables(self._names).chunks(file, base, next_todo)
 
 
 class JsonlWriter(LineWriter):
@@ -58,6 +80,27 @@ class JsonlWriter(LineWriter):
             lines = [f"{self._json.dump(plain_row(ok, column))}\n" for ok in outcomes]
         content = "".join(lines).encode()
         return self._packed(content) if content else content
+
+    def encode_columns(self, pieces: Sequence[FinishedRows]) -> bytes | None:
+        """The lines of one part, given in columns: the same; None without orjson.
+
+        Raises:
+            Exception: a row cannot be written.
+        """
+        if not has_columns():
+            return None
+        content = b"".join([text for piece in pieces if len(piece) for text in self._lines(piece)])
+        return self._packed(content) if content else content
+
+    def _lines(self, piece: FinishedRows) -> Iterator[bytes]:
+        columns: dict[str, tuple[Outputs, Callable[[object], object]]] = {
+            "id": (exact_values(piece.ids), lambda value: value)
+        }
+        for name, column in (piece.kept or {}).items():
+            columns[name] = kept_values(column, typed=piece.typed), functools.partial(plain, name=f"column {name!r}")
+        columns[self._column] = piece.outputs, plain
+        texts = {name: column_texts(self._json, *column) for name, column in columns.items()}
+        return pieces_of(object_texts(self._json, texts), b"\n")
 
 
 JSONL = Format(

@@ -7,21 +7,31 @@ import functools
 import importlib
 import io
 import itertools
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO, TypeAlias
 
+from headrace.columns import Column, FinishedRows, Outputs
 from headrace.errors import JobError, RecordError, tried
 from headrace.extras import require
 from headrace.io.base import Take
 from headrace.io.formats.arrow_types import common_type, held_type, nests_dictionary, parquet_problem, widest_type
-from headrace.io.formats.cells import Cell, runs_of, texts_of
+from headrace.io.formats.cells import exact_values, is_arrow, runs_of, texts_of
 from headrace.io.formats.kept_columns import check_parquet_column
 from headrace.io.formats.known import Format
 from headrace.io.formats.row_groups import RowGroups, row_bytes
 from headrace.io.formats.strict_json import OnNan, StrictJson, depth, own_text
 from headrace.io.formats.tables import ParquetFormat
-from headrace.io.formats.values import LibraryValue, as_python, for_arrow, plain
+from headrace.io.formats.values import (
+    LibraryValue,
+    are_plain,
+    as_python,
+    by_key,
+    for_arrow,
+    of_one_simple_type,
+    plain,
+    rows_of_array,
+)
 from headrace.io.formats.writer import RowWriter
 from headrace.io.storage.lines import interleaved
 from headrace.io.storage.locations import file_names
@@ -31,6 +41,9 @@ if TYPE_CHECKING:
     import numpy
     import pyarrow as pa
     from numpy.typing import NDArray
+
+    _Plain: TypeAlias = list[LibraryValue] | NDArray[numpy.generic]
+    """Outputs: plain values, or vectors in the rows of an array."""
 
 _DEEPEST = 45
 """Nesting that Parquet supports for all types; some types allow more."""
@@ -91,23 +104,72 @@ class ParquetWriter(RowWriter):
         Raises:
             Exception: a row cannot be written.
         """
-        if outcomes:
-            names = list(dict.fromkeys(name for ok in outcomes for name in ok.record.data or ()))
-            columns = {"id": self._array("id", [ok.record.id for ok in outcomes])}
-            typed = set()
-            for name in names:
-                values = [(ok.record.data or {}).get(name) for ok in outcomes]
-                if any(type(value) is Cell for value in values):
-                    columns[name] = self._cells(name, values)
-                    typed.add(name)
-                else:
-                    columns[name] = self._array(name, [plain(value, f"column {name!r}") for value in values])
-            table = self._pa.table(columns | {self._column: self._outputs([plain(ok.output) for ok in outcomes])})
-            if self._folder is not None:
-                table = self._as_committed(table, typed)
-            self._schema = table.schema
-        else:
-            table = self._schema.empty_table()
+        if not outcomes:
+            return self._small_file(self._schema.empty_table())
+        names = dict.fromkeys(name for ok in outcomes for name in ok.record.data or ())
+        kept = {name: runs_of([(ok.record.data or {}).get(name) for ok in outcomes]) for name in names}
+        ids = self._array("id", [ok.record.id for ok in outcomes])
+        return self._part(ids, kept, [[ok.output for ok in outcomes]])
+
+    def encode_columns(self, pieces: Sequence[FinishedRows]) -> bytes:
+        """The rows of one part, given in columns, as the same table.
+
+        Raises:
+            Exception: a row cannot be written.
+        """
+        pieces = [piece for piece in pieces if len(piece)]
+        if not pieces:
+            return self.encode(())
+        ids = self._joined("id", columns := [piece.ids for piece in pieces])
+        if ids is None:
+            ids = self._array("id", [value for column in columns for value in exact_values(column)])
+        names = dict.fromkeys(name for piece in pieces for name in piece.kept or ())
+        kept = {name: self._runs(name, pieces) for name in names}
+        return self._part(ids, kept, [piece.outputs for piece in pieces])
+
+    def _runs(self, name: str, pieces: Sequence[FinishedRows]) -> pa.Array | list[pa.Array | list[object]]:
+        """A kept column: as it will be written, or columns of tables and lists of values."""
+        columns = [(piece.kept or {}).get(name, [None] * len(piece)) for piece in pieces]
+        if not any(piece.typed for piece in pieces) and (joined := self._joined(name, columns)) is not None:
+            return joined
+        runs: list[pa.Array | list[object]] = []
+        for piece, column in zip(pieces, columns, strict=True):
+            runs += [column] if piece.typed and is_arrow(column) else runs_of(exact_values(column))
+        return runs
+
+    def _joined(self, name: str, columns: Sequence[Column]) -> pa.Array | None:
+        """Arrays of values without a type of a table, if theirs is the one that would be found; None if it may differ.
+
+        A column without a value has another, and one that was text before has to be checked for NaN.
+        """
+        pa = self._pa
+        arrays = [column for column in columns if is_arrow(column)]
+        kind = arrays[0].type if len(arrays) == len(columns) else None
+        if kind not in (pa.string(), pa.int64(), pa.float64(), pa.bool_()) or (self._refused_in or set()) & {name}:
+            return None
+        if any(array.type != kind for array in arrays) or all(array.null_count == len(array) for array in arrays):
+            return None
+        return pa.concat_arrays(arrays)
+
+    def _part(
+        self,
+        ids: pa.Array,
+        kept: Mapping[str, pa.Array | list[pa.Array | list[object]]],
+        outputs: Sequence[Outputs],
+    ) -> bytes:
+        columns, typed = {"id": ids}, set()
+        for name, runs in kept.items():
+            if is_arrow(runs):
+                columns[name] = runs
+            elif any(map(is_arrow, runs)):
+                columns[name] = self._cells(name, runs)
+                typed.add(name)
+            else:
+                columns[name] = self._array(name, [plain(value, f"column {name!r}") for run in runs for value in run])
+        table = self._pa.table(columns | {self._column: self._outputs(list(map(_plain, outputs)))})
+        if self._folder is not None:
+            table = self._as_committed(table, typed)
+        self._schema = table.schema
         return self._small_file(table)
 
     def _small_file(self, table: pa.Table) -> bytes:
@@ -115,37 +177,41 @@ class ParquetWriter(RowWriter):
         self._pq.write_table(table, buffer, compression="none", use_dictionary=False, write_statistics=False)
         return buffer.getvalue()
 
-    def _outputs(self, outputs: list[object]) -> pa.Array:
+    def _outputs(self, blocks: Sequence[_Plain]) -> pa.Array:
         """The outputs as a column; vectors of equal length as a fixed-size list."""
-        self._vectors = self._vectors or any(map(_is_vector, outputs))
+        self._vectors = self._vectors or any(
+            not isinstance(block, list) or any(map(_is_vector, block)) for block in blocks
+        )
         if not self._vectors:
-            return self._array(self._column, outputs)
-        if others := [one for one in outputs if not isinstance(one, list) and not hasattr(one, "tolist")]:
+            return self._array(self._column, _rows(blocks))
+        lists = [block for block in blocks if isinstance(block, list)]
+        if others := [one for one in _rows(lists) if not isinstance(one, list) and not hasattr(one, "tolist")]:
             raise TypeError(f"the output is of type {type(others[0]).__name__}, and that of others is a vector")
-        return self._vector_column(self._column, outputs)
+        return self._vector_column(self._column, blocks)
 
-    def _vector_column(self, name: str, vectors: list[LibraryValue]) -> pa.Array:
+    def _vector_column(self, name: str, blocks: Sequence[_Plain]) -> pa.Array:
         """Vectors, as text if no type of numbers holds all of them exactly."""
         try:
-            return _vector_array(vectors)
+            return _vector_array(blocks)
         except (self._pa.ArrowException, OverflowError):
+            vectors = _rows(blocks)
             if not all(_is_vector(vector) or set(map(type, vector)) == {int} for vector in vectors):
                 raise
             return self._texts(name, vectors)
 
-    def _cells(self, name: str, values: list[object]) -> pa.Array:
+    def _cells(self, name: str, runs: list[pa.Array | list[object]]) -> pa.Array:
         """A column of a table, in its type there; in a common one if the rows are of several tables."""
         pa = self._pa
-        kinds = list(dict.fromkeys(value.column.type for value in values if type(value) is Cell))
+        kinds = list(dict.fromkeys(run.type for run in runs if is_arrow(run)))
         kind = held_type(functools.reduce(common_type, kinds))
         if problem := parquet_problem(kind):
             raise RecordError(f"column {name!r} is of type {kind}, which Parquet does not have: {problem}")
-        are_cells = all(value is None or type(value) is Cell for value in values)
+        are_cells = all(is_arrow(run) or all(value is None for value in run) for run in runs)
         become_texts = kind == pa.string() and any(one != kind for one in kinds)
         if are_cells and not become_texts and not nests_dictionary(kind):
             with contextlib.suppress(pa.ArrowException, OverflowError):
-                return pa.concat_arrays([_cast(run, kind) for run in runs_of(values)])
-        objects = [texts_of([value.exact()])[0] if type(value) is Cell else value for value in values]
+                return pa.concat_arrays([_cast(run, kind) for run in runs])
+        objects = [value for run in runs for value in (texts_of(run) if is_arrow(run) else run)]
         return self._array(name, [plain(value, f"column {name!r}") for value in objects])
 
     def _array(self, name: str, values: list[LibraryValue]) -> pa.Array:
@@ -157,18 +223,15 @@ class ParquetWriter(RowWriter):
         pa = self._pa
         if values and all(hasattr(value, "ndim") for value in values):
             if all(map(_is_vector, values)):
-                return self._vector_column(name, values)
-            if (
-                all(value.ndim == 2 for value in values)
-                and len({(value.dtype, value.shape[1]) for value in values}) == 1
-            ):
+                return self._vector_column(name, [values])
+            if _are_matrices(values):
                 return _matrix_array(values)
         if all(type(value) is int for value in values):
             fits = all(value in _INT64 for value in values)
             return pa.array(values, pa.int64()) if fits else pa.array([str(value) for value in values])
-        if any(isinstance(value, (list, dict)) and depth(value, _CRASHES) == _CRASHES for value in values):
-            raise ValueError(f"column {name!r} is nested {_CRASHES} deep or more, or holds itself")
-        array = tried(lambda: pa.array(for_arrow(values)))
+        if (array := _struct_array(values)) is None:
+            _refuse_endless(name, values)
+            array = tried(lambda: pa.array(for_arrow(values)))
         if isinstance(array, Exception):
             return self._texts(name, values)
         problem = parquet_problem(array.type)
@@ -383,7 +446,22 @@ def _is_vector(output: LibraryValue) -> bool:
     return getattr(output, "ndim", 0) == 1 and output.dtype.kind in "fiu"
 
 
-def _vector_array(vectors: Sequence[list[float] | NDArray[numpy.generic]]) -> pa.Array:
+def _plain(outputs: LibraryValue) -> _Plain:
+    """Outputs as plain values, or as the array that they are in if each row of it is a vector."""
+    if (columns := by_key(outputs)) is not None and all(map(are_plain, columns.values())):
+        return list(outputs)
+    array = rows_of_array(outputs)
+    if array is None or (array.ndim == 2 and array.dtype.kind == "b"):
+        return [plain(output) for output in outputs]
+    vectors: NDArray[numpy.generic] = array
+    return vectors if vectors.ndim == 2 else list(vectors.tolist())
+
+
+def _rows(blocks: Sequence[_Plain]) -> list[LibraryValue]:
+    return [output for block in blocks for output in block]
+
+
+def _vector_array(blocks: Sequence[_Plain]) -> pa.Array:
     """A column of vectors, in the type of their numbers: of a fixed size if they have one length.
 
     Raises:
@@ -391,17 +469,48 @@ def _vector_array(vectors: Sequence[list[float] | NDArray[numpy.generic]]) -> pa
     """
     import pyarrow as pa
 
-    kinds = {str(vector.dtype) if hasattr(vector, "dtype") else "float64" for vector in vectors}
+    of_lists = [getattr(vector, "dtype", "float64") for block in blocks if isinstance(block, list) for vector in block]
+    kinds = {*map(str, of_lists), *(str(block.dtype) for block in blocks if not isinstance(block, list))}
     if len(kinds) == 1:
         kind = getattr(pa, kinds.pop().replace("float16", "float32"))()
     else:
         kind = pa.float64() if any("float" in kind for kind in kinds) else pa.int64()
-        vectors = [as_python(vector) for vector in vectors]
-    flat = [pa.array(vector, kind) for vector in vectors]
-    values, lengths = pa.concat_arrays(flat), [len(vector) for vector in flat]
+        blocks = [[as_python(vector) for vector in block] for block in blocks]
+    flat: list[pa.Array] = []
+    lengths: list[int] = []
+    for block in blocks:
+        if isinstance(block, list):
+            vectors = [pa.array(vector, kind) for vector in block]
+            flat += vectors
+            lengths += map(len, vectors)
+        else:
+            flat.append(pa.array(block.ravel(), kind))
+            lengths += [block.shape[1]] * len(block)
+    values = pa.concat_arrays(flat)
     if len(set(lengths)) == 1 and lengths[0]:  # Arrow has no fixed size of 0
         return pa.FixedSizeListArray.from_arrays(values, lengths[0])
     return pa.ListArray.from_arrays(list(itertools.accumulate(lengths, initial=0)), values)
+
+
+def _refuse_endless(name: str, values: Sequence[object]) -> None:
+    if any(isinstance(value, (list, dict)) and depth(value, _CRASHES) == _CRASHES for value in values):
+        raise ValueError(f"column {name!r} is nested {_CRASHES} deep or more, or holds itself")
+
+
+def _struct_array(values: Sequence[LibraryValue]) -> pa.Array | None:
+    """Dicts with the same keys, and values of one simple type for each, as pyarrow makes it of them more slowly."""
+    import pyarrow as pa
+
+    columns = by_key(values) or {}
+    if not columns or not all(of_one_simple_type(column) for column in columns.values()):
+        return None
+    found = tried(lambda: pa.StructArray.from_arrays(list(map(pa.array, columns.values())), list(columns)))
+    return None if isinstance(found, Exception) else found
+
+
+def _are_matrices(arrays: Sequence[NDArray[numpy.generic]]) -> bool:
+    """Whether they are lists of vectors, all of one length and one type of numbers."""
+    return all(one.ndim == 2 for one in arrays) and len({(one.dtype, one.shape[1]) for one in arrays}) == 1
 
 
 def _matrix_array(matrices: Sequence[NDArray[numpy.generic]]) -> pa.Array:

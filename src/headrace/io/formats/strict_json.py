@@ -62,9 +62,18 @@ class StrictJson:
                 raise  # for example a circular reference
             if self._on_nan == "error":
                 self.nulled = before
-                problem = spelled("it holds NaN or an infinity, which JSON lacks; ``on_nan=null`` writes null")
-                raise ValueError(problem) from None
+                raise _nan_error() from None
             return self.encode(plain)
+
+    def count_nulled(self, numbers: int) -> None:
+        """Count numbers that a caller has written as null.
+
+        Raises:
+            ValueError: there are some, and `on_nan` is "error".
+        """
+        if numbers and self._on_nan == "error":
+            raise _nan_error()
+        self.nulled += numbers
 
     def text(self, value: object) -> str | None:
         """The value as a text: itself if it is one, null as None, and others as JSON, if that is no text in quotes.
@@ -98,6 +107,10 @@ class StrictJson:
             return key
         self.nulled += 1
         return str(key)
+
+
+def _nan_error() -> ValueError:
+    return ValueError(spelled("it holds NaN or an infinity, which JSON lacks; ``on_nan=null`` writes null"))
 
 
 def json_default(value: object) -> object:

@@ -10,7 +10,7 @@ import sys
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 from headrace.errors import HeadraceError, RecordError, line_of, tried
 from headrace.io.base import class_names
@@ -24,6 +24,9 @@ _PLAIN = frozenset(
         decimal.Decimal,
     )
 )  # fmt: skip
+_MOST_NUMBER_BYTES = 8
+"""NumPy's longer numbers are of no format."""
+_SIMPLE = frozenset((str, int, float, bool, bytes))
 _ZONED = frozenset((datetime.datetime, datetime.time))
 _WAY_OUT = "return numbers, texts, or lists and dicts of them"
 _WAYS_OUT = {
@@ -86,6 +89,42 @@ def as_python(value: LibraryValue) -> LibraryValue:
     return found.item()
 
 
+def rows_of_array(values: LibraryValue) -> LibraryValue:
+    """The array of NumPy that values are in, if it holds numbers in one or two dimensions; None for others.
+
+    Its rows are plain values: numbers, or vectors.
+    """
+    numpy = sys.modules.get("numpy")
+    if numpy is None or type(values) is not numpy.ndarray or values.ndim not in (1, 2):
+        return None
+    if values.dtype.kind not in "fiub" or values.dtype.itemsize > _MOST_NUMBER_BYTES:
+        return None
+    return values.astype(values.dtype.newbyteorder("="), copy=False)
+
+
+def are_plain(values: Sequence[object]) -> bool:
+    """Whether `plain` would return each of the values at once."""
+    return _PLAIN.issuperset(map(type, values))
+
+
+def of_one_simple_type(values: Sequence[object]) -> bool:
+    """Whether all values are texts, all are booleans, and so on; some may be null."""
+    types = set(map(type, values)) - {type(None)}
+    return len(types) == 1 and types <= _SIMPLE
+
+
+def by_key(dicts: Sequence[object]) -> dict[str, tuple[object, ...]] | None:
+    """The values of dicts with the same texts as keys, in one order, by key; None if they are others."""
+    if set(map(type, dicts)) != {dict}:
+        return None
+    keys = set(map(tuple, cast("Sequence[dict[object, object]]", dicts)))
+    names = keys.pop()
+    if keys or not names or set(map(type, names)) != {str}:
+        return None
+    values = zip(*map(dict.values, cast("Sequence[dict[object, object]]", dicts)), strict=True)
+    return dict(zip(cast("tuple[str, ...]", names), values, strict=True))
+
+
 class _Shape:
     """The types that plain values have at one place: at the top, under one key of a dict, or in a list."""
 
@@ -139,6 +178,8 @@ def for_arrow(values: list[LibraryValue]) -> list[LibraryValue]:
     Raises:
         TypeError: they have several types, of which pyarrow would change one without a word.
     """
+    if of_one_simple_type(values):
+        return values
     shape = _Shape()
     for value in values:
         shape.look(value)
@@ -368,7 +409,7 @@ def _array(value: LibraryValue, *, top: bool) -> object:
         return _plain(value.tolist() if kind not in "mM" else list(value))
     if kind == "c":
         raise HeadraceError("an array of complex numbers, which no format can hold; return real and imaginary parts")
-    if kind not in "fiub" or value.dtype.itemsize > 8:
+    if kind not in "fiub" or value.dtype.itemsize > _MOST_NUMBER_BYTES:
         raise HeadraceError(f"an array of {value.dtype}, which no format can hold; {_WAY_OUT}")
     if not value.dtype.isnative:
         value = value.astype(value.dtype.newbyteorder("="))

@@ -1,14 +1,19 @@
 """Finds duplicate ids while the input is read, exactly and in bounded memory.
 
-It sees a 64-bit digest of every id. New digests are collected, sorted, and compared in one pass with the older ones: an
-array in memory and sorted runs in files. If two digests are equal, the input is read again up to that position to
-compare the ids. The runs stay in the job's working folder: a resume continues from them and reads the ids of finished
-rows again only if no run contains them.
+It sees a 64-bit digest of every id, keyed by a number that is drawn at random for each job, so that nobody can make ids
+whose digests are equal. New digests are collected, sorted, and compared in one pass with the older ones: an array in
+memory and sorted runs in files. If two digests are equal, the input is read again up to that position to compare the
+ids. The runs stay in the job's working folder: a resume continues from them and reads the ids of finished rows again
+only if no run contains them.
 """
 
 from __future__ import annotations
 
+import hashlib
+import random
 import re
+import secrets
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -22,9 +27,11 @@ from headrace.io.storage.atomic import atomic_file
 
 if TYPE_CHECKING:
     import numpy
+    import pyarrow as pa
     from numpy.typing import NDArray
 
     Digests: TypeAlias = NDArray[numpy.uint64]
+    Places: TypeAlias = NDArray[numpy.int64]
 
 RUN_RECORDS = 1 << 17
 """Digests in memory; more make a run of them. As few as come in about two seconds, so that a long job needs no more
@@ -38,7 +45,10 @@ FREE_S = 0.2
 """Seconds of checks that no share bounds."""
 BLOCK = 1 << 17
 """Digests of a run that are read at once."""
-_RUN = re.compile(r"ids-(\d{12,})-(\d{12,})\.u64")
+_RUN = re.compile(r"ids-(\d{12,})-(\d{12,})-([0-9a-f]{16})\.u64")
+"""First position, position after the last, and key. Files of earlier versions have no key: their ids are read again."""
+_WORDS = 64
+"""Words of four bytes in an id; longer ids have another digest."""
 
 
 Found: TypeAlias = tuple[int, str | None]
@@ -66,20 +76,53 @@ class SeenIds:
         self._began = time.monotonic()
         self._looked_s = 0.0
 
-    def add(self, digests: Sequence[bytes], positions: Sequence[int], end: int) -> None:
+    def unseen(self, next_todo: Callable[[int], int]) -> Unseen:
+        """The positions to read: those that are not done, and those whose ids are not known."""
+        return Unseen(next_todo, self.known)
+
+    def add(self, ids: Sequence[str | None], positions: Sequence[int], end: int) -> None:
         """Take more ids, those of all positions before `end` that were not taken before.
 
         Args:
-            digests: 8 bytes for each id; empty for a record without one.
+            ids: their texts; None for a record without one.
             positions: of the same records.
             end: a position.
 
         Raises:
             JobError: an id is duplicated; the message names it and its first two positions.
         """
-        if not all(digests):
-            positions = [position for position, digest in zip(positions, digests, strict=True) if digest]
-        self._seen.add([digest for digest in digests if digest], positions, end)
+        import numpy
+
+        texts = [text.encode() for text in ids if text is not None]
+        places = [position for position, text in zip(positions, ids, strict=True) if text is not None]
+        ends = numpy.cumsum([0, *map(len, texts)], dtype=numpy.int64)
+        self.add_digests(self._seen.key.digests(b"".join(texts), ends), numpy.array(places, numpy.int64), end)
+
+    def add_column(self, ids: pa.Array, positions: Places, end: int) -> None:
+        """Take more ids, as `add` does, from a column. Positions whose ids are known, and nulls, may be among them."""
+        import numpy
+        import pyarrow as pa
+
+        new = (positions >= self.known) & ids.is_valid().to_numpy(zero_copy_only=False)
+        if not new.all():
+            ids, positions = ids.filter(pa.array(new)), positions[new]
+        types = pa.types
+        if not (types.is_integer(ids.type) or types.is_string(ids.type) or types.is_large_string(ids.type)):
+            texts = [str(value) if type(value) is int else value for value in ids.to_pylist()]
+            self.add([text if isinstance(text, str) else None for text in texts], positions.tolist(), end)
+            return
+        column = ids.cast(pa.large_string())
+        _, ends, content = column.buffers()
+        bounds = numpy.frombuffer(ends or b"", numpy.int64)[column.offset : column.offset + len(column) + 1]
+        self.add_digests(self._seen.key.digests(content or b"", bounds), positions, end)
+
+    def add_digests(self, digests: Digests, positions: Places, end: int) -> None:
+        """Take more digests: see `add`.
+
+        Raises:
+            JobError: an id is duplicated.
+        """
+        self._seen.add(digests, positions, end)
         now = time.monotonic()
         if self._looked_s <= FREE_S + LOOKING * (now - self._began) or self._seen.is_full:
             self.look()
@@ -119,6 +162,24 @@ class SeenIds:
                 )
 
 
+@dataclass(frozen=True, slots=True)
+class Unseen:
+    """Positions as `next_todo` gives them up to a bound, and all from there on."""
+
+    next_todo: Callable[[int], int]
+    bound: int
+
+    def __call__(self, position: int) -> int:
+        """The first that is to be read, from `position` on."""
+        return min(self.next_todo(position), self.bound) if position < self.bound else position
+
+    def next_done(self, position: int) -> int:
+        """The first that is not to be read, from `position` on; `sys.maxsize` if there is none."""
+        next_done: Callable[[int], int] = getattr(self.next_todo, "next_done", lambda position: position + 1)
+        found = next_done(position) if position < self.bound else sys.maxsize
+        return found if found < self.bound else sys.maxsize
+
+
 def numpy_or_refuse() -> ModuleType:
     """NumPy, which the check needs.
 
@@ -141,6 +202,55 @@ class _Run:
     count: int
 
 
+class Key:
+    """Makes digests: two sums of an id's words, each word times a random number of its own, and of its length.
+
+    Two ids that differ have equal digests with a probability of 2^-64, whatever they are (Thorup, "High speed hashing
+    for integers and strings", arXiv:1504.06804: multiply-shift of vectors).
+
+    Args:
+        number: of 64 bits.
+    """
+
+    def __init__(self, number: int) -> None:
+        import numpy
+
+        self.number = number
+        drawn = random.Random(number)
+        factors = [[drawn.getrandbits(64) for _ in range(_WORDS + 2)] for _ in range(2)]
+        self._factors = numpy.array(factors, numpy.uint64)
+        self._masks = numpy.array([0, 0xFF, 0xFFFF, 0xFFFFFF, 0xFFFFFFFF], numpy.uint32)
+
+    def digests(self, content: bytes | pa.Buffer, bounds: Places) -> Digests:
+        """The digest of each id.
+
+        Args:
+            content: holds the ids one after the other, in UTF-8.
+            bounds: where the first begins, and where each ends.
+        """
+        import numpy
+
+        starts, lengths = bounds[:-1], numpy.diff(bounds)
+        if not len(starts):
+            return numpy.empty(0, numpy.uint64)
+        first, last = int(bounds[0]), int(bounds[-1])
+        padded = numpy.zeros(last - first + 4, numpy.uint8)
+        padded[:-4] = numpy.frombuffer(content, numpy.uint8)[first:last] if last > first else 0
+        words = numpy.ndarray(len(padded) - 3, numpy.dtype("<u4"), padded, strides=(1,))  # one begins at each byte
+        sums = self._factors[:, :1] + self._factors[:, 1:2] * lengths.astype(numpy.uint64)
+        for number in range(min(_WORDS, -(-int(lengths.max()) // 4))):
+            left = lengths - 4 * number
+            at = numpy.minimum(starts - first + 4 * number, len(words) - 1)
+            word = words[at] & self._masks[numpy.clip(left, 0, 4)]
+            sums += self._factors[:, number + 2 : number + 3] * word.astype(numpy.uint64)
+        found: Digests = (sums[0] >> numpy.uint64(32) << numpy.uint64(32)) | (sums[1] >> numpy.uint64(32))
+        for row in numpy.flatnonzero(lengths > 4 * _WORDS).tolist():
+            start = int(starts[row]) - first
+            text = padded[start : start + int(lengths[row])].tobytes()
+            found[row] = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
+        return found
+
+
 class _Digests:
     """All digests: sorted runs in files, newer ones in memory, and the newest not yet compared."""
 
@@ -150,26 +260,29 @@ class _Digests:
         self._runs: list[_Run] = []
         self._recent = np.empty(0, np.uint64)
         """Sorted digests that were compared and are in no run."""
-        self._new: list[tuple[Digests, NDArray[numpy.int64]]] = []
+        self._new: list[tuple[Digests, Places]] = []
         """Digests and positions as arrays, one of each for every chunk of the input."""
         self._new_count = 0
         self._start = self._end = 0
+        self.key = Key(secrets.randbits(64))
 
     def load(self) -> int:
         """Load the runs of earlier reads; returns the first position that they do not contain."""
         self._folder.mkdir(parents=True, exist_ok=True)
         matches = [(match, path) for path in self._folder.iterdir() if (match := _RUN.fullmatch(path.name))]
         # Of two that begin alike the longer first: a kill may have left the shorter, which is merged in it.
-        for start, minus_end, path in sorted((int(m[1]), -int(m[2]), path) for m, path in matches):
-            if start == self._end:
+        runs = sorted((int(m[1]), -int(m[2]), path, int(m[3], 16)) for m, path in matches)
+        if runs:
+            self.key = Key(runs[0][3])
+        for start, minus_end, path, key in runs:
+            if start == self._end and key == self.key.number:
                 self._runs.append(_Run(path, start, -minus_end, path.stat().st_size // 8))
                 self._start = self._end = -minus_end
         return self._end
 
-    def add(self, digests: list[bytes], positions: Sequence[int], end: int) -> None:
+    def add(self, digests: Digests, positions: Places, end: int) -> None:
         """Take more, in input order; all ids before position `end` have been taken then."""
-        np = self._np
-        self._new.append((np.frombuffer(b"".join(digests), np.uint64), np.array(positions, np.int64)))
+        self._new.append((digests, positions))
         self._new_count += len(digests)
         self._end = max(self._end, end)
 
@@ -240,7 +353,7 @@ class _Digests:
             yield together
 
     def _write(self, start: int, end: int, digests: Iterable[Digests]) -> None:
-        path = self._folder / f"ids-{start:012d}-{end:012d}.u64"
+        path = self._folder / f"ids-{start:012d}-{end:012d}-{self.key.number:016x}.u64"
         count = 0
         with atomic_file(path) as file:
             for piece in digests:

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from headrace.errors import ConfigError, JobError
 from headrace.io.base import Chunk
 from headrace.io.storage import compression
 from headrace.io.storage.files import BLOCK_BYTES, InputFile
 from headrace.io.storage.hive import partitions
+from headrace.io.storage.row_tables import LazyRecords, SourceTable, WithConstants
 from headrace.records import Failed, Json, LeftOut, Record
+
+if TYPE_CHECKING:
+    import numpy
+    from numpy.typing import NDArray
 
 CHUNK_ROWS = 512
 CHUNK_BYTES = 4 * 1024 * 1024
@@ -78,6 +86,10 @@ class FileFormat:
         """
         return None
 
+    def in_columns(self, names: Sequence[str]) -> FileFormat:  # noqa: ARG002 - subclasses need it
+        """The same format, for a job that uses these columns alone: see `headrace.io.base.ColumnSource`."""
+        return self
+
 
 class FileSource:
     """Concatenates files; positions continue from each to the next.
@@ -125,6 +137,12 @@ class FileSource:
         digest = hashlib.blake2b(repr(sorted(entries.items())).encode(), digest_size=16)
         return {"files": len(entries), "bytes": self.total_bytes, "blake2b": digest.hexdigest()}
 
+    def in_columns(self, names: Sequence[str]) -> FileSource:
+        """The same input for a job that uses these columns alone."""
+        source = copy.copy(self)
+        source._files = [(file, form.in_columns(names)) for file, form in self._files]
+        return source
+
     def chunks(self, next_todo: Callable[[int], int]) -> Iterator[Chunk]:
         """The rows of all files that are not done."""
         base = 0
@@ -141,6 +159,10 @@ def _with_columns(chunks: Generator[Chunk, None, int], columns: Mapping[str, obj
             chunk = next(chunks)
         except StopIteration as end:
             return int(end.value)
+        if isinstance(chunk.table, SourceTable):
+            table = WithConstants(chunk.table, columns)
+            yield replace(chunk, records=LazyRecords(table), table=table)
+            continue
         for record in chunk.records:
             for name, value in columns.items():
                 record.data.setdefault(name, value)
@@ -155,6 +177,29 @@ def todo(start: int, stop: int, next_todo: Callable[[int], int]) -> list[int]:
         positions.append(position)
         position = next_todo(position + 1)
     return positions
+
+
+def positions_todo(start: int, stop: int, next_todo: Callable[[int], int]) -> NDArray[numpy.int64]:
+    """The positions in start..stop-1 that are not done.
+
+    Args:
+        start: the first position.
+        stop: the position after the last.
+        next_todo: see `headrace.io.base.Source.chunks`. Its attribute `next_done`, if it has one, returns the first
+            position >= its argument that is done, so that a run of rows costs one call.
+    """
+    import numpy
+
+    next_done: Callable[[int], int] | None = getattr(next_todo, "next_done", None)
+    if next_done is None:
+        return numpy.array(todo(start, stop, next_todo), numpy.int64)
+    runs = [numpy.empty(0, numpy.int64)]
+    position = next_todo(start)
+    while position < stop:
+        end = min(stop, next_done(position))
+        runs.append(numpy.arange(position, end, dtype=numpy.int64))
+        position = next_todo(end) if end < stop else stop
+    return numpy.concatenate(runs)
 
 
 def share(size: int, start: int, stop: int, rows: int) -> int:
@@ -200,33 +245,53 @@ def line_blocks(file: InputFile) -> Iterator[tuple[list[bytes], int]]:
     Raises:
         ConfigError: the file is of a binary format.
     """
-    tail = b""
-    held: list[bytes] = []  # the blocks of a long line, joined once, at its end
-    held_bytes = pending = 0
+    for text, size in text_blocks(file):
+        lines = text.split(b"\n")
+        if not lines[-1]:
+            lines.pop()
+        yield lines, size
+
+
+def text_blocks(file: InputFile, least: int = 0) -> Iterator[tuple[bytes, int]]:
+    """Texts of complete lines, of at least `least` bytes but the last, each with its number of file bytes.
+
+    The last may lack a newline at its end. The rest of a line longer than 64 MiB is dropped.
+
+    Raises:
+        ConfigError: the file is of a binary format.
+    """
+    held: list[bytes] = []  # joined once, so that a long line costs no more than a short one
+    held_bytes = begun = pending = 0
     first = True
-    for block, size in blocks(file):
-        pending += size
-        if first and block:
-            _check_is_text(block, file)
-            block, first = block.removeprefix(_BOM), False
-        newline = block.find(b"\n")
-        if newline < 0:
-            if held_bytes <= MAX_LINE_BYTES:
-                held.append(block)
-                held_bytes += len(block)
-            continue
-        if held_bytes > MAX_LINE_BYTES:
-            block = block[newline:]
-        lines = b"".join([*held, block]).split(b"\n")
-        tail = lines.pop()
-        held, held_bytes = [tail], len(tail)
-        # Bytes after the last newline count with the next line, as far as known.
-        behind = min(len(tail), pending)
-        yield lines, pending - behind
-        pending = behind
+    try:
+        for block, size in blocks(file):
+            pending += size
+            if first and block:
+                _check_is_text(block, file)
+                block, first = block.removeprefix(_BOM), False
+            newline = block.find(b"\n")
+            if begun > MAX_LINE_BYTES:
+                if newline < 0:
+                    continue
+                block = block[newline:]
+            held.append(block)
+            held_bytes += len(block)
+            begun = begun + len(block) if newline < 0 else len(block) - block.rfind(b"\n") - 1
+            if begun == held_bytes or held_bytes < least:
+                continue
+            text = b"".join(held)
+            held, held_bytes = [text[held_bytes - begun :]], begun
+            # Bytes after the last newline count with the next line, as far as known.
+            behind = min(begun, pending)
+            yield text[: len(text) - begun], pending - behind
+            pending = behind
+    except JobError:  # the rows before the damage are good
+        if begun < held_bytes:
+            yield b"".join(held)[: held_bytes - begun], pending
+        raise
     last = b"".join(held)
     if pending or last:
-        yield [last] if last else [], pending
+        yield last, pending
 
 
 def _check_is_text(start: bytes, file: InputFile) -> None:
@@ -297,7 +362,7 @@ def object_chunks(
                 try:
                     row = parse_object(line)
                 except (ValueError, TypeError, RecursionError) as error:
-                    failures.append(_failed_line(position, line, error))
+                    failures.append(failed_line(position, line, error))
                     continue
                 outcome = Record(position, position, row) if record is None else record(position, row)
                 if isinstance(outcome, Record):
@@ -311,7 +376,8 @@ def object_chunks(
     return base - begin
 
 
-def _failed_line(position: int, line: bytes, error: Exception) -> Failed:
+def failed_line(position: int, line: bytes, error: Exception) -> Failed:
+    """The dead letter of a line that is not an object: its first 4,096 bytes."""
     raw = line[:RAW_KEPT_BYTES].decode(errors="replace")
     message = f"{error}: {NOT_UTF_8}" if isinstance(error, UnicodeDecodeError) else str(error)
     return Failed(Record(position, position, raw), type(error).__name__, message, code="invalid_json_line")

@@ -27,11 +27,13 @@ class Labels:
     ids: Column
     kept: Mapping[str, Column] | None = None
     """The columns that are copied from the input; None for none."""
+    typed: bool = False
+    """Whether their types are those of a table: see `headrace.columns.RowTable.typed`."""
 
     def taken(self, rows: slice | RowNumbers) -> Labels:
         """Those of some rows."""
         kept = None if self.kept is None else {name: taken(column, rows) for name, column in self.kept.items()}
-        return Labels(taken(self.ids, rows), kept)
+        return Labels(taken(self.ids, rows), kept, self.typed)
 
 
 class Block:
@@ -311,7 +313,7 @@ class BlockPiece:
         """The other rows, in columns."""
         rows = self._good()
         labels = self._block.labels.taken(rows)
-        return FinishedColumns(labels.ids, labels.kept, taken(self._block.outputs, rows))
+        return FinishedColumns(labels.ids, labels.kept, labels.typed, taken(self._block.outputs, rows))
 
     def rows(self) -> list[Ok]:
         """The other rows, one by one."""
@@ -336,6 +338,7 @@ class FinishedColumns:
 
     ids: Column
     kept: Mapping[str, Column] | None
+    typed: bool
     outputs: Outputs
 
     def __len__(self) -> int:

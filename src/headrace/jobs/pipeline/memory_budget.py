@@ -7,7 +7,6 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from sys import getsizeof
-from typing import Protocol, runtime_checkable
 
 from headrace.errors import attempted
 from headrace.io.base import Chunk
@@ -26,16 +25,6 @@ _SAMPLE = (16, 8, 4, 2)
 """Values sampled at each level of nesting, evenly spread."""
 _DEEPEST = 64
 _PLAIN = (int, float, bool, type(None))
-
-
-@runtime_checkable
-class Weighed(Protocol):
-    """Records whose payloads are weighed together."""
-
-    @property
-    def bytes(self) -> float:
-        """Of all of them."""
-        ...
 
 
 @dataclass(slots=True)
@@ -110,7 +99,8 @@ class Memory:
     def release_prepared(self, work: Sequence[Work]) -> None:
         """Release prepared payloads."""
         if self.prepared:
-            self.prepared -= work.bytes if isinstance(work, Weighed) else sum([item.bytes for item in work])
+            together: float | None = getattr(work, "bytes", None)  # of rows of a block
+            self.prepared -= sum([item.bytes for item in work]) if together is None else together
 
     def release_outputs(self, share: float) -> None:
         """Release this fraction of the outputs."""

@@ -448,7 +448,7 @@ class Preparation:
             return None
         inputs = texts[0] if columns.pair is None else list(zip(*map(values_of, texts), strict=True))
         places = table.positions if self.place is None else self._places(table.positions.tolist())
-        return _Selected(chunk.records, places, Labels(ids, kept or None), inputs)
+        return _Selected(chunk.records, places, Labels(ids, kept or None, table.typed), inputs)
 
     def _from_rows(self, records: Sequence[Record], done: PreparedChunk) -> _Selected:
         """The rows of a chunk, selected one by one; those that cannot be are refused."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import hashlib
 import itertools
 import os
 import time
@@ -20,6 +19,7 @@ from headrace.errors import BrokenOffError, JobError
 from headrace.events import InputLeftOut, PipelineWaited, StageDone
 from headrace.io.base import Chunk, ColumnSource
 from headrace.io.sources.unique_ids import Found, SeenIds
+from headrace.io.storage.rows import positions_todo
 from headrace.jobs.pipeline.concurrency_tuner import ConcurrencyTuner
 from headrace.jobs.pipeline.dedupe import RepeatCounter
 from headrace.jobs.pipeline.job import Job, Tally
@@ -119,7 +119,7 @@ class Reader:
         positions = chunk.positions()
         new = [work.record for work in chunk.work if work.record.position >= seen.known]
         end = positions[-1] + 1 if positions else 0
-        seen.add([id_digest(record.id) for record in new], [record.position for record in new], end)
+        seen.add([id_text(record.id) for record in new], [record.position for record in new], end)
         done = [position for position in positions if self._next_todo(position) != position]
         chunk.drop(frozenset(done))
         return done
@@ -132,7 +132,7 @@ class Reader:
         column, next_todo, later = job.columns.id or "", self._next_todo, self._user.prepares
         seen = self._seen = SeenIds(job.output.scratch, functools.partial(self._all_ids, column), column)
         known = seen.known
-        for chunk in self._source.chunks(lambda position: next_todo(position) if position < known else position):
+        for chunk in self._source.chunks(seen.unseen(next_todo)):
             if later:
                 yield chunk
                 continue
@@ -300,24 +300,17 @@ class Prefetcher:
         return prepared
 
 
-def id_digest(value: object) -> bytes:
-    """An eight-byte digest; empty if the value is not an id."""
-    text = id_text(value)
-    return b"" if text is None else hashlib.blake2b(text.encode(), digest_size=8).digest()
-
-
 def _add_ids(seen: SeenIds, chunk: Chunk, column: str, known: int) -> None:
     """Note the ids of the rows from position `known` on."""
     table = chunk.table
     ids = None if table is None else table.column(column)
-    ends = [failed.record.position + 1 for failed in chunk.failures]
-    if table is not None and ids is not None and len(table) and table.positions[0] >= known:
-        end = max(int(table.positions[-1]) + 1, *ends)
-        seen.add([id_digest(value) for value in ids.to_pylist()], table.positions.tolist(), end)
+    end = max((failed.record.position + 1 for failed in chunk.failures), default=0)
+    if table is not None and ids is not None:
+        seen.add_column(ids, table.positions, max(end, int(table.positions[-1]) + 1))
         return
     new = [row for row in chunk.records if row.position >= known]
-    ends += [row.position + 1 for row in chunk.records[-1:]]
-    seen.add([id_digest(row.data.get(column)) for row in new], [row.position for row in new], max(ends, default=0))
+    end = max(end, *(row.position + 1 for row in chunk.records[-1:]), 0)
+    seen.add([id_text(row.data.get(column)) for row in new], [row.position for row in new], end)
 
 
 def _todo_of(chunk: Chunk, next_todo: Callable[[int], int]) -> Iterator[Chunk]:
@@ -327,9 +320,12 @@ def _todo_of(chunk: Chunk, next_todo: Callable[[int], int]) -> Iterator[Chunk]:
         records = [record for record in chunk.records if next_todo(record.position) == record.position]
         yield replace(chunk, records=records, failures=failures)
         return
+    import numpy
+
     whole = replace(chunk, failures=failures)
-    positions = chunk.table.positions.tolist()
-    unfinished = [row for row, position in enumerate(positions) if next_todo(position) == position]
+    positions = chunk.table.positions
+    todo = positions_todo(int(positions[0]), int(positions[-1]) + 1, next_todo)
+    unfinished = numpy.flatnonzero(numpy.isin(positions, todo)).tolist()
     if len(unfinished) == len(positions):
         yield whole
         return

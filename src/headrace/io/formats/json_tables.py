@@ -1,0 +1,432 @@
+"""Reads JSON Lines by column, a whole block at once. Lines that `json.loads` reads otherwise are read by it.
+
+Arrow's parser is not as strict as `json.loads` everywhere, and not as lenient. `_suspects` finds the lines that only it
+accepts; what only `json.loads` accepts is refused, and read again line by line.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+import sys
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+
+from headrace.io.base import Chunk
+from headrace.io.storage.files import InputFile
+from headrace.io.storage.row_tables import TABLE_BYTES, TABLE_ROWS, LazyRecords
+from headrace.io.storage.rows import MAX_LINE_BYTES, failed_line, parse_object, positions_todo, share, text_blocks
+from headrace.records import Failed, Json, Record
+
+if TYPE_CHECKING:
+    import numpy
+    import pyarrow as pa
+    from numpy.typing import NDArray
+
+    from headrace.columns import RowNumbers
+
+    Codes: TypeAlias = NDArray[numpy.uint8]
+    Positions: TypeAlias = NDArray[numpy.int64]
+    ArraysByName: TypeAlias = Mapping[str, pa.Array | None]
+
+_CACHED_BYTES = 64 * 1024
+_MOST_REFUSED = 16
+"""Lines of a block that leave the fast parser one by one; if there are more, all lines do."""
+_SAMPLED = 16
+"""Lines that tell the types of columns."""
+_PLACE = re.compile(r" in row (\d+)$")
+"""Where Arrow's parser gave up, in its message."""
+_OPEN, _CLOSED = ord("{"), ord("}")
+_BLANK = list(b" \t\r")
+_ENDS = list(b" \t\r\n,]}")
+"""What may follow a number."""
+
+
+class _TextLines:
+    """Lines of a text, without newlines.
+
+    Args:
+        text: holds all of them.
+        starts: the places where they begin.
+        ends: the places where they end.
+    """
+
+    def __init__(self, text: bytes, starts: RowNumbers, ends: RowNumbers) -> None:
+        import numpy
+
+        self.text = text
+        self.codes = numpy.frombuffer(text, numpy.uint8)
+        self.starts = starts
+        self.ends = ends
+
+    @classmethod
+    def of(cls, text: bytes) -> _TextLines:
+        """The lines of a text that are not blank."""
+        import numpy
+
+        newlines = _places_of(numpy.frombuffer(text, numpy.uint8), ord("\n"))
+        lines = cls(text, numpy.concatenate(([0], newlines + 1)), numpy.concatenate((newlines, [len(text)])))
+        full = lines.ends > lines.starts
+        places = numpy.minimum(lines.starts, max(0, len(text) - 1))
+        for line in numpy.flatnonzero(full & (lines.codes[places] != _OPEN)).tolist() if text else ():
+            full[line] = not lines[line].isspace()
+        return cls(text, lines.starts[full], lines.ends[full])
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def __getitem__(self, line: int) -> bytes:
+        return self.text[self.starts[line] : self.ends[line]]
+
+    def at(self, lines: RowNumbers) -> _TextLines:
+        """Some of them. Those with gaps between them get a text of their own."""
+        if not len(lines) or lines[-1] - lines[0] == len(lines) - 1:
+            part = slice(lines[0], lines[-1] + 1) if len(lines) else slice(0)
+            return _TextLines(self.text, self.starts[part], self.ends[part])
+        return _TextLines.of(b"\n".join([self[line] for line in lines.tolist()]))
+
+
+@dataclass(slots=True)
+class JsonTable:
+    """Rows of a JSON Lines file, in columns and as lines."""
+
+    positions: Positions
+    lines: _TextLines
+    numbers: RowNumbers
+    """Which of the lines."""
+    columns: ArraysByName
+    typed: bool = False
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in memory."""
+        text = int((self.lines.ends[self.numbers] - self.lines.starts[self.numbers]).sum())
+        arrays = sum(int(column.nbytes) for column in self.columns.values() if column is not None)
+        return text + arrays + self.positions.nbytes + self.numbers.nbytes
+
+    def __len__(self) -> int:
+        return len(self.positions)
+
+    def column(self, name: str) -> pa.Array | None:
+        """The values of a column, and null for rows that lack it.
+
+        None if it was not asked for, or if no type of Arrow holds all values as they are.
+        """
+        return self.columns.get(name)
+
+    def lacks(self, name: str) -> bool:
+        """Whether no row has the column, for sure: it is null everywhere, and no line holds a null."""
+        column = self.columns.get(name)
+        return column is not None and column.null_count == len(column) and b"null" not in self.lines.text
+
+    def record(self, row: int) -> Record:
+        """One row."""
+        position = int(self.positions[row])
+        return Record(position, position, parse_object(self.lines[int(self.numbers[row])]))
+
+    def slice(self, start: int, stop: int) -> JsonTable:
+        """The rows start..stop-1."""
+        columns = {
+            name: None if column is None else column.slice(start, stop - start) for name, column in self.columns.items()
+        }
+        return JsonTable(self.positions[start:stop], self.lines, self.numbers[start:stop], columns)
+
+
+class _ParsedLines(NamedTuple):
+    """The lines start..stop-1, in columns."""
+
+    start: int
+    stop: int
+    columns: ArraysByName
+
+
+class JsonTables:
+    """Reads the lines of one file as tables.
+
+    Args:
+        names: of the columns that are needed.
+    """
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._names = names
+        self._types: dict[str, pa.DataType] = {}
+        """Of columns, as far as known."""
+
+    def chunks(self, file: InputFile, base: int, next_todo: Callable[[int], int]) -> Generator[Chunk, None, int]:
+        """The rows of a file that are not done: see `headrace.io.storage.rows.object_chunks`."""
+        begin = base
+        for text, size in text_blocks(file, TABLE_BYTES):
+            lines = _TextLines.of(text)
+            rows = len(lines)
+            pieces = max(1, math.ceil(rows / TABLE_ROWS))
+            for piece in range(pieces):
+                start, stop = rows * piece // pieces, rows * (piece + 1) // pieces
+                positions = positions_todo(base + start, base + stop, next_todo)
+                yield from self._chunks(lines.at(positions - base), positions, share(size, start, stop, rows))
+            base += rows
+        return base - begin
+
+    def _chunks(self, lines: _TextLines, positions: Positions, size: int) -> Iterator[Chunk]:
+        """Some lines as chunks. A row that does not go with the others has a chunk of its own, without a table."""
+        import numpy
+
+        types = self._types_of(lines)
+        pieces, refused = _parsed(lines, types)
+        rows, failures = _by_rows(lines, refused, positions)
+        if not pieces:
+            columns = {name: _column_of([row.get(name) for row in rows.values()]) for name in self._names}
+            self._learn(columns)
+            yield _chunk(lines, positions, numpy.array(list(rows), numpy.intp), columns, list(failures.values()), size)
+            return
+        own = {
+            line: {name: _column_of([row.get(name)], kind) for name, kind in types.items()}
+            for line, row in rows.items()
+        }
+        apart = [line for line, columns in own.items() if any(column is None for column in columns.values())]
+        pieces += [_ParsedLines(line, line + 1, columns) for line, columns in own.items() if line not in apart]
+        pieces.sort(key=lambda piece: piece.start)
+        begin = 0
+        for end in (*apart, len(lines)):
+            mine = [piece for piece in pieces if begin <= piece.start < end]
+            numbers = numpy.concatenate([numpy.arange(0), *(numpy.arange(start, stop) for start, stop, _ in mine)])
+            bad = [failed for line, failed in failures.items() if begin <= line < end]
+            columns = _joined(mine, lines, numbers)
+            yield _chunk(lines, positions, numbers, columns, bad, size)
+            size, begin = 0, end + 1
+            self._learn(columns)
+            if end in rows:
+                position = int(positions[end])
+                yield Chunk([Record(position, position, rows[end])], (), 0)
+
+    def _learn(self, columns: ArraysByName) -> None:
+        """Remember the types of columns that have values, and forget those that Arrow cannot hold."""
+        for name, column in columns.items():
+            if column is None:
+                self._types.pop(name, None)
+            elif column.null_count < len(column):
+                self._types[name] = column.type
+
+    def _types_of(self, lines: _TextLines) -> Mapping[str, pa.DataType]:
+        """The types of the columns that Arrow can hold: those of some rows where they are not known yet."""
+        import numpy
+
+        found = dict(self._types)
+        if len(found) < len(self._names) and len(lines):
+            sample = numpy.unique(numpy.linspace(0, len(lines) - 1, _SAMPLED, dtype=numpy.intp))
+            rows, _ = _by_rows(lines, sample.tolist(), numpy.arange(len(lines)))
+            for name in self._names:
+                kind = self._types.get(name) or _usual_type([row.get(name) for row in rows.values()])
+                if kind is not None:
+                    found[name] = kind
+        return found
+
+
+def _usual_type(values: Sequence[Json]) -> pa.DataType | None:
+    """The type of nearly all values that are not null; None if there is none, or if Arrow does not have it."""
+    import pyarrow
+
+    columns = [_column_of([value]) for value in values if value is not None]
+    if not columns:
+        return pyarrow.null()
+    kinds = [None if column is None else column.type for column in columns]
+    usual = max(kinds, key=kinds.count)
+    return usual if kinds.count(usual) * 4 >= len(kinds) * 3 else None
+
+
+def _chunk(
+    lines: _TextLines,
+    positions: Positions,
+    numbers: RowNumbers,
+    columns: ArraysByName,
+    failures: Sequence[Failed],
+    size: int,
+) -> Chunk:
+    if not len(numbers):
+        return Chunk((), failures, size)
+    table = JsonTable(positions[numbers], lines, numbers, columns)
+    return Chunk(LazyRecords(table), failures, size, table=table)
+
+
+def _by_rows(
+    lines: _TextLines, numbers: Iterable[int], positions: Positions
+) -> tuple[dict[int, dict[str, Json]], dict[int, Failed]]:
+    """Some lines as `json.loads` reads them, and those that are no objects."""
+    rows: dict[int, dict[str, Json]] = {}
+    failures: dict[int, Failed] = {}
+    for number in numbers:
+        line = lines[number]
+        try:
+            rows[number] = parse_object(line)
+        except (ValueError, TypeError, RecursionError) as error:
+            failures[number] = failed_line(int(positions[number]), line, error)
+    return rows, failures
+
+
+def _column_of(values: Sequence[Json], kind: pa.DataType | None = None) -> pa.Array | None:
+    """Values as an Arrow array; None if no type of Arrow, or not this one, holds them as they are."""
+    import pyarrow
+
+    kinds = {str: pyarrow.string(), int: pyarrow.int64(), float: pyarrow.float64(), bool: pyarrow.bool_()}
+    found = set(map(type, values)) - {type(None)}
+    own = pyarrow.null() if not found else kinds.get(next(iter(found))) if len(found) == 1 else None
+    if own is None or (found and kind not in (None, own)):
+        return None
+    try:
+        return pyarrow.array(values, kind or own)
+    except (pyarrow.ArrowException, OverflowError, UnicodeEncodeError):  # a long integer, or a lone surrogate
+        return None
+
+
+def _joined(pieces: Sequence[_ParsedLines], lines: _TextLines, numbers: RowNumbers) -> dict[str, pa.Array | None]:
+    """The columns of several pieces."""
+    import pyarrow
+
+    found: dict[str, pa.Array | None] = {}
+    for name in pieces[0].columns if pieces else ():
+        column = pyarrow.concat_arrays([piece.columns[name] for piece in pieces])
+        found[name] = column if column.type != pyarrow.float64() or _are_floats(name, column, lines, numbers) else None
+    return found
+
+
+def _are_floats(name: str, column: pa.Array, lines: _TextLines, numbers: RowNumbers) -> bool:
+    """Whether no value of a column of floats is an integer in its line, which Arrow does not tell."""
+    import numpy
+
+    values = column.fill_null(0.5).to_numpy()
+    whole = numpy.flatnonzero(values == numpy.floor(values))
+    return all(type(parse_object(lines[line])[name]) is float for line in numbers[whole].tolist())
+
+
+def _parsed(lines: _TextLines, types: Mapping[str, pa.DataType]) -> tuple[list[_ParsedLines], list[int]]:
+    """The lines that Arrow's parser reads as `json.loads` does, and the numbers of the others.
+
+    There are no pieces if it would refuse many lines.
+    """
+    refused = _suspects(lines) if types else []
+    if not types or not len(lines) or len(refused) > _MOST_REFUSED:
+        return [], list(range(len(lines)))
+    bounds = [-1, *refused, len(lines)]
+    left = [(before + 1, after) for before, after in itertools.pairwise(bounds) if before + 1 < after]
+    pieces: list[_ParsedLines] = []
+    while left:
+        start, stop = left.pop()
+        found = _parse(lines, start, stop, types)
+        if isinstance(found, _ParsedLines):
+            pieces.append(found)
+            continue
+        if len(refused) == _MOST_REFUSED:
+            return [], list(range(len(lines)))
+        refused.append(start + found)
+        left += [(low, high) for low, high in ((start, start + found), (start + found + 1, stop)) if low < high]
+    return pieces, sorted(refused)
+
+
+def _parse(lines: _TextLines, start: int, stop: int, types: Mapping[str, pa.DataType]) -> _ParsedLines | int:
+    """The lines start..stop-1; or where to divide them, because one is refused: at that line if it is known."""
+    import pyarrow
+    from pyarrow import json
+
+    first, end = int(lines.starts[start]), int(lines.ends[stop - 1])
+    text = pyarrow.BufferReader(pyarrow.py_buffer(lines.text).slice(first, end - first))
+    schema = pyarrow.schema(list(types.items()))
+    how = json.ParseOptions(schema, unexpected_field_behavior="ignore")
+    try:
+        table = json.read_json(text, json.ReadOptions(use_threads=False, block_size=end - first + 1), how)
+    except pyarrow.ArrowException as error:
+        place = _PLACE.search(str(error))
+        return min(int(place[1]) if place else (stop - start) // 2, stop - start - 1)
+    if table.num_rows != stop - start:
+        return (stop - start) // 2
+    return _ParsedLines(start, stop, {name: table.column(name).chunk(0) for name in types})
+
+
+def _suspects(lines: _TextLines) -> list[int]:
+    """The lines that Arrow's parser may accept where `json.loads` does not, in ascending order.
+
+    As each line that is left begins with a brace and ends with one, and no text holds a newline, none is read with its
+    neighbour if there are as many objects as lines.
+    """
+    import numpy
+
+    if not len(lines):
+        return []
+    first, end = int(lines.starts[0]), int(lines.ends[-1])
+    codes, starts, ends = lines.codes[first:end], lines.starts - first, lines.ends - first
+    lasts = ends - 1
+    while (blank := (lasts > starts) & numpy.isin(codes[lasts], _BLANK)).any():
+        lasts = lasts - blank
+    lengths = ends - starts
+    odd = (codes[starts] != _OPEN) | (codes[lasts] != _CLOSED) | (lengths > MAX_LINE_BYTES)
+    deepest = sys.getrecursionlimit() // 2
+    if (lengths > deepest).any():
+        opened = _places_of(codes, ord("["), _OPEN)
+        odd |= numpy.searchsorted(opened, ends) - numpy.searchsorted(opened, starts) > deepest
+    places = numpy.concatenate((_wrong_numbers(codes), _long_numbers(codes)))
+    if lines.text.find(b"\0", first, end) >= 0:  # the parser takes it as the end
+        places = numpy.concatenate((places, _places_of(codes, 0)))
+    odd[numpy.searchsorted(starts, places, "right") - 1] = True
+    if not _is_utf_8(lines):
+        odd |= numpy.array([not _decodes(lines[line]) for line in range(len(lines))])
+    found: list[int] = numpy.flatnonzero(odd).tolist()
+    return found
+
+
+def _places_of(codes: Codes, one: int, other: int | None = None) -> RowNumbers:
+    """The places of a byte, or of two, found in parts so small that the processor's cache holds what is computed."""
+    import numpy
+
+    found = [numpy.empty(0, numpy.intp)]
+    for start in range(0, len(codes), _CACHED_BYTES):
+        part = codes[start : start + _CACHED_BYTES]
+        matches = part == one if other is None else (part == one) | (part == other)
+        found.append(numpy.flatnonzero(matches) + start)
+    return numpy.concatenate(found)
+
+
+def _wrong_numbers(codes: Codes) -> RowNumbers:
+    """The places of `Inf` and `-NaN`, which Arrow's parser takes as numbers."""
+    import numpy
+
+    places = _places_of(codes, ord("I"), ord("N"))
+    places = places[(places > 0) & (places + 3 < len(codes))]
+    first, second, third, after = (codes[places + step] for step in range(4))
+    infinite = (first == ord("I")) & (second == ord("n")) & (third == ord("f")) & (after != ord("i"))
+    nan = (first == ord("N")) & (codes[places - 1] == ord("-"))
+    wrong: RowNumbers = places[(infinite & numpy.isin(after, _ENDS)) | nan]
+    return wrong
+
+
+def _long_numbers(codes: Codes) -> RowNumbers:
+    """Places in all runs of digits that are longer than Python reads, and perhaps in others."""
+    import numpy
+
+    step = sys.get_int_max_str_digits() // 4
+    if not step:
+        return numpy.empty(0, numpy.intp)
+    sampled = codes[::step]
+    digits = (sampled >= ord("0")) & (sampled <= ord("9"))
+    return numpy.flatnonzero(digits[3:] & digits[2:-1] & digits[1:-2] & digits[:-3]) * step
+
+
+def _is_utf_8(lines: _TextLines) -> bool:
+    """Whether the text from the first line to the last is UTF-8."""
+    import numpy
+    import pyarrow
+
+    bounds = pyarrow.py_buffer(numpy.array([lines.starts[0], lines.ends[-1]], numpy.int64))
+    text = pyarrow.LargeStringArray.from_buffers(1, bounds, pyarrow.py_buffer(lines.text))
+    try:
+        text.validate(full=True)
+    except pyarrow.ArrowInvalid:
+        return False
+    return True
+
+
+def _decodes(line: bytes) -> bool:
+    try:
+        line.decode()
+    except UnicodeDecodeError:
+        return False
+    return True

@@ -1,0 +1,104 @@
+"""Rows in columns, as sources give them: what all kinds of `RowTable` share."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol, overload, runtime_checkable
+
+from headrace.columns import RowTable
+from headrace.records import Record
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+TABLE_BYTES = 1024 * 1024
+"""Input bytes of a table, about."""
+TABLE_ROWS = 8192
+"""Maximum rows of a table."""
+
+
+class LazyRecords(Sequence[Record]):
+    """The rows of a table, each made when it is asked for, and again when it is asked for again."""
+
+    def __init__(self, table: RowTable) -> None:
+        self._table = table
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+    @overload
+    def __getitem__(self, place: int, /) -> Record: ...
+    @overload
+    def __getitem__(self, place: slice, /) -> LazyRecords: ...
+    def __getitem__(self, place: int | slice, /) -> Record | LazyRecords:
+        if isinstance(place, slice):
+            start, stop, step = place.indices(len(self._table))
+            if step != 1:
+                raise ValueError(f"a slice of rows has no step, and this one has {step}")
+            return LazyRecords(self._table.slice(start, max(start, stop)))
+        row = place + len(self._table) if place < 0 else place
+        if not 0 <= row < len(self._table):
+            raise IndexError(f"row {place} of {len(self._table)}")
+        return self._table.record(row)
+
+    def __iter__(self) -> Iterator[Record]:
+        return map(self._table.record, range(len(self._table)))
+
+
+@runtime_checkable
+class SourceTable(RowTable, Protocol):
+    """A table of a file, which can tell whether a column is in none of its rows."""
+
+    def lacks(self, name: str) -> bool:
+        """Whether no row has the column, for sure."""
+        ...
+
+
+class WithConstants:
+    """The rows of a table, with columns of one value each for the rows that lack them.
+
+    Args:
+        table: the rows.
+        constants: integers, texts or null, by column.
+    """
+
+    def __init__(self, table: SourceTable, constants: Mapping[str, object]) -> None:
+        self._table = table
+        self._constants = constants
+        self.positions = table.positions
+        self.typed = table.typed
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in memory."""
+        return self._table.nbytes
+
+    def __len__(self) -> int:
+        return len(self.positions)
+
+    def column(self, name: str) -> pa.Array | None:
+        """The values of a column; None if some rows have a value of their own for a constant."""
+        if name not in self._constants:
+            return self._table.column(name)
+        if not self._table.lacks(name):
+            return None
+        import pyarrow
+
+        return pyarrow.repeat(pyarrow.scalar(self._constants[name]), len(self))
+
+    def record(self, row: int) -> Record:
+        """One row."""
+        record = self._table.record(row)
+        for name, value in self._constants.items():
+            record.data.setdefault(name, value)
+        return record
+
+    def slice(self, start: int, stop: int) -> WithConstants:
+        """The rows start..stop-1."""
+        return WithConstants(self._table.slice(start, stop), self._constants)
+
+
+def has_arrow() -> bool:
+    """Whether pyarrow and NumPy are installed, which tables need."""
+    return all(importlib.util.find_spec(module) is not None for module in ("numpy", "pyarrow"))

@@ -1,0 +1,259 @@
+"""Parts that are given in columns are the same as those of their rows."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import io
+import math
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headrace.columns import Column
+from headrace.io.base import PartWriter
+from headrace.io.formats.cells import Cell, objects_exactly
+from headrace.io.formats.jsonl import JsonlWriter
+from headrace.io.formats.parquet import ParquetWriter
+from headrace.io.formats.strict_json import OnNan
+from headrace.records import Ok, Record
+
+NUMBERS = [*"?bhiqBHIQefdg", ">f4", "<i2"]
+FLOATS = [
+    0.0,
+    -0.0,
+    1e-4,
+    9.999e-5,
+    1e-5,
+    -1.5e-7,
+    1e15,
+    1e16,
+    9999999999999998.0,
+    1e22,
+    1e23,
+    5e-324,
+    0.1,
+    1 / 3,
+    2.0**-44,
+]
+ODD = [math.nan, math.inf, -math.inf]
+TEXTS = ["", "a", 'say "no"', "\\", '","', "],[", "null", "1\n2\t\x00\x1f\x7f", "é \u2028 \U0001f600", "\ud800"]
+
+
+@dataclass
+class Rows:
+    """Finished rows in columns."""
+
+    ids: Column
+    kept: Mapping[str, Column] | None
+    typed: bool
+    outputs: Sequence[object]
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def as_rows(self) -> list[Ok]:
+        columns = {name: self._values(column) for name, column in (self.kept or {}).items()}
+        ids = objects_exactly(self.ids) if isinstance(self.ids, pa.Array) else self.ids
+        return [
+            Ok(Record(row, ids[row], columns and {name: column[row] for name, column in columns.items()}), output)
+            for row, output in enumerate(self.outputs)
+        ]
+
+    def _values(self, column: Column) -> Sequence[object]:
+        if not isinstance(column, pa.Array):
+            return column
+        return [Cell(column, row) for row in range(len(column))] if self.typed else objects_exactly(column)
+
+
+def attempt(encode: Callable[[Any], bytes | None], rows: Any) -> bytes | Exception | None:
+    try:
+        return encode(rows)
+    except Exception as error:  # noqa: BLE001 - whatever it is, both must raise it
+        return error
+
+
+def table_of(content: bytes) -> tuple[pa.Schema, list[list[str]]]:
+    table = pq.read_table(io.BytesIO(content))
+    return table.schema, [[repr(value) for value in column] for column in table.columns]
+
+
+def assert_same(writers: tuple[PartWriter, PartWriter], pieces: Sequence[Rows]) -> bytes | None:
+    by_row, by_column = writers
+    before = by_row.nulled, by_column.nulled
+    expected = attempt(by_row.encode, [row for piece in pieces for row in piece.as_rows()])
+    found = attempt(by_column.encode_columns, pieces)
+    if isinstance(expected, Exception):
+        assert isinstance(found, Exception), f"written, where a row raises {expected!r}"
+        return None
+    assert isinstance(found, bytes), found
+    if by_row.suffix == ".parquet":
+        assert table_of(found) == table_of(expected)
+    else:
+        assert found == expected
+    assert by_row.nulled - before[0] == by_column.nulled - before[1]
+    return found
+
+
+def floats(odd: Sequence[float] = ODD) -> st.SearchStrategy[float]:
+    return st.floats() | st.sampled_from(FLOATS) | (st.sampled_from(odd) if odd else st.nothing())
+
+
+def scalars() -> st.SearchStrategy[object]:
+    return (
+        st.none()
+        | st.booleans()
+        | st.integers(-(2**70), 2**70)
+        | floats()
+        | st.text(max_size=3)
+        | st.sampled_from(TEXTS)
+        | st.sampled_from(
+            [b"\xff", decimal.Decimal("1.50"), datetime.date(2024, 2, 29), datetime.timedelta(1), uuid.UUID(int=7)]
+        )
+        | st.sampled_from(
+            [np.float32(0.1), np.int8(-3), np.float64("nan"), np.datetime64("2020-01-01T00:00:00.5", "ns")]
+        )
+        | st.sampled_from([datetime.datetime(2024, 1, 1, tzinfo=datetime.UTC), object(), 1j])
+    )
+
+
+def values() -> st.SearchStrategy[object]:
+    vector = st.lists(floats(), max_size=3) | st.lists(st.integers(-9, 9), max_size=3)
+    nested = st.lists(scalars(), max_size=3) | st.dictionaries(
+        st.sampled_from(["a", "b", "é", 1]), scalars(), max_size=2
+    )
+    return scalars() | vector | nested | vector.map(lambda one: np.array(one, np.float32))
+
+
+LABEL = st.fixed_dictionaries({"label": st.sampled_from(TEXTS[:-1]), "score": st.floats(0, 1)})
+ALIKE = [
+    st.text(max_size=3),
+    st.sampled_from(TEXTS),
+    st.integers(-9, 9),
+    st.integers(-(2**70), 2**70),
+    floats(),
+    st.booleans(),
+    st.none() | st.sampled_from(TEXTS[:-1]),
+    st.none() | st.integers(-9, 9),
+    st.none() | floats(),
+    LABEL,
+    st.fixed_dictionaries({"label": st.sampled_from(TEXTS), "inner": LABEL | st.none(), "b": scalars()}),
+    st.dictionaries(st.sampled_from(["a", "b"]), st.integers(0, 9), max_size=2),
+    st.lists(LABEL, max_size=2),
+    st.lists(floats(), min_size=2, max_size=2),
+    st.just(np.zeros((2, 3), np.float32)),
+    values(),
+]
+ARROW = [
+    (pa.string(), st.sampled_from(TEXTS[:-1])),
+    (pa.large_string(), st.sampled_from(TEXTS[:-1])),
+    (pa.int64(), st.integers(-(2**63), 2**63 - 1)),
+    (pa.int32(), st.integers(-9, 9)),
+    (pa.uint64(), st.integers(0, 2**64 - 1)),
+    (pa.float64(), floats()),
+    (pa.float32(), st.floats(width=32)),
+    (pa.bool_(), st.booleans()),
+    (pa.null(), st.none()),
+    (pa.timestamp("ns", "Europe/Berlin"), st.integers(0, 2**60)),
+    (pa.date32(), st.dates()),
+    (pa.binary(), st.binary(max_size=3)),
+    (pa.decimal128(9, 2), st.integers(-999, 999).map(decimal.Decimal)),
+    (pa.list_(pa.float32()), st.lists(st.floats(width=32), max_size=2)),
+    (pa.list_(pa.int8(), 2), st.lists(st.integers(-9, 9), min_size=2, max_size=2)),
+    (pa.struct([("a", pa.int16()), ("b", pa.null())]), st.fixed_dictionaries({"a": st.integers(-9, 9)})),
+    (pa.dictionary(pa.int8(), pa.string()), st.sampled_from(["x", "y"])),
+    (pa.map_(pa.string(), pa.int8()), st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 9)), max_size=2)),
+    (pa.duration("s"), st.integers(0, 9).map(lambda seconds: datetime.timedelta(seconds=seconds))),
+]
+
+
+@st.composite
+def arrow_columns(draw: st.DrawFn, count: int) -> pa.Array:
+    kind, one = draw(st.sampled_from(ARROW))
+    nulls = draw(st.sampled_from([st.nothing(), st.none()]))
+    values = draw(st.lists(one | nulls, min_size=count + 2, max_size=count + 2))
+    return pa.array(values, kind)[1 : count + 1]
+
+
+@st.composite
+def arrays(draw: st.DrawFn, count: int) -> np.ndarray[Any, Any]:
+    kind = np.dtype(draw(st.sampled_from(NUMBERS)))
+    shape = draw(st.sampled_from([(), (), (0,), (1,), (2,), (5,), (2, 2)]))
+    size = count * math.prod(shape)
+    if kind.kind == "f":
+        odd = draw(st.sampled_from([[], ODD]))
+        numbers = draw(st.lists(floats(odd), min_size=size, max_size=size))
+    else:
+        numbers = draw(st.lists(st.integers(0, 200), min_size=size, max_size=size))
+    with np.errstate(over="ignore"):
+        array = np.array(numbers).astype(kind).reshape(count, *shape)
+    form = draw(st.sampled_from(["as it is"] * 4 + ["by column", "reversed", "objects", "masked"]))
+    if form == "by column":
+        return np.asfortranarray(array)
+    if form == "objects" and not shape:
+        return array.astype(object)
+    if form == "masked":
+        return np.ma.masked_equal(array, 1)
+    return array[::-1] if form == "reversed" else array
+
+
+def lists(count: int) -> st.SearchStrategy[list[object]]:
+    return st.sampled_from(ALIKE).flatmap(lambda one: st.lists(one, min_size=count, max_size=count))
+
+
+@st.composite
+def rows(draw: st.DrawFn) -> Rows:
+    count = draw(st.integers(0, 4))
+    ids: Column = draw(
+        st.just(range(count))
+        | st.just(list(range(count)))
+        | st.lists(st.sampled_from(TEXTS), min_size=count, max_size=count)
+        | st.lists(st.sampled_from([1, 2**80, "x"]), min_size=count, max_size=count)
+        | st.sampled_from([pa.array(range(count), pa.int64()), pa.array(map(str, range(count)), pa.string())])
+        | st.just(pa.array(range(count), pa.int32()))
+    )
+    names = draw(st.lists(st.sampled_from(["t", "u", "id"]), unique=True, max_size=2))
+    kept = {name: draw(arrow_columns(count) | lists(count)) for name in names}
+    outputs = draw(arrays(count) | arrays(count) | lists(count))
+    return Rows(ids, kept or None, draw(st.booleans()), outputs)
+
+
+PARTS = st.lists(st.lists(rows(), max_size=3), min_size=1, max_size=2)
+
+
+@settings(max_examples=150, deadline=None)
+@given(PARTS, st.sampled_from(["null", "error"]))
+def test_lines_of_columns_are_those_of_their_rows(parts: list[list[Rows]], on_nan: OnNan) -> None:
+    writers = JsonlWriter("out", "", on_nan), JsonlWriter("out", "", on_nan)
+    for pieces in parts:
+        assert_same(writers, pieces)
+
+
+@settings(max_examples=150, deadline=None)
+@given(PARTS, st.sampled_from(["null", "error"]))
+def test_a_table_of_columns_is_that_of_their_rows(parts: list[list[Rows]], on_nan: OnNan) -> None:
+    writers = ParquetWriter("out", on_nan), ParquetWriter("out", on_nan)
+    for pieces in parts:
+        assert_same(writers, pieces)
+
+
+@settings(max_examples=60, deadline=None)
+@given(parts=PARTS, on_nan=st.sampled_from(["null", "error"]))
+def test_parts_of_columns_in_a_folder_have_the_types_of_those_of_rows(
+    parts: list[list[Rows]], on_nan: OnNan, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folders = [tmp_path_factory.mktemp("rows"), tmp_path_factory.mktemp("columns")]
+    writers = ParquetWriter("out", on_nan, folders[0]), ParquetWriter("out", on_nan, folders[1])
+    for number, pieces in enumerate(parts):
+        content = assert_same(writers, pieces)
+        if content is not None and any(map(len, pieces)):
+            for folder in folders:
+                (folder / f"part-{number:012d}-{number + 1:012d}.parquet").write_bytes(content)

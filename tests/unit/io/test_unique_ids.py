@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.in_columns import skipping
+
+from headrace.errors import JobError
+from headrace.io.sources import unique_ids
+from headrace.io.sources.unique_ids import Found, Key, SeenIds, Unseen
+from headrace.io.storage.rows import positions_todo
+
+KEY = Key(7)
+TEXTS = st.lists(st.text(max_size=20) | st.text("ab\0", max_size=300) | st.integers(-9, 9).map(str), max_size=40)
+
+
+def digests(texts: Sequence[str], key: Key = KEY) -> list[int]:
+    encoded = [text.encode() for text in texts]
+    found: list[int] = key.digests(b"".join(encoded), np.cumsum([0, *map(len, encoded)])).tolist()
+    return found
+
+
+@given(TEXTS)
+def test_equal_ids_have_equal_digests_and_others_do_not(texts: list[str]) -> None:
+    found = digests(texts)
+    assert found == [digests([text])[0] for text in texts]
+    assert len(set(found)) == len(set(texts))
+    assert digests(texts, Key(8)) != found or not texts
+
+
+def test_ids_that_differ_little_have_other_digests() -> None:
+    texts = ["", "\0", "\0\0", *("a" * count for count in range(1, 600)), *(f"doc-{n}" for n in range(50_000))]
+    assert len(set(digests(texts))) == len(texts)
+    bits = np.unpackbits(np.array(digests(texts[-50_000:]), np.uint64).view(np.uint8).reshape(-1, 8), axis=1)
+    assert abs(bits.mean(0) - 0.5).max() < 0.02  # runs of digests are merged by ranges of equal size
+
+
+@given(TEXTS)
+def test_a_column_is_as_its_texts(texts: list[str]) -> None:
+    column = pa.array(["before", *texts, "after"], pa.string()).slice(1, len(texts)).cast(pa.large_string())
+    _, ends, content = column.buffers()
+    bounds = np.frombuffer(ends, np.int64)[column.offset : column.offset + len(column) + 1]
+    assert KEY.digests(content or b"", bounds).tolist() == digests(texts)
+
+
+def seen_ids(folder: Path, again: Callable[[], Iterator[Found]] = lambda: iter(())) -> SeenIds:
+    return SeenIds(folder, again, "id")
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pa.array(["a", "b", None, "1"]),
+        pa.array(["a", "b", None, "1"], pa.large_string()),
+        pa.array(["a", "b", None, "1"]).dictionary_encode(),
+        pa.array([5, 6, None, 1]),
+        pa.array([5, 6, None, 1], pa.uint8()),
+    ],
+    ids=lambda column: str(column.type),
+)
+@pytest.mark.parametrize("by_column", [True, False])
+def test_an_id_is_the_same_as_text_and_as_number(tmp_path: Path, column: pa.Array, by_column: bool) -> None:
+    def again() -> Iterator[Found]:
+        yield 0, "1"
+        yield 13, "1"
+
+    seen = seen_ids(tmp_path, again)
+    seen.add(["1", None, "2"], [0, 1, 2], 3)
+    texts = [None if value is None else str(value) for value in column.to_pylist()]
+    with pytest.raises(JobError, match="id '1' comes twice: in column 'id' of records 0 and 13"):
+        seen.add_column(column, np.arange(10, 14), 14) if by_column else seen.add(texts, range(10, 14), 14)
+    others = seen_ids(tmp_path / "others")
+    others.add(["x", None, "y"], [0, 1, 2], 3)
+    others.add_column(column, np.arange(10, 14), 14)
+    others.look()
+
+
+def test_values_that_are_no_ids_are_left_out(tmp_path: Path) -> None:
+    seen = seen_ids(tmp_path)
+    for column in (pa.array([1.5, 1.5]), pa.array([True, True]), pa.nulls(2), pa.array([[1], [1]])):
+        seen.add_column(column, np.arange(2), 2)
+    seen.look()
+
+
+def test_runs_go_on_with_their_key_and_those_of_earlier_versions_are_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(unique_ids, "RUN_RECORDS", 10)
+    (tmp_path / "ids-000000000000-000000000100.u64").write_bytes(bytes(800))
+    first = seen_ids(tmp_path)
+    assert first.known == 0
+    first.add([str(n) for n in range(20)], range(20), 20)
+    again = seen_ids(tmp_path, lambda: iter([(3, "3"), (20, "3")]))
+    assert again.known == 20
+    again.add_column(pa.array(["0", "1", "20"]), np.array([0, 1, 20]), 21)  # those that are known may come again
+    with pytest.raises(JobError, match="records 3 and 21"):
+        seen_ids(tmp_path, lambda: iter([(3, "3"), (21, "3")])).add(["20", "3"], [20, 21], 22)
+    assert again.known == 20
+
+
+def test_what_is_read_is_unfinished_or_unseen() -> None:
+    drawn = random.Random(1)
+    for _ in range(200):
+        done = {drawn.randrange(30) for _ in range(drawn.randrange(30))}
+        bound = drawn.randrange(40)
+        wanted = [position for position in range(40) if position >= bound or position not in done]
+        unseen = Unseen(skipping(done), bound)
+        assert positions_todo(0, 40, unseen).tolist() == wanted
+        assert [position for position in range(40) if unseen(position) == position] == wanted
+        assert unseen.next_done(bound) == sys.maxsize
