@@ -1,9 +1,11 @@
 """What a record costs the processor of this machine: `python -m benchmarks.host [--quick] [TABLE ...]`.
 
 processor: an embedding job with next to no network, in processor seconds, beside tokenizing alone and a peer.
+lock: time of the same job under Python's lock, by the module that held it.
 noop: records a second with an engine that does nothing, beside peers (`scripts/install-peers`).
 
-With `--before REVISION`, `processor` has a line for that revision, too. Each measurement runs in a process of its own.
+With `--before REVISION`, `processor` and `lock` have that revision, too. `--rounds 1` and `--records 400000` make it
+shorter. Each measurement runs in a process of its own.
 """
 
 from __future__ import annotations
@@ -13,11 +15,13 @@ import itertools
 import json
 import os
 import random
+import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -27,14 +31,21 @@ from typing import Any
 import psutil
 
 from benchmarks.common import quick, ratio, report, rounds
+from benchmarks.host_lock import RATE, under_lock
 from benchmarks.jobs import write_input
 from benchmarks.versions import ROOT, checked_out
 
+
+def _given(flag: str) -> str | None:
+    """What follows a flag on the command line."""
+    return sys.argv[sys.argv.index(flag) + 1] if flag in sys.argv else None
+
+
 PEERS = Path(os.environ.get("PEERS_PYTHON", ".venv-peers/bin/python"))
-ROUNDS = 1 if quick() else 3
+ROUNDS = 1 if quick() else int(_given("--rounds") or 3)
 SMALL, LARGE = (500, 1_000) if quick() else (40_000, 80_000)
 """Texts of the embedding jobs: what is in both falls away."""
-NOOP = (5_000,) if quick() else (400_000, 1_000_000)
+NOOP = (5_000,) if quick() else tuple(map(int, (_given("--records") or "400000,1000000").split(",")))
 MEAN_WORDS = 26
 """Words of a text of 43 tokens on average, the marks around it included: docstrings have names and signs."""
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
@@ -116,6 +127,14 @@ def write_model(folder: Path) -> None:
     BertModel(BertConfig(vocab_size=len(tokenizer), max_position_embeddings=256, **sizes)).save_pretrained(str(folder))
 
 
+def _embedding_inputs(folder: Path, model: Path) -> None:
+    if model.exists():
+        return
+    write_model(model)
+    for count in (SMALL, LARGE):
+        write_texts(folder / f"texts-{count}.jsonl", count)
+
+
 def tokens_of(path: Path, model: Path) -> float:
     """Tokens of a text on average."""
     from tokenizers import Tokenizer
@@ -130,10 +149,8 @@ def tokens_of(path: Path, model: Path) -> float:
 def processor(folder: Path) -> None:
     """Processor time of an embedding job by the slope between two sizes, beside tokenizing and a peer."""
     model = folder / "model"
-    write_model(model)
-    for count in (SMALL, LARGE):
-        write_texts(folder / f"texts-{count}.jsonl", count)
-    revision = _value("--before")
+    _embedding_inputs(folder, model)
+    revision = _given("--before")
     outputs = itertools.count()
 
     def slope(name: str, source: Path) -> float:
@@ -148,9 +165,9 @@ def processor(folder: Path) -> None:
                 _check(sink, count)
         return (used[1] - used[0]) / (LARGE - SMALL) * 1e6
 
-    with checked_out(revision) if revision else nullcontext(ROOT / "src") as before:
+    with checked_out(revision) if revision else nullcontext(folder / "src") as before:
         variants: dict[str, Callable[[], float]] = {
-            name: functools.partial(slope, name, ROOT / "src")
+            name: functools.partial(slope, name, folder / "src")
             for name in ("tokenize", "embed", "sentence-transformers")
         }
         if revision:
@@ -197,6 +214,50 @@ def _check(sink: Path, count: int) -> None:
         sys.exit(f"{sink}: {len(ids)} rows, {pc.count_distinct(ids).as_py()} ids, of {count} records")
 
 
+def lock(folder: Path) -> None:
+    """Time of the embedding job under Python's lock in its driving process, by the slope between two sizes."""
+    model = folder / "model"
+    _embedding_inputs(folder, model)
+    revision, outputs = _given("--before"), itertools.count()
+
+    def slopes(source: Path) -> Counter[str]:
+        """µs of a record by module."""
+        used = []
+        for count in (SMALL, LARGE):
+            command = [sys.executable, "-m", "benchmarks.host_runs", "embed", str(folder / f"texts-{count}.jsonl")]
+            command += [str(folder / f"locked-{next(outputs)}.parquet"), str(model)]
+            used.append(under_lock(command, {"PYTHONPATH": str(source), **ONE_THREAD}, ROOT))
+        small, large = used
+        return Counter({name: (large[name] - small[name]) / (LARGE - SMALL) * 1e6 for name in {*small, *large}})
+
+    found: dict[str, list[Counter[str]]] = {"now": [], "before": []}
+    with checked_out(revision) if revision else nullcontext(folder / "src") as before:
+        for _ in range(ROUNDS):
+            found["now"].append(slopes(folder / "src"))
+            found["before"] += [slopes(before)] if revision else []
+    columns = [name for name, rounds_ in found.items() if rounds_]
+
+    def row(title: str, figure: Callable[[Counter[str]], float]) -> list[Any]:
+        return [title, *(statistics.median(map(figure, found[name])) for name in columns)]
+
+    modules = Counter[str]()
+    for one in itertools.chain(*found.values()):
+        modules.update(one)
+    rows = [row("the whole job", lambda one: one.total())]
+    rows += [row(name, lambda one, name=name: one[name]) for name, _ in modules.most_common(12)]
+    title = f"before, {revision}" if revision else ""
+    report(
+        "host-lock",
+        "Time under Python's lock, µs per record",
+        ["module at work", *({"now": "now", "before": title}[name] for name in columns)],
+        rows,
+        [
+            f"The embedding job of the table above, looked at {RATE} times a second by py-spy; the slope between",
+            f"{SMALL:,} and {LARGE:,} texts; medians of {ROUNDS} rounds. The innermost module of Headrace is named.",
+        ],
+    )
+
+
 PEER_TITLES = {"ray": "Ray Data", "daft": "Daft", "datatrove": "datatrove, one task"}
 
 
@@ -211,7 +272,7 @@ def noop(folder: Path) -> None:
         own = name not in peers
         sink = folder / (f"noop-{next(outputs)}.{kind}" if own else f"noop-{next(outputs)}-{kind}")
         python = [sys.executable, "-m", "benchmarks.host_runs"] if own else [str(PEERS), "-m", "benchmarks.peers.bulk"]
-        environment = {"PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"} if own else {"PYTHONPATH": str(ROOT)}
+        environment = {"PYTHONPATH": f"{folder / 'src'}{os.pathsep}{ROOT}"} if own else {"PYTHONPATH": str(ROOT)}
         found = measure([*python, name, str(source), str(sink)], environment)
         _check(sink, count)
         return found
@@ -282,17 +343,15 @@ def _peers() -> dict[str, str]:
     return {name: f"{title} ({at})" for (name, title), at in zip(PEER_TITLES.items(), versions, strict=True)}
 
 
-def _value(flag: str) -> str | None:
-    return sys.argv[sys.argv.index(flag) + 1] if flag in sys.argv else None
-
-
 def main() -> None:
     """The tables that are named, or all."""
-    known = {table.__name__: table for table in (processor, noop)}
-    given = [word for word in sys.argv[1:] if not word.startswith("--") and word != _value("--before")]
+    known = {table.__name__: table for table in (processor, lock, noop)}
+    values = {_given(flag) for flag in ("--before", "--rounds", "--records")}
+    given = [word for word in sys.argv[1:] if not word.startswith("--") and word not in values]
     if not known.keys() >= set(given):
         sys.exit(f"usage: python -m benchmarks.host [--quick] [--before REVISION] [{' | '.join(known)} ...]")
     with tempfile.TemporaryDirectory() as name:
+        shutil.copytree(ROOT / "src", Path(name) / "src")  # the tree may change meanwhile
         for table in given or known:
             known[table](Path(name))
 

@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal, TypedDict
 
-from headrace.engines.options import ChunkJoin, OutputDtype, Quantize, TooLong
+from headrace.engines.options import ChunkJoin, OutputDtype, PixelsOption, Quantize, TooLong
 from headrace.engines.text.options import TokenVectorDtype
 
 

@@ -157,13 +157,14 @@ def resolve(entries: Iterable[QueueEntry], results: Sequence[object]) -> tuple[i
     Returns:
         How many records got a result, and how many an exception.
     """
+    if type(results) is not list:
+        return _resolve_views(entries, results), 0
     gone = at = failed = 0
-    whole = type(results) is not list
-    mixed = not whole and True in map(isinstance, results, repeat(BaseException))
+    mixed = True in map(isinstance, results, repeat(BaseException))
     if mixed:
         results = [own_copy(result) if isinstance(result, BaseException) else result for result in results]
     for entry in entries:
-        if whole or entry.count > 1:
+        if entry.count > 1:
             own = results[at : at + entry.count]
             at += entry.count
             if entry.done():
@@ -184,6 +185,18 @@ def resolve(entries: Iterable[QueueEntry], results: Sequence[object]) -> tuple[i
         except asyncio.InvalidStateError:  # cancelled while it was processed
             gone += 1
     return at - failed - gone, failed
+
+
+def _resolve_views(entries: Iterable[QueueEntry], results: Sequence[object]) -> int:
+    at = gone = 0
+    for entry in entries:
+        own = results[at : at + entry.count]
+        at += entry.count
+        if entry.done():
+            gone += entry.count
+        else:
+            entry.set_results(own, False)
+    return at - gone
 
 
 def fail(entries: Iterable[QueueEntry], cause: BaseException) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal, TypedDict
 
-from headrace.engines.options import ChunkJoin, OutputDtype, Quantize, TooLong
+from headrace.engines.options import ChunkJoin, OutputDtype, PixelsOption, Quantize, TooLong
 from headrace.engines.text.options import TokenVectorDtype
 
 
@@ -51,6 +51,7 @@ class LocalKeywords(TypedDict, total=False):
     on_too_long: TooLong | Literal["error", "split"] | None
     output_dtype: OutputDtype | TokenVectorDtype
     pipeline_parallel_size: int | None
+    pixels: PixelsOption
     presence_penalty: float | None
     prompt: str | None
     prompt_name: str | None

@@ -15,6 +15,7 @@ from headrace.options import declared, option
 MAX_PIXELS = 89_478_485
 """A quarter of a gigabyte as RGB; a larger image is probably a decompression bomb."""
 TooLong: TypeAlias = Literal["truncate", "error", "split"]
+PixelsOption: TypeAlias = Literal["auto", "exact"]
 ChunkJoin: TypeAlias = Literal["mean", "max"]
 """How the outputs for the chunks of a long text become one."""
 OutputDtype: TypeAlias = Literal["float32", "int8", "uint8", "binary", "ubinary"]
@@ -149,9 +150,14 @@ class CandidateOptions(EngineOptions):
 
 
 class ImageOptions(EngineOptions):
-    """Which images are refused."""
+    """Which images are refused, and how the others are read."""
 
     max_pixels: int = option(MAX_PIXELS, "An image with more pixels fails before it is decoded.", minimum=1)
+    pixels: PixelsOption = option(
+        "auto",
+        "How images are decoded and resized: auto (a faster way, if test images pass a check) or exact (the pixels of "
+        "transformers' processor for Pillow). Default: auto.",
+    )
 
 
 class ChatOptions(EngineOptions):

@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from headrace.engines.profile import EngineProfile
+from headrace.columns import Column, PayloadList, PreparedColumn
+from headrace.engines.profile import EngineProfile, from_attributes
 from headrace.errors import EngineDeadError, RecordError, TransientError
 from headrace.testing import FakeEngine
 
@@ -53,7 +56,38 @@ class _Poisoned(FakeEngine):
 
 def poisoned(model: str | None = None) -> FakeEngine:
     """For `scripts/torture`."""
-    return _Poisoned(model, refuses=lambda text: RecordError("it is poison") if text.startswith("poison") else None)
+    return _Poisoned(model, refuses=_poison)
+
+
+def _poison(text: str) -> Exception | None:
+    return RecordError("it is poison") if text.startswith("poison") else None
+
+
+class _PoisonedColumns(_Poisoned):
+    """The same by the block, with an array for the vectors of a batch."""
+
+    @property
+    def profile(self) -> EngineProfile:
+        return replace(from_attributes(self), prepares_columns=True)
+
+    def prepare_column(self, inputs: Column) -> PreparedColumn:
+        import numpy as np
+
+        prepared = self.prepare(inputs.to_pylist() if hasattr(inputs, "to_pylist") else inputs)
+        errors = {row: one for row, one in enumerate(prepared) if isinstance(one, Exception)}
+        costs = np.array([1 if isinstance(one, Exception) else one.cost for one in prepared], np.int64)
+        texts = ["" if isinstance(one, Exception) else one.payload for one in prepared]
+        return PreparedColumn(PayloadList(texts, sum(map(len, texts))), costs, errors)
+
+    def forward(self, batch: list[str]) -> Any:
+        import numpy as np
+
+        return np.array(super().forward(batch))
+
+
+def poisoned_columns(model: str | None = None) -> FakeEngine:
+    """For `scripts/torture --columns`."""
+    return _PoisonedColumns(model, refuses=_poison)
 
 
 class _Slow(FakeEngine):

@@ -16,7 +16,7 @@ from tests.small_models import NLI, text_model
 
 import headrace
 from headrace.engines.vision.tasks import ImageEngine
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, ResumeMismatchError
 
 
 @pytest.fixture
@@ -49,10 +49,12 @@ def test_a_folder_of_images_is_classified_and_a_damaged_one_fails_alone(
     digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prepared: list[int] = []
-    prepare = ImageEngine.prepare
-    monkeypatch.setattr(
-        ImageEngine, "prepare", lambda self, inputs: prepared.append(len(inputs)) or prepare(self, inputs)
-    )
+
+    def counted(prepare: Any) -> Any:
+        return lambda self, inputs: prepared.append(len(inputs)) or prepare(self, inputs)
+
+    for name in ("prepare", "prepare_column"):
+        monkeypatch.setattr(ImageEngine, name, counted(getattr(ImageEngine, name)))
     report = run(digits, tmp_path / "out.jsonl", task="image-classify", model="digits")
     rows = read(tmp_path / "out.jsonl")
     right = [row["id"].split("-is-")[1] == f"{row['classification']['label']}.png" for row in rows]
@@ -62,6 +64,18 @@ def test_a_folder_of_images_is_classified_and_a_damaged_one_fails_alone(
     assert "cannot be decoded" in letter["message"]
     assert (report.ok, report.failed, report.tokens) == (40, 1, 0)
     assert max(prepared) <= 16  # an image is much work, and much memory
+
+
+def test_a_job_that_was_begun_with_exact_pixels_is_not_continued_with_others(digits: Path, tmp_path: Path) -> None:
+    """As those of versions that had no other way, whose outputs say nothing of it."""
+    sink = tmp_path / "out.jsonl"
+    run(digits, sink, task="image-classify", model="digits", pixels="exact")
+    with pytest.raises(ResumeMismatchError, match="pixels was 'exact', now 'auto'"):
+        run(digits, sink, task="image-classify", model="digits")
+    assert run(digits, sink, task="image-classify", model="digits", pixels="exact").skipped == 41
+    run(digits, sink, task="image-classify", model="digits", overwrite=True)
+    with pytest.raises(ResumeMismatchError, match="pixels was 'auto', now 'exact'"):
+        run(digits, sink, task="image-classify", model="digits", pixels="exact")
 
 
 def test_image_vectors_are_written_as_vectors(digits: Path, tmp_path: Path) -> None:

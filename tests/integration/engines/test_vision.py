@@ -93,7 +93,7 @@ def test_the_same_labels_and_scores_as_the_pipeline(tmp_path: Path, kind: str) -
     folder = vision_model(tmp_path, kind)
     images = [picture(*size, seed=seed) for seed, size in enumerate(SIZES[:5])]
     peer = pipeline("image-classification", str(folder), device="cpu", dtype=torch.float32)
-    engine = create("image-classify", folder, device="cpu", top_labels=3)
+    engine = create("image-classify", folder, device="cpu", top_labels=3, pixels="exact")
     for ours, theirs in zip(outputs(engine, [encoded(one) for one in images]), peer(images), strict=True):
         assert ours["labels"] == [one["label"] for one in theirs]
         assert ours["scores"] == pytest.approx([one["score"] for one in theirs], abs=1e-5)
@@ -103,7 +103,7 @@ def test_the_same_labels_and_scores_as_the_pipeline(tmp_path: Path, kind: str) -
 def test_pixels_are_those_the_processor_makes_alone(tmp_path: Path, kind: str) -> None:
     """Resizing before the processor must not change what it does; an image of a pixel or three is still one."""
     folder = vision_model(tmp_path, kind)
-    engine = create("image-embed", folder, device="cpu")
+    engine = create("image-embed", folder, device="cpu", pixels="exact")
     processor = AutoImageProcessor.from_pretrained(str(folder), backend="pil")
     for size in SIZES[:5]:
         expected = processor(images=picture(*size), return_tensors="np")["pixel_values"][0]

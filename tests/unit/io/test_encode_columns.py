@@ -5,10 +5,13 @@ from __future__ import annotations
 import datetime
 import decimal
 import io
+import itertools
 import math
+import sys
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,6 +24,7 @@ from hypothesis import strategies as st
 from headrace.columns import Column
 from headrace.io.base import PartWriter
 from headrace.io.formats.cells import Cell, objects_exactly
+from headrace.io.formats.csv_writer import CsvWriter
 from headrace.io.formats.jsonl import JsonlWriter
 from headrace.io.formats.parquet import ParquetWriter
 from headrace.io.formats.strict_json import OnNan
@@ -45,7 +49,20 @@ FLOATS = [
     2.0**-44,
 ]
 ODD = [math.nan, math.inf, -math.inf]
-TEXTS = ["", "a", 'say "no"', "\\", '","', "],[", "null", "1\n2\t\x00\x1f\x7f", "é \u2028 \U0001f600", "\ud800"]
+TEXTS = [
+    "",
+    "a",
+    'say "no"',
+    "\\",
+    '","',
+    '",',
+    ',"',
+    "],[",
+    "null",
+    "1\n2\t\x00\x1f\x7f",
+    "é \u2028 \U0001f600",
+    "\ud800",
+]
 
 
 @dataclass
@@ -238,6 +255,14 @@ def test_lines_of_columns_are_those_of_their_rows(parts: list[list[Rows]], on_na
 
 
 @settings(max_examples=150, deadline=None)
+@given(PARTS, st.sampled_from(["null", "error"]), st.sampled_from(["csv", "tsv"]))
+def test_delimited_rows_of_columns_are_those_of_their_rows(parts: list[list[Rows]], on_nan: OnNan, form: str) -> None:
+    writers = CsvWriter("out", ["t", "u"], form, "", on_nan), CsvWriter("out", ["t", "u"], form, "", on_nan)
+    for pieces in parts:
+        assert_same(writers, pieces)
+
+
+@settings(max_examples=150, deadline=None)
 @given(PARTS, st.sampled_from(["null", "error"]))
 def test_a_table_of_columns_is_that_of_their_rows(parts: list[list[Rows]], on_nan: OnNan) -> None:
     writers = ParquetWriter("out", on_nan), ParquetWriter("out", on_nan)
@@ -257,3 +282,60 @@ def test_parts_of_columns_in_a_folder_have_the_types_of_those_of_rows(
         if content is not None and any(map(len, pieces)):
             for folder in folders:
                 (folder / f"part-{number:012d}-{number + 1:012d}.parquet").write_bytes(content)
+
+
+def test_floats_of_every_size_are_written_as_python_does() -> None:
+    bits = np.random.default_rng(7).integers(0, 2**63, 40_000).view(np.float64)
+    powers = [sign * 2.0**power for power in range(-1074, 1024) for sign in (1, -1)]
+    tens = [sign * float(f"{digit}e{power}") for power in range(-330, 309) for digit in (1, 9.5) for sign in (1, -1)]
+    usual = np.random.default_rng(8).normal(size=40_000)
+    numbers = np.concatenate([bits, powers, tens, usual, usual.astype(np.float32), usual.astype(np.float16)])
+    wide = numbers[: len(numbers) // 7 * 7].reshape(-1, 7)
+    assert assert_same(
+        (JsonlWriter("out"), JsonlWriter("out")),
+        [Rows(range(len(found)), None, False, found) for found in (wide, numbers)],
+    )
+
+
+def test_texts_of_every_character_are_written_as_python_does() -> None:
+    codes = [*range(0x800), *range(0x800, 0x110000, 251)]
+    characters = [chr(code) for code in codes if not 0xD800 <= code < 0xE000]
+    syntax = ["".join(one) for length in range(6) for one in itertools.product('",\\[\n', repeat=length)]
+    nulls = [None if text.count(",") == 1 else text for text in syntax]
+    for texts in (characters, syntax, nulls):
+        pieces = [Rows(range(len(texts)), {"t": texts}, False, texts)]
+        assert assert_same((JsonlWriter("out"), JsonlWriter("out")), pieces)
+        assert assert_same((CsvWriter("out", ["t"]), CsvWriter("out", ["t"])), pieces)
+
+
+@pytest.mark.parametrize("packing", [".gz", ".zst"])
+@pytest.mark.parametrize("pieces", [[], [Rows(["a", "b"], None, typed=False, outputs=np.ones((2, 3), np.float32))]])
+def test_parts_of_columns_are_compressed_as_those_of_rows(packing: str, pieces: list[Rows]) -> None:
+    assert_same((JsonlWriter("out", packing), JsonlWriter("out", packing)), pieces)
+    assert_same((CsvWriter("out", [], "csv", packing), CsvWriter("out", [], "csv", packing)), pieces)
+
+
+def test_text_formats_need_the_rows_where_orjson_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    pieces = [Rows([1], None, typed=False, outputs=["a"])]
+    assert JsonlWriter("out").encode_columns(pieces) == b'{"id":1,"out":"a"}\n'
+    monkeypatch.setitem(sys.modules, "orjson", None)
+    assert JsonlWriter("out").encode_columns(pieces) is None
+    assert CsvWriter("out", []).encode_columns(pieces) is None
+
+
+@pytest.mark.parametrize(("typed", "kind"), [(False, pa.string()), (True, pa.null())])
+def test_only_a_column_of_a_table_has_a_type_without_a_value(tmp_path: Path, typed: bool, kind: pa.DataType) -> None:
+    piece = Rows([1, 2], {"k": pa.nulls(2)}, typed, outputs=[1, 2])
+    content = ParquetWriter("out", folder=tmp_path).encode_columns([piece])
+    assert pq.read_schema(io.BytesIO(content)).field("k").type == kind
+
+
+def test_vectors_of_several_pieces_are_one_column() -> None:
+    vectors = np.arange(12, dtype=np.int8).reshape(4, 3)
+    pieces = [
+        Rows(range(4), None, typed=False, outputs=vectors[::-1]),
+        Rows([4], None, typed=False, outputs=vectors[:1]),
+    ]
+    table = pq.read_table(io.BytesIO(ParquetWriter("out").encode_columns(pieces)))
+    assert table["out"].type == pa.list_(pa.int8(), 3)
+    assert table["out"].to_pylist() == [*vectors[::-1].tolist(), [0, 1, 2]]

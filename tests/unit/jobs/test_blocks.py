@@ -30,7 +30,7 @@ def block_of(start: int, size: int, costs: Sequence[int] | None = None, errors: 
         np.array(costs or [1] * size),
         {row: RecordError("no") for row in errors},
     )
-    return Block(start, records, lambda record: record, Labels(ids), prepared)
+    return Block(start, records, lambda record: record, Labels(ids, np.arange(start, start + size)), prepared)
 
 
 def outputs_of(block: Block, rows: Sequence[int], kind: str) -> Any:

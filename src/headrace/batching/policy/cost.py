@@ -6,6 +6,7 @@ import numbers
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from headrace.errors import CostError
@@ -166,13 +167,15 @@ class BatchCost:
             fitting = (target - self.cost) // cost if cost else 0
         return int(min(max(fitting, 0 if size else 1), most))
 
-    def fill(self, costs: Iterable[float]) -> int:
-        """Add records in order as far as they fit; returns how many."""
+    def fill(self, costs: Iterable[float], counts: Iterable[int] = repeat(1)) -> int:
+        """Add records in order as far as they fit, `counts` of each cost; returns how many."""
         before = self.size
-        for cost in costs:
-            if not self.room(cost):
+        for cost, count in zip(costs, counts, strict=False):
+            room = self.room(cost, count)
+            if room:
+                self.add(cost, room)
+            if room < count:
                 break
-            self.add(cost)
         return self.size - before
 
 

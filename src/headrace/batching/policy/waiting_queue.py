@@ -115,7 +115,7 @@ class CallerQueue:
             if several > 1:
                 room: float = limits.max_batch_size - count
                 if entry.cost:
-                    room = min(room, (limits.target_batch_cost - cost) // entry.cost + 1)
+                    room = min(room, -((cost - limits.target_batch_cost) // entry.cost))  # the last one may exceed it
                 several = min(several, int(room))
             count += several
             cost += several * entry.cost
@@ -189,26 +189,30 @@ class PriorityGroup:
                 self._rest(queue)
         return None
 
-    def pop(self, queue: CallerQueue) -> QueueEntry:
-        """Take only the first record of `queue`, which `head()` has just returned."""
+    def pop(self, queue: CallerQueue, most: int) -> QueueEntry:
+        """Take the first records of `queue`, which `head()` just returned: at most `most`, of one entry and turn."""
         entry = queue.entries[0]
-        entry = entry.split(1) if entry.count > 1 else queue.entries.popleft()
-        queue.tag += entry.cost * queue.scale
-        queue.left -= 1
+        count = entry.count
+        if count > 1 and (some := min(count, most, queue.left, queue.early or most)) < count:
+            entry, count = entry.split(some), some
+        else:
+            queue.entries.popleft()
+        queue.tag += entry.cost * count * queue.scale
+        queue.left -= count
         if not queue.entries or queue.left <= 0:
             heapq.heappop(self._heap)
             self._plan(queue) if queue.entries else self._rest(queue)
         elif queue.early:
-            queue.early -= 1
+            queue.early -= count
             if not queue.early:
                 heapq.heappop(self._heap)  # the rest of its turn waits in its place
         return entry
 
     def fill_window(self, window: BucketWindow) -> None:
         """Move the next records into the window, as far as there is room."""
-        while window.has_room and (queue := self.head()) is not None:
+        while (room := window.limits.window - window.size) > 0 and (queue := self.head()) is not None:
             turn = queue.ends, queue.start
-            window.add(self.pop(queue), *turn)
+            window.add(self.pop(queue, room), *turn)
 
     def served_alone(self, queue: CallerQueue) -> None:
         """The only queue was served without turns: it begins a new one when others come."""
@@ -404,11 +408,13 @@ class WaitingQueue:
                 break
             queue = group.head()
             assert queue is not None  # the group has a next entry
-            cost = queue.entries[0].cost
-            if not batch.room(cost):
+            entry = queue.entries[0]
+            cost = entry.cost
+            room = batch.room(cost, entry.count)
+            if not room:
                 break
             starts.setdefault(group, queue.start)
-            batch.take(group.pop(queue))
+            batch.take(group.pop(queue, room))
             cost = None
         for group, start in starts.items():
             group.served(start)

@@ -208,7 +208,7 @@ def _with_logits(options: OnnxOptions) -> tuple[Path, OnnxNetwork]:
 def image_classify(options: OnnxImageClassification) -> ImageEngine:
     """Classify images. Errors as `embed`."""
     folder = named_folder(options.model, ONNX_WEIGHTS)
-    config, images = _config(folder), images_for(folder, options.max_pixels)
+    config, images = _config(folder), images_for(folder, options.max_pixels, options.pixels)
     network = _ImageNetwork(folder, options.providers, ["logits"])
     engine = image_classifier(network, images, config, options.top_labels)
     check_columns(network.width(images), label_names(config))
@@ -218,7 +218,7 @@ def image_classify(options: OnnxImageClassification) -> ImageEngine:
 def image_embed(options: OnnxImageEmbedding) -> ImageEngine:
     """Embed images: the output `image_embeds` or `pooler_output`, else the first. Errors as `embed`."""
     folder = named_folder(options.model, ONNX_WEIGHTS)
-    images = images_for(folder, options.max_pixels)
+    images = images_for(folder, options.max_pixels, options.pixels)
     network = _ImageNetwork(folder, options.providers, _VECTORS)
     network.width(images)
     return image_embedder(network, images)

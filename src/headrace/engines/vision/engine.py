@@ -17,10 +17,9 @@ from headrace.engines.networks.prepacking import UNFIT, can_prepack, keep_if_equ
 from headrace.engines.networks.pytorch import TorchNetwork, load_pretrained
 from headrace.engines.vision.images import ImageInputs, images_for
 from headrace.engines.vision.options import ImageClassification, ImageEmbedding
-from headrace.engines.vision.tasks import ImageEngine, image_classifier, image_embedder
+from headrace.engines.vision.pixels import Normalization
+from headrace.engines.vision.tasks import RAW_PIXELS, ImageEngine, image_classifier, image_embedder
 from headrace.errors import EngineError, RecordError
-
-_INPUTS = frozenset({"pixel_values"})
 
 
 def image_classify(options: ImageClassification) -> ImageEngine:
@@ -36,7 +35,7 @@ def image_classify(options: ImageClassification) -> ImageEngine:
         raise EngineError(
             f"the model in {folder} is not an image classifier: its weights lack {', '.join(sorted(missing)[:3])}"
         )
-    images = images_for(folder, options.max_pixels)
+    images = images_for(folder, options.max_pixels, options.pixels)
     network = _network(folder, module, place, _logits, images)
     return image_classifier(network, images, module.config.to_dict(), options.top_labels)
 
@@ -53,7 +52,7 @@ def image_embed(options: ImageEmbedding) -> ImageEngine:
     if missing - unpooled:
         raise EngineError(f"the model in {folder} is incomplete: it lacks {', '.join(sorted(missing - unpooled)[:3])}")
     vectors = _features if hasattr(module, "get_image_features") else partial(_vectors, pooled=not unpooled)
-    images = images_for(folder, options.max_pixels)
+    images = images_for(folder, options.max_pixels, options.pixels)
     return image_embedder(_network(folder, module, place, vectors, images), images)
 
 
@@ -67,9 +66,37 @@ def _network(
     """The network that returns `rows`, made faster where it gives the same outputs."""
     call = partial(rows, module.to(memory_format=torch.channels_last))
     speed_up(module, call, images)
-    network = TorchNetwork(folder, module, place, call, _INPUTS)
+    inputs = frozenset({"pixel_values"})
+    if place.type == "cpu" or images.normalization is None:
+        network = TorchNetwork(folder, module, place, call, inputs)
+    else:
+        normalized = DeviceNormalized(call, images.normalization, module.dtype, place)
+        network = TorchNetwork(folder, module, place, normalized, inputs | {RAW_PIXELS})
     network.allow_parts()
     return network
+
+
+class DeviceNormalized:
+    """Calls a network with pixels that come in 8 bits: the device normalises them, with the processor's arithmetic."""
+
+    def __init__(
+        self, call: NetworkCall, normalization: Normalization, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self._call = call
+        self._dtype = dtype
+        self._scale = normalization.scale
+        self._mean, self._std = (
+            torch.tensor(values, dtype=torch.float32, device=device)
+            for values in (normalization.mean, normalization.std)
+        )
+
+    def __call__(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """The network's output for `raw_pixels` of shape (images, height, width, 3), or for `pixel_values`."""
+        raw = tensors.get(RAW_PIXELS)
+        if raw is not None:
+            values = raw.double().mul_(self._scale).float().sub_(self._mean).div_(self._std)
+            tensors = {"pixel_values": values.permute(0, 3, 1, 2).to(self._dtype)}
+        return self._call(tensors)
 
 
 def speed_up(module: PreTrainedModel, call: NetworkCall, images: ImageInputs) -> None:

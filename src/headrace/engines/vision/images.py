@@ -1,73 +1,73 @@
-"""Decode, rotate and resize images as the model's processor specifies."""
+"""Make a network's input of images as the model's processor specifies."""
 
 from __future__ import annotations
 
-import base64
-import binascii
 import io
-import math
-import struct
-import zlib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
-from PIL import Image, ImageOps
-from PIL.Image import DecompressionBombError, DecompressionBombWarning
-from PIL.PngImagePlugin import PngImageFile
+from PIL import Image
+from PIL.Image import Resampling
 from transformers import AutoImageProcessor
-from transformers.image_transforms import convert_to_rgb
+from transformers.image_processing_backends import PilBackend
 
 from headrace.engines.base import Prepared
-from headrace.engines.options import MAX_PIXELS
+from headrace.engines.options import MAX_PIXELS, PixelsOption
+from headrace.engines.vision.pixels import Normalization, Pixels, RawPixels
+from headrace.engines.vision.transform import ImageTransform, file_of, preparer_of
 from headrace.errors import ConfigError, RecordError, first_line
 
 if TYPE_CHECKING:
     from transformers import BaseImageProcessor
 
-Pixels: TypeAlias = NDArray[np.float32]
-"""One preprocessed image, of shape (channels, height, width)."""
-
-# Errors that decoders raise on damaged files, found by fuzzing each format. An error that is missing here would end the
-# job instead of the record.
-_DAMAGE = (
-    OSError,
-    SyntaxError,
-    ValueError,
-    TypeError,
-    LookupError,
-    ArithmeticError,
-    EOFError,
-    AttributeError,
-    RuntimeError,
-    AssertionError,
-    struct.error,
-    zlib.error,
-    Warning,  # if a program turns warnings into errors
-)
-
-
-_OTHER_BITS = ("L;2", "L;4", "RGB;16B")
-"""Layouts of PNG whose pixels Pillow decodes to 8 bits, but not the transparent colour."""
+_STEPS = ("preprocess", "_preprocess", "process_image", "center_crop", "rescale", "normalize")
+"""What a processor must inherit from transformers, beside `resize`, so that its settings say what it does."""
+_TESTED = ((9, 7), (20, 150), (320, 240))
+"""Width and height of test images. There are larger ones, according to the network's size."""
+_TESTED_PIXELS = 10_000_000
+"""Test images that are or become larger than this are left out."""
+_ROUNDING = 1e-6
+_NEAR = 4
+"""How far pixels of the fast way may be from the processor's, of 255."""
+_NEAR_ON_AVERAGE = 0.5
 
 
 class ImageInputs:
     """Preprocesses images. Thread-safe; decoding and resizing release the GIL.
 
-    Of an animated image, the first frame is used; of 16-bit pixels, the upper 8 bits. All colours become RGB, and the
-    EXIF orientation is applied. Transparent pixels become white if the processor says `do_convert_rgb`, as it makes
-    them itself; else transparency is dropped, as by transformers' pipelines.
+    Pixels are those that the processor makes of the image as `ImageTransform.decoded` returns it. Transparent pixels
+    become white if the processor says `do_convert_rgb`, as it makes them itself; else transparency is dropped, as by
+    transformers' pipelines.
 
     Args:
         processor: a transformers image processor for PIL images.
         max_pixels: a larger image is refused before it is decoded.
+        pixels: "auto" for a faster way, if test images then have nearly the processor's pixels; or "exact".
     """
 
-    def __init__(self, processor: BaseImageProcessor, max_pixels: int = MAX_PIXELS) -> None:
+    def __init__(
+        self, processor: BaseImageProcessor, max_pixels: int = MAX_PIXELS, pixels: PixelsOption = "auto"
+    ) -> None:
         self._processor = processor
         self.max_pixels = max_pixels
+        self._opened = ImageTransform(max_pixels, bool(getattr(processor, "do_convert_rgb", False)))
+        self._resized = _resizing_of(processor, self._opened)
+        self.normalization = _normalization_of(processor)
+        transform = self._resized and _transform_of(processor, self._resized)
+        self.transform = self._tested(transform, fast=pixels == "auto" and find_spec("torch") is not None)
+        """Makes the pixels, if the processor's settings say how; else None, and the processor makes them."""
+        self.preparer = preparer_of(self.transform, self.normalization)
+        """Prepares blocks; None if images have several shapes."""
+
+    def describe(self) -> Mapping[str, object]:
+        """What determines the pixels, beside the model's files."""
+        # The exact way is left out, as before there was another: an older output can be continued in it.
+        fast = self.transform is not None and self.transform.fast
+        return {"max_pixels": self.max_pixels, **({"pixels": "auto"} if fast else {})}
 
     def prepare(self, inputs: Sequence[object]) -> list[Prepared[Pixels] | Exception]:
         """Pixels of each image: a path, bytes, a data URL, or a dict with one of these as `bytes` or `path`.
@@ -82,79 +82,42 @@ class ImageInputs:
         Raises:
             RecordError: the model's images have more pixels than allowed.
         """
-        values = np.arange(240 * 320 * 3).reshape(240, 320, 3) * 7919 % 251
-        return self._pixels(Image.fromarray(values.astype(np.uint8)))
+        return self._by_processor(_test_image(320, 240))
 
     def _prepare(self, value: object) -> Prepared[Pixels] | Exception:
         try:
-            return Prepared(self._pixels(self._decoded(_file_of(value))), cost=1)
+            if self.transform is not None and self.normalization is not None:
+                return Prepared(self.normalization(self.transform(value)), cost=1)
+            return Prepared(self._by_processor(self._opened.decoded(file_of(value))), cost=1)
         except RecordError as error:
             return error
 
-    def _decoded(self, file: Path | io.BytesIO) -> Image.Image:
-        """The image in RGB with its EXIF orientation applied."""
-        try:
-            with Image.open(file) as image:
-                self._check_size(image)
-                _check_transparency(image)
-                image.load()
-                return self._rgb(ImageOps.exif_transpose(_as_8_bits(image)))
-        except RecordError:
-            raise
-        except FileNotFoundError as error:
-            raise RecordError(f"there is no image file {str(file)!r}") from error
-        except (DecompressionBombError, DecompressionBombWarning) as error:
-            raise RecordError(f"the image is too large: {error}") from error
-        except _DAMAGE as error:
-            raise RecordError(f"the image cannot be decoded: {str(error) or type(error).__name__}") from error
-        except MemoryError as error:
-            raise RecordError("the image is too large for this machine's memory") from error
-
-    def _rgb(self, image: Image.Image) -> Image.Image:
-        if not getattr(self._processor, "do_convert_rgb", False):
-            image.info.pop("transparency", None)  # Pillow warns of some that it drops
-            return image.convert("RGB")
-        if image.mode == "RGB" and "transparency" not in image.info:
-            return image
-        # Without the palette's transparency, which the processor would find in a converted image and apply again.
-        return Image.fromarray(convert_to_rgb(image, return_numpy=True))
-
-    def _check_size(self, image: Image.Image) -> None:
-        if image.width * image.height > self.max_pixels:
-            raise RecordError(
-                f"the image is too large: {image.width} × {image.height} pixels, more than max_pixels {self.max_pixels}"
-            )
-
-    def _pixels(self, image: Image.Image) -> Pixels:
-        """The network's input."""
-        size = self._target_size(image)
-        if size is not None and size != image.size:
-            if math.prod(size) > self.max_pixels:
-                raise RecordError(f"the image is too narrow: resized, {image.width} × {image.height} becomes {size}")
+    def _by_processor(self, image: Image.Image) -> Pixels:
+        if self._resized is not None:
             # The processor would return the same pixels, but copies the whole image as an array. After this resize it
             # finds that the image already has the right size.
-            image = image.resize(size, self._processor.resample)
-        made = self._processor(images=image, return_tensors="np")
-        pixels: Pixels = np.ascontiguousarray(made["pixel_values"][0], dtype=np.float32)
-        return pixels
+            image = Image.fromarray(self._resized.resized(image))
+        return _processed(self._processor, image)
 
-    def _target_size(self, image: Image.Image) -> tuple[int, int] | None:
-        """The (width, height) that the processor resizes to first; None if only the processor can compute it."""
-        processor = self._processor
-        if not processor.do_resize or type(processor).resize is not _inherited_resize(processor):
+    def _tested(self, transform: ImageTransform | None, *, fast: bool) -> ImageTransform | None:
+        """The fastest transform whose pixels of test images are those of the processor, or nearly; None for none."""
+        if transform is None or self.normalization is None:
             return None
-        wanted: Mapping[str, int | None] = dict(processor.size)
-        if wanted.get("height") and wanted.get("width"):
-            return int(wanted["width"] or 0), int(wanted["height"] or 0)
-        shortest = wanted.get("shortest_edge")
-        if not shortest or wanted.get("longest_edge"):
+        free = replace(transform, max_pixels=_TESTED_PIXELS)
+        high, wide = transform.size if isinstance(transform.size, tuple) else (transform.size or 1,) * 2
+        sizes = (*_TESTED, (wide * 5 // 2, high * 31 // 10), (wide * 3 + 1, high * 2 + 3), (wide * 2, high * 4))
+        images = [_test_image(*size) for size in sizes if free.takes(*size)]
+        found = [free.resized(image) for image in images]
+        wanted = [_processed(self._processor, image) for image in images]
+        if not images or not all(map(_equal, map(self.normalization, found), wanted)):
             return None
-        narrow, wide = sorted(image.size)
-        other = int(shortest * wide / narrow)
-        return (shortest, other) if image.width <= image.height else (other, shortest)
+        quick = replace(free, fast=True)
+        if fast and all(map(_near, map(quick.resized, images), found)) and _decodes_nearly(quick):
+            return replace(transform, fast=True)
+        return transform
 
 
-def images_for(folder: Path, max_pixels: int) -> ImageInputs:
+def images_for(folder: Path, max_pixels: int, pixels: PixelsOption) -> ImageInputs:
     """Create the image preprocessing from a model's folder.
 
     Raises:
@@ -168,74 +131,72 @@ def images_for(folder: Path, max_pixels: int) -> ImageInputs:
         raise ConfigError(
             f"model {str(folder)!r} has no image processor that can be used: {first_line(error)}"
         ) from error
-    return ImageInputs(processor, max_pixels)
+    return ImageInputs(processor, max_pixels, pixels)
 
 
-def _inherited_resize(processor: BaseImageProcessor) -> object:
-    """The `resize` that most processors inherit; None if there is none."""
-    return next(
-        (getattr(kind, "resize", None) for kind in type(processor).__mro__ if kind.__name__ == "PilBackend"), None
-    )
+def _resizing_of(processor: BaseImageProcessor, opened: ImageTransform) -> ImageTransform | None:
+    """How the processor resizes first; None if only the processor knows."""
+    if not processor.do_resize or getattr(type(processor), "resize", None) is not PilBackend.resize:
+        return None
+    wanted: Mapping[str, int | None] = dict(processor.size)
+    size: tuple[int, int] | int | None = None
+    if wanted.get("height") and wanted.get("width"):
+        size = int(wanted["height"] or 0), int(wanted["width"] or 0)
+    elif wanted.get("shortest_edge") and not wanted.get("longest_edge"):
+        size = int(wanted["shortest_edge"] or 0)
+    return None if size is None else replace(opened, size=size, resample=Resampling(processor.resample))
 
 
-def _file_of(value: object) -> Path | io.BytesIO:
-    """The file or bytes of an image.
-
-    Raises:
-        RecordError: the value is neither a path nor bytes.
-    """
-    if isinstance(value, dict):  # the format of Hugging Face datasets
-        value = value.get("bytes") or value.get("path")
-    if isinstance(value, (bytes, bytearray, memoryview)):
-        return io.BytesIO(value)
-    if isinstance(value, str) and value.startswith("data:"):
-        _, _, encoded = value.partition(";base64,")
-        try:
-            return io.BytesIO(base64.b64decode(encoded, validate=True))
-        except (binascii.Error, ValueError) as error:
-            raise RecordError(f"the image's data URL is not base64: {error}") from error
-    if isinstance(value, str) and "\0" not in value and value:
-        return Path(value)
-    if isinstance(value, Path):
-        return value
-    kind = "null" if value is None else type(value).__name__
-    saved = ": save it to a file or to bytes, as with image.save(io.BytesIO(), 'PNG')"
-    way_out = saved if isinstance(value, Image.Image) else ""
-    raise RecordError(f"expected an image (a path, bytes or a data URL), got {kind}{way_out}")
+def _transform_of(processor: BaseImageProcessor, resized: ImageTransform) -> ImageTransform | None:
+    """All that the processor does before it normalises; None if it is of a kind that may do more."""
+    kind = type(processor)
+    if processor.do_pad or any(getattr(kind, step, None) is not getattr(PilBackend, step) for step in _STEPS):
+        return None
+    if not processor.do_center_crop:
+        return resized
+    wanted: Mapping[str, int | None] = dict(processor.crop_size)
+    if not wanted.get("height") or not wanted.get("width"):
+        return None
+    return replace(resized, crop=(int(wanted["height"] or 0), int(wanted["width"] or 0)))
 
 
-def _check_transparency(image: Image.Image) -> None:
-    """Check that Pillow finds the transparent pixels of an image that is not yet decoded.
-
-    Raises:
-        RecordError: one colour is transparent, in another number of bits than the decoded pixels have.
-    """
-    if not isinstance(image, PngImageFile) or "transparency" not in image.info:
-        return
-    layout = image.tile[0].args
-    if layout in _OTHER_BITS:
-        raise RecordError(
-            f"the image has a transparent colour ({image.info['transparency']}) in the layout {layout}, which "
-            "cannot be told in 8 bits; convert it to 8 bits with an alpha channel"
-        )
+def _normalization_of(processor: BaseImageProcessor) -> Normalization | None:
+    scale = float(processor.rescale_factor) if processor.do_rescale else 1.0
+    if not processor.do_normalize:
+        return Normalization(scale, (0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
+    mean, std = (np.broadcast_to(values, 3).tolist() for values in (processor.image_mean, processor.image_std))
+    return Normalization(scale, tuple(mean), tuple(std))
 
 
-def _as_8_bits(image: Image.Image) -> Image.Image:
-    """Reduce 16-bit pixels to their upper 8 bits, to keep the brightness in RGB.
+def _processed(processor: BaseImageProcessor, image: Image.Image) -> Pixels:
+    made = processor(images=image, return_tensors="np")
+    pixels: Pixels = np.ascontiguousarray(made["pixel_values"][0], dtype=np.float32)
+    return pixels
 
-    Raises:
-        RecordError: the pixels have 32 bits, without a defined range.
-    """
-    if image.mode.startswith("I;16"):
-        pixels = np.asarray(image).astype(np.uint16)
-        narrow = Image.fromarray((pixels >> 8).astype(np.uint8))
-        narrow.info = {**image.info}  # keeps the orientation
-        clear = narrow.info.pop("transparency", None)
-        if clear is not None:
-            narrow.putalpha(Image.fromarray((pixels != clear).astype(np.uint8) * 255))
-        return narrow
-    if image.mode in ("I", "F"):
-        raise RecordError(
-            f"the image has pixels of 32 bits (mode {image.mode}) without a defined range; convert it to 8"
-        )
-    return image
+
+def _equal(ours: Pixels, theirs: Pixels) -> bool:
+    return ours.shape == theirs.shape and bool(np.allclose(ours, theirs, rtol=_ROUNDING, atol=_ROUNDING))
+
+
+def _near(ours: RawPixels, theirs: RawPixels) -> bool:
+    if ours.shape != theirs.shape:
+        return False
+    difference = np.abs(ours.astype(int) - theirs)
+    return bool(difference.max() <= _NEAR and difference.mean() <= _NEAR_ON_AVERAGE)
+
+
+def _decodes_nearly(transform: ImageTransform) -> bool:
+    """Whether JPEG files that are decoded at a half, a quarter and an eighth of their size have nearly its pixels."""
+    small = replace(transform, size=(32, 32), crop=None)
+    for size in ((300, 257), (777, 1030), (1100, 1030)):
+        file = io.BytesIO()
+        _test_image(16, 12).resize(size, Resampling.BICUBIC).save(file, "JPEG", quality=90)
+        whole = replace(small, fast=False)(file.getvalue())
+        if not _near(small.decoded_small(file), whole):
+            return False
+    return True
+
+
+def _test_image(width: int, height: int) -> Image.Image:
+    values = np.arange(height * width * 3).reshape(height, width, 3) * 7919 % 251
+    return Image.fromarray(values.astype(np.uint8))

@@ -6,12 +6,17 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from headrace.columns import Column, PreparedColumn
 from headrace.engines.base import Prepared
 from headrace.engines.model_config import ModelConfig
 from headrace.engines.networks.base import BATCH_IMAGES, Network, NetworkEngine
 from headrace.engines.networks.heads import Head, LabelHead, VectorHead, label_function, label_names
 from headrace.engines.profile import EngineProfile
-from headrace.engines.vision.images import ImageInputs, Pixels
+from headrace.engines.vision.images import ImageInputs
+from headrace.engines.vision.pixels import PixelColumn, Pixels
+
+RAW_PIXELS = "raw_pixels"
+"""The input of a network that normalises pixels of 8 bits on its device, where that saves copies."""
 
 
 class ImageEngine(NetworkEngine):
@@ -38,23 +43,37 @@ class ImageEngine(NetworkEngine):
             batch_cost=size,
             batch_size=size,
             prepare_rows=16,  # an image takes some milliseconds and hundreds of kilobytes
+            prepares_columns=images.preparer is not None,
         )
+        self.preparer = images.preparer
 
     def describe(self) -> Mapping[str, object]:
         """The model digest and all parameters that affect an output. Reads all of the model's files."""
-        return {**self._facts, **self.network.describe(), "max_pixels": self._images.max_pixels}
+        return {**self._facts, **self.network.describe(), **self._images.describe()}
 
     def prepare(self, inputs: Sequence[object]) -> list[Prepared[Pixels] | Exception]:
         """Pixels of each image; a RecordError for an invalid one."""
         return self._images.prepare(inputs)
 
-    def forward(self, batch: list[Pixels]) -> list[object]:
+    def prepare_column(self, inputs: Column) -> PreparedColumn:
+        """Pixels of each image, in 8 bits; a RecordError for an invalid one."""
+        if self.preparer is None:
+            raise TypeError("images of several shapes make no column")
+        return self.preparer.prepare_column(inputs)
+
+    def forward(self, batch: list[Pixels] | PixelColumn) -> Sequence[object]:
         """One output per image. Images of different sizes run in separate batches.
 
         Raises:
             EngineOutOfMemoryError: the batch does not fit on the device.
             EngineDeadError: the device failed, or the engine is closed.
         """
+        if not len(batch):
+            return []
+        if isinstance(batch, PixelColumn):
+            if RAW_PIXELS in self.network.inputs:
+                return self._head(self.network.run({RAW_PIXELS: batch.values}))
+            return self._head(self.network.run({"pixel_values": batch.normalization(batch.values)}))
         outputs: list[object] = [None] * len(batch)
         by_shape: dict[tuple[int, ...], list[int]] = {}
         for index, pixels in enumerate(batch):

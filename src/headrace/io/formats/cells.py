@@ -127,7 +127,7 @@ def rows_of(
     if places is None or len(places) == batch.num_rows:
         places = range(batch.num_rows)
     else:
-        columns = [_taken(column, places) for column in columns]
+        columns = [taken(column, places) for column in columns]
     numbers = [first + place for place in places]
     values = [objects_of(column, table, numbers) for column in columns]
     rows: Iterable[Iterable[object]] = zip(*values, strict=True) if values else [()] * len(places)
@@ -202,7 +202,8 @@ def texts_of(column: Iterable[pa.Scalar]) -> list[object]:
     return [f"{getattr(one, 'value', one)} {one.type}" if isinstance(text, Exception) else text for one, text in found]
 
 
-def _taken(column: pa.Array, places: Sequence[int]) -> pa.Array:
+def taken(column: pa.Array, places: Sequence[int]) -> pa.Array:
+    """Some values of a column."""
     import pyarrow as pa
 
     try:

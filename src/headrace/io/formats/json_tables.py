@@ -126,6 +126,10 @@ class JsonTable:
         position = int(self.positions[row])
         return Record(position, position, parse_object(self.lines[int(self.numbers[row])]))
 
+    def records(self) -> Iterator[Record]:
+        """All rows."""
+        return map(self.record, range(len(self)))
+
     def slice(self, start: int, stop: int) -> JsonTable:
         """The rows start..stop-1."""
         columns = {

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from headrace.columns import Outputs
+from headrace.columns import FinishedRows, Outputs
+from headrace.io.formats.cells import exact_values, kept_values
 from headrace.io.formats.strict_json import StrictJson
-from headrace.io.formats.values import by_key, rows_of_array
+from headrace.io.formats.values import by_key, plain, rows_of_array
 
 if TYPE_CHECKING:
     import numpy
@@ -21,6 +23,7 @@ _NULL = b"null"
 _NUMBERS_AT_ONCE = 1 << 14
 """Few enough that all that is made of them stays in the processor's cache."""
 _NUMBERS = frozenset((int, bool, type(None)))
+_TEXTS = frozenset((str, type(None)))
 
 
 class JsonTexts(NamedTuple):
@@ -40,13 +43,30 @@ def has_columns() -> bool:
     return True
 
 
-def column_texts(json: StrictJson, values: Outputs, plain: Callable[[object], object]) -> list[JsonTexts]:
+def row_columns(rows: FinishedRows, output: str) -> dict[str, tuple[Outputs, Callable[[object], object]]]:
+    """The columns of finished rows, in their order, each with what makes its values plain.
+
+    Args:
+        rows: in columns.
+        output: the name of the column of outputs.
+
+    Raises:
+        Exception: Python cannot hold a value as it is.
+    """
+    columns: dict[str, tuple[Outputs, Callable[[object], object]]] = {"id": (exact_values(rows.ids), lambda one: one)}
+    for name, column in (rows.kept or {}).items():
+        columns[name] = kept_values(column, typed=rows.typed), functools.partial(plain, name=f"column {name!r}")
+    columns[output] = rows.outputs, plain
+    return columns
+
+
+def column_texts(json: StrictJson, values: Outputs, as_plain: Callable[[object], object]) -> list[JsonTexts]:
     """The JSON of each value of a column: the texts of a row follow one another.
 
     Args:
         json: how to encode; it is for compact JSON.
         values: at least one, in an array of NumPy or a list.
-        plain: makes a value plain, as `headrace.io.formats.values.plain` does.
+        as_plain: makes a value plain.
 
     Raises:
         Exception: a value cannot be written.
@@ -56,20 +76,17 @@ def column_texts(json: StrictJson, values: Outputs, plain: Callable[[object], ob
         return [JsonTexts(b"[", _numbers(json, array), b"]")]
     values = list(values) if array is None else array.tolist()
     types = set(map(type, values))
-    if types == {str}:
-        return [JsonTexts(b'"', _strings(values), b'"')]
     if types <= _NUMBERS:
         return [JsonTexts(b"", json.encode(values)[1:-1].encode().split(b","), b"")]
     if types == {float}:
         import numpy
 
         return [JsonTexts(b"", _numbers(json, numpy.array(values)[:, None]), b"")]
-    if types == {str, type(None)}:
-        found = iter(_strings([value for value in values if value is not None]))
-        return [JsonTexts(b"", [b"null" if value is None else b'"%b"' % next(found) for value in values], b"")]
+    if types <= _TEXTS:
+        return [JsonTexts(b"", _strings(values), b"")]
     if (columns := by_key(values)) is not None:
-        return object_texts(json, {key: column_texts(json, inner, plain) for key, inner in columns.items()})
-    return [JsonTexts(b"", [json.dump(plain(value)).encode() for value in values], b"")]
+        return object_texts(json, {key: column_texts(json, inner, as_plain) for key, inner in columns.items()})
+    return [JsonTexts(b"", [json.dump(as_plain(value)).encode() for value in values], b"")]
 
 
 def object_texts(json: StrictJson, fields: Mapping[str, Sequence[JsonTexts]]) -> list[JsonTexts]:
@@ -99,11 +116,11 @@ def pieces_of(texts: Sequence[JsonTexts], end: bytes) -> Iterator[bytes]:
 
 
 def _strings(values: Sequence[object]) -> list[bytes]:
-    """JsonTexts as in JSON, without the quotes around them."""
+    """Texts and nulls as JSON."""
     import orjson
 
-    # Within a text a quote follows a backslash, so that this is found only between two texts.
-    return orjson.dumps(values)[2:-2].split(b'","')
+    # JSON escapes the newlines of a text, so that all others are those of the indentation.
+    return orjson.dumps(values, option=orjson.OPT_INDENT_2)[4:-2].split(b",\n  ")
 
 
 def _numbers(json: StrictJson, vectors: NDArray[numpy.generic]) -> list[bytes]:
@@ -120,7 +137,8 @@ def _written(vectors: NDArray[numpy.generic]) -> list[bytes]:
     import numpy
     import orjson
 
-    return orjson.dumps(numpy.ascontiguousarray(vectors), option=orjson.OPT_SERIALIZE_NUMPY)[2:-2].split(b"],[")
+    text = orjson.dumps(numpy.ascontiguousarray(vectors), option=orjson.OPT_SERIALIZE_NUMPY)
+    return [row[:-2] for row in text[2:].split(b"[")]  # one byte is found ten times faster than three
 
 
 def _floats(json: StrictJson, vectors: NDArray[numpy.generic]) -> list[bytes]:
@@ -136,6 +154,6 @@ def _floats(json: StrictJson, vectors: NDArray[numpy.generic]) -> list[bytes]:
     floats[odd] = numpy.nan  # which orjson writes as null
     rows, others = _written(floats), iter(texts)
     for row in numpy.flatnonzero(odd.any(axis=1)).tolist():
-        first, *more = rows[row].split(_NULL)
-        rows[row] = b"".join([first, *(part for after in more for part in (next(others), after))])
+        first, *more = rows[row].split(b"n")
+        rows[row] = b"".join([first, *(part for after in more for part in (next(others), after[3:]))])
     return rows

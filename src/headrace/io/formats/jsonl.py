@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Generator, Iterator, Sequence
 
-from headrace.columns import FinishedRows, Outputs
+from headrace.columns import FinishedRows
 from headrace.io.base import Chunk
-from headrace.io.formats.cells import exact_values, kept_values
 from headrace.io.formats.json_tables import JsonTables
-from headrace.io.formats.json_texts import column_texts, has_columns, object_texts, pieces_of
+from headrace.io.formats.json_texts import column_texts, has_columns, object_texts, pieces_of, row_columns
 from headrace.io.formats.kept_columns import check_text_column
 from headrace.io.formats.known import Format
 from headrace.io.formats.openai_batch import recognized
 from headrace.io.formats.strict_json import OnNan, StrictJson, json_default
-from headrace.io.formats.values import plain
 from headrace.io.formats.writer import LineWriter, plain_row
 from headrace.io.storage.files import InputFile
 from headrace.io.storage.row_tables import has_arrow
@@ -93,12 +90,7 @@ class JsonlWriter(LineWriter):
         return self._packed(content) if content else content
 
     def _lines(self, piece: FinishedRows) -> Iterator[bytes]:
-        columns: dict[str, tuple[Outputs, Callable[[object], object]]] = {
-            "id": (exact_values(piece.ids), lambda value: value)
-        }
-        for name, column in (piece.kept or {}).items():
-            columns[name] = kept_values(column, typed=piece.typed), functools.partial(plain, name=f"column {name!r}")
-        columns[self._column] = piece.outputs, plain
+        columns = row_columns(piece, self._column)
         texts = {name: column_texts(self._json, *column) for name, column in columns.items()}
         return pieces_of(object_texts(self._json, texts), b"\n")
 

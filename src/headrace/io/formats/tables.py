@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, BinaryIO
 from headrace.errors import ConfigError, HeadraceError, JobError, line_of
 from headrace.extras import require
 from headrace.io.base import Chunk
-from headrace.io.formats.cells import rows_of
+from headrace.io.formats.arrow_tables import Slicer
 from headrace.io.formats.known import Format
 from headrace.io.storage.files import InputFile
-from headrace.io.storage.rows import CHUNK_BYTES, CHUNK_ROWS, FileFormat, share, todo
-from headrace.records import Record
+from headrace.io.storage.row_tables import has_arrow
+from headrace.io.storage.rows import CHUNK_BYTES, FileFormat, share
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -64,17 +64,26 @@ def _encrypted(file: InputFile) -> str:
     return f"{file.path} is encrypted"
 
 
-class ParquetFormat(FileFormat):
-    """The rows of a Parquet file, each a dict of its columns. Row groups that are done are not read.
+class _TableFormat(FileFormat):
+    """Tables, which can be read in columns. All columns are read, as Arrow has them: a dead letter shows the whole row.
 
     Raises:
         MissingExtraError: pyarrow is not installed.
     """
 
-    name = "parquet"
-
-    def __init__(self) -> None:
+    def __init__(self, *, in_columns: bool = False) -> None:
         self._pa = _pyarrow()
+        self._in_columns = in_columns
+
+    def in_columns(self, names: Sequence[str]) -> FileFormat:  # noqa: ARG002 - all are read
+        """The same format, in columns; in rows if NumPy is not installed."""
+        return type(self)(in_columns=has_arrow())
+
+
+class ParquetFormat(_TableFormat):
+    """The rows of a Parquet file, each a dict of its columns. Row groups that are done are not read."""
+
+    name = "parquet"
 
     def count(self, file: InputFile) -> int | None:
         """The count in the footer."""
@@ -82,7 +91,7 @@ class ParquetFormat(FileFormat):
             return int(table.metadata.num_rows)
 
     def read(self, file: InputFile, base: int, next_todo: Callable[[int], int]) -> Generator[Chunk, None, int]:
-        """Chunks of at most 512 rows and about 4 MiB, each from one row group."""
+        """Chunks of at most 512 rows and about 4 MiB, each from one row group; in columns of at most 8,192 rows."""
         with _damage(file, JobError) as part, file.open() as stream, self._pa.parquet.ParquetFile(stream) as table:
             total, start = table.metadata.num_rows, 0
             check_names(table.schema_arrow.names, str(file.path))
@@ -98,31 +107,26 @@ class ParquetFormat(FileFormat):
                     continue
                 file.check()
                 part[:] = [f"row group {group}"]
+                slicer = Slicer(f"{file.path}, row group {group}", next_todo, self._in_columns)
                 row_bytes = max(1, facts.total_byte_size // max(1, facts.num_rows))
-                rows = max(1, min(CHUNK_ROWS, CHUNK_BYTES // row_bytes))
+                rows = max(1, min(slicer.most_rows, CHUNK_BYTES // row_bytes))
                 for batch in table.iter_batches(batch_size=rows, row_groups=[group], use_threads=False):
                     end = start + batch.num_rows
                     # Repeated values are stored once, so rows may be larger than the group's size suggests.
                     size = share(file.size or 0, start, end, total)
-                    yield from slices(batch, base + start, next_todo, size, f"{file.path}, row group {group}", start)
+                    yield from slicer.chunks(batch, base + start, start, size)
                     start = end
             return int(total)
 
 
-class ArrowFormat(FileFormat):
-    """The rows of an Arrow IPC file (Feather too) or stream; both end in .arrow.
-
-    Raises:
-        MissingExtraError: pyarrow is not installed.
-    """
+class ArrowFormat(_TableFormat):
+    """The rows of an Arrow IPC file (Feather too) or stream; both end in .arrow."""
 
     name = "arrow"
 
-    def __init__(self) -> None:
-        self._pa = _pyarrow()
-
     def read(self, file: InputFile, base: int, next_todo: Callable[[int], int]) -> Generator[Chunk, None, int]:
-        """Chunks of at most 512 rows and about 4 MiB, each from one record batch."""
+        """Chunks of at most 512 rows and about 4 MiB, each from one record batch; in columns of at most 8,192 rows."""
+        slicer = Slicer(str(file.path), next_todo, self._in_columns)
         with _damage(file, JobError), file.open() as stream:
             start, seen = 0, 0
             for batch in self._batches(stream, file.path):
@@ -133,7 +137,7 @@ class ArrowFormat(FileFormat):
                 if not batch.num_rows or next_todo(base + start) >= base + end:
                     yield Chunk((), (), size)
                 else:
-                    yield from slices(batch, base + start, next_todo, size, str(file.path), start)
+                    yield from slicer.chunks(batch, base + start, start, size)
                 start = end
             yield Chunk((), (), max(0, (file.size or 0) - seen))
             return start
@@ -154,30 +158,6 @@ class ArrowFormat(FileFormat):
             check_names(table.schema.names, str(path))
             for number in range(table.num_record_batches):
                 yield table.get_batch(number)
-
-
-def slices(
-    batch: pa.RecordBatch, first: int, next_todo: Callable[[int], int], size: int, table: str, number: int
-) -> Iterator[Chunk]:
-    """A record batch as chunks.
-
-    Args:
-        batch: the rows.
-        first: the position of its first row.
-        next_todo: see `headrace.io.base.Source.chunks`.
-        size: its bytes in the input.
-        table: what it is from, for messages.
-        number: the place of its first row there, counted from 0.
-    """
-    total = batch.num_rows
-    rows = max(1, min(CHUNK_ROWS, CHUNK_BYTES * total // max(1, batch.nbytes)))
-    for start in range(0, total, rows):
-        part, stop = batch.slice(start, rows), min(start + rows, total)
-        positions = todo(first + start, first + stop, next_todo)
-        places = [position - first - start for position in positions]
-        found = rows_of(part, table, number + start, places) if places else ()
-        records = [Record(position, position, row) for position, row in zip(positions, found, strict=True)]
-        yield Chunk(records, (), share(size, start, stop, total))
 
 
 def check_names(names: Sequence[object], table: str) -> None:

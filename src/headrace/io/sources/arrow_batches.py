@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Generator, Iterator, Mapping
+import copy
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from headrace.errors import BrokenOffError, ConfigError, raised_as
 from headrace.io.base import Chunk
+from headrace.io.formats.arrow_tables import Slicer
 from headrace.io.formats.cells import rows_of
-from headrace.io.formats.tables import check_names, slices
+from headrace.io.formats.tables import check_names
 from headrace.io.sources.in_memory import digest_of
+from headrace.io.storage.row_tables import has_arrow
 from headrace.io.storage.rows import CHUNK_ROWS
 
 if TYPE_CHECKING:
@@ -49,6 +52,7 @@ class ArrowBatches:
         self.total_records = total
         self.total_bytes: int | None = None
         self._head: pa.RecordBatch | None = None
+        self._in_columns = False
         with raised_as(ConfigError, f"cannot read {shown}"), contextlib.closing(self._batches()) as batches:
             first = next(batches, None)
         if first is not None:
@@ -60,16 +64,23 @@ class ArrowBatches:
         """What identifies the version, and a digest of the first rows."""
         return self._facts
 
+    def in_columns(self, names: Sequence[str]) -> ArrowBatches:  # noqa: ARG002 - all are read
+        """The same rows, in columns; in rows if NumPy is not installed."""
+        source = copy.copy(self)
+        source._in_columns = has_arrow()
+        return source
+
     def chunks(self, next_todo: Callable[[int], int]) -> Iterator[Chunk]:
-        """Chunks of at most 512 rows. Finished rows are read, and not converted."""
+        """Chunks of at most 512 rows, in columns of at most 8,192. Finished rows are read, and not converted."""
         if self._head is None:
             return
-        yield from slices(self._head, 0, next_todo, 0, self._shown, 0)
+        slicer = Slicer(self._shown, next_todo, self._in_columns)
+        yield from slicer.chunks(self._head, 0, 0, 0)
         kept, start = self._head.num_rows, 0
         with contextlib.closing(self._batches()) as batches:
             while (batch := self._next(batches, start)) is not None:
                 skipped = min(max(0, kept - start), batch.num_rows)
-                yield from slices(batch.slice(skipped), start + skipped, next_todo, 0, self._shown, start + skipped)
+                yield from slicer.chunks(batch.slice(skipped), start + skipped, start + skipped, 0)
                 start += batch.num_rows
 
     def _next(self, batches: Iterator[pa.RecordBatch], start: int) -> pa.RecordBatch | None:

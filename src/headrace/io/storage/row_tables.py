@@ -21,7 +21,7 @@ TABLE_ROWS = 8192
 class LazyRecords(Sequence[Record]):
     """The rows of a table, each made when it is asked for, and again when it is asked for again."""
 
-    def __init__(self, table: RowTable) -> None:
+    def __init__(self, table: SourceTable) -> None:
         self._table = table
 
     def __len__(self) -> int:
@@ -43,7 +43,7 @@ class LazyRecords(Sequence[Record]):
         return self._table.record(row)
 
     def __iter__(self) -> Iterator[Record]:
-        return map(self._table.record, range(len(self._table)))
+        return self._table.records()
 
 
 @runtime_checkable
@@ -52,6 +52,10 @@ class SourceTable(RowTable, Protocol):
 
     def lacks(self, name: str) -> bool:
         """Whether no row has the column, for sure."""
+        ...
+
+    def records(self) -> Iterator[Record]:
+        """All rows, for less than one by one."""
         ...
 
 
@@ -78,18 +82,28 @@ class WithConstants:
         return len(self.positions)
 
     def column(self, name: str) -> pa.Array | None:
-        """The values of a column; None if some rows have a value of their own for a constant."""
+        """The values of a column; None for a null constant, or for one that some rows have a value of their own for."""
         if name not in self._constants:
             return self._table.column(name)
-        if not self._table.lacks(name):
+        if self._constants[name] is None or not self._table.lacks(name):
             return None
         import pyarrow
 
         return pyarrow.repeat(pyarrow.scalar(self._constants[name]), len(self))
 
+    def lacks(self, name: str) -> bool:
+        """Whether no row has the column, for sure."""
+        return name not in self._constants and self._table.lacks(name)
+
     def record(self, row: int) -> Record:
         """One row."""
-        record = self._table.record(row)
+        return self._completed(self._table.record(row))
+
+    def records(self) -> Iterator[Record]:
+        """All rows, for less than one by one."""
+        return map(self._completed, self._table.records())
+
+    def _completed(self, record: Record) -> Record:
         for name, value in self._constants.items():
             record.data.setdefault(name, value)
         return record

@@ -22,9 +22,10 @@ _OPEN, _DONE, _GIVEN = 0, 1, 2
 
 @dataclass(frozen=True, slots=True)
 class Labels:
-    """What the output of each row has beside its answer."""
+    """What the output of each row has beside its answer, and its position."""
 
     ids: Column
+    positions: NDArray[numpy.int64]
     kept: Mapping[str, Column] | None = None
     """The columns that are copied from the input; None for none."""
     typed: bool = False
@@ -33,7 +34,7 @@ class Labels:
     def taken(self, rows: slice | RowNumbers) -> Labels:
         """Those of some rows."""
         kept = None if self.kept is None else {name: taken(column, rows) for name, column in self.kept.items()}
-        return Labels(taken(self.ids, rows), kept, self.typed)
+        return Labels(taken(self.ids, rows), self.positions[rows], kept, self.typed)
 
 
 class Block:
@@ -44,7 +45,7 @@ class Block:
         records: the rows as the source read them.
         ids: of the rows.
         identify: gives the part of a record that its output needs.
-        labels: the ids of the rows, and the columns to copy to the output.
+        labels: the positions and ids of the rows, and the columns to copy to the output.
         prepared: the inputs for the engine.
     """
 
@@ -252,7 +253,7 @@ class BatchRows(Sequence[Work]):
 
     def positions(self) -> list[int]:
         """Of all rows in the input."""
-        return [piece.block.records[row].position for piece in self.pieces for row in piece.rows.tolist()]
+        return [position for piece in self.pieces for position in piece.block.labels.positions[piece.rows].tolist()]
 
 
 class RowsDone(NamedTuple):

@@ -448,22 +448,26 @@ class Preparation:
             return None
         inputs = texts[0] if columns.pair is None else list(zip(*map(values_of, texts), strict=True))
         places = table.positions if self.place is None else self._places(table.positions.tolist())
-        return _Selected(chunk.records, places, Labels(ids, kept or None, table.typed), inputs)
+        return _Selected(chunk.records, places, Labels(ids, table.positions, kept or None, table.typed), inputs)
 
     def _from_rows(self, records: Sequence[Record], done: PreparedChunk) -> _Selected:
         """The rows of a chunk, selected one by one; those that cannot be are refused."""
+        import numpy
+
         selected, inputs = self._select(records, {}, done)
         kept: dict[str, Column] | None = None
         if self.columns.keep:
             kept = {name: [own.data[name] for _, _, own in selected] for name in self.columns.keep}
         rows = [row for row, _, _ in selected]
-        places = self._places([row.position for row in rows])
-        return _Selected(rows, places, Labels([own.id for _, _, own in selected], kept), inputs)
+        positions = numpy.array([row.position for row in rows], numpy.int64)
+        places = positions if self.place is None else self._places(positions.tolist())
+        return _Selected(rows, places, Labels([own.id for _, _, own in selected], positions, kept), inputs)
 
     def _places(self, positions: list[int]) -> NDArray[numpy.int64]:
         import numpy
 
-        return numpy.array(positions if self.place is None else list(map(self.place, positions)), numpy.int64)
+        assert self.place is not None, "asked for by the caller"
+        return numpy.array(list(map(self.place, positions)), numpy.int64)
 
     def _prepared_column(self, inputs: Column) -> PreparedColumn:
         """The inputs as the engine's column, or as one of what its `prepare` gives."""

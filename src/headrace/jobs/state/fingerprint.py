@@ -9,6 +9,8 @@ from headrace.engines.choosing.registry import declared_engines
 from headrace.errors import ResumeMismatchError
 from headrace.options import NAMES, declared
 
+_UNSAID = {"engine.pixels": "exact"}
+"""What a fingerprint means that says nothing of these, where that is not the default of today."""
 _INPUT = ("source", "sql")
 GIVEN = "given"
 """The options of an engine's factory among the facts of an engine that describes itself by its name alone."""
@@ -100,11 +102,11 @@ def _difference(key: str, old: object, new: object) -> str:
     if (what := _content(key)) and old and new:  # a digest tells people nothing
         return f"the content of {what} has changed{setting and f' (``{setting}``)'}"
     way_out = f" (pass ``task={old}``)" if key == "task" and new == "custom" else ""
-    return _told(f"``{setting}``" if setting else _in_words(key), old, new) + way_out
+    return _told(f"``{setting}``" if setting else _in_words(key), old, new, key) + way_out
 
 
-def _told(name: str, old: object, new: object) -> str:
-    return f"{name} was {_shown(old)}, now {_shown(new)}"
+def _told(name: str, old: object, new: object, key: str = "") -> str:
+    return f"{name} was {_shown(old, key)}, now {_shown(new, key)}"
 
 
 def _in_words(key: str) -> str:
@@ -135,7 +137,8 @@ def _engine_options() -> set[str]:
     return {one.name for kind in declared_engines() for one in declared(kind)}
 
 
-def _shown(value: object) -> str:
+def _shown(value: object, key: str) -> str:
+    value = _UNSAID.get(key) if value is None else value
     return "not set" if value is None else repr(value)
 
 

@@ -1,0 +1,57 @@
+"""By columns or one by one: the hostile inputs come to the same outputs and dead letters.
+
+`scripts/hostile REVISION` compares all of them with an earlier revision.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.hostile import engines
+from tests.hostile.corpus import Case, cases
+from tests.hostile.differences import shown
+from tests.hostile.outcomes import run
+
+from headrace.jobs.pipeline.job import Job
+
+pytest.importorskip("pyarrow")
+
+EVERY = 13
+"""One job in so many is compared: every setting has its turn."""
+CASES: dict[str, list[Case]] = {}
+for one in list(cases())[::EVERY]:
+    CASES.setdefault("/".join(one.name.split("/")[:2]) if one.name[0] in "jp" else one.name.split("/")[0], []).append(
+        one
+    )
+
+
+def difference(case: Case, monkeypatch: pytest.MonkeyPatch) -> str:
+    """What differs between the two ways; empty for nothing."""
+    by_columns = run(case)
+    with monkeypatch.context() as patch:
+        patch.setattr(Job, "in_blocks", False)
+        return shown(run(case), by_columns)
+
+
+@pytest.mark.parametrize("group", CASES)
+def test_rows_come_to_the_same_in_blocks_and_one_by_one(group: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [f"{case.name}\n{text}" for case in CASES[group] if (text := difference(case, monkeypatch))]
+    assert not found, "\n".join(found)
+
+
+def test_the_two_ways_are_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    prepared: list[int] = []
+    prepare_column = engines.Columns.prepare_column
+
+    def counted(self: engines.Columns, inputs: Any) -> Any:
+        prepared.append(len(inputs))
+        return prepare_column(self, inputs)
+
+    monkeypatch.setattr(engines.Columns, "prepare_column", counted)
+    [case] = [one for one in cases() if one.name == "jsonl/whole/no-newline#0"]
+    run(case)
+    assert sum(prepared) == 7
+    monkeypatch.setattr(Job, "in_blocks", False)
+    run(case)
+    assert sum(prepared) == 7
