@@ -195,7 +195,7 @@ def test_a_resume_with_something_else_is_refused_and_says_what(runner: Runner) -
     with runner.source.open("a") as file:
         file.write('{"id": "new", "text": "row"}\n')
     with pytest.raises(
-        ResumeMismatchError, match=r"the content of the input has changed; source\.bytes was \d+, now \d+\."
+        ResumeMismatchError, match=r"the content of the input has changed; the input's size in bytes was \d+, now \d+\."
     ):
         runner.run()
 
