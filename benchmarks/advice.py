@@ -24,7 +24,7 @@ from headrace.engines.base import Prepared
 from headrace.engines.profile import EngineProfile
 from headrace.jobs.settings import Limits
 from headrace.observe.reporting import summary
-from headrace.observe.reporting.figures import in_json
+from headrace.observe.reporting.job_figures import in_json
 
 COLUMNS = ["job", "records/s", "advice followed", "saves: said / did", "records/s then", "best setting", "of the best"]
 STEPS = 3

@@ -9,8 +9,8 @@ from pathlib import Path
 from headrace.cli.app import declare_settings
 from headrace.observe.accounting.timeline import CAUSE_FACTS
 from headrace.observe.reporting.figure import as_markdown, markdown
-from headrace.observe.reporting.figures import JobFigures, Money
-from headrace.observe.reporting.results import Report
+from headrace.observe.reporting.job_figures import JobFigures, Money
+from headrace.observe.reporting.run_figures import Report
 
 declare_settings()  # which the tables name by their flags
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "report.md"

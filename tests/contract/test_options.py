@@ -234,12 +234,18 @@ def test_a_job_takes_its_settings_from_the_environment_and_a_flag_wins() -> None
 
 
 def test_a_variable_that_is_nearly_a_setting_is_told() -> None:
-    env = {"HEADRACE_MAX_EROR": "3", "HEADRACE_PORT": "tcp://10.0.0.1:80", "HEADRACE_SERVICE_HOST": "10.0.0.1"}
+    env = {
+        "HEADRACE_MAX_EROR": "3",
+        "HEADRACE_DIMENSION": "3",
+        "HEADRACE_PORT": "tcp://10.0.0.1:80",
+        "HEADRACE_SERVICE_HOST": "10.0.0.1",
+    }
     status, said = ran("-i", "in.jsonl", "-o", "out.jsonl", env=env)
     assert status == 0
     assert "the environment variable HEADRACE_MAX_EROR is unknown; did you mean HEADRACE_MAX_ERRORS" in said
     assert "HEADRACE_PORT" not in said.replace("HEADRACE_PORT_", "")
     assert "SERVICE" not in said
+    assert "DIMENSION" not in said, "which the program may read itself"
 
 
 def test_a_server_takes_its_settings_from_the_environment() -> None:

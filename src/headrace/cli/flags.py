@@ -259,6 +259,7 @@ def _refused(message: str) -> typer.Exit:
     return typer.Exit(2)
 
 
+_PREFIX = "HEADRACE_"
 _KUBERNETES = ("_SERVICE_HOST", "_SERVICE_PORT", "_TCP", "_TCP_PROTO", "_TCP_PORT", "_TCP_ADDR")
 """How the variables end that Kubernetes sets for a service named headrace; HEADRACE_PORT is another."""
 _OTHERS = frozenset({"HEADRACE_API_KEY", "HEADRACE_API_KEYS"})
@@ -280,12 +281,14 @@ def from_environment(
     known = {**more, **{variable: one.name for one in settings.values() for variable in one.variables}}
     found: dict[str, tuple[str, str | list[str]]] = {}
     for variable, value in os.environ.items():
-        if not variable.startswith("HEADRACE_") or variable in _OTHERS:
+        if not variable.startswith(_PREFIX) or variable in _OTHERS:
             continue
         if variable.endswith(_KUBERNETES) or (variable == "HEADRACE_PORT" and value.startswith("tcp://")):
             continue
         if (name := known.get(variable)) is None:
-            if hint := nearest(variable, (*known, *_OTHERS)):
+            close = [one for one in (*known, *_OTHERS) if nearest(variable[len(_PREFIX) :], [one[len(_PREFIX) :]])]
+            if close:
+                hint = nearest(variable, close)
                 print(f"headrace: WARNING: the environment variable {variable} is unknown{hint}", file=sys.stderr)
             continue
         if name in found:

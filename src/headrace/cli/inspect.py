@@ -16,7 +16,7 @@ from headrace.cli.top import job_frame
 from headrace.errors import ConfigError, HeadraceError
 from headrace.jobs.state.inspection import Inspection, LoadingError, job_holder, known_target
 from headrace.jobs.state.inspection import inspect as look_at
-from headrace.observe.reporting.figures import figures
+from headrace.observe.reporting.job_figures import figures
 from headrace.options import option
 from headrace.wording import spelled
 

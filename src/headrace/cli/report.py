@@ -23,7 +23,7 @@ from headrace.jobs.state.inspection import inspect, known_target
 from headrace.jobs.state.output import REPORT
 from headrace.observe.page.render import ReportedJob, check_installed, write_page
 from headrace.observe.reporting import summary
-from headrace.observe.reporting.figures import Held, in_json
+from headrace.observe.reporting.job_figures import Held, in_json
 from headrace.observe.reporting.summary import RunSummary
 from headrace.options import option
 

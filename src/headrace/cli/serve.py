@@ -258,7 +258,7 @@ def _serve_pool(
 ) -> int:
     """Serve several models until stopped; returns the exit status."""
     refused = {
-        "flags of an engine": settings.config != type(settings.config)(),
+        **{f"``{name}``": True for name in settings.config.given()},
         "``name``": settings.name is not None,
         "``latency_target_s``": settings.latency_target_s is not None,
         "``on``": cluster != ReplicaFlags(),

@@ -29,7 +29,7 @@ from headrace.io.storage.locations import locate
 from headrace.jobs.settings import Limits
 from headrace.jobs.state.inspection import inspect
 from headrace.jobs.state.output import JobOutput
-from headrace.observe.reporting.figures import figures
+from headrace.observe.reporting.job_figures import figures
 from headrace.observe.reporting.report import Report
 from headrace.testing import FakeEngine
 

@@ -67,7 +67,7 @@ def test_all_rows_of_one_version(make: Any, tmp_path: Path, monkeypatch: pytest.
     run = {"sink": tmp_path / "out.jsonl", "task": "embed", "engine": "headrace.testing:FakeEngine", "progress": False}
     assert headrace.run(name, **run).ok == ROWS
     append()
-    with pytest.raises(ResumeMismatchError, match=r"source\.version"):
+    with pytest.raises(ResumeMismatchError, match=r"the input's version"):
         headrace.run(name, **run)
 
 

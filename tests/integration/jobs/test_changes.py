@@ -46,7 +46,7 @@ def test_changes_can_be_ignored_and_what_is_done_stays_as_it_is(half: Runner) ->
 def test_an_input_that_grew_between_two_runs_is_refused_or_taken_as_it_is(half: Runner) -> None:
     with half.source.open("a") as file:
         file.write(json.dumps({"id": "new", "text": "one more"}) + "\n")
-    with pytest.raises(ResumeMismatchError, match=r"source\.bytes was \d+, now \d+"):
+    with pytest.raises(ResumeMismatchError, match=r"the input's size in bytes was \d+, now \d+"):
         half.run()
     assert half.run(ignore_changes=True) == JobEnd("finished", 701, 0)
     assert [identity for identity, _ in read_rows(half.sink)] == [*(row["id"] for row in texts(700)), "new"]

@@ -30,7 +30,7 @@ from headrace.io.storage import parts
 from headrace.jobs.pipeline.job import StopRequest
 from headrace.jobs.settings import Limits
 from headrace.observe.page.render import _job
-from headrace.observe.reporting.figures import in_json
+from headrace.observe.reporting.job_figures import in_json
 
 ROWS = 96
 FAILING = st.sets(st.integers(0, ROWS - 1), max_size=40)

@@ -102,7 +102,8 @@ def test_a_factory_of_ones_own_is_not_called_for_a_finished_job(
     assert mine_own.calls == [1]
     run(batch_size=7)
     assert mine_own.calls == [1], "the size of a batch decides no output"
-    run(depth=2)
+    with pytest.raises(ResumeMismatchError, match="depth was not set, now 2"):
+        run(depth=2)
     assert mine_own.calls == [1, 2], "an option may decide it"
     with pytest.raises(ResumeMismatchError):
         run([{"id": 1, "text": "another"}])

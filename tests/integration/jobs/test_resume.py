@@ -188,14 +188,14 @@ def test_a_resume_with_something_else_is_refused_and_says_what(runner: Runner) -
     with pytest.raises(
         ResumeMismatchError,
         match=r"max_model_len was not set, now 5; "
-        r"engine\.model was 'fake', now 'other'\.",
+        r"model was 'fake', now 'other'\.",
     ):
         runner.run()
     runner.engine = FakeEngine()
     with runner.source.open("a") as file:
         file.write('{"id": "new", "text": "row"}\n')
     with pytest.raises(
-        ResumeMismatchError, match=r"the content of the input has changed; source\.bytes was \d+, now \d+\."
+        ResumeMismatchError, match=r"the content of the input has changed; the input's size in bytes was \d+, now \d+\."
     ):
         runner.run()
 
@@ -207,7 +207,7 @@ def test_a_resume_with_something_else_is_refused_and_says_what(runner: Runner) -
 def test_a_finished_job_is_not_taken_for_another(runner: Runner) -> None:
     runner.run()
     runner.engine = FakeEngine("other")
-    with pytest.raises(ResumeMismatchError, match=r"engine\.model"):
+    with pytest.raises(ResumeMismatchError, match="model was 'fake', now 'other'"):
         runner.run()
     assert runner.run(overwrite=True).state == "finished"
     assert read_rows(runner.sink)[0][1] == runner.engine.vector(texts(1)[0]["text"])

@@ -105,7 +105,7 @@ def test_a_server_that_limits_the_rate_is_said_with_what_to_set(
 def test_the_advice_is_about_the_server_not_about_a_device() -> None:
     from headrace.events import EndpointUsed
     from headrace.observe.reporting.advice import advise
-    from headrace.observe.reporting.results import Report
+    from headrace.observe.reporting.run_figures import Report
     from headrace.wording import spelled
 
     def said(limited: int, unanswered: int) -> str:

@@ -21,8 +21,8 @@ from headrace.events import (
 )
 from headrace.observe.reporting.advice import advise
 from headrace.observe.reporting.report import Report, ReportBuilder
-from headrace.observe.reporting.results import StageTimes
 from headrace.observe.reporting.run_facts import RunFacts
+from headrace.observe.reporting.run_figures import StageTimes
 from headrace.wording import spelled
 
 QUIET = StageTimes(load=0.1, prepare=0.1, finish=0.1, write=0.1)

@@ -24,9 +24,9 @@ from headrace.observe.page.charts import charts
 from headrace.observe.page.render import ReportedJob, _job, render, write_page
 from headrace.observe.reporting import summary
 from headrace.observe.reporting.figure import declared, lines_of
-from headrace.observe.reporting.figures import JobFigures, figures, in_json, series
+from headrace.observe.reporting.job_figures import JobFigures, figures, in_json, series
 from headrace.observe.reporting.report import ReportBuilder
-from headrace.observe.reporting.results import Report
+from headrace.observe.reporting.run_figures import Report
 from headrace.observe.reporting.summary import RunSummary
 
 HOSTILE = "</script><script>alert(1)</script><!--\u2028<img src=x onerror=alert(2)>&amp;{{ 7 * 7 }}"

@@ -121,7 +121,7 @@ def _in_words(key: str) -> str:
 def _setting(key: str) -> str:
     """The setting that a key of the fingerprint is of; empty if it is of none."""
     section, _, name = key.rpartition(".")
-    if key in ("engine.commit", "engine.model_digest"):
+    if key in ("engine.commit", "engine.model", "engine.model_digest"):
         return "model"
     if key == "engine.engine_seed":
         return "seed"

@@ -10,7 +10,7 @@ from headrace.io.storage.atomic import atomic_file
 from headrace.io.storage.locations import is_remote
 from headrace.observe.accounting.timeline import STAGE_LANES
 from headrace.observe.live.frame import Frame, Replica, Totals, Window, shares, shorten, wall_clock
-from headrace.observe.reporting.results import Report
+from headrace.observe.reporting.run_figures import Report
 from headrace.wording import spelled
 
 _MOST_REASONS = 20

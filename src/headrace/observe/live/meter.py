@@ -6,8 +6,8 @@ from collections import deque
 from dataclasses import dataclass
 
 from headrace.events import BatchDone, Event, JobStarted, StepDone
+from headrace.observe.reporting.event_sums import Sums
 from headrace.observe.reporting.run_facts import RunFacts
-from headrace.observe.reporting.sums import Sums
 
 _WINDOW_S = 20.0
 _SAMPLE_S = 0.5

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
 from headrace.observe.accounting.timeline import CAUSES, COMPUTING, LABELS, LANES, STAGE_LANES
-from headrace.observe.reporting.figures import JobFigures, histogram, series
+from headrace.observe.reporting.job_figures import JobFigures, histogram, series
 from headrace.observe.reporting.summary import RunSummary
 
 Spec: TypeAlias = dict[str, object]

@@ -16,8 +16,8 @@ from headrace.extras import require
 from headrace.observe.accounting.timeline import CAUSES, COMPUTING, LABELS, Cause
 from headrace.observe.page.charts import CONFIG, charts
 from headrace.observe.reporting.figure import Figure, declared, lines_of
-from headrace.observe.reporting.figures import Held, JobFigures, figures
 from headrace.observe.reporting.formats import money, number, percent, seconds
+from headrace.observe.reporting.job_figures import Held, JobFigures, figures
 from headrace.observe.reporting.summary import RunSummary
 
 if TYPE_CHECKING:

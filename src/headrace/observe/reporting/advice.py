@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 from headrace.events import CloseReason, EndpointUsed
 from headrace.observe.accounting.timeline import Cause
-from headrace.observe.reporting.results import Report
 from headrace.observe.reporting.run_facts import Advice
+from headrace.observe.reporting.run_figures import Report
 from headrace.wording import flag_of
 
 _BOTTLENECK = 0.7

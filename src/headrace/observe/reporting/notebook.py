@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from headrace.events import RecordFailed
     from headrace.observe.accounting.accountant import Account
-    from headrace.observe.reporting.results import Report
+    from headrace.observe.reporting.run_figures import Report
 
 logger = logging.getLogger("headrace")
 

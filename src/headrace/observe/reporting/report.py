@@ -8,11 +8,11 @@ from dataclasses import replace
 from headrace.events import BatchSplit, Event, RecordFailed
 from headrace.observe.accounting.accountant import Accountant
 from headrace.observe.reporting.advice import advices, advise
+from headrace.observe.reporting.event_sums import Sums
 from headrace.observe.reporting.figure import fill
-from headrace.observe.reporting.results import Report as Report
-from headrace.observe.reporting.results import StepFigures as StepFigures
 from headrace.observe.reporting.run_facts import RunFacts
-from headrace.observe.reporting.sums import Sums
+from headrace.observe.reporting.run_figures import Report as Report
+from headrace.observe.reporting.run_figures import StepFigures as StepFigures
 
 _TOGETHER = 128
 """Events that are taken in together: many cost a fraction of what each would cost alone."""

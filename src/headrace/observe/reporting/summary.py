@@ -17,7 +17,7 @@ from headrace.observe.accounting.accountant import Account
 from headrace.observe.accounting.histogram import merge_histograms
 from headrace.observe.accounting.typed_json import parse_object
 from headrace.observe.reporting.figure import declared
-from headrace.observe.reporting.results import Report
+from headrace.observe.reporting.run_figures import Report
 from headrace.wording import spelled
 
 VERSION = 1

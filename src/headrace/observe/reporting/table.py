@@ -8,7 +8,7 @@ from headrace.observe.reporting.figure import Line, lines_of
 from headrace.wording import spelled
 
 if TYPE_CHECKING:
-    from headrace.observe.reporting.results import Report
+    from headrace.observe.reporting.run_figures import Report
 
 
 def print_report(report: Report, stream: TextIO) -> None:
