@@ -53,7 +53,7 @@ def room(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 @pytest.mark.parametrize("device", ["cuda", "cuda:1"])
 def test_a_gpu_that_is_not_there_is_named(encoder_folder: Path, device: str) -> None:
-    with pytest.raises(ConfigError, match=f"device '{device}': PyTorch sees 0 CUDA devices; use device=cpu"):
+    with pytest.raises(ConfigError, match=f"device '{device}': PyTorch sees 0 CUDA devices; use device=.cpu"):
         EmbeddingEngine(Embedding(model=encoder_folder, device=device))
 
 
@@ -70,7 +70,9 @@ def test_a_driver_that_is_too_old_is_named(monkeypatch: pytest.MonkeyPatch, capl
     monkeypatch.setattr(torch.cuda, "init", init)
     monkeypatch.setattr(torch.cuda, "is_available", is_available)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    with pytest.raises(ConfigError, match=r"^device 'cuda': .* use device=cpu \(.* too old \(found version 11040\)\)$"):
+    with pytest.raises(
+        ConfigError, match=r"^device 'cuda': .* use device=.cpu. \(.* too old \(found version 11040\)\)$"
+    ):
         choose_device("cuda")
     assert choose_device("auto").type == "cpu"
     assert "the model runs on the CPU: CUDA initialization: The NVIDIA driver on your system is too old" in caplog.text

@@ -53,7 +53,13 @@ def test_every_flag_and_status_there_is_is_one() -> None:
         for name in (*parameter.opts, *parameter.secondary_opts)
     }
     text = re.sub(r"^```.*?^```$", "", PAGE, flags=re.DOTALL | re.MULTILINE)
-    others = {"--kills", "--steps", "--system-prompt"}  # of scripts/torture, and an engine's own option
+    others = {
+        "--kills",
+        "--steps",
+        "--columns",
+        "--input",
+        "--system-prompt",
+    }  # of others
     assert set(re.findall(r"`(--[a-z-]+)", text)) - others <= known
     told, ends = (
         {number for numbers in re.findall(form, where, flags=re.MULTILINE) for number in numbers.split(", ")}

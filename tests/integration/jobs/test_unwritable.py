@@ -210,7 +210,7 @@ def test_a_text_among_vectors_is_its_records_failure(tmp_path: Path) -> None:
 def test_vectors_of_different_lengths_and_columns_of_several_types_are_no_failure(
     tmp_path: Path, part_records: int
 ) -> None:
-    kept: list[Any] = [1, 0.5, 2**53 + 1, "a", {}, {"x": 1}, None, [1], [[2]], nested(3, 20)]
+    kept: list[Any] = [1, 0.5, 2**53 + 1, {}, "a", {"x": 1}, None, [1], [[2]], nested(3, 20)]
     rows = [{"v": [0.5] * (n % 3 + 1), "k": value} for n, value in enumerate(kept)]
     end, _ = run(rows, tmp_path / "out.parquet", part_records)
     assert end.failed == 0

@@ -16,7 +16,7 @@ from headrace.columns import Column, PayloadList, PreparedColumn, values_of
 from headrace.errors import RecordError
 from headrace.io.storage.parts import Interval
 from headrace.jobs.pipeline.blocks import Block, BlockPiece, BlockRows, Labels, RecordPiece, RowsDone
-from headrace.jobs.pipeline.sink import Coalescer, Piece
+from headrace.jobs.pipeline.sink import Coalescer, OutcomePiece
 from headrace.records import Failed, Ok, Record
 
 FOREVER = float("inf")
@@ -42,7 +42,7 @@ def first_of(output: Any) -> float:
     return float(output[0]) if np.ndim(output) else float(output)
 
 
-def expanded(interval: Interval, pieces: Sequence[Piece]) -> list[tuple[int, float | None]]:
+def expanded(interval: Interval, pieces: Sequence[OutcomePiece]) -> list[tuple[int, float | None]]:
     """Each place of a run with its output, None for a failure; the columns and the rows of a piece must agree."""
     found: dict[int, float | None] = {}
     for piece in pieces:

@@ -16,6 +16,7 @@ from headrace.errors import EngineDeadError, ProcessError, StoppedError
 from headrace.jobs.pipeline.chunks import answers
 from headrace.jobs.pipeline.infer import MAX_RUN, infer_one, longest_first, stream_longest_first
 from headrace.jobs.pipeline.job import StopRequest
+from headrace.jobs.pipeline.read import Pace
 from headrace.jobs.pipeline.work import Work
 from headrace.records import Record
 
@@ -189,3 +190,16 @@ def test_an_engine_that_ends_by_itself_fails_its_record(error: Exception, raised
     engine: Any = Ending(error)
     with pytest.raises(raised):
         asyncio.run(infer_one(work(0, 1), engine, StopRequest()))
+
+
+def test_blocks_grow_while_the_job_is_fast_and_are_short_again_once_it_is_slow() -> None:
+    pace, sizes = Pace(4096), []
+    for _ in range(40):
+        sizes.append(pace.rows)
+        pace.asked(0.01)
+    assert sizes == [512] * 8 + [1024] * 8 + [2048] * 8 + [4096] * 16
+    pace.asked(60)
+    assert pace.rows == 512
+    for _ in range(7):  # what is read ahead of a slow engine comes quickly
+        pace.asked(0)
+    assert pace.rows == 512

@@ -99,18 +99,13 @@ class SeenIds:
         self.add_digests(self._seen.key.digests(b"".join(texts), ends), numpy.array(places, numpy.int64), end)
 
     def add_column(self, ids: pa.Array, positions: Places, end: int) -> None:
-        """Take more ids, as `add` does, from a column. Positions whose ids are known, and nulls, may be among them."""
+        """Take more ids, as `add` does, from a column of texts or integers. Known ones and nulls may be among them."""
         import numpy
         import pyarrow as pa
 
         new = (positions >= self.known) & ids.is_valid().to_numpy(zero_copy_only=False)
         if not new.all():
             ids, positions = ids.filter(pa.array(new)), positions[new]
-        types = pa.types
-        if not (types.is_integer(ids.type) or types.is_string(ids.type) or types.is_large_string(ids.type)):
-            texts = [str(value) if type(value) is int else value for value in ids.to_pylist()]
-            self.add([text if isinstance(text, str) else None for text in texts], positions.tolist(), end)
-            return
         column = ids.cast(pa.large_string())
         _, ends, content = column.buffers()
         bounds = numpy.frombuffer(ends or b"", numpy.int64)[column.offset : column.offset + len(column) + 1]

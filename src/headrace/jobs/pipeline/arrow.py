@@ -16,10 +16,15 @@ def is_text(column: pa.Array) -> bool:
 
 
 def is_identity(column: pa.Array) -> bool:
-    """Whether each value is an id: a text or an integer."""
+    """Whether each value is an id."""
+    return not column.null_count and holds_ids(column)
+
+
+def holds_ids(column: pa.Array) -> bool:
+    """Whether each value is an id, a text or an integer, or null."""
     import pyarrow as pa
 
-    return is_text(column) or (not column.null_count and bool(pa.types.is_integer(column.type)))
+    return _holds_texts(column.type) or bool(pa.types.is_integer(column.type))
 
 
 def can_be_kept(column: pa.Array | None, exact: bool) -> bool:

@@ -20,6 +20,7 @@ from headrace.events import InputLeftOut, PipelineWaited, StageDone
 from headrace.io.base import Chunk, ColumnSource
 from headrace.io.sources.unique_ids import Found, SeenIds
 from headrace.io.storage.rows import positions_todo
+from headrace.jobs.pipeline import arrow
 from headrace.jobs.pipeline.concurrency_tuner import ConcurrencyTuner
 from headrace.jobs.pipeline.dedupe import RepeatCounter
 from headrace.jobs.pipeline.job import Job, Tally
@@ -34,6 +35,12 @@ from headrace.wording import shown
 
 T = TypeVar("T")
 
+_FIRST_ROWS = 512
+"""Rows of a block at first, and while the engine is slow."""
+_QUICK_S = 1e-4
+"""Seconds a row below which a job is fast."""
+_QUICK_BLOCKS = 8
+"""Blocks in a row that must be asked for quickly before they become longer: more than are read ahead."""
 _ALL_ROWS = 1 << 20
 """For an engine without `prepare_rows`: chunks are prepared as read."""
 
@@ -305,7 +312,7 @@ def _add_ids(seen: SeenIds, chunk: Chunk, column: str, known: int) -> None:
     table = chunk.table
     ids = None if table is None else table.column(column)
     end = max((failed.record.position + 1 for failed in chunk.failures), default=0)
-    if table is not None and ids is not None:
+    if table is not None and ids is not None and arrow.holds_ids(ids):
         seen.add_column(ids, table.positions, max(end, int(table.positions[-1]) + 1))
         return
     new = [row for row in chunk.records if row.position >= known]
@@ -344,14 +351,40 @@ def _keeping(chunks: Iterator[Chunk], names: Sequence[str]) -> Iterator[Chunk]:
         yield chunk
 
 
-def portions(chunks: Iterator[Chunk], rows: int) -> Iterator[Chunk]:
-    """Split chunks into chunks of at most `rows` records."""
+class Pace:
+    """How many rows of a table make a block: more while the job asks for blocks quickly, so that each is work for a
+    moment only. A stop or a kill meets what was read and not finished. Pure: takes times, reads no clock.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.rows = min(_FIRST_ROWS, most)
+        """Rows of the next block."""
+        self._most = most
+        self._quick = 0
+
+    def asked(self, seconds: float) -> None:
+        """Count the seconds from one request for a block to the next."""
+        if seconds > _QUICK_S * self.rows:
+            self.rows, self._quick = min(_FIRST_ROWS, self._most), 0
+            return
+        self._quick += 1
+        if self._quick == _QUICK_BLOCKS:
+            self.rows, self._quick = min(2 * self.rows, self._most), 0
+
+
+def portions(chunks: Iterator[Chunk], most: int, clock: Callable[[], float] = time.monotonic) -> Iterator[Chunk]:
+    """Split chunks into chunks of at most `most` records; those with a table also into blocks at the job's pace."""
+    pace, asked = Pace(most), clock()
     for chunk in chunks:
-        if len(chunk.records) <= rows:
-            yield chunk
-        else:
-            yield chunk.rows(0, rows)
-            for start in range(rows, len(chunk.records), rows):
+        start = 0
+        while not start or start < len(chunk.records):
+            rows = most if chunk.table is None else pace.rows
+            if not start and len(chunk.records) <= rows:
+                yield chunk
+            else:
                 part = chunk.rows(start, start + rows)
-                yield Chunk(part.records, (), 0, in_order=chunk.in_order, table=part.table)
+                yield part if not start else Chunk(part.records, (), 0, in_order=chunk.in_order, table=part.table)
+                del part
+            start, before, asked = start + rows, asked, clock()
+            pace.asked(asked - before)
         del chunk  # no rows may stay referenced while the next ones are read

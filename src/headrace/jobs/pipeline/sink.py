@@ -19,7 +19,7 @@ from headrace.jobs.pipeline.blocks import Block, BlockPiece, RecordPiece, RowsDo
 from headrace.jobs.pipeline.job import Job, Tally
 from headrace.jobs.pipeline.memory_budget import PARTS, Memory, outputs_bytes
 from headrace.jobs.pipeline.user_code import UserCode
-from headrace.jobs.pipeline.work import MAX_RUN, UnfinishedOutput
+from headrace.jobs.pipeline.work import UnfinishedOutput
 from headrace.jobs.state.passes import Pass
 from headrace.records import Failed, Ok, Outcome
 
@@ -40,7 +40,7 @@ def least_wait_s(age_s: float) -> float:
     return min(age_s * SHARE_AT_RISK, _LONGEST_WAIT_S)
 
 
-Piece: TypeAlias = RecordPiece | BlockPiece
+OutcomePiece: TypeAlias = RecordPiece | BlockPiece
 
 
 @dataclass(slots=True)
@@ -48,7 +48,7 @@ class _Stretch:
     start: int
     end: int
     oldest: float
-    pieces: list[Piece]
+    pieces: list[OutcomePiece]
 
 
 class Coalescer:
@@ -65,7 +65,6 @@ class Coalescer:
     def __init__(self, part_records: int, interval_s: float, place: Callable[[int], int] | None = None) -> None:
         self.part_records = part_records
         """Rows of a full run; a change applies to rows added later."""
-        self._most = part_records
         self._interval_s = interval_s
         self._place = place
         self._count = 0
@@ -134,14 +133,13 @@ class Coalescer:
     def _give_out(self, block: Block) -> None:
         """Make runs of the rows of a block that have an outcome."""
         oldest = block.oldest
-        is_short = self.part_records < self._most  # of memory
-        rows = self.part_records if is_short else max(self.part_records, MAX_RUN)
+        rows = self.part_records
         for start, stop in block.give():
             for begin in range(start, stop, rows):
                 end = min(begin + rows, stop)
                 self._add_run(block.start + begin, BlockPiece(block, begin, end), oldest)
 
-    def _add_run(self, start: int, piece: Piece, now: float) -> None:
+    def _add_run(self, start: int, piece: OutcomePiece, now: float) -> None:
         """Add a piece of consecutive places."""
         run = _Stretch(start, start + len(piece), now, [piece])
         if (left := self._by_end.pop(start, None)) is not None:
@@ -155,7 +153,7 @@ class Coalescer:
             self._close(run)
             self._full.append(run)
 
-    def take(self, now: float, least_wait_s: float = 0.0) -> tuple[Interval, list[Piece]] | None:
+    def take(self, now: float, least_wait_s: float = 0.0) -> tuple[Interval, list[OutcomePiece]] | None:
         """The interval and the pieces, in order, of a run that is due; None if none is.
 
         Args:
@@ -178,7 +176,7 @@ class Coalescer:
         del self._by_start[run.start]
         del self._by_end[run.end]
 
-    def _give(self, run: _Stretch) -> tuple[Interval, list[Piece]]:
+    def _give(self, run: _Stretch) -> tuple[Interval, list[OutcomePiece]]:
         self._count -= run.end - run.start
         return Interval(run.start, run.end), run.pieces
 
@@ -314,7 +312,7 @@ class Sink:
         self._memory.release(places)
         self._memory.release_outputs(len(places) / (len(places) + len(self._coalescer)))
 
-    def _commit(self, interval: Interval, pieces: list[Piece]) -> tuple[tuple[Event, ...], list[Failed]]:
+    def _commit(self, interval: Interval, pieces: list[OutcomePiece]) -> tuple[tuple[Event, ...], list[Failed]]:
         """Finish, encode and write a run on the sink's thread. Returns events and new failures.
 
         Writes several parts if `finish` makes the outputs longer than a part's share of memory.
@@ -342,7 +340,7 @@ class Sink:
         return events, unfinished
 
     def _write(
-        self, interval: Interval, pieces: Sequence[Piece], unfinished: list[Failed], started: float
+        self, interval: Interval, pieces: Sequence[OutcomePiece], unfinished: list[Failed], started: float
     ) -> tuple[tuple[Event, ...], list[Failed]]:
         try:
             written = self._parts.write(interval, pieces, self._writer)
