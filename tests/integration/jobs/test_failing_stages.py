@@ -14,6 +14,7 @@ from tests.integration.jobs.harness import Runner, read_errors, read_rows, texts
 from headrace.errors import EngineDeadError, JobError, TooManyErrorsError
 from headrace.events import BatchDone, JobDone, StageDone
 from headrace.io.base import Chunk
+from headrace.io.formats import json_tables
 from headrace.io.storage.parts import Interval, PartFolder
 from headrace.io.storage.rows import FileSource
 from headrace.jobs.pipeline.job import JobEnd, StopRequest
@@ -50,6 +51,7 @@ def test_a_source_that_breaks(runner: Runner, monkeypatch: pytest.MonkeyPatch, e
             yield chunk
 
     job = runner.job()
+    monkeypatch.setattr(json_tables, "TABLE_ROWS", 512)
     monkeypatch.setattr(FileSource, "chunks", breaking)
     from headrace.jobs.run import run
 

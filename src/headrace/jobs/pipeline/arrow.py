@@ -27,19 +27,21 @@ def holds_ids(column: pa.Array) -> bool:
     return _holds_texts(column.type) or bool(pa.types.is_integer(column.type))
 
 
-def can_be_kept(column: pa.Array | None, exact: bool) -> bool:
+def can_be_kept(column: pa.Array | None, exact: bool, typed: bool) -> bool:
     """Whether the output takes the values as they are.
 
     Args:
         column: of the table; None if its rows must be read.
         exact: the output has the types of tables.
+        typed: the type is that of a table; else it was found from the values.
     """
     import pyarrow as pa
 
-    if column is None or exact:
-        return column is not None
-    types = pa.types
-    kind = column.type
+    if column is None:
+        return False
+    types, kind = pa.types, column.type
+    if exact:
+        return typed or not types.is_nested(kind)
     return bool(_holds_texts(kind) or types.is_integer(kind) or types.is_boolean(kind) or types.is_null(kind))
 
 

@@ -13,7 +13,7 @@ from headrace.batching.callables import unfinished
 from headrace.batching.pending import own_copy
 from headrace.batching.policy.cost import MOST_COST, checked_cost
 from headrace.batching.results import checked_results
-from headrace.columns import Column, PayloadList, PreparedColumn, values_of
+from headrace.columns import Column, PayloadList, PreparedColumn, RowTable, values_of
 from headrace.engines.base import Engine, Placed, Prepared
 from headrace.engines.capabilities import ColumnPreparer
 from headrace.engines.profile import profile_of
@@ -44,6 +44,7 @@ from headrace.wording import shown
 
 if TYPE_CHECKING:
     import numpy
+    import pyarrow as pa
     from numpy.typing import NDArray
 
 _ROWS = 64
@@ -329,6 +330,31 @@ def _checked(answer: object) -> Prepared[object] | Exception:
     return own_copy(error) if isinstance(error, BaseException) else answer
 
 
+class TableColumns(NamedTuple):
+    """What a job takes of a table by column."""
+
+    texts: Sequence[pa.Array]
+    ids: pa.Array
+    kept: Mapping[str, pa.Array]
+
+
+def table_columns(columns: Columns, table: RowTable | None) -> TableColumns | None:
+    """What a job takes of a table by column; None if its rows must be read."""
+    if table is None or columns.template is not None or columns.choice is not None:
+        return None
+    names = columns.inputs()
+    texts = [text for name in names if (text := table.column(name)) is not None and arrow.is_text(text)]
+    if len(texts) < len(names) or (columns.on_empty == "error" and any(map(arrow.count_empty, texts))):
+        return None
+    ids = arrow.of_positions(table.positions) if columns.id is None else table.column(columns.id)
+    if ids is None or not arrow.is_identity(ids):
+        return None
+    kept = {name: table.column(name) for name in columns.keep}
+    if not all(arrow.can_be_kept(one, columns.exact, table.typed) for one in kept.values()):
+        return None
+    return TableColumns(texts, ids, kept)
+
+
 class _Selected(NamedTuple):
     """The rows of a chunk that are to be run."""
 
@@ -422,33 +448,20 @@ class Preparation:
     def _prepare_blocks(self, chunk: Chunk) -> tuple[PreparedChunk, StageDone]:
         since = time.monotonic(), time.thread_time()
         done = PreparedChunk(answered=[unreadable(failed) for failed in chunk.failures])
-        selected = self._from_table(chunk) or self._from_rows(chunk.records, done)
+        columns = table_columns(self.columns, chunk.table)
+        selected = self._from_rows(chunk.records, done) if columns is None else self._from_table(chunk, columns)
         if selected.records:
             self._cut(selected, self._prepared_column(selected.inputs), done)
         return done, self._event(done, len(chunk.records), selected.inputs, since)
 
-    def _from_table(self, chunk: Chunk) -> _Selected | None:
-        """The rows of a chunk, selected by column; None if that is not possible."""
-        table, columns = chunk.table, self.columns
-        if table is None or columns.template is not None or columns.choice is not None:
-            return None
-        names = columns.inputs()
-        texts = [text for name in names if (text := table.column(name)) is not None and arrow.is_text(text)]
-        if len(texts) < len(names):
-            return None
-        if columns.on_empty == "error" and any(arrow.count_empty(text) for text in texts):
-            return None
-        ids = arrow.of_positions(table.positions) if columns.id is None else table.column(columns.id)
-        kept = {name: table.column(name) for name in columns.keep}
-        if (
-            ids is None
-            or not arrow.is_identity(ids)
-            or any(not arrow.can_be_kept(one, columns.exact) for one in kept.values())
-        ):
-            return None
-        inputs = texts[0] if columns.pair is None else list(zip(*map(values_of, texts), strict=True))
-        places = table.positions if self.place is None else self._places(table.positions.tolist())
-        return _Selected(chunk.records, places, Labels(ids, table.positions, kept or None, table.typed), inputs)
+    def _from_table(self, chunk: Chunk, columns: TableColumns) -> _Selected:
+        """The rows of a chunk, selected by column."""
+        texts, ids, kept = columns
+        assert chunk.table is not None, "it has columns"
+        inputs = texts[0] if len(texts) == 1 else list(zip(*map(values_of, texts), strict=True))
+        positions = chunk.table.positions
+        places = positions if self.place is None else self._places(positions.tolist())
+        return _Selected(chunk.records, places, Labels(ids, positions, kept or None, chunk.table.typed), inputs)
 
     def _from_rows(self, records: Sequence[Record], done: PreparedChunk) -> _Selected:
         """The rows of a chunk, selected one by one; those that cannot be are refused."""

@@ -26,7 +26,7 @@ from headrace.jobs.pipeline.dedupe import RepeatCounter
 from headrace.jobs.pipeline.job import Job, Tally
 from headrace.jobs.pipeline.memory_budget import Memory, chunk_bytes
 from headrace.jobs.pipeline.ordering import Ordering
-from headrace.jobs.pipeline.prepare import InTime, Preparation, id_text
+from headrace.jobs.pipeline.prepare import InTime, Preparation, id_text, table_columns
 from headrace.jobs.pipeline.settle import LOOK_S, Settling
 from headrace.jobs.pipeline.work import PreparedChunk
 from headrace.jobs.state.passes import Pass
@@ -56,6 +56,7 @@ class Reader:
         self._listener = job.listener
         self._source = job.source
         self._user = job.user
+        self._columns = job.columns
         self._memory = memory
         self._seen: SeenIds | None = None
         """Made on the thread, because it reads files."""
@@ -166,6 +167,9 @@ class Reader:
             ) from error
         if chunk is None:
             return None
+        if chunk.table is not None and table_columns(self._columns, chunk.table) is None:
+            # Its rows become Python objects: they are counted as such, and the table is not held beside them.
+            chunk = replace(chunk, records=list(chunk.records), table=None)
         size = chunk_bytes(chunk)
         ended = time.monotonic()
         records = len(chunk.records) + len(chunk.failures)
@@ -244,8 +248,8 @@ class Prefetcher:
         """
         if self._settling.unsettled:
             return False
-        if not self._ended:
-            await self._next_read(LOOK_S)  # nobody may have seen that the input has ended
+        if not self._ended and await self._next_read(LOOK_S) is not None:
+            return False  # records that were read and are not run, perhaps the last ones
         return self._ended
 
     async def _next_read(self, at_most_s: float | None) -> PreparedChunk | None:
