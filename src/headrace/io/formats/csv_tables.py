@@ -74,7 +74,7 @@ def wrong_width(row: list[str], width: int) -> str:
     return f"the row has {len(row)} fields, the header {width}"
 
 
-class _Rows(NamedTuple):
+class _CsvRows(NamedTuple):
     """The rows of a text."""
 
     lines: TextLines
@@ -218,7 +218,7 @@ def _header(line: bytes, delimiter: str) -> list[str]:
     return names if len(set(names)) == len(names) else []
 
 
-def _rows_of(text: bytes, delimiter: int) -> _Rows:
+def _rows_of(text: bytes, delimiter: int) -> _CsvRows:
     """The rows of a text that ends with a newline.
 
     Each second quote closes a field. If each that opens one comes after the end of a field, and each that closes one
@@ -251,4 +251,4 @@ def _rows_of(text: bytes, delimiter: int) -> _Rows:
     delimiters = outside(places_of(codes, delimiter))
     widths = numpy.searchsorted(delimiters, ends) - numpy.searchsorted(delimiters, starts) + 1
     full = (ends > starts) & ~((ends - starts == 1) & (codes[starts] == _RETURN))
-    return _Rows(TextLines(text, starts[full], ends[full]), widths[full], text[after:], bool(len(wrong)))
+    return _CsvRows(TextLines(text, starts[full], ends[full]), widths[full], text[after:], bool(len(wrong)))
