@@ -54,6 +54,16 @@ def test_a_stop_leaves_no_gaps_between_its_parts(tmp_path: Path) -> None:
     assert [identity for identity, _ in read_rows(job.sink)] == list(range(RECORDS))
 
 
+@pytest.mark.parametrize("batches", range(54, 66, 2))
+def test_a_stop_near_the_end_never_counts_rows_that_were_not_run(tmp_path: Path, batches: int) -> None:
+    job, stop = runner(tmp_path, 0.005), Stop()
+    stop_after(batches, job, stop)
+    end = job.run(stop)
+    assert end.state == "interrupted" or end.records == RECORDS
+    assert job.run().records == RECORDS
+    assert [identity for identity, _ in read_rows(job.sink)] == list(range(RECORDS))
+
+
 def test_a_slow_engine_is_not_waited_for(tmp_path: Path) -> None:
     """What waits would take longer than the grace, so that none of it is begun."""
     job, stop = runner(tmp_path, 1.5), Stop()
