@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import headrace
@@ -22,25 +23,29 @@ PART_ROWS = 50
 
 def arm(moment: str, part: int) -> None:
     """Kill this process at that moment of its n-th part."""
-    encode, commit = TableWriter.encode, PartFolder.commit
+    commit = PartFolder.commit
     seen = [0]
 
     def die(now: str) -> None:
         if now == moment and seen[0] == part:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    def encoded(self: TableWriter, outcomes: Any) -> bytes:
-        seen[0] += 1
-        die("before")
-        found = encode(self, outcomes)
-        die("between")
-        return found
+    def deadly(encode: Callable[[TableWriter, Any], bytes]) -> Callable[[TableWriter, Any], bytes]:
+        def encoded(self: TableWriter, rows: Any) -> bytes:
+            seen[0] += 1
+            die("before")
+            found = encode(self, rows)
+            die("between")
+            return found
+
+        return encoded
 
     def committed(self: PartFolder, *arguments: Any) -> None:
         commit(self, *arguments)
         die("after")
 
-    TableWriter.encode = encoded  # type: ignore[method-assign]
+    for name in ("encode", "encode_columns"):  # of rows one by one, and of blocks
+        setattr(TableWriter, name, deadly(getattr(TableWriter, name)))
     PartFolder.commit = committed  # type: ignore[method-assign]
 
 

@@ -21,7 +21,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.columns import Column
+from headrace.columns import Column, PayloadList, PreparedColumn
 from headrace.io.base import PartWriter
 from headrace.io.formats.cells import Cell, objects_exactly
 from headrace.io.formats.csv_writer import CsvWriter
@@ -32,6 +32,8 @@ from headrace.io.formats.writer import Layout
 from headrace.io.sinks.callback_sink import CallbackWriter, Rows
 from headrace.io.sinks.tables import TableWriter
 from headrace.io.storage.addresses import Address
+from headrace.io.storage.parts import Interval, PartFolder
+from headrace.jobs.pipeline.blocks import Block, BlockPiece, Labels
 from headrace.records import Ok, Record
 
 NUMBERS = [*"?bhiqBHIQefdg", ">f4", "<i2"]
@@ -405,3 +407,19 @@ def test_vectors_of_several_pieces_are_one_column() -> None:
     table = pq.read_table(io.BytesIO(ParquetWriter("out").encode_columns(pieces)))
     assert table["out"].type == pa.list_(pa.int8(), 3)
     assert table["out"].to_pylist() == [*vectors[::-1].tolist(), [0, 1, 2]]
+
+
+def test_a_format_with_rows_of_its_own_is_not_passed_over(tmp_path: Path) -> None:
+    class Loud(JsonlWriter):
+        def encode(self, outcomes: Sequence[Ok]) -> bytes:
+            return super().encode(outcomes).upper()
+
+    block = Block(
+        0, [Record(0, 0, {})], lambda record: record, Labels(["a"], np.arange(1)),
+        PreparedColumn(PayloadList(["x"]), np.ones(1, np.int64)),
+    )  # fmt: skip
+    block.put(np.arange(1), np.array([1.5]))
+    folder = PartFolder(tmp_path / "parts", ".jsonl")
+    folder.path.mkdir()
+    folder.write(Interval(0, 1), [BlockPiece(block, 0, 1)], Loud("output"))
+    assert folder.part_path(Interval(0, 1)).read_bytes().upper() == folder.part_path(Interval(0, 1)).read_bytes()
