@@ -105,11 +105,11 @@ def test_a_job_that_was_begun_with_exact_pixels_is_not_continued_with_others(dig
     """As those of versions that had no other way, whose outputs say nothing of it."""
     sink = tmp_path / "out.jsonl"
     run(digits, sink, task="image-classify", model="digits", pixels="exact")
-    with pytest.raises(ResumeMismatchError, match="pixels was 'exact', now 'auto'"):
+    with pytest.raises(ResumeMismatchError, match="pixels was 'exact', now not set"):
         run(digits, sink, task="image-classify", model="digits")
     assert run(digits, sink, task="image-classify", model="digits", pixels="exact").skipped == 41
     run(digits, sink, task="image-classify", model="digits", overwrite=True)
-    with pytest.raises(ResumeMismatchError, match="pixels was 'auto', now 'exact'"):
+    with pytest.raises(ResumeMismatchError, match=r"pixels was .*, now 'exact'"):
         run(digits, sink, task="image-classify", model="digits", pixels="exact")
 
 

@@ -108,7 +108,7 @@ def test_a_job_goes_on_with_its_commit_though_the_branch_has_moved(hub: Hub, enc
 
     status, said = headrace(*RUN, "--model", f"acme/encoder@{new}", "-o", "y.jsonl", folder=work)
     assert status == 2
-    assert f"--model was '{old}', now '{new}'" in said
+    assert f"--model was 'acme/encoder', now 'acme/encoder@{new}'" in said
 
     hub.asked.clear()
     status, said = headrace(*command, "--max-error-rate", "1", folder=work)

@@ -153,12 +153,17 @@ def scalars() -> st.SearchStrategy[object]:
     )
 
 
+def _as_float32(values: Any) -> Any:
+    with np.errstate(over="ignore"):  # a large number becomes an infinity
+        return np.array(values, np.float32)
+
+
 def values() -> st.SearchStrategy[object]:
     vector = st.lists(floats(), max_size=3) | st.lists(st.integers(-9, 9), max_size=3)
     nested = st.lists(scalars(), max_size=3) | st.dictionaries(
         st.sampled_from(["a", "b", "é", 1]), scalars(), max_size=2
     )
-    return scalars() | vector | nested | vector.map(lambda one: np.array(one, np.float32))
+    return scalars() | vector | nested | vector.map(_as_float32)
 
 
 LABEL = st.fixed_dictionaries({"label": st.sampled_from(TEXTS[:-1]), "score": st.floats(0, 1)})

@@ -253,6 +253,8 @@ def prepare_processes(settings: JobSettings, engine: Engine) -> PreparerPool | N
         ConfigError: some were asked for, and the engine's `prepare_column` cannot run in another process.
     """
     preparer, most = PREPARING.of(engine), settings.limits.prepare_processes
+    if preparer is None and not most:
+        return None
     if most is None:
         tunable = TUNING.of(engine)
         on_gpu = tunable is not None and tunable.hardware().get("device", "cpu") != "cpu"

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, TypeGuard, TypeVar, cast, overload
 
 from headrace.columns import Column, FinishedRows, Outputs, Payloads, PreparedColumn, RowNumbers
+from headrace.errors import tried
 from headrace.jobs.pipeline.memory_budget import value_bytes
 from headrace.jobs.pipeline.work import MAX_RUN, Work
 from headrace.records import Failed, Ok, Outcome, Record
@@ -358,7 +359,11 @@ def taken(values: ValuesT, rows: slice | RowNumbers) -> ValuesT:
     elif is_array(values) or isinstance(rows, slice):
         found = values[rows]
     else:  # of Arrow
-        found = values.take(rows)
+        import pyarrow
+
+        found = tried(lambda: values.take(rows))
+        if isinstance(found, Exception):  # Arrow takes no rows of some types, such as string_view
+            found = pyarrow.concat_arrays([values[row : row + 1] for row in rows.tolist()])
     return cast("ValuesT", found)
 
 

@@ -1,5 +1,5 @@
 """The report of a run.
 
-- `results.Report`: a job's results and timings
+- `run_figures.Report`: a job's results and timings
 - `report.ReportBuilder`: the listener that makes one
 """
