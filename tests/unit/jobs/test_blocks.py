@@ -203,3 +203,23 @@ def test_a_record_beside_a_block_joins_its_run(order: list[int]) -> None:
     interval, pieces = coalescer.take(FOREVER) or (None, [])
     assert interval == Interval(0, 4)
     assert [type(piece) for piece in pieces] == [BlockPiece, RecordPiece]
+
+
+def test_a_piece_that_is_written_does_not_see_rows_that_fail_meanwhile() -> None:
+    block = block_of(0, 4)
+    block.put(np.array([0, 1]), [0.0, 0.5])
+    block.put_one(2, Failed(Record(2, 2, None), "E", "bad"))
+    piece = BlockPiece(block, 0, 3)
+
+    class Grows(dict[int, Failed]):
+        """What another thread changes while it is looked at."""
+
+        def __iter__(self) -> Any:
+            raise RuntimeError("dictionary changed size during iteration")
+
+        items = keys = values = __iter__  # type: ignore[assignment]
+
+    block.failed = Grows(block.failed)
+    assert [failed.record.position for failed in piece.failed] == [2]
+    assert [ok.record.position for ok in piece.rows()] == [0, 1]
+    assert values_of(piece.columns.ids) == [0, 1]

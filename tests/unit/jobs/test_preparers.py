@@ -122,3 +122,65 @@ def test_columns_are_joined_with_their_errors_in_place() -> None:
     whole = joined(parts)
     assert (list(whole.payloads), whole.costs.tolist(), sorted(whole.errors)) == ([4, 6, 10, 8], [2, 3, 5, 4], [1, 2])
     assert whole.truncated == 3
+
+
+def test_a_call_that_waits_for_a_process_goes_on_when_the_last_one_is_gone() -> None:
+    log: list[str] = []
+    entered, die = threading.Event(), threading.Event()
+
+    class Dies(Process):
+        def receive(self) -> CallOutcome:
+            entered.set()
+            die.wait()
+            raise WorkerDiedError("killed by signal 9")
+
+    def start(packed: bytes) -> LinkedProcess:
+        if log:
+            raise OSError(11, "Resource temporarily unavailable")
+        return cast("LinkedProcess", Dies(packed, set(), log))
+
+    pool = PreparerPool(Doubler(), 1, start)
+    found: list[list[object]] = []
+
+    def call(value: int) -> None:
+        found.append(list(values_of(cast("Column", list(pool.prepare_column([value, value]).payloads)))))
+
+    first = threading.Thread(target=call, args=(2,), daemon=True)
+    first.start()
+    entered.wait()
+    second = threading.Thread(target=call, args=(4,), daemon=True)
+    second.start()
+    die.set()
+    for thread in (first, second):
+        thread.join()
+    assert sorted(map(tuple, found)) == [(4, 4), (8, 8)]
+
+
+def test_a_process_whose_call_breaks_is_ended_and_another_takes_its_place() -> None:
+    log: list[str] = []
+
+    class Breaks(Process):
+        def send(self, _number: int, packed: bytes) -> None:
+            if log.count("start") == 1:
+                raise ValueError("broken")
+            super().send(_number, packed)
+
+    pool = PreparerPool(Doubler(), 1, lambda packed: cast("LinkedProcess", Breaks(packed, set(), log)))
+    with pytest.raises(ValueError, match="broken"):
+        pool.prepare_column([2])
+    assert list(pool.prepare_column([4]).payloads) == [8]
+    assert log == ["start", "kill", "start"]
+
+
+def test_a_process_that_is_given_back_after_the_end_is_ended() -> None:
+    log: list[str] = []
+    pool: list[PreparerPool] = []
+
+    class Late(Process):
+        def receive(self) -> CallOutcome:
+            pool[0].close()
+            return super().receive()
+
+    pool.append(PreparerPool(Doubler(), 1, lambda packed: cast("LinkedProcess", Late(packed, set(), log))))
+    assert list(pool[0].prepare_column([2]).payloads) == [4]
+    assert log == ["start", "kill"]

@@ -47,6 +47,7 @@ from headrace.observe.exporters.trace import TraceWriter
 from headrace.observe.live.progress import Progress
 from headrace.observe.live.recorder import Recorder
 from headrace.observe.reporting.report import Report, ReportBuilder
+from headrace.processes.portable import UnsendableError
 from headrace.wording import spelled
 
 logger = logging.getLogger("headrace")
@@ -250,7 +251,8 @@ def prepare_processes(settings: JobSettings, engine: Engine) -> PreparerPool | N
     """The processes that prepare the blocks of a job; None for none, as on a CPU, where the model needs the cores.
 
     Raises:
-        ConfigError: some were asked for, and the engine's `prepare_column` cannot run in another process.
+        ConfigError: the engine's `prepare_column` cannot run in another process, and some were asked for or it says
+            that it can.
     """
     preparer, most = PREPARING.of(engine), settings.limits.prepare_processes
     if preparer is None and not most:
@@ -263,7 +265,12 @@ def prepare_processes(settings: JobSettings, engine: Engine) -> PreparerPool | N
         raise ConfigError(
             f"``prepare_processes={most}``: this engine prepares records in the process of the job alone; leave it out"
         )
-    return PreparerPool(preparer, most) if preparer is not None and most else None
+    if preparer is None or not most:
+        return None
+    try:
+        return PreparerPool(preparer, most)
+    except UnsendableError as error:
+        raise ConfigError(f"the engine's preparer: {error}; pass ``prepare_processes=0``") from error
 
 
 def describe_engine(engine: Engine) -> Mapping[str, object]:

@@ -44,7 +44,6 @@ class Block:
     Args:
         start: the place of the first row.
         records: the rows as the source read them.
-        ids: of the rows.
         identify: gives the part of a record that its output needs.
         labels: the positions and ids of the rows, and the columns to copy to the output.
         prepared: the inputs for the engine.
@@ -294,12 +293,16 @@ class RecordPiece:
 
 
 class BlockPiece:
-    """Neighbouring rows of a block, all with an outcome."""
+    """Neighbouring rows of a block, all with an outcome.
+
+    It is written on another thread, while other rows of the block get theirs: which of its own failed is noted here.
+    """
 
     def __init__(self, block: Block, start: int, stop: int) -> None:
         self._block = block
         self._start = start
         self._stop = stop
+        self._failed = {row: block.failed[row] for row in sorted(block.failed) if start <= row < stop}
 
     def __len__(self) -> int:
         """How many places it takes."""
@@ -308,7 +311,7 @@ class BlockPiece:
     @property
     def failed(self) -> list[Failed]:
         """The rows that failed."""
-        return [failed for row, failed in sorted(self._block.failed.items()) if self._start <= row < self._stop]
+        return list(self._failed.values())
 
     @property
     def columns(self) -> FinishedColumns:
@@ -324,16 +327,15 @@ class BlockPiece:
         block, rows = self._block, self._good()
         numbers = range(rows.start, rows.stop) if isinstance(rows, slice) else rows.tolist()
         works = ((row, block.work(row)) for row in numbers)
-        return [Ok(work.record, block.outputs[row], int(work.cost), work.row) for row, work in works]
+        return [Ok(work.record, block.outputs[row], work.cost, work.row) for row, work in works]
 
     def _good(self) -> slice | RowNumbers:
         import numpy
 
-        start, stop = self._start, self._stop
-        if bad := [row for row in self._block.failed if start <= row < stop]:
-            rows = numpy.arange(start, stop)
-            return rows[~numpy.isin(rows, bad)]
-        return slice(start, stop)
+        if not self._failed:
+            return slice(self._start, self._stop)
+        rows = numpy.arange(self._start, self._stop)
+        return rows[~numpy.isin(rows, list(self._failed))]
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,6 +80,11 @@ class Columns:
             return template_fields(self.template)
         return (self.text,) if self.pair is None else (self.text, self.pair)
 
+    @property
+    def are_plain(self) -> bool:
+        """Whether the input is made of whole columns, and of every row."""
+        return self.template is None and self.choice is None
+
     def used(self) -> tuple[str, ...]:
         """The names of all columns that are looked at, in a job without a template."""
         return tuple(dict.fromkeys((*self.inputs(), *([self.id] if self.id is not None else ()), *self.keep)))
@@ -340,7 +345,7 @@ class TableColumns(NamedTuple):
 
 def table_columns(columns: Columns, table: RowTable | None) -> TableColumns | None:
     """What a job takes of a table by column; None if its rows must be read."""
-    if table is None or columns.template is not None or columns.choice is not None:
+    if table is None or not columns.are_plain:
         return None
     names = columns.inputs()
     texts = [text for name in names if (text := table.column(name)) is not None and arrow.is_text(text)]

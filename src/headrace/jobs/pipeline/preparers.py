@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import queue
 import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING
 from headrace.columns import Column, PayloadList, PreparedColumn
 from headrace.engines.capabilities import ColumnPreparer
 from headrace.errors import BrokenOffError, WorkerDiedError
-from headrace.processes.link import LinkedProcess
+from headrace.processes.link import CallOutcome, LinkedProcess
 from headrace.processes.portable import pack_request
 
 if TYPE_CHECKING:
@@ -23,8 +22,6 @@ logger = logging.getLogger("headrace")
 
 _ENVIRONMENT = {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
 """One thread for each process: there are as many processes as cores are to be used."""
-
-
 _MOST_DEATHS = 32
 """Deaths in a row after which no single row is the cause: halving a column takes half as many."""
 
@@ -54,65 +51,94 @@ class PreparerPool:
         self._packed = pack_request((_held, (preparer,)), "what prepares the records")
         self._most = most
         self._start = start
-        self._lock = threading.Lock()
-        self._started = 0
-        self._idle: queue.LifoQueue[LinkedProcess] = queue.LifoQueue()
         self._numbers = itertools.count()
-        self._refused = False
+        self._changed = threading.Condition()
+        """Guards what follows, and wakes those that wait for a process."""
+        self._idle: list[LinkedProcess] = []
+        self._started = 0
         self._deaths = 0
         """In a row."""
+        self._refused = False
+        self._closed = False
 
     def prepare_column(self, inputs: Column) -> PreparedColumn:
         """Each input's model input or error.
 
         Raises:
+            BrokenOffError: the processes die whatever they get.
             Exception: what the object's method raised.
         """
+        request = pack_request(("prepare_column", (inputs,)), "an input")
         process = self._take()
         if process is None:
             return self._preparer.prepare_column(inputs)
+        outcome: CallOutcome | None = None
+        death: WorkerDiedError | None = None
         try:
-            process.send(next(self._numbers), pack_request(("prepare_column", (inputs,)), "an input"))
+            process.send(next(self._numbers), request)
             outcome = process.receive()
         except WorkerDiedError as error:
-            with self._lock:
-                self._started -= 1
-                self._deaths += 1
-            return self._without_killer(inputs, error)
-        self._idle.put(process)
-        self._deaths = 0
+            death = error
+        finally:
+            if outcome is None:
+                process.kill()
+                self._lost(died=death is not None)
+        if death is not None:
+            return self._without_killer(inputs, death)
         assert outcome is not None, "no time limit was given"
+        self._give_back(process)
         value = outcome.value()
         assert isinstance(value, PreparedColumn), "what `prepare_column` returns"
         return value
 
     def close(self) -> None:
-        """End all processes that are idle; others end with this process."""
-        while not self._idle.empty():
-            self._idle.get_nowait().kill()
+        """End all processes: those that are idle now, others when they are given back."""
+        with self._changed:
+            self._closed = True
+            idle, self._idle = self._idle, []
+        for process in idle:
+            process.kill()
 
     def _take(self) -> LinkedProcess | None:
-        """An idle process or a new one; None if the system refuses processes."""
+        """An idle process or a new one; None if there is none and the system refuses more."""
+        with self._changed:
+            while not self._idle:
+                if self._started < self._most and not self._refused:
+                    self._started += 1
+                    break
+                if not self._started:
+                    return None
+                self._changed.wait()  # every end of a process wakes it, too
+            else:
+                return self._idle.pop()
         try:
-            return self._idle.get_nowait()
-        except queue.Empty:
-            pass
-        with self._lock:
-            starts = self._started < self._most and not self._refused
-            self._started += starts
-        if starts:
-            try:
-                return self._start(self._packed)
-            except OSError as error:
-                with self._lock:
-                    self._started -= 1
-                    told, self._refused = self._refused, True
-                if not told:
-                    logger.warning(
-                        "headrace: no more processes to prepare records (%s): %s", error.strerror or error,
-                        "those that run go on" if self._started else "this one prepares the records, more slowly",
-                    )  # fmt: skip
-        return self._idle.get() if self._started else None
+            return self._start(self._packed)
+        except OSError as error:
+            with self._changed:
+                told, self._refused = self._refused, True
+            self._lost()
+            if not told:
+                logger.warning(
+                    "headrace: no more processes to prepare records (%s): %s", error.strerror or error,
+                    "those that run go on" if self._started else "this one prepares the records, more slowly",
+                )  # fmt: skip
+        return self._take()
+
+    def _give_back(self, process: LinkedProcess) -> None:
+        with self._changed:
+            self._deaths = 0
+            if not self._closed:
+                self._idle.append(process)
+            self._changed.notify_all()
+        if self._closed:
+            process.kill()
+
+    def _lost(self, *, died: bool = False) -> None:
+        """Count a process as gone, and let those that wait for one look again."""
+        with self._changed:
+            self._started -= 1
+            self._deaths += died
+            self._changed.notify_all()
 
     def _without_killer(self, inputs: Column, error: WorkerDiedError) -> PreparedColumn:
         if self._deaths > _MOST_DEATHS:

@@ -41,6 +41,9 @@ _QUICK_S = 1e-4
 """Seconds a row below which a job is fast."""
 _QUICK_BLOCKS = 8
 """Blocks in a row that must be asked for quickly before they become longer: more than are read ahead."""
+_LONG_ROW_BYTES = 64 * 1024
+"""Rows of more bytes go one by one: what they cost a job is little beside their length, but as objects, which an output
+may need, they take several times the memory of their table."""
 _ALL_ROWS = 1 << 20
 """For an engine without `prepare_rows`: chunks are prepared as read."""
 
@@ -60,10 +63,11 @@ class Reader:
         self._memory = memory
         self._seen: SeenIds | None = None
         """Made on the thread, because it reads files."""
-        if job.in_blocks and ordering is None and isinstance(self._source, ColumnSource):
+        if job.in_blocks and ordering is None and job.columns.are_plain and isinstance(self._source, ColumnSource):
             self._source = self._source.in_columns(job.columns.used())
         chunks = self._with_unique_ids(job) if job.unique_ids else self._source.chunks(todo.next_todo)
-        chunks = _keeping(chunks, job.columns.keep if job.columns.exact else ())
+        self._kept = job.columns.keep if job.columns.exact else ()
+        chunks = _keeping(chunks, self._kept)
         if ordering is not None:
             chunks = ordering.chunks(chunks)
         self._chunks = portions(chunks, profile_of(job.engine).prepare_rows or _ALL_ROWS)
@@ -167,9 +171,11 @@ class Reader:
             ) from error
         if chunk is None:
             return None
-        if chunk.table is not None and table_columns(self._columns, chunk.table) is None:
+        if (table := chunk.table) is not None and (
+            table.nbytes > _LONG_ROW_BYTES * len(table) or table_columns(self._columns, table) is None
+        ):
             # Its rows become Python objects: they are counted as such, and the table is not held beside them.
-            chunk = replace(chunk, records=list(chunk.records), table=None)
+            [chunk] = _keeping(iter([replace(chunk, records=list(chunk.records), table=None)]), self._kept)
         size = chunk_bytes(chunk)
         ended = time.monotonic()
         records = len(chunk.records) + len(chunk.failures)
@@ -327,7 +333,7 @@ def _add_ids(seen: SeenIds, chunk: Chunk, column: str, known: int) -> None:
 def _todo_of(chunk: Chunk, next_todo: Callable[[int], int]) -> Iterator[Chunk]:
     """The rows of a chunk that are not finished."""
     failures = [failed for failed in chunk.failures if next_todo(failed.record.position) == failed.record.position]
-    if chunk.table is None:
+    if chunk.table is None or not chunk.records:
         records = [record for record in chunk.records if next_todo(record.position) == record.position]
         yield replace(chunk, records=records, failures=failures)
         return
