@@ -9,7 +9,7 @@ from itertools import repeat
 from typing import Any, Protocol, Self, TypeGuard, cast, overload
 
 from headrace.batching.tasks import attempt
-from headrace.errors import BadResultError, EngineOutOfMemoryError, ProcessError, text_of
+from headrace.errors import BadResultError, ProcessError, text_of
 
 
 class EntryHolder(Protocol):
@@ -226,13 +226,3 @@ def own_copy(cause: BaseException) -> Exception:
         own = ProcessError(f"{type(cause).__name__}: {text_of(cause)}")
     own.__cause__ = cause.__cause__ if isinstance(cause, ProcessError) and cause.__cause__ else cause
     return own
-
-
-def is_out_of_memory(exc: BaseException) -> bool:
-    """Whether `exc` means out of memory, so that a smaller batch may succeed.
-
-    torch's error is recognized by class name, to avoid importing torch.
-    """
-    return isinstance(exc, (MemoryError, EngineOutOfMemoryError)) or any(
-        base.__name__ == "OutOfMemoryError" for base in type(exc).__mro__
-    )

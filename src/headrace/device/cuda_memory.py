@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from headrace.device.memory import AvailableMemory, PeakMeter
+from headrace.device.placement import release
 
 
 class CudaPeakMeter(PeakMeter):
@@ -15,13 +16,17 @@ class CudaPeakMeter(PeakMeter):
 
     def restart(self) -> bool:
         """Start again, without memory that no tensor uses."""
-        torch.cuda.empty_cache()
+        release(self._device)
         torch.cuda.reset_peak_memory_stats(self._device)
         return True
 
     def peak(self) -> int | None:
         """In bytes."""
         return int(torch.cuda.max_memory_reserved(self._device))
+
+    def peaks(self) -> tuple[int, ...]:
+        """In bytes. Tensors grow with the batch; what is kept beside them jumps, and grows with gaps."""
+        return int(torch.cuda.max_memory_allocated(self._device)), int(torch.cuda.max_memory_reserved(self._device))
 
 
 def cuda_memory(device: torch.device) -> tuple[AvailableMemory, PeakMeter]:

@@ -108,6 +108,40 @@ class PeakMeter:
         """In bytes; None if the system does not say."""
         return _from_status(self._status, "VmHWM:")
 
+    def peaks(self) -> tuple[int, ...]:
+        """The same, counted in each way that the device knows; empty if it cannot be measured."""
+        peak = self.peak()
+        return () if peak is None else (peak,)
+
+
+class _PeakHistory:
+    """The batches that raised the peak, as counted in one way."""
+
+    def __init__(self, held: int) -> None:
+        self.highest = held
+        self._peaks = [BatchPeak(0, 0, held)]
+        """What was held before the first batch, and each batch that raised the peak."""
+
+    @property
+    def has_risen(self) -> bool:
+        return len(self._peaks) > 1
+
+    def ran(self, computed: float, length: float, peak: int) -> bool:
+        """Count a batch; returns whether it raised the peak. Otherwise it used memory that an earlier one had left."""
+        rises = peak > self.highest + _NOISE
+        if rises:
+            self._peaks.append(BatchPeak(computed, length, peak))
+        self.highest = max(self.highest, peak)
+        return rises
+
+    def largest_budget(self, limit: float, length: float) -> float:
+        # The first batch also brings what all batches share, such as workspaces of libraries: tokens are not its cause.
+        peaks = self._peaks if len(self._peaks) <= _PEAKS else self._peaks[1:]
+        model = fit(peaks)
+        ran = self._peaks[1:]
+        short = max(1.0, *(peak.bytes / max(model.peak(peak.tokens, peak.length), 1.0) for peak in ran))
+        return model.largest_budget(limit / short, length)
+
 
 class MemoryWatch:
     """Estimates from measured batches how much memory a larger one would take.
@@ -120,9 +154,7 @@ class MemoryWatch:
     def __init__(self, limit: AvailableMemory, meter: PeakMeter | None) -> None:
         self.limit = limit
         self._meter = meter if meter is not None and meter.restart() else None
-        self._highest = (self._meter.peak() if self._meter is not None else None) or 0
-        self._peaks = [BatchPeak(0, 0, self._highest)]
-        """What was held before the first batch, and each batch that raised the peak."""
+        self._histories = [_PeakHistory(held) for held in (self._meter.peaks() if self._meter is not None else ())]
         self._longest = 0.0
         self.bound: float | None = None
         """The budget that would fill the memory; None if unknown."""
@@ -130,31 +162,23 @@ class MemoryWatch:
     @property
     def highest(self) -> int:
         """The highest peak in bytes; 0 if it is unknown or no batch was counted."""
-        return self._highest if self._longest else 0
+        return max((history.highest for history in self._histories), default=0) if self._longest else 0
 
     def ran(self, size: int, computed: float) -> float | None:
         """Count a batch; returns the budget that would fill the memory, once known."""
-        peak = self._meter.peak() if self._meter is not None and size else None
-        if peak is None:
+        peaks = self._meter.peaks() if self._meter is not None and size else ()
+        if not peaks:
             return None
         length = computed / size
         is_new = length > self._longest
         self._longest = max(self._longest, length)
-        if peak > self._highest + _NOISE:  # otherwise it used memory that an earlier one had left
-            self._peaks.append(BatchPeak(computed, length, peak))
-            is_new = True
-        self._highest = max(self._highest, peak)
-        if is_new and len(self._peaks) > 1:
-            self.bound = self._estimate()
+        for history, peak in zip(self._histories, peaks, strict=True):
+            is_new = history.ran(computed, length, peak) or is_new
+        risen = [history for history in self._histories if history.has_risen]
+        if is_new and risen:
+            target = TARGET_SHARE * self.limit.bytes
+            self.bound = min(history.largest_budget(target, self._longest) for history in risen)
         return self.bound
-
-    def _estimate(self) -> float:
-        # The first batch also brings what all batches share, such as workspaces of libraries: tokens are not its cause.
-        peaks = self._peaks if len(self._peaks) <= _PEAKS else self._peaks[1:]
-        model = fit(peaks)
-        ran = self._peaks[1:]
-        short = max(1.0, *(peak.bytes / max(model.peak(peak.tokens, peak.length), 1.0) for peak in ran))
-        return model.largest_budget(TARGET_SHARE * self.limit.bytes / short, self._longest)
 
 
 def memory_limit(groups: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> AvailableMemory:

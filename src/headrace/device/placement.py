@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import logging
+import os
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
@@ -13,12 +14,16 @@ from typing import Literal
 
 import torch
 
+from headrace.device.streams import CAPTURING
+from headrace.device_errors import is_device_lost, is_out_of_memory
 from headrace.errors import ConfigError, EngineDeadError, EngineOutOfMemoryError, first_line
 
 logger = logging.getLogger("headrace")
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 _KINDS = ("cpu", "cuda")
+_ALLOCATION_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+_GROWING = "expandable_segments:True"
 
 
 def choose_device(device: str) -> torch.device:
@@ -33,6 +38,8 @@ def choose_device(device: str) -> torch.device:
             usable = torch.cuda.is_available()
         for one in found:  # such as a driver that is too old
             logger.warning("the model runs on the CPU: %s", str(one.message).partition("\n")[0])
+        if usable:
+            grow_segments()
         return torch.device("cuda" if usable else "cpu")
     try:
         chosen = torch.device(device)
@@ -44,7 +51,20 @@ def choose_device(device: str) -> torch.device:
         count = 0 if reason else torch.cuda.device_count()
         says = f" (PyTorch says: {reason})" if reason else ""
         raise ConfigError(f"device {device!r}: PyTorch sees {count} CUDA devices; use ``device=cpu``{says}")
+    if chosen.type == "cuda":
+        grow_segments()
     return chosen
+
+
+def grow_segments() -> None:
+    """Let PyTorch's pieces of a GPU's memory grow, so that batches of many sizes do not leave gaps in it.
+
+    Not if the user has set how PyTorch allocates. It is a setting of this process alone: in the environment it would
+    reach processes that cannot have it, such as vLLM's with its own pools of memory.
+    """
+    is_set = any(os.environ.get(name) for name in _ALLOCATION_VARIABLES)
+    if not is_set and not torch._C._accelerator_getAllocatorSettings():
+        torch._C._accelerator_setAllocatorSettings(_GROWING)
 
 
 def _why_no_cuda() -> str:
@@ -80,18 +100,22 @@ def running(device: torch.device, what: Callable[[], str]) -> Iterator[None]:
     try:
         with torch.inference_mode():
             yield
-    except (torch.OutOfMemoryError, MemoryError) as error:
-        # The frames that it came through hold the tensors of the batch, and who handles the error holds it.
-        traceback.clear_frames(error.__traceback__)
-        raise EngineOutOfMemoryError(f"{device} has no room for {what()}; lower the batch cost") from error
-    except torch.AcceleratorError as error:
-        raise EngineDeadError(f"{device} failed: {error}") from error
+    except Exception as error:  # the border to PyTorch, whose libraries tell of the device in errors of many classes
+        if is_out_of_memory(error):
+            # The frames that it came through hold the tensors of the batch, and who handles the error holds it.
+            traceback.clear_frames(error.__traceback__)
+            release(device)  # for libraries that take memory of the device itself, such as cuBLAS
+            raise EngineOutOfMemoryError(f"{device} has no room for {what()}; lower the batch cost") from error
+        if is_device_lost(error):
+            raise EngineDeadError(f"{device} failed: {error}") from error
+        raise
 
 
 def release(device: torch.device) -> None:
     """Give memory that no tensor uses any more back to the device, or to the system."""
     if device.type == "cuda":
-        torch.cuda.empty_cache()
+        with CAPTURING:  # PyTorch cannot empty its cache meanwhile
+            torch.cuda.empty_cache()
         return
     with contextlib.suppress(OSError, AttributeError):  # only glibc has it
         ctypes.CDLL(None).malloc_trim(0)

@@ -15,7 +15,6 @@ from tests.unit.virtual_time import VirtualTime
 
 from headrace import DynamicBatcher
 from headrace.batching.dispatch.isolation import LargestFit
-from headrace.batching.pending import is_out_of_memory
 from headrace.errors import EngineDeadError, EngineOutOfMemoryError
 from headrace.events import BatchFormed, BatchSplit, Event
 
@@ -197,8 +196,3 @@ def test_a_memory_limit_halves_but_not_below_what_is_known_to_fit() -> None:
     limit.succeeded(60)
     limit.failed(70)  # fitted once, no more
     assert limit.cost == 35
-
-
-def test_out_of_memory_is_known_by_type_and_never_by_words() -> None:
-    assert is_out_of_memory(type("OutOfMemoryError", (RuntimeError,), {})())
-    assert not is_out_of_memory(RuntimeError("CUDA out of memory"))

@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 
 from headrace.device.memory import (
     TARGET_SHARE,
+    AvailableMemory,
     BatchPeak,
     MemoryModel,
+    MemoryWatch,
     PeakMeter,
     fit,
     memory_limit,
@@ -83,3 +85,28 @@ def test_what_the_process_holds_is_measured_where_the_system_says(tmp_path: Path
     assert meter.peak() == 300 * 1024
     assert not PeakMeter(tmp_path / "none").restart()
     assert PeakMeter(tmp_path / "none").peak() is None
+
+
+class TwoCounts(PeakMeter):
+    """A device that keeps more than its tensors take, in pieces of 512 MB."""
+
+    def __init__(self, gaps: float) -> None:
+        self.allocated, self.gaps = 1e9, gaps
+
+    def restart(self) -> bool:
+        return True
+
+    def peaks(self) -> tuple[int, ...]:
+        return int(self.allocated), -int(-self.allocated * self.gaps // 512e6) * int(512e6)
+
+
+@pytest.mark.parametrize("gaps", [1.0, 1.6])
+def test_memory_is_fitted_on_what_tensors_take_and_on_what_is_kept(gaps: float) -> None:
+    meter = TwoCounts(gaps)
+    watch = MemoryWatch(AvailableMemory(int(80e9), "a test"), meter)
+    for tokens in (8_192, 9_000, 16_384, 16_384, 32_768):
+        meter.allocated = max(meter.allocated, 1e9 + 2e5 * tokens)
+        watch.ran(tokens // 64, tokens)
+    assert watch.bound is not None and watch.highest == meter.peaks()[1]
+    full = 1e9 + 2e5 * watch.bound
+    assert 0.7 * 80e9 <= gaps * full <= 0.85 * 80e9

@@ -10,10 +10,11 @@ from headrace.batching.dispatch.isolation import LargestFit, halves, should_spli
 from headrace.batching.dispatch.loop import DispatchContext, DispatchLoop
 from headrace.batching.dispatch.offload import CallTimer, ProcessCaller
 from headrace.batching.options import BatchOptions
-from headrace.batching.pending import QueueEntry, fail, is_out_of_memory, records_of, resolve
+from headrace.batching.pending import QueueEntry, fail, records_of, resolve
 from headrace.batching.policy.cost import BatchCost
 from headrace.batching.policy.waiting_queue import FormedBatch
 from headrace.batching.tasks import must_propagate
+from headrace.device_errors import is_out_of_memory
 from headrace.errors import ProcessTimeoutError, StoppedError
 from headrace.events import BatchDone, BatchFormed, BatchSplit, CloseReason
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from headrace.batching.options import OnError
-from headrace.batching.pending import QueueEntry, is_out_of_memory
+from headrace.batching.pending import QueueEntry
+from headrace.device_errors import is_out_of_memory
 from headrace.errors import BadResultError, EngineDeadError
 
 

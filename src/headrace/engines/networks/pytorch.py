@@ -26,6 +26,7 @@ from headrace.device.pipeline import Arrays, Computed, NetworkCall, OutputRows
 from headrace.device.placement import choose_device, choose_dtype, release, running
 from headrace.device.sleeping import to_device, to_host
 from headrace.device.streams import pipeline_on
+from headrace.device_errors import is_out_of_memory
 from headrace.engines.capabilities import Sleeper
 from headrace.engines.model_folder import digest, read_ahead
 from headrace.engines.networks.files import one_line_errors, reading
@@ -275,7 +276,9 @@ def loading(folder: Path) -> Iterator[None]:
 def _fits(folder: Path) -> Iterator[None]:
     try:
         yield
-    except (torch.OutOfMemoryError, MemoryError) as error:
+    except Exception as error:  # the border to PyTorch and transformers
+        if not is_out_of_memory(error):
+            raise
         size = sum(path.stat().st_size for path in folder.glob("*.safetensors")) / 1e9
         raise EngineError(
             f"the model in {folder} does not fit: {size:.1f} GB of weights; use a smaller model, ``dtype=bfloat16`` "
