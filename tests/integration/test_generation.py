@@ -217,22 +217,23 @@ def test_a_penalty_keeps_tokens_from_coming_back(folder: Path) -> None:
 def test_how_much_a_penalty_takes(penalty: dict[str, float], generated: list[int], chosen: int) -> None:
     import torch
 
-    from headrace.engines.generation.sampling import TokenSampler
+    from headrace.engines.generation.sampling import TokenSampler, choose
     from headrace.engines.requests.generation import Sampling
 
-    draw = TokenSampler(Sampling(**penalty), [2], 0, frozenset())  # type: ignore[arg-type]
-    assert draw.next_token(torch.tensor([0.0, 2.0, 3.0]), generated) == chosen
+    sampler = TokenSampler(Sampling(**penalty), [2], 0, frozenset())  # type: ignore[arg-type]
+    assert choose(torch.tensor([[0.0, 2.0, 3.0]]), [sampler], [generated]) == [chosen]
 
 
 def test_an_end_token_waits_for_the_fewest_tokens_asked_for() -> None:
     import torch
 
-    from headrace.engines.generation.sampling import TokenSampler
+    from headrace.engines.generation.sampling import TokenSampler, choose
     from headrace.engines.requests.generation import Sampling
 
-    draw = TokenSampler(Sampling(min_tokens=2), [1], 0, frozenset({2}))
-    assert [draw.changes(count) for count in range(4)] == [True, True, False, False]
-    assert [draw.next_token(torch.tensor([0.0, 2.0, 3.0]), [0] * count) for count in range(3)] == [1, 1, 2]
+    sampler = TokenSampler(Sampling(min_tokens=2), [1], 0, frozenset({2}))
+    assert [sampler.changes(count) for count in range(4)] == [True, True, False, False]
+    logits = torch.tensor([[0.0, 2.0, 3.0]] * 3)
+    assert choose(logits, [sampler] * 3, [[0] * count for count in range(3)]) == [1, 1, 2]
 
 
 @pytest.mark.parametrize("name", ["torch", "static"])
@@ -251,7 +252,7 @@ def test_how_answers_end(folder: Path, name: str) -> None:
     stopped, later, ended, full = run(
         {"prompt": "abc", "max_tokens": 40, "ignore_eos": True, "stop": [stop, "never there"]},
         {"prompt": "abc", "max_tokens": 40, "ignore_eos": True, "stop": whole["text"][0], "min_tokens": 2},
-        {"prompt": "abc", "max_tokens": 150, "temperature": 5.0},
+        {"prompt": "abc", "max_tokens": 150, "temperature": 5.0, "seed": 0},
         {"prompt": "x" * (CONTEXT - 5), "max_tokens": 100, "ignore_eos": True},
     )
     assert stopped == {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +92,7 @@ WINDOWS: dict[str, dict[str, Any]] = {
 def test_the_long_prompt_of_the_check_is_beyond_what_changes_the_model(tmp_path: Path, family: str) -> None:
     folder = family_model(tmp_path, family, "ForCausalLM", **WINDOWS[family])
     engine = create("generate", folder, engine="static", device="cpu")
-    trial = Trial(engine._lm, lambda asks, samplers: generate(engine._lm, asks, samplers))
+    trial = Trial(engine._lm, partial(generate, engine._lm))
     changes = WINDOWS[family].get("sliding_window") or 100
     assert max(len(ask.prompt) for ask in trial._asks) == min(changes + 4, engine._lm.max_model_len - 3)
 
@@ -100,7 +101,7 @@ def test_a_prompt_of_the_check_costs_a_large_model_little(tmp_path: Path, monkey
     folder = family_model(tmp_path, "Mistral", "ForCausalLM", sliding_window=100)
     engine = create("generate", folder, engine="static", device="cpu")
     monkeypatch.setattr(company, "OPERATIONS", 1.0)  # as if it were large
-    trial = Trial(engine._lm, lambda asks, samplers: generate(engine._lm, asks, samplers))
+    trial = Trial(engine._lm, partial(generate, engine._lm))
     assert [len(ask.prompt) for ask in trial._asks] == [4, 36, 4, 36]
 
 

@@ -19,7 +19,7 @@ from headrace.engines.base import Prepared, PreparedRecords
 from headrace.engines.generation import logprobs
 from headrace.engines.generation.model_rules import ModelRules
 from headrace.engines.generation.options import LanguageModelOptions
-from headrace.engines.generation.sampling import TokenSampler
+from headrace.engines.generation.sampling import TokenMask, TokenSampler
 from headrace.engines.model_folder import check_tokenizer, digest, find_folder
 from headrace.engines.networks.files import load_tokenizer
 from headrace.engines.networks.pytorch import load_pretrained
@@ -51,6 +51,8 @@ class TokenizedRequest:
     """Whether the answer has `cached_tokens`."""
     place: Place = None
     """The place of the request among others, which its seed depends on; see `Placed`."""
+    mask: Callable[[], TokenMask] | None = None
+    """Makes what says which tokens the answer may have; None for all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,7 +237,8 @@ class CausalLM(Vocabulary):
         if seed is None:
             seed = derived_seed(self.prompting.seed, ask.place, ask.prompt)
         rules = self._rules.processors(ask.prompt, ask.sampling.max_tokens)
-        return TokenSampler(ask.sampling, ask.prompt, seed, self.ends, ask.logprobs, rules)
+        mask = None if ask.mask is None else ask.mask()
+        return TokenSampler(ask.sampling, ask.prompt, seed, self.ends, ask.logprobs, rules, mask)
 
     def ends_of(self, ask: TokenizedRequest) -> frozenset[int]:
         """The tokens that end this answer."""

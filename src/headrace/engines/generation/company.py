@@ -10,7 +10,7 @@ import torch
 from transformers import PretrainedConfig
 
 from headrace.engines.generation.causal_lm import CausalLM, TokenizedRequest
-from headrace.engines.generation.sampling import TokenLogprob, TokenSampler
+from headrace.engines.generation.sampling import Choose, Ids, TokenSampler
 from headrace.engines.requests.generation import Sampling
 from headrace.records import Json
 
@@ -28,25 +28,26 @@ _WINDOWS = ("sliding_window", "attention_chunk_size", "local_attention", "attent
 
 
 class Noted(TokenSampler):
-    """Chooses given tokens, and notes the model's scores."""
+    """The sampler of a request whose tokens are given, and whose scores are noted."""
 
     def __init__(self, tokens: Sequence[int]) -> None:
-        self.found: list[TokenLogprob] = []
+        super().__init__(Sampling(), (), 0, frozenset())
+        self.tokens = tokens
         self.scores: list[torch.Tensor] = []
-        self._tokens = tokens
-
-    def changes(self, generated: int) -> bool:  # noqa: ARG002 - always
-        """True."""
-        return True
-
-    def next_token(self, logits: torch.Tensor, generated: Sequence[int]) -> int:
-        """The given token."""
-        self.scores.append(logits.detach().to("cpu", torch.float32, copy=True))
-        return self._tokens[len(generated)]
 
 
-AnswerAll: TypeAlias = Callable[[list[TokenizedRequest], Sequence[TokenSampler]], object]
-"""Answers requests with these samplers."""
+def choose_noted(logits: torch.Tensor, samplers: Sequence[TokenSampler], generated: Sequence[Ids]) -> list[int]:
+    """The given tokens; notes the model's scores."""
+    tokens = []
+    for row, sampler in enumerate(samplers):
+        assert isinstance(sampler, Noted), "of a trial"
+        sampler.scores.append(logits[row].detach().to("cpu", torch.float32, copy=True))
+        tokens.append(sampler.tokens[len(generated[row])])
+    return tokens
+
+
+AnswerAll: TypeAlias = Callable[[list[TokenizedRequest], Sequence[TokenSampler], Choose], object]
+"""Answers requests with these samplers, and with what chooses their tokens."""
 
 
 class Trial:
@@ -86,7 +87,7 @@ class Trial:
     def _scores(self, run: AnswerAll, places: Sequence[int]) -> list[torch.Tensor]:
         """The scores of each of these requests, of shape (steps, vocabulary)."""
         noted = [Noted(self._tokens[place]) for place in places]
-        run([self._asks[place] for place in places], noted)
+        run([self._asks[place] for place in places], noted, choose_noted)
         return [torch.stack(one.scores) for one in noted]
 
 

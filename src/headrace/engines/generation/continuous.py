@@ -18,7 +18,7 @@ from headrace.engines.generation.causal_lm import CausalLM, PromptSettings, Toke
 from headrace.engines.generation.company import Trial
 from headrace.engines.generation.options import Generation
 from headrace.engines.generation.paging import PAGE, Pages, cannot_batch, check_pageable, open_cache, share_pages
-from headrace.engines.generation.sampling import BatchSampler, TokenSampler
+from headrace.engines.generation.sampling import BatchSampler, Choose, TokenSampler, choose
 from headrace.engines.generation.static import trial_of
 from headrace.engines.generation.tensor_parallel import is_follower, load_options, loaded_together, start_ranks
 from headrace.engines.profile import EngineProfile
@@ -67,6 +67,7 @@ class GenerationEngine(TokenizedEngine):
         prompting = PromptSettings.of(options)
         slots, size, shares = options.max_num_seqs, options.tensor_parallel_size, options.enable_prefix_caching
         self._answers: dict[int, ActiveAnswer] = {}
+        self._choose: Choose = choose
         self._is_split = size > 1
         self._before_sleep = PrefixCacheStats(0, 0, 0)
         self._ranks = start_ranks(folder_of(options.model), size, options.device, partial(GenerationEngine, options))
@@ -82,7 +83,7 @@ class GenerationEngine(TokenizedEngine):
                     f"``kv_cache_tokens`` is {wanted}: one answer may need {longest}; raise it or lower "
                     "``max_model_len``"
                 )
-            self._sampler = BatchSampler(self._choose, is_split=self._is_split)
+            self._sampler = BatchSampler(self._chosen, is_split=self._is_split)
             self._attention = self._lm.model.config._attn_implementation
             check_pageable(self._lm.model, longest)
             trial = trial_of(self._lm)  # before its attention is replaced; all ranks of a split model take part
@@ -121,13 +122,17 @@ class GenerationEngine(TokenizedEngine):
         if self._scheduler is not None:
             self._scheduler.count_from(PrefixCacheStats(0, 0, 0))
 
-    def _together(self, asks: Sequence[TokenizedRequest], samplers: Sequence[TokenSampler]) -> None:
+    def _together(
+        self, asks: Sequence[TokenizedRequest], samplers: Sequence[TokenSampler], choose_noted: Choose
+    ) -> None:
+        self._choose = choose_noted
         for key, (ask, sampler) in enumerate(zip(asks, samplers, strict=True)):
             self.add(key, ResumedAnswer(ask, sampler, (), None))
         while self._answers:
             for _, result in self.step():
                 if isinstance(result, Exception):
                     raise result
+        self._choose = choose
 
     def _make_cache(self) -> None:
         """Make the key-value cache, and what schedules its pages."""
@@ -330,11 +335,9 @@ class GenerationEngine(TokenizedEngine):
             return len(answer.before)
         return len(state.initial_tokens) + len(state.generated_tokens) - len(answer.ask.prompt)
 
-    def _choose(self, request_id: str, scores: torch.Tensor, row: int) -> None:
-        """Give the request's sampled token the highest score, unless greedy decoding chooses the same token."""
-        key = int(request_id)
-        sampler = self._answers[key].sampler
-        if sampler.changes(self._count(key)):
-            token = sampler.next_token(scores[row], self._generated(key))
-            scores[row] = -torch.inf
-            scores[row, token] = 0.0
+    def _chosen(self, requests: Sequence[str], scores: torch.Tensor) -> list[int]:
+        """The next tokens of these requests."""
+        keys = [int(request) for request in requests]
+        samplers = [self._answers[key].sampler for key in keys]
+        tokens = self._choose(scores, samplers, [self._generated(key) for key in keys])
+        return list(tokens)

@@ -63,7 +63,7 @@ class ModelRules:
     ) -> None:
         asked = {} if own is None else _asked(own)
         self._model = model
-        self._ends = torch.tensor(sorted(ends)) if ends else None
+        self._ends = torch.tensor(sorted(ends), device=model.device) if ends else None
         self._keys = {name: value for name, value in asked.items() if name in OBEYED}
         if self._keys:
             try:
@@ -82,8 +82,10 @@ class ModelRules:
             return None
         config = GenerationConfig(**self._keys, max_length=len(prompt) + max_tokens)
         config._eos_token_tensor = self._ends
+        device = self._model.device
+        ids = torch.tensor([list(prompt)], device=device)
         return self._model._get_logits_processor(
-            config, input_ids_seq_length=len(prompt), encoder_input_ids=torch.tensor([list(prompt)])
+            config, input_ids_seq_length=len(prompt), encoder_input_ids=ids, device=device
         )
 
 

@@ -1,12 +1,15 @@
-"""Choose the next token: greedy, or sampled with each request's own parameters and random numbers."""
+"""Choose the next token of every answer in one call: greedy, or sampled with each request's own parameters."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 from transformers.generation.continuous_batching.cb_logits_processors import ContinuousBatchingLogitsProcessorList
 from transformers.generation.logits_process import LogitsProcessorList
 
@@ -22,6 +25,20 @@ _COLDEST = 1e-6
 """Minimum temperature. A lower one equals greedy decoding, and would overflow logits."""
 _HIGHEST = 1e30
 """Maximum logit after penalties: with it and `_COLDEST`, all values stay within float32."""
+_BITS = 52
+"""Of a random number: with one less than float64 has, its product with a sum is below the sum."""
+
+
+class TokenMask(Protocol):
+    """Which tokens may come next in one answer, such as those that a grammar allows."""
+
+    def fill(self, generated: Ids) -> torch.Tensor | None:
+        """The allowed tokens after these of the answer: one bit each, lowest first, in an int32 tensor of shape
+        (vocabulary / 32, rounded up) on the CPU; None for all tokens.
+
+        It is called once for each token, and again from an earlier one where an answer begins anew.
+        """
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,99 +51,249 @@ class TokenLogprob:
     """The most likely tokens with theirs, best first."""
 
 
+@dataclass
 class TokenSampler:
-    """Chooses the tokens of one request, independently of other requests in the batch."""
+    """How the tokens of one request are chosen, independently of other requests in the batch."""
 
-    def __init__(
-        self,
-        sampling: Sampling,
-        prompt: Ids,
-        seed: int,
-        ends: frozenset[int],
-        logprobs: int | None = None,
-        rules: LogitsProcessorList | None = None,
-    ) -> None:
-        self._sampling = sampling
-        self._logprobs = logprobs
-        self.found: list[TokenLogprob] = []
-        """One per token, if the request asks for log probabilities."""
-        self._ends = sorted(ends)
-        self._rules = rules
-        self._ids = prompt if rules is not None else ()
-        self._prompt = torch.tensor(sorted(set(prompt)), dtype=torch.long)
-        self._penalises = (
-            sampling.repetition_penalty != 1 or sampling.presence_penalty != 0 or sampling.frequency_penalty != 0
-        )
-        self._random: torch.Generator | None = None
-        if sampling.temperature > 0:
-            self._random = torch.Generator()  # on the CPU, for the same numbers on every device
-            self._random.manual_seed(seed)
+    sampling: Sampling
+    prompt: Ids
+    seed: int
+    ends: frozenset[int]
+    logprobs: int | None = None
+    """How many alternatives to note for each token; None to note nothing."""
+    rules: LogitsProcessorList | None = None
+    mask: TokenMask | None = None
+    found: list[TokenLogprob] = field(default_factory=list)
+    """One per token, if the request asks for log probabilities."""
+
+    @cached_property
+    def seen(self) -> torch.Tensor:
+        """The tokens of the prompt."""
+        return torch.tensor(sorted(set(self.prompt)), dtype=torch.long)
+
+    @property
+    def penalises(self) -> bool:
+        """Whether earlier tokens change the scores."""
+        own = self.sampling
+        return own.repetition_penalty != 1 or own.presence_penalty != 0 or own.frequency_penalty != 0
 
     def changes(self, generated: int) -> bool:
-        """Whether the next token may differ from greedy decoding."""
-        wanted = self._random is not None or self._penalises or self._logprobs is not None or self._rules is not None
-        return wanted or generated < self._sampling.min_tokens
+        """Whether the next token may differ from greedy decoding, or is noted."""
+        own = self.sampling
+        ruled = self.rules is not None or self.mask is not None or self.logprobs is not None
+        return own.temperature > 0 or generated < own.min_tokens or ruled or self.penalises
 
-    def next_token(self, logits: torch.Tensor, generated: Ids) -> int:
-        """The next token for logits of shape (vocabulary,), after the tokens generated so far."""
-        own = logits.float().cpu()
-        token = self._chosen(own.clone(), generated)
-        if self._logprobs is not None:
-            del self.found[len(generated) :]  # of a step that was interrupted
-            self.found.append(_measured(own, token, self._logprobs))
-        return token
 
-    def _chosen(self, scores: torch.Tensor, generated: Ids) -> int:
-        if self._penalises:
-            self._penalise(scores, generated)
-        if len(generated) < self._sampling.min_tokens:
-            scores[self._ends] = -torch.inf
-        if self._rules is not None:
-            scores = self._rules(torch.tensor([[*self._ids, *generated]]), scores[None])[0]
-        if self._random is None:
-            return int(scores.argmax())
-        probabilities = (scores / max(self._sampling.temperature, _COLDEST)).softmax(-1)
-        probabilities = self._restrict(probabilities)
-        return int(torch.multinomial(probabilities, 1, generator=self._random))
+Choose: TypeAlias = Callable[[torch.Tensor, Sequence[TokenSampler], Sequence[Ids]], list[int]]
+"""Chooses as `choose` does."""
 
-    def _penalise(self, scores: torch.Tensor, generated: Ids) -> None:
+
+@torch.inference_mode()  # type: ignore[untyped-decorator]
+def choose(logits: torch.Tensor, samplers: Sequence[TokenSampler], generated: Sequence[Ids]) -> list[int]:
+    """The next token of each answer.
+
+    All is computed on the device of the logits; the host reads one number for each answer, and the log probabilities
+    that are asked for. No row depends on another one: the same seed gives the same text whatever the company.
+
+    Args:
+        logits: of shape (answers, vocabulary).
+        samplers: one for each answer.
+        generated: the tokens of each answer so far.
+    """
+    tokens = logits.argmax(-1)
+    rows = [row for row, sampler in enumerate(samplers) if sampler.changes(len(generated[row]))]
+    if rows:
+        own = _Rows(logits, [samplers[row] for row in rows], [generated[row] for row in rows], rows)
+        tokens[own.places] = own.chosen()
+        own.note(tokens[own.places])
+    return list(map(int, tokens.tolist()))
+
+
+def uniform(seed: int, position: int) -> float:
+    """The random number below 1 for the token at this position of an answer: it depends on nothing else."""
+    digest = hashlib.blake2b(b"%d %d" % (seed, position), digest_size=8).digest()
+    return float((int.from_bytes(digest, "little") >> (64 - _BITS)) / (1 << _BITS))
+
+
+def only(tokens: Ids, scores: torch.Tensor) -> torch.Tensor:
+    """Scores of the same shape, whose highest in each row is that of this token."""
+    places = torch.tensor(tokens, device=scores.device)[:, None]
+    return torch.full_like(scores, -torch.inf).scatter_(-1, places, 0.0)
+
+
+class _Rows:
+    """Answers whose tokens are not simply those of the highest logits.
+
+    Args:
+        logits: of these answers and others.
+        samplers: of these answers.
+        generated: their tokens so far.
+        places: their rows in `logits`.
+    """
+
+    def __init__(
+        self, logits: torch.Tensor, samplers: Sequence[TokenSampler], generated: Sequence[Ids], places: Ids
+    ) -> None:
+        self._device = logits.device
+        self._samplers, self._generated = samplers, generated
+        self.places = self._tensor(places, torch.long)
+        self._logits = logits[self.places].float()
+
+    def chosen(self) -> torch.Tensor:
+        """The token of each answer."""
+        scores = self._logits.clone()
+        for change in (self._penalise, self._hold_back_ends, self._obey_rules, self._mask):
+            change(scores)
+        tokens = scores.argmax(-1)
+        drawn = self._those(lambda sampler: sampler.sampling.temperature > 0)
+        if drawn:
+            tokens[self._tensor(drawn, torch.long)] = self._draw(scores, drawn)
+        return tokens
+
+    def note(self, tokens: torch.Tensor) -> None:
+        """Note the log probabilities of the chosen tokens, of those that ask for them."""
+        rows = self._those(lambda sampler: sampler.logprobs is not None)
+        if not rows:
+            return
+        places = self._tensor(rows, torch.long)
+        logprobs = self._logits[places].log_softmax(-1)
+        best = logprobs.topk(min(max(self._samplers[row].logprobs or 0 for row in rows), logprobs.shape[1]))
+        chosen = tokens[places]
+        own = logprobs.gather(1, chosen[:, None])[:, 0]
+        found = zip(rows, chosen.tolist(), own.tolist(), best.indices.tolist(), best.values.tolist(), strict=True)
+        for row, token, logprob, ids, values in found:
+            sampler = self._samplers[row]
+            del sampler.found[len(self._generated[row]) :]  # of a step that was interrupted
+            top = tuple(zip(ids, values, strict=True))[: sampler.logprobs]
+            sampler.found.append(TokenLogprob(token, logprob, top))
+
+    def _penalise(self, scores: torch.Tensor) -> None:
         """Apply penalties: presence and frequency (generated tokens) as defined by OpenAI, repetition (all tokens) by
         Keskar et al., 2019."""
-        sampling = self._sampling
-        made, counts = torch.tensor(list(generated), dtype=torch.long).unique(return_counts=True)
-        seen = torch.cat([self._prompt, made]).unique()
-        factor = sampling.repetition_penalty
-        scores[seen] = torch.where(scores[seen] > 0, scores[seen] / factor, scores[seen] * factor)
-        scores[made] -= sampling.presence_penalty + sampling.frequency_penalty * counts
-        scores.clamp_(-_HIGHEST, _HIGHEST)
+        rows = self._those(lambda sampler: sampler.penalises)
+        if not rows:
+            return
+        places = self._tensor(rows, torch.long)
+        own = scores[places]
+        made = self._counts([torch.tensor(self._generated[row], dtype=torch.long) for row in rows], own)
+        seen = made + self._counts([self._samplers[row].seen for row in rows], own) > 0
+        factor = self._column(rows, lambda sampling: sampling.repetition_penalty)
+        own = own.where(~seen, torch.where(own > 0, own / factor, own * factor))
+        own -= self._column(rows, lambda sampling: sampling.presence_penalty) * (made > 0)
+        own -= self._column(rows, lambda sampling: sampling.frequency_penalty) * made
+        scores[places] = own.clamp(-_HIGHEST, _HIGHEST)
 
-    def _restrict(self, probabilities: torch.Tensor) -> torch.Tensor:
-        """Set the probabilities that top_k, min_p and top_p exclude to zero."""
-        sampling = self._sampling
-        if 0 < sampling.top_k < len(probabilities):
-            least = probabilities.topk(sampling.top_k).values[-1]
-            probabilities = probabilities.where(probabilities >= least, 0.0)
-        if sampling.min_p > 0:
-            probabilities = probabilities.where(probabilities >= sampling.min_p * probabilities.max(), 0.0)
-        if sampling.top_p < 1:
-            ordered, places = (probabilities / probabilities.sum()).sort(descending=True)
-            beyond = ordered.cumsum(0) - ordered >= sampling.top_p
-            beyond[0] = False  # keep one token if top_p underflows in float32
-            probabilities = probabilities.clone()
-            probabilities[places[beyond]] = 0.0
-        return probabilities
+    def _hold_back_ends(self, scores: torch.Tensor) -> None:
+        """Leave an end token only to who may have nothing else, before the fewest tokens that are asked for."""
+        pairs = [
+            (row, end)
+            for row, sampler in enumerate(self._samplers)
+            if len(self._generated[row]) < sampler.sampling.min_tokens
+            for end in sampler.ends
+        ]
+        if pairs:
+            rows, ends = self._tensor(pairs, torch.long).unbind(1)
+            scores[rows, ends] = -_HIGHEST
+
+    def _obey_rules(self, scores: torch.Tensor) -> None:
+        """Apply the model's own rules."""
+        for row, sampler in enumerate(self._samplers):
+            if sampler.rules is not None:
+                ids = self._tensor([[*sampler.prompt, *self._generated[row]]], torch.long)
+                scores[row] = sampler.rules(ids, scores[row][None])[0]
+
+    def _mask(self, scores: torch.Tensor) -> None:
+        """Exclude the tokens that a mask does not allow."""
+        filled = [
+            (row, mask)
+            for row, sampler in enumerate(self._samplers)
+            if sampler.mask is not None and (mask := sampler.mask.fill(self._generated[row])) is not None
+        ]
+        if filled:
+            places = self._tensor([row for row, _ in filled], torch.long)
+            words = self._moved(torch.stack([mask for _, mask in filled]))
+            bits = words[:, :, None] >> torch.arange(32, dtype=torch.int32, device=self._device) & 1
+            refused = bits.flatten(1)[:, : scores.shape[1]] == 0
+            scores[places] = scores[places].masked_fill(refused, -torch.inf)
+
+    def _draw(self, scores: torch.Tensor, rows: Ids) -> torch.Tensor:
+        """A sampled token for each of these rows: where the sum of probabilities passes its random number."""
+        heat = self._column(rows, lambda sampling: max(sampling.temperature, _COLDEST))
+        probabilities = (scores[self._tensor(rows, torch.long)] / heat).softmax(-1)
+        self._restrict(probabilities, rows)
+        sums = probabilities.cumsum(-1, dtype=torch.float64)
+        numbers = [uniform(self._samplers[row].seed, len(self._generated[row])) for row in rows]
+        reached = self._tensor(numbers, torch.float64)[:, None] * sums[:, -1:]
+        return torch.searchsorted(sums, reached, right=True)[:, 0].clamp(max=scores.shape[1] - 1)
+
+    def _restrict(self, probabilities: torch.Tensor, rows: Ids) -> None:
+        """Set the probabilities that top_k, min_p and top_p exclude to zero; equal ones stay or go together."""
+        most = probabilities.shape[1]
+        few, all_ = [], []
+        for place, row in enumerate(rows):
+            own = self._samplers[row].sampling
+            if 0 < own.top_k < most:
+                few.append(place)
+            elif own.top_p < 1 or own.min_p > 0:
+                all_.append(place)
+        for places in filter(None, (few, all_)):  # to sort the whole vocabulary takes long
+            chosen = self._tensor(places, torch.long)
+            own_rows = [rows[place] for place in places]
+            count = max(self._samplers[row].sampling.top_k for row in own_rows) if places is few else most
+            own_p = probabilities[chosen]
+            ordered = own_p.topk(count).values if places is few else own_p.sort(descending=True).values
+            least = self._least(ordered, own_rows)
+            probabilities[chosen] = own_p.where(own_p >= least, 0.0)
+
+    def _least(self, ordered: torch.Tensor, rows: Ids) -> torch.Tensor:
+        """The lowest probability that is kept, of shape (rows, 1), for the highest ones in order."""
+        width = ordered.shape[1]
+        ks = [top if 0 < (top := self._samplers[row].sampling.top_k) < width else width for row in rows]
+        least = ordered.gather(1, self._tensor(ks, torch.long)[:, None] - 1)
+        least = least.maximum(self._column(rows, lambda sampling: sampling.min_p) * ordered[:, :1])
+        kept = ordered.where(ordered >= least, 0.0)
+        shares = kept / kept.sum(-1, keepdim=True)
+        beyond = shares.cumsum(-1) - shares >= self._column(rows, lambda sampling: sampling.top_p)
+        beyond |= kept == 0
+        beyond[:, 0] = False  # keep one token if top_p underflows in float32
+        return ordered.masked_fill(beyond, torch.inf).amin(-1, keepdim=True)
+
+    def _those(self, which: Callable[[TokenSampler], bool]) -> list[int]:
+        return [row for row, sampler in enumerate(self._samplers) if which(sampler)]
+
+    def _column(self, rows: Ids, value: Callable[[Sampling], float]) -> torch.Tensor:
+        return self._tensor([value(self._samplers[row].sampling) for row in rows], torch.float32)[:, None]
+
+    def _counts(self, ids: list[torch.Tensor], like: torch.Tensor) -> torch.Tensor:
+        """How often each token is among the ids, of shape (rows, vocabulary)."""
+        rows, width = like.shape
+        counts = torch.zeros(rows, width + 1, device=self._device)
+        moved = self._moved(pad_sequence(ids, batch_first=True, padding_value=width))
+        return counts.scatter_add_(1, moved, torch.ones_like(moved, dtype=counts.dtype))[:, :width]
+
+    def _tensor(self, values: Sequence[object], dtype: torch.dtype) -> torch.Tensor:
+        return self._moved(torch.tensor(values, dtype=dtype))
+
+    def _moved(self, tensor: torch.Tensor) -> torch.Tensor:
+        if self._device.type == "cpu":
+            return tensor
+        return tensor.pin_memory().to(self._device, non_blocking=True)
 
 
 class BatchSampler(ContinuousBatchingLogitsProcessorList):  # type: ignore[misc]  # transformers has no types
     """Chooses each request's next token with its own sampling parameters; transformers does greedy decoding.
 
     In a model that is split, rank 0 chooses for all ranks.
+
+    Args:
+        chosen: the tokens of requests for their scores, in the order of the ids.
+        is_split: whether the model is split.
     """
 
-    def __init__(self, choose: Callable[[str, torch.Tensor, int], None], *, is_split: bool) -> None:
+    def __init__(self, chosen: Callable[[Sequence[str], torch.Tensor], list[int]], *, is_split: bool) -> None:
         super().__init__(LogitsProcessorList())
         self.do_processing = True
-        self._choose = choose
+        self._chosen = chosen
         self._is_split = is_split
         self._requests: list[str] = []
 
@@ -139,15 +306,7 @@ class BatchSampler(ContinuousBatchingLogitsProcessorList):  # type: ignore[misc]
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, logits_processor_args: object) -> torch.Tensor:  # noqa: ARG002
         """Scores of shape (requests, vocabulary), highest for the chosen tokens."""
-        if not (self._is_split and is_follower()):
-            for row, request_id in enumerate(self._requests):
-                self._choose(request_id, scores, row)
+        if self._requests and not (self._is_split and is_follower()):
+            count = len(self._requests)
+            scores[:count] = only(self._chosen(self._requests, scores[:count]), scores[:count])
         return scores if not self._is_split else agreed(scores)
-
-
-def _measured(logits: torch.Tensor, token: int, count: int) -> TokenLogprob:
-    logprobs = logits.log_softmax(-1)
-    best = logprobs.topk(min(count, len(logprobs)))
-    return TokenLogprob(
-        token, float(logprobs[token]), tuple(zip(best.indices.tolist(), best.values.tolist(), strict=True))
-    )

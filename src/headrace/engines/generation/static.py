@@ -18,7 +18,7 @@ from headrace.engines.capabilities import Sleeper
 from headrace.engines.generation.causal_lm import CausalLM, PromptSettings, TokenizedRequest
 from headrace.engines.generation.company import Trial, switches_at
 from headrace.engines.generation.options import StaticGeneration
-from headrace.engines.generation.sampling import TokenSampler
+from headrace.engines.generation.sampling import Choose, TokenSampler, choose, only
 from headrace.engines.profile import EngineProfile
 from headrace.engines.requests.generation import GeneratedText
 from headrace.engines.requests.vocabulary import TokenizedEngine
@@ -82,11 +82,15 @@ class StaticGenerationEngine(TokenizedEngine):
         if not batch:
             return []
         samplers = [lm.sampler(ask) for ask in batch]
-        answers = zip(batch, self._run(batch, samplers, self._padding), samplers, strict=True)
+        answers = zip(batch, self._run(batch, samplers, choose, self._padding), samplers, strict=True)
         return [lm.answer(ask, generated, sampler) for ask, generated, sampler in answers]
 
     def _run(
-        self, batch: Sequence[TokenizedRequest], samplers: Sequence[TokenSampler], padding: PromptPadding
+        self,
+        batch: Sequence[TokenizedRequest],
+        samplers: Sequence[TokenSampler],
+        choose: Choose,
+        padding: PromptPadding,
     ) -> list[tuple[int, ...]]:
         """The tokens of each answer."""
         width = max(len(ask.prompt) for ask in batch)
@@ -99,7 +103,8 @@ class StaticGenerationEngine(TokenizedEngine):
             groups.setdefault(group, []).append(place)
         found: dict[int, tuple[int, ...]] = {}
         for places in groups.values():
-            made = generate(self._lm, [batch[place] for place in places], [samplers[place] for place in places])
+            asks, own = [batch[place] for place in places], [samplers[place] for place in places]
+            made = generate(self._lm, asks, own, choose)
             found.update(zip(places, made, strict=True))
         return [found[place] for place in range(len(batch))]
 
@@ -143,7 +148,7 @@ def trial_of(lm: CausalLM) -> Trial:
 
 
 def generate(
-    lm: CausalLM, batch: Sequence[TokenizedRequest], samplers: Sequence[TokenSampler]
+    lm: CausalLM, batch: Sequence[TokenizedRequest], samplers: Sequence[TokenSampler], choose: Choose
 ) -> list[tuple[int, ...]]:
     """The tokens of each answer. Prompts are padded on the left, so that all answers start at the same position.
 
@@ -157,7 +162,7 @@ def generate(
     for row, ask in enumerate(batch):
         ids[row, width - len(ask.prompt) :] = torch.tensor(ask.prompt)
         mask[row, width - len(ask.prompt) :] = 1
-    rows = _BatchAnswers(lm, batch, samplers, width)
+    rows = _BatchAnswers(lm, batch, samplers, choose, width)
     config = GenerationConfig(
         do_sample=False,
         max_new_tokens=max(ask.sampling.max_tokens for ask in batch),
@@ -179,11 +184,17 @@ class _BatchAnswers:
     """The state of each answer in a running batch."""
 
     def __init__(
-        self, lm: CausalLM, batch: Sequence[TokenizedRequest], samplers: Sequence[TokenSampler], width: int
+        self,
+        lm: CausalLM,
+        batch: Sequence[TokenizedRequest],
+        samplers: Sequence[TokenSampler],
+        choose: Choose,
+        width: int,
     ) -> None:
         self.lm = lm
         self.batch = batch
         self.samplers = samplers
+        self.choose = choose
         self.generated: list[tuple[int, ...]] = [() for _ in batch]
         self.done = [False] * len(batch)
         self._width = width
@@ -212,11 +223,11 @@ class _Choose(LogitsProcessor):  # type: ignore[misc]  # transformers has no typ
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:  # noqa: ARG002
         """Scores of shape (answers, vocabulary)."""
-        for row, (sampler, generated) in enumerate(zip(self._rows.samplers, self._rows.generated, strict=True)):
-            if not self._rows.done[row] and sampler.changes(len(generated)):
-                token = sampler.next_token(scores[row], generated)
-                scores[row] = -torch.inf
-                scores[row, token] = 0.0
+        rows = [row for row, done in enumerate(self._rows.done) if not done]
+        samplers, generated = self._rows.samplers, self._rows.generated
+        own = scores[rows]
+        tokens = self._rows.choose(own, [samplers[row] for row in rows], [generated[row] for row in rows])
+        scores[rows] = only(tokens, own)
         return scores
 
 
