@@ -14,13 +14,16 @@ import httpx
 from headrace.batching.passthrough import PassthroughBatcher
 from headrace.errors import ConfigError, EngineDeadError, EngineError, RecordError
 from headrace.openai_protocol import error_message
+from headrace.rate_limits import RateLimiter, Sent, asked_wait_s
 from headrace.records import Json
-from headrace.retry import TRANSIENT_STATUSES, RetryPolicy, retry_after_s
+from headrace.retry import TRANSIENT_STATUSES, RetryPolicy
 from headrace.tracebacks import Tidied, public
 
 BUSY = 429
 """Status of an answer that limits the rate."""
 _NO_KEY = 401
+_SPENT = "insufficient_quota"
+"""The code of a 429 that no waiting ends: the account has no credit."""
 _FORBIDDEN = frozenset({_NO_KEY, 403, 407})
 
 
@@ -47,11 +50,16 @@ class ClientSettings:
     write_s: float = 60.0
     pool_s: float = 600.0
     """Maximum wait for a free connection."""
+    requests_per_minute: float | None = None
+    """Maximum requests a minute to each endpoint, spread evenly, attempts included. None for as many as it takes."""
+    tokens_per_minute: float | None = None
+    """Maximum tokens a minute to each endpoint, answers included: estimated before, corrected after. None as above."""
 
     def __post_init__(self) -> None:
         for name in self.__slots__:
-            if not getattr(self, name) > 0:
-                raise ConfigError(f"{name} is {getattr(self, name)!r}: it must be > 0")
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ConfigError(f"{name} is {value!r}: it must be > 0")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +75,8 @@ class Delay:
 
 class AsyncClient:
     """Posts each request to the endpoint with the fewest requests in flight, and retries transient failures.
+
+    It sends no more than the settings allow, and than the endpoint says it takes (`headrace.rate_limits`).
 
     Args:
         endpoints: URLs, such as http://localhost:8000.
@@ -102,6 +112,11 @@ class AsyncClient:
         self._chance = chance
         headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
         self._pools = _pools(addresses, headers, self.settings)
+        self._turn = asyncio.Lock()
+        self._answered = asyncio.Event()
+        self._limiters: dict[str, RateLimiter] = {}
+        self.held = 0
+        """Requests that waited for a limit of the rate, attempts counted one by one."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -116,45 +131,91 @@ class AsyncClient:
         for pool in self._pools:
             await pool.http.aclose()
 
-    async def post(self, path: str, body: Mapping[str, object]) -> Json:
+    async def post(self, path: str, body: Mapping[str, object], on_sent: Callable[[], object] | None = None) -> Json:
         """The JSON response to one request.
+
+        Args:
+            path: such as /v1/embeddings.
+            body: of the request.
+            on_sent: called before each attempt, when no limit holds it back any more.
 
         Raises:
             RecordError: the server refuses this request as invalid.
             EngineError: the request failed on every attempt.
-            EngineDeadError: the server cannot be reached, denies access, or does not become ready.
+            EngineDeadError: the server cannot be reached, denies access, has no quota left, or does not become ready.
         """
         failures, patience_s = 0, self.settings.patience_s
         while True:
-            pool = min(self._pools, key=_in_flight)
-            pool.in_flight += 1
-            status: int | None = None
-            try:
-                answer = await pool.http.post(path, json=body)
-            except httpx.TransportError as error:
-                outcome: Exception = EngineDeadError(
-                    f"{pool.endpoint} cannot be reached: {type(error).__name__} {error}"
-                )
-                failures += 1
-                wait_s = self._policy.wait_s(failures, chance=self._chance)
-            else:
-                if answer.is_success:
-                    return answer.json()
-                outcome, status = _failure(pool.endpoint, answer), answer.status_code
-                if status not in TRANSIENT_STATUSES:
-                    raise outcome
-                asked = answer.headers.get("retry-after")
-                busy = status == BUSY and asked is not None and patience_s > 0
-                failures += 0 if busy else 1
-                wait_s = self._policy.wait_s(1 if busy else failures, retry_after_s(asked), self._chance)
-                patience_s -= wait_s if busy else 0
-            finally:
-                pool.in_flight -= 1
+            pool, sent = await self._admitted(body)
+            if on_sent is not None:
+                on_sent()
+            answer = await self._attempt(pool, sent, path, body)
+            if not isinstance(answer, _Failure):
+                return answer
+            if answer.lasting:
+                raise answer.error
+            busy = answer.status == BUSY and answer.asked_s is not None and patience_s > 0
+            failures += 0 if busy else 1
+            wait_s = self._policy.wait_s(1 if busy else failures, answer.asked_s or 0.0, self._chance)
+            patience_s -= wait_s if busy else 0
             if not self._policy.allows(failures):
-                raise outcome
+                raise answer.error
+            if busy and self._limiters[pool.endpoint].holds:
+                wait_s = 0.0  # it waits for its turn
             if self._on_delay is not None:
-                self._on_delay(Delay(pool.endpoint, status, str(outcome), wait_s))
+                self._on_delay(Delay(pool.endpoint, answer.status, str(answer.error), wait_s))
             await self._sleep(wait_s)
+
+    async def _attempt(self, pool: _EndpointPool, sent: Sent, path: str, body: Mapping[str, object]) -> Json | _Failure:
+        """Send a request once, and tell the endpoint's limiter what came of it."""
+        limiter = self._limiters[pool.endpoint]
+        try:
+            answer = await pool.http.post(path, json=body)
+        except httpx.TransportError as error:
+            return _Failure(EngineDeadError(f"{pool.endpoint} cannot be reached: {type(error).__name__} {error}"))
+        finally:
+            pool.in_flight -= 1
+            self._answered.set()
+        if answer.is_success:
+            found: Json = answer.json()
+            limiter.answered(sent, answer.headers, found.get("usage") if isinstance(found, dict) else None, _now())
+            return found
+        if answer.status_code == BUSY:
+            limiter.refused(sent, answer.headers, _now())
+        else:
+            limiter.answered(sent, answer.headers, None, _now())
+        status, failed = answer.status_code, _failure(pool.endpoint, answer)
+        lasting = status not in TRANSIENT_STATUSES or (status == BUSY and isinstance(failed, EngineDeadError))
+        return _Failure(failed, status, asked_wait_s(answer.headers), lasting)
+
+    async def _admitted(self, body: Mapping[str, object]) -> tuple[_EndpointPool, Sent]:
+        """Wait until an endpoint may be sent the request, in the order of calls; it counts as sent."""
+        held = self._turn.locked()
+        async with self._turn:
+            while True:
+                now = _now()
+                waits: dict[str, tuple[float, float]] = {}
+                for pool in self._pools:
+                    if pool.endpoint not in waits:
+                        limiter = self._limiters.get(pool.endpoint)
+                        if limiter is None:
+                            limits = self.settings.requests_per_minute, self.settings.tokens_per_minute
+                            limiter = self._limiters[pool.endpoint] = RateLimiter(*limits, now)
+                        cost = limiter.cost(body)
+                        waits[pool.endpoint] = (limiter.wait_s(cost, now), cost)
+                pool = min(self._pools, key=lambda pool: (waits[pool.endpoint][0], pool.in_flight))
+                wait_s, cost = waits[pool.endpoint]
+                if wait_s <= 0:
+                    pool.in_flight += 1
+                    self.held += held
+                    return pool, self._limiters[pool.endpoint].send(cost, now)
+                held = True
+                self._answered.clear()
+                try:
+                    async with asyncio.timeout(wait_s):
+                        await self._answered.wait()  # an answer may change the limits
+                except TimeoutError:
+                    pass
 
     async def map(
         self,
@@ -247,8 +308,21 @@ class _EndpointPool:
     in_flight: int = 0
 
 
-def _in_flight(pool: _EndpointPool) -> int:
-    return pool.in_flight
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    """A request failed once."""
+
+    error: Exception
+    status: int | None = None
+    """None if there was no answer."""
+    asked_s: float | None = None
+    """How long the answer asks to wait; None if it does not."""
+    lasting: bool = False
+    """Whether the same request would fail again."""
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
 
 
 def _pools(endpoints: Sequence[str], headers: Mapping[str, str], settings: ClientSettings) -> list[_EndpointPool]:
@@ -301,14 +375,16 @@ def _checked(endpoint: str) -> str:
 
 def _failure(endpoint: str, answer: httpx.Response) -> Exception:
     try:
-        said = error_message(answer.json())
+        found = answer.json()
     except ValueError:  # not JSON, for example a proxy's error page
-        said = None
+        found = None
+    said = error_message(found)
     detail = answer.text[:200] if said is None else said
     line = f"{endpoint} says {answer.status_code}: {' '.join(detail.split())}"
     if answer.status_code == _NO_KEY:
         line += "; give the server's key: OPENAI_API_KEY for a job, api_key in Python"
-    if answer.status_code in _FORBIDDEN or answer.status_code in (502, 503):
+    spent = answer.status_code == BUSY and said is not None and found["error"].get("code") == _SPENT
+    if spent or answer.status_code in _FORBIDDEN or answer.status_code in (502, 503):
         return EngineDeadError(line)
     if answer.status_code in TRANSIENT_STATUSES:
         return EngineError(line)

@@ -331,6 +331,8 @@ class EndpointUsed:
     at_once: int
     """Requests in flight at most."""
     at: float
+    held: int = 0
+    """Requests that waited here for a limit of the rate, which was given or which the server told."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,3 +82,6 @@ class EngineKeywords(LocalKeywords, total=False):
     attempts: int
     concurrency: int
     endpoints: Sequence[str]
+    extra_body: Mapping[str, object] | None
+    requests_per_minute: float | None
+    tokens_per_minute: float | None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import os
 import time
@@ -13,7 +14,7 @@ from headrace.concurrency.loop_thread import LoopThread
 from headrace.engines.base import Prepared
 from headrace.engines.profile import EngineProfile
 from headrace.engines.remote.options import Endpoint, EndpointClassification, EndpointEmbedding, EndpointOptions
-from headrace.engines.requests.generation import GeneratedText, Sampling, parse
+from headrace.engines.requests.generation import GeneratedText, asked_in
 from headrace.errors import EngineDeadError, EngineError, RecordError
 from headrace.events import EndpointUsed
 from headrace.records import Json, text_refusal
@@ -43,7 +44,12 @@ class EndpointEngine:
         read: Callable[[Json], object],
         defaults: Mapping[str, object] | None = None,
     ) -> None:
-        self._settings = ClientSettings(concurrency=options.concurrency, attempts=options.attempts)
+        self._settings = ClientSettings(
+            concurrency=options.concurrency,
+            attempts=options.attempts,
+            requests_per_minute=options.requests_per_minute,
+            tokens_per_minute=options.tokens_per_minute,
+        )
         self.profile = EngineProfile(
             batching="own", cost_unit="records", max_in_flight=options.concurrency, remote=True
         )
@@ -57,7 +63,7 @@ class EndpointEngine:
         self._loop: LoopThread | None = LoopThread("headrace-endpoint")
         key = options.api_key or os.environ.get("OPENAI_API_KEY")
         self._client = AsyncClient(options.endpoints, api_key=key, settings=self._settings, on_delay=self._delayed)
-        self._defaults = dict(defaults or {})
+        self._defaults = {**(options.extra_body or {}), **(defaults or {})}
         self._answered = self._limited = self._unanswered = 0
 
     def describe(self) -> Mapping[str, object]:
@@ -89,21 +95,33 @@ class EndpointEngine:
         """
         if self._loop is None:
             raise EngineDeadError("the engine is closed; create a new one")
-        told = asyncio.get_running_loop().call_later(SILENCE_S, self._say_waiting, payload[0])
-        try:
-            answer = await asyncio.wrap_future(self._loop.submit(self._client.post(*payload)))
-        finally:
-            told.cancel()
+        answer = await asyncio.wrap_future(self._loop.submit(self._post(*payload)))
         self._answered += 1
         try:
             return self._read(answer)
         except (KeyError, IndexError, TypeError) as error:
             raise EngineError(f"the answer to {payload[0]} has an unexpected format: {shown(answer)}") from error
 
+    async def _post(self, path: str, body: dict[str, object]) -> Json:
+        """The answer; says once that there is none for long. Runs on the client's loop."""
+        loop = asyncio.get_running_loop()
+        silences: list[asyncio.TimerHandle] = []
+
+        def sent() -> None:
+            if not silences:
+                silences.append(loop.call_later(SILENCE_S, self._say_waiting, path))
+
+        try:
+            return await self._client.post(path, body, sent)
+        finally:
+            for silence in silences:
+                silence.cancel()
+
     def use(self) -> EndpointUsed:
         """What became of the requests so far."""
         sent = self._answered + self._limited + self._unanswered
-        return EndpointUsed(sent, self._limited, self._unanswered, self._settings.concurrency, time.monotonic())
+        at_once, held = self._settings.concurrency, self._client.held
+        return EndpointUsed(sent, self._limited, self._unanswered, at_once, time.monotonic(), held)
 
     def _delayed(self, delay: Delay) -> None:
         """Count a request that is sent again, and say why the first time. Runs on the client's loop."""
@@ -114,7 +132,8 @@ class EndpointEngine:
         elif delay.status == BUSY:
             self._limited += 1
             words = (
-                "%s: it limits the rate, and requests are sent again; fewer at once (``concurrency``, now %d) may help"
+                "%s: it limits the rate, and requests are sent again; ``requests_per_minute`` sends no more than it "
+                "takes; fewer at once (``concurrency``, now %d) may help"
             )
             number = self._settings.concurrency
         else:
@@ -164,9 +183,10 @@ def classify(options: EndpointClassification) -> EndpointEngine:
 
 
 def generate(options: Endpoint) -> EndpointEngine:
-    """Answers from /v1/completions, or for chats from /v1/chat/completions; sampling is for requests without it."""
+    """Answers from /v1/chat/completions, or for prompts from /v1/completions; sampling is for requests without it."""
     options.sampling()  # checks it
-    return EndpointEngine(options, _request, _generation, options.given_sampling())
+    ask = functools.partial(_request, chat=options.chat or bool(options.system_prompt), system=options.system_prompt)
+    return EndpointEngine(options, ask, _generation, options.given_sampling())
 
 
 def _lacks(body: Mapping[str, object], name: str) -> bool:
@@ -182,20 +202,49 @@ def _text(value: object) -> str:
     return str(value)
 
 
-def _request(value: object) -> tuple[str, dict[str, object]]:
-    request = parse(value, Sampling(), token_ids=True)  # refuse invalid requests without contacting the server
-    body = value if isinstance(value, dict) else {}
-    if request.messages is None:
-        prompt = request.prompt if request.token_ids is None else list(request.token_ids)
-        return "/v1/completions", {**body, "prompt": prompt}
-    return "/v1/chat/completions", {**body, "messages": list(request.messages or ())}
+def _request(value: object, chat: bool, system: str | None) -> tuple[str, dict[str, object]]:
+    """The path and body of a record; what a request body or a chat holds is for the server to check.
+
+    Raises:
+        RecordError: it is no text, chat or request body, says nothing, or asks for a stream.
+    """
+    body: dict[str, object] = {}
+    if isinstance(value, dict):
+        body, value = value, asked_in(value, token_ids=True)
+        if body.get("stream"):
+            raise RecordError("stream is true: a job takes whole answers; remove the field", param="stream")
+    elif isinstance(value, str) and chat:
+        value = [{"role": "user", "content": _text(value)}]
+    elif not isinstance(value, list):
+        value = _text(value)
+    if not value:
+        raise RecordError("the prompt is empty; there is nothing to answer")
+    if not isinstance(value, list):
+        return "/v1/completions", {**body, "prompt": list(value) if isinstance(value, tuple) else value}
+    for number, message in enumerate(value):
+        if not isinstance(message, dict) or "role" not in message:
+            place = f"messages.{number}"
+            raise RecordError(f"message {number} is {shown(message)}: it must be an object with a role", param=place)
+    if system and value[0]["role"] not in ("system", "developer"):
+        value = [{"role": "system", "content": system}, *value]
+    return "/v1/chat/completions", {**body, "messages": value}
 
 
 def _generation(answer: Json) -> GeneratedText:
-    choice, usage = answer["choices"][0], answer["usage"]
-    return GeneratedText(
-        text=choice["message"]["content"] if "message" in choice else choice["text"],
+    choice, usage = answer["choices"][0], answer.get("usage") or {}
+    message = choice.get("message") or {}
+    found = GeneratedText(
+        text=(message.get("content") or message.get("refusal") or "") if message else choice["text"],
         finish_reason=choice["finish_reason"],
-        prompt_tokens=usage["prompt_tokens"],
-        completion_tokens=usage["completion_tokens"],
+        prompt_tokens=usage.get("prompt_tokens"),  # type: ignore[typeddict-item]  # null where the server says nothing
+        completion_tokens=usage.get("completion_tokens"),  # type: ignore[typeddict-item]
     )
+    if (reasoning := message.get("reasoning_content") or message.get("reasoning")) is not None:
+        found["reasoning"] = reasoning
+    if message.get("tool_calls"):
+        found["tool_calls"] = message["tool_calls"]
+    if choice.get("logprobs"):
+        found["logprobs"] = choice["logprobs"]
+    if len(answer["choices"]) > 1:
+        found["choices"] = answer["choices"]
+    return found

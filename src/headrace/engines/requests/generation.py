@@ -72,6 +72,12 @@ class GeneratedText(TypedDict):
     """Tokens of the prompt that the prefix cache held, if the caller asks for them: they depend on earlier requests."""
     logprobs: NotRequired[list[TokenChance]]
     """The log probabilities of each token of the text, if the request asks for them."""
+    reasoning: NotRequired[str]
+    """What the model wrote before the text, where a server gives it apart."""
+    tool_calls: NotRequired[list[object]]
+    """The tools that the model calls, as OpenAI's API has them."""
+    choices: NotRequired[list[object]]
+    """All answers of a server, if the request asks for several (`n`); the text is that of the first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +189,7 @@ def parse(  # noqa: PLR0913 - keyword-only; each engine sets those that concern 
     """
     body: Mapping[str, object] = value if isinstance(value, dict) else {}
     if body:
-        value = _asked(body, token_ids)
+        value = asked_in(body, token_ids=token_ids)
     sampling = sampling_from(_sampling_in(body), defaults)
     _refuse_unknown(body, extra)
     known = {name: body[name] for name in extra if body.get(name) is not None}
@@ -203,8 +209,12 @@ def parse(  # noqa: PLR0913 - keyword-only; each engine sets those that concern 
     return Request(None, messages, sampling, known)
 
 
-def _asked(body: Mapping[str, object], token_ids: bool) -> object:
-    """The prompt or the messages; token ids as a tuple."""
+def asked_in(body: Mapping[str, object], *, token_ids: bool) -> object:
+    """The prompt or the messages of a request body; token ids as a tuple.
+
+    Raises:
+        RecordError: it has neither or both, or of another type.
+    """
     if ("prompt" in body) == ("messages" in body):
         asked = ("prompt", "messages")
         unknown = "" if "prompt" in body else misspelt(body, asked)

@@ -410,8 +410,14 @@ def _endpoint(used: EndpointUsed, busy: float) -> str:
         fewer = max(used.at_once * (used.sent - used.limited) // used.sent, 1)
         return (
             f"The server limits the rate: {used.limited:,} of {used.sent:,} requests were refused (429) and sent "
-            f"again: ``concurrency={fewer}`` would send fewer of them in vain; a higher limit there, or another "
-            "``endpoints``, would save time."
+            f"again: ``requests_per_minute``, or ``concurrency={fewer}``, would send fewer of them in vain; a higher "
+            "limit there, or another ``endpoints``, would save time."
+        )
+    if used.held > used.sent / 2:
+        return (
+            f"{used.held:,} of {used.sent:,} requests waited for the limit of the rate (``requests_per_minute``, "
+            "``tokens_per_minute``, or what the server told): only a higher limit, or another ``endpoints``, saves "
+            "time."
         )
     if used.unanswered:
         return (
