@@ -232,12 +232,12 @@ class Windowed(Recorder):
 
 @pytest.mark.parametrize("tells", [False, True])
 def test_a_limit_of_the_rate_is_kept_and_used(tells: bool, tmp_path: Path) -> None:
-    most, seconds, count = 5, 1.0, 21
+    most, seconds, count = 5, 2.0, 11
     with serving(Windowed(most, seconds, tells=tells)) as server:
         options = {} if tells else {"requests_per_minute": 60 * most / seconds}
         report = run([{"text": str(n)} for n in range(count)], tmp_path, server.url, concurrency=8, **options)
     assert report.ok == count
-    assert server.refused <= (6 if tells else 0), "three of the first burst, and those that were a moment early"
+    assert server.refused <= (6 if tells else 2), "with headers, some of the first burst; a busy machine may be late"
     took, least = server.taken[-1] - server.taken[0], (count - 1) // most * seconds
     assert took < 1.1 * least + 0.3, "a busy machine may be late"
 
