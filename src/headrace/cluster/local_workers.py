@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
@@ -13,8 +12,9 @@ from typing import Literal, NoReturn
 
 from headrace.app.jobs.describe import WorkerRoom
 from headrace.cluster import heartbeat, remote_job
-from headrace.cluster.worker import WorkerActor, WorkerInfo, WorkerSpec, loaded, unpack
+from headrace.cluster.worker import WorkerActor, WorkerInfo, WorkerSample, WorkerSpec, loaded, unpack
 from headrace.cluster.worker_pool import WorkUnitReply
+from headrace.device.cores import cores_beside, divided, own_cores
 from headrace.device.cuda import cuda_devices
 from headrace.engines.choosing.config import EngineConfig
 from headrace.errors import ConfigError, EngineError, WorkerDiedError
@@ -22,6 +22,7 @@ from headrace.jobs.pipeline.job import JobEnd, StopRequest
 from headrace.jobs.settings import JobSettings
 from headrace.observe.reporting.report import Report
 from headrace.processes.actor import ActorProcess
+from headrace.processes.portable import Portable
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,15 +58,14 @@ def device_shares(size: int | Literal["auto"], config: EngineConfig) -> list[Dev
     count = 0 if device == "cpu" else cuda_devices()
     if count or device == "cuda":
         return _cuda_shares(size, count, config)
-    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+    cores = own_cores()
     number = 1 if size == "auto" else size
     if number > len(cores):
         raise ConfigError(
             f"``data_parallel_size`` is {number}, and there is no CUDA device and {len(cores)} CPU cores; "
             f"it must be at most {len(cores)}"
         )
-    bounds = [len(cores) * index // number for index in range(number + 1)]
-    return [DeviceShare(cores=tuple(cores[low:high])) for low, high in itertools.pairwise(bounds)]
+    return [DeviceShare(cores=part) for part in divided(cores, number)]
 
 
 def _cuda_shares(size: int | Literal["auto"], count: int, config: EngineConfig) -> list[DeviceShare]:
@@ -79,10 +79,9 @@ def _cuda_shares(size: int | Literal["auto"], count: int, config: EngineConfig) 
         )
     listed = os.environ.get("CUDA_VISIBLE_DEVICES")
     names = listed.split(",") if listed else [str(index) for index in range(count)]
-    return [
-        DeviceShare({"CUDA_VISIBLE_DEVICES": ",".join(names[index * each : (index + 1) * each])})
-        for index in range(number)
-    ]
+    own_names = [names[index * each : (index + 1) * each] for index in range(number)]
+    shares = zip(own_names, cores_beside([own[0] for own in own_names]), strict=True)
+    return [DeviceShare({"CUDA_VISIBLE_DEVICES": ",".join(own)}, cores) for own, cores in shares]
 
 
 class LocalWorker:
@@ -90,7 +89,7 @@ class LocalWorker:
 
     def __init__(self, spec: WorkerSpec, share: DeviceShare) -> None:
         self._process = ActorProcess(WorkerActor, spec, environment=share.environment, cores=share.cores)
-        self.loading = self._process.call("load")
+        self.loading: Future[WorkerInfo | Portable] = self._process.call("load")
         self._heartbeat = heartbeat.Heartbeat(
             lambda: f"the worker on {share}", lambda: asyncio.wrap_future(self.clock())
         )
@@ -108,6 +107,14 @@ class LocalWorker:
         except WorkerDiedError:
             self.kill()  # it may only be silent, and its device is needed
             raise
+
+    def choose(self, sample: WorkerSample) -> Future[WorkerInfo | Portable]:
+        """Choose the dtype; see `WorkerActor.choose`."""
+        return self._process.call("choose", sample)
+
+    def use(self, spec: WorkerSpec) -> None:
+        """Load again, once loaded, as this says."""
+        self.loading = self._process.call("use", spec)
 
     def clock(self) -> Future[float]:
         """The worker's `time.monotonic()`, as a health check."""
@@ -139,7 +146,8 @@ class LocalWorkers:
             for share in shares:
                 self._workers.append(LocalWorker(spec, share))
             self.initial = list(self._workers)
-            self.info = self._first_info()
+            index, self.info = self._first_of([worker.loading for worker in self._workers])
+            self._first = self._workers[index]
             undo.pop_all()
 
     @property
@@ -148,6 +156,17 @@ class LocalWorkers:
         on_cuda = any(share.environment for share in self._shares)
         most = len(device_shares("auto", self._spec.config)) if on_cuda else len(self._shares)
         return WorkerRoom("data_parallel_size", most)
+
+    def choose(self, sample: WorkerSample) -> WorkerInfo:
+        """Let one worker choose the dtype, and the others use it."""
+        chosen = self._first_of([self._first.choose(sample)])[1]
+        self._spec = self._spec.chosen(chosen.dtype)
+        if chosen.dtype != self.info.dtype:
+            for worker in self._workers:
+                if worker is not self._first:
+                    worker.use(self._spec)
+        self.info = chosen
+        return chosen
 
     def start(self) -> LocalWorker:
         """Start a worker on the share of one that is dead."""
@@ -160,21 +179,21 @@ class LocalWorkers:
         for worker in self._workers:
             worker.kill()
 
-    def _first_info(self) -> WorkerInfo:
-        """Wait for the first worker to load.
+    def _first_of(self, loads: Sequence[Future[WorkerInfo | Portable]]) -> tuple[int, WorkerInfo]:
+        """Wait for the first of these answers; returns which one it is.
 
         Raises:
             HeadraceError: it cannot load, died, or no worker answers.
         """
         silent = 0
-        loads = [worker.loading for worker in self._workers]
         while not (done := wait(loads, heartbeat.PULSE_S, FIRST_COMPLETED).done):
             answered = wait([worker.clock() for worker in self._workers], heartbeat.PULSE_S, FIRST_COMPLETED).done
             silent = 0 if answered else silent + 1
             if silent >= heartbeat.MISSED_LOADING:
                 raise EngineError("no worker answers any more, and none has loaded the model")
         try:
-            return loaded(done.pop().result())
+            answer = done.pop()
+            return loads.index(answer), loaded(answer.result())
         except WorkerDiedError as error:
             raise EngineError(f"a worker died while loading the model: {error}") from error
 

@@ -12,12 +12,14 @@ from typing import Protocol
 import headrace
 from headrace.app.jobs import job as jobs
 from headrace.app.jobs.describe import WorkerRoom
-from headrace.app.jobs.tuning import is_int8, settings_to_load
-from headrace.cluster.worker import WorkerInfo, WorkerSpec
+from headrace.app.jobs.tuning import is_int8, is_read_once, settings_to_load
+from headrace.cluster.worker import WorkerInfo, WorkerSample, WorkerSpec
 from headrace.cluster.worker_pool import Worker, WorkerPool
 from headrace.engines.base import Placed, Prepared
 from headrace.errors import ConfigError, RecordError
+from headrace.events import Event
 from headrace.jobs.pipeline.job import JobEnd, StopRequest
+from headrace.jobs.planning.survey import survey
 from headrace.jobs.settings import JobSettings
 from headrace.observe.reporting.report import Report
 
@@ -36,6 +38,13 @@ class Workers(Protocol):
     @property
     def room(self) -> WorkerRoom:
         """How many workers there could be."""
+
+    def choose(self, sample: WorkerSample) -> WorkerInfo:
+        """Let one worker choose the dtype by this sample, and the others use it; returns what it then reports.
+
+        Raises:
+            HeadraceError: it cannot, or has died.
+        """
 
     def start(self) -> Worker:
         """Start a worker in the place of a dead one."""
@@ -107,15 +116,24 @@ def execute(
         if (end := jobs.already_finished(plan)) is not None:
             return end
         config = settings_to_load(plan).config
-        if config is plan.settings.config and is_int8(config):
+        tries = config is plan.settings.config
+        if tries and is_int8(config) and is_read_once(plan):
             raise ConfigError(
-                "``quantize=int8`` is checked on a sample of the records, which workers do not try: begin the job "
-                "without workers, or leave it out"
+                "``quantize=int8`` is checked on a sample of the records, and there is none of an iterator: pass a "
+                "list or a file, or leave it out"
             )
         if not (config.engine is None or isinstance(config.engine, str)):
             raise ConfigError("workers import a custom engine by name: give it as module:name")
-        with plan.output.locked(), start_workers(WorkerSpec(config, headrace.__version__)) as workers:
-            profile = workers.info.profile
-            pool = functools.partial(WorkerPool, workers.initial, workers.start, profile.kind.keeps_busy(profile), stop)
-            engine = RemoteEngine(workers.info)
-            return jobs.carry_out(plan, engine, stop, progress=progress, batcher=pool, workers=workers.room)
+        with plan.output.locked(), start_workers(WorkerSpec(config, headrace.__version__, tries)) as workers:
+            info = workers.info
+            busy = info.profile.kind.keeps_busy(info.profile)
+            pool = functools.partial(WorkerPool, workers.initial, workers.start, busy, stop)
+            if info.can_try and not (plan.settings.retry or is_read_once(plan)):
+                found = survey(jobs.build(plan, RemoteEngine(info), stop, _unheard, pool(_unheard)), spread=False)
+                records = None if found.records is None else -(-found.records // len(workers.initial))
+                info = workers.choose(WorkerSample([item.payload for item in found.work], records))
+            return jobs.carry_out(plan, RemoteEngine(info), stop, progress=progress, batcher=pool, workers=workers.room)
+
+
+def _unheard(event: Event) -> None:
+    """The sample runs nothing."""

@@ -7,15 +7,19 @@ import os
 import pickle
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import headrace
 from headrace.app.jobs import job as jobs
+from headrace.app.jobs.budgets import BudgetListener, follow
 from headrace.app.jobs.prefix_caching import PrefixCacheListener, prefix_cache_listener
+from headrace.app.jobs.tuning import exact, in_dtype, is_settled, try_on
 from headrace.batching.batcher import Batcher
 from headrace.batching.tasks import Raised, attempt, attempt_async
 from headrace.cluster.worker_pool import WorkUnitReply
+from headrace.engines.base import Engine
+from headrace.engines.capabilities import TUNING
 from headrace.engines.choosing.config import EngineConfig
 from headrace.engines.choosing.loading import load_engine
 from headrace.engines.profile import EngineProfile, profile_of
@@ -40,6 +44,8 @@ class WorkerSpec:
     config: EngineConfig
     version: str
     """Headrace version of the job."""
+    tries: bool = False
+    """Whether one worker will `choose` the dtype, and the others `use` it. Until then it is the engine's own."""
 
     def check_sendable(self, dumps: Callable[[object], bytes] = pickle.dumps) -> None:
         """Raise ConfigError if an option cannot be pickled for a worker."""
@@ -51,7 +57,21 @@ class WorkerSpec:
     def settings(self) -> JobSettings:
         """The settings of an equivalent local job."""
         limits = Limits(max_attempts=1)  # the job retries; a worker reports the error of each record
-        return JobSettings(source=None, sink="", config=self.config, limits=limits)
+        config = exact(self.config) if self.tries else self.config
+        return JobSettings(source=None, sink="", config=config, limits=limits)
+
+    def chosen(self, dtype: str) -> WorkerSpec:
+        """The same in this dtype."""
+        return replace(self, config=in_dtype(self.config, dtype), tries=False)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSample:
+    """Records to choose the dtype by."""
+
+    payloads: Sequence[bytes]
+    records: int | None
+    """Those that each worker will compute; None if unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +84,13 @@ class WorkerInfo:
     """Profile of the engine, with the job's budget and batch size."""
     greedy: bool = False
     """Whether a plain prompt is answered without sampling."""
+    can_try: bool = False
+    """Whether another dtype may be faster."""
+
+    @property
+    def dtype(self) -> str:
+        """Of the engine; empty if it does not say."""
+        return str(self.engine.get("dtype", ""))
 
 
 class WorkerActor:
@@ -76,6 +103,8 @@ class WorkerActor:
         self._reported_busy_s = 0.0
         self._batches = 0
         self._prefix_cache: PrefixCacheListener | None = None
+        self._budget: BudgetListener | None = None
+        self._loading = asyncio.Lock()
 
     async def hello(self) -> str:
         """Host and process of the worker."""
@@ -87,8 +116,46 @@ class WorkerActor:
 
     async def load(self) -> WorkerInfo | Portable:
         """Load the model; returns the error if that fails."""
-        info = await attempt_async(self._load())
+        return await self._answered(self._load())
+
+    async def choose(self, sample: WorkerSample) -> WorkerInfo | Portable:
+        """Take the fastest dtype whose outputs for the sample are as good as float32's; as `load`."""
+        return await self._answered(self._choose(sample))
+
+    async def use(self, spec: WorkerSpec) -> WorkerInfo | Portable:
+        """Be as another worker has chosen; as `load`."""
+        return await self._answered(self._use(spec))
+
+    async def _answered(self, loading: Coroutine[object, object, WorkerInfo]) -> WorkerInfo | Portable:
+        async def alone() -> WorkerInfo:
+            async with self._loading:
+                return await loading
+
+        info = await attempt_async(alone())
         return Portable.of(info.cause) if isinstance(info, Raised) else info
+
+    async def _choose(self, sample: WorkerSample) -> WorkerInfo:
+        settings, tunable = self._spec.settings(), TUNING.of(self._engine)
+        if tunable is None:
+            return self._info(settings)
+        none: list[object] = [None] * len(sample.payloads)
+        work = await asyncio.to_thread(self._prepare, sample.payloads, none, [0] * len(none))
+        self._events.clear()  # these records come again
+        profile = jobs.tuned_profile(settings, tunable)
+        tuned = await asyncio.to_thread(try_on, tunable, self._spec.config, work, sample.records, profile)
+        if tuned.precision is not None:
+            self._tell(tuned.precision)
+        self._spec = self._spec.chosen(str(tuned.engine.describe().get("dtype", "")))
+        if tuned.engine is self._engine:
+            return self._info(settings)
+        await self._batcher.stop()
+        return await self._begin(tuned.engine)
+
+    async def _use(self, spec: WorkerSpec) -> WorkerInfo:
+        self._spec = spec
+        await self._batcher.stop()
+        await asyncio.to_thread(self._engine.close)
+        return await self._load()
 
     async def _load(self) -> WorkerInfo:
         if self._spec.version != headrace.__version__:
@@ -96,14 +163,22 @@ class WorkerActor:
                 f"{await self.hello()} has Headrace {headrace.__version__}, this job {self._spec.version}; "
                 "install the same version on both sides"
             )
-        settings = self._spec.settings()
-        self._engine = await asyncio.to_thread(load_engine, settings.config)
-        self._batcher: Batcher[Work, object] = jobs.build_batcher(settings, self._engine, StopRequest(), self._on_event)
+        return await self._begin(await asyncio.to_thread(load_engine, self._spec.settings().config))
+
+    async def _begin(self, engine: Engine) -> WorkerInfo:
+        """Make the batcher of an engine, whose budget follows the device as in a job."""
+        settings, self._engine = self._spec.settings(), engine
+        self._batcher: Batcher[Work, object] = jobs.build_batcher(settings, engine, StopRequest(), self._on_event)
         await self._batcher.start()
-        self._prefix_cache = prefix_cache_listener(self._engine, self._on_event)
-        profile = jobs.tuned_profile(settings, self._engine)
+        self._budget = follow(settings.config, engine, self._batcher, self._tell)
+        self._prefix_cache = prefix_cache_listener(engine, self._on_event)
+        return self._info(settings)
+
+    def _info(self, settings: JobSettings) -> WorkerInfo:
+        profile, tunable = jobs.tuned_profile(settings, self._engine), TUNING.of(self._engine)
         greedy = profile.caches_prefixes and getattr(prepare_all(self._engine, ["a prompt"])[0], "greedy", False)
-        return WorkerInfo(dict(self._engine.describe()), profile, greedy)
+        can_try = self._spec.tries and tunable is not None and not is_settled(tunable, self._spec.config)
+        return WorkerInfo(dict(self._engine.describe()), profile, greedy, can_try)
 
     async def work(self, payloads: list[bytes]) -> bytes:
         """The pickled `WorkUnitReply` to a work unit."""
@@ -150,6 +225,8 @@ class WorkerActor:
     def _reply(self, results: list[object], costs: list[int]) -> bytes:
         if self._prefix_cache is not None:
             self._prefix_cache.tell()
+        if self._budget is not None:
+            self._budget.tell()
         events, self._events = self._events, []
         batches, self._batches = self._batches, 0
         busy_s = self._busy.seconds
@@ -167,6 +244,11 @@ class WorkerActor:
                 event = replace(event, cause=Portable.of(event.cause).unpacked())
             case _:
                 pass
+        if self._budget is not None:
+            self._budget(event)
+        self._tell(event)
+
+    def _tell(self, event: Event) -> None:
         self._events.append(event)
 
 

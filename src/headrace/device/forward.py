@@ -54,6 +54,7 @@ class ForwardMeter:
         size: of the network; None if it is unknown.
         gpu: the GPU's name for NVML; empty for a CPU.
         memory: the limit of the device's own memory, and a meter of its peak; None for a CPU.
+        device: that the network is on, as PyTorch names it.
     """
 
     def __init__(
@@ -61,7 +62,9 @@ class ForwardMeter:
         size: NetworkSize | None,
         gpu: str = "",
         memory: Callable[[], tuple[AvailableMemory, PeakMeter]] | None = None,
+        device: str = "cpu",
     ) -> None:
+        self.device = device
         self.gpu = gpu
         self.memory = memory
         self.no_graphs = ""

@@ -54,9 +54,9 @@ def gpu_uuid(device: torch.device) -> str:
     return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else ""
 
 
-def peaks(kind: str, dtype: str) -> dict[str, float]:
+def peaks(device_name: str, dtype: str) -> dict[str, float]:
     """Operations per second of a large product, and bytes per second of a copy; empty for a dtype without a product."""
-    device, torch_dtype = torch.device(kind), {"float32": torch.float32, **_HALVES}.get(dtype)
+    device, torch_dtype = torch.device(device_name), {"float32": torch.float32, **_HALVES}.get(dtype)
     if torch_dtype is None:
         return {}
     size, copied = _PEAK_SIZE[device.type], _COPIED[device.type]

@@ -98,7 +98,8 @@ def running(device: torch.device, what: Callable[[], str]) -> Iterator[None]:
         EngineDeadError: the device failed.
     """
     try:
-        with torch.inference_mode():
+        # Kernels of Triton and of packages run on the current device, wherever their tensors are.
+        with torch.inference_mode(), torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
             yield
     except Exception as error:  # the border to PyTorch, whose libraries tell of the device in errors of many classes
         if is_out_of_memory(error):

@@ -149,6 +149,20 @@ def test_workers_share_the_work_and_each_has_a_lane_in_the_report(workers: Worke
     assert min(done.values()) > 1_000
 
 
+@pytest.mark.parametrize("rounded", [1.001, 1.5])
+def test_workers_choose_dtype_and_budget_as_a_job_does(
+    workers: Workers, rows: Rows, tmp_path: Path, rounded: float
+) -> None:
+    source, sink = rows(3_000), tmp_path / "out.jsonl"
+    options = {"engine": f"{ENGINES}:Halves", "engine_options": {"quantize": "int8", "rounded": rounded}}
+    _, report = workers.run(source, sink, **options)
+    assert [lane.worker for lane in report.lanes] == ["1", "2"]
+    chosen = "int8" if rounded == 1.001 else "float32"
+    assert {line["output"] for line in lines(sink)} == {rounded if chosen == "int8" else 1.0}, "in one dtype"
+    assert report.precision is not None and report.precision.dtype == chosen
+    assert report.memory is not None, "the batches of workers are followed"
+
+
 def _stop_at_first_part(stop: StopRequest, sink: Path) -> None:
     parts = sink.with_name(f"{sink.name}.parts")
     until(lambda: any(parts.glob("part-*")) or any(parts.glob("*.jsonl")), 600)

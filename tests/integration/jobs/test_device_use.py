@@ -17,7 +17,7 @@ import headrace
 from headrace.app.jobs import device_use
 from headrace.device import native
 from headrace.device.cache import TuningCache
-from headrace.device.forward import ForwardMeter
+from headrace.device.forward import ForwardMeter, NetworkSize
 from headrace.device.nvml import GpuReading
 from headrace.engines.text.embedding import EmbeddingEngine
 from headrace.engines.text.options import Embedding
@@ -82,6 +82,24 @@ def test_a_gpu_is_measured_with_products_that_take_longer_than_their_launch(monk
     monkeypatch.setattr(native, "speed_ratio", lambda exact, half, device: 4.0)
     assert native._speed(torch.bfloat16, torch.device("cuda")) == pytest.approx(4)
     assert min(operations) / 1e15 >= 30e-6, "a launch and a wait take some 10 µs, at 1,000 TFLOP/s"
+
+
+def test_peaks_of_a_model_on_the_second_gpu_are_measured_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Engine:
+        def describe(self) -> dict[str, str]:
+            return {"dtype": "bfloat16"}
+
+        def hardware(self) -> dict[str, str]:
+            return {"device": "a GPU"}
+
+    measured: list[str] = []
+    monkeypatch.setattr(native, "peaks", lambda device, dtype: measured.append(device) or {"operations": 1e15})
+    engine: Any = Engine()
+    meter = ForwardMeter(NetworkSize(1, 1, 1), "GPU-1", device="cuda:1")
+    watch = device_use.DeviceWatch(engine, meter, lambda event: None, TuningCache(tmp_path), None)
+    meter.add(9.0, [512])
+    watch(JobDone("finished", 3.0))
+    assert measured == ["cuda:1"]
 
 
 def test_energy_is_that_of_the_job(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import pytest
@@ -18,7 +19,8 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def set_devices(cuda: int, cores: int = 8, visible: str | None = None) -> None:
         monkeypatch.setattr(local_workers, "cuda_devices", lambda: cuda)
-        monkeypatch.setattr(local_workers.os, "sched_getaffinity", lambda _: set(range(cores)), raising=False)
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)), raising=False)
+        monkeypatch.setattr("headrace.device.cores._first_sibling", lambda core: core)
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
         if visible is not None:
             monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
@@ -39,7 +41,9 @@ def test_each_worker_sees_one_cuda_device(machine: Any) -> None:
     assert visible(2) == ["0", "1"]
     assert visible("auto") == ["0", "1", "2", "3"]
     assert visible(1, device="cuda") == ["0"]
-    assert all(share.cores is None for share in device_shares(4, config()))
+    assert [share.cores for share in device_shares(4, config())] == [(0, 1), (2, 3), (4, 5), (6, 7)]
+    machine(4, cores=2)
+    assert {share.cores for share in device_shares(4, config())} == {None, (0,), (1,)}
 
 
 def test_devices_are_chosen_among_those_that_are_visible(machine: Any) -> None:

@@ -109,6 +109,8 @@ class BudgetListener:
         self._cache, self._key = keep
         self._split: set[int] = set()
         self._told = batcher.target_batch_cost
+        self._told_memory = 0
+        self._kept: float | None = None
         batcher.set_target_batch_cost(tuner.budget)
 
     def __call__(self, event: Event) -> None:
@@ -121,7 +123,7 @@ class BudgetListener:
             case BatchDone():
                 self._ran(event)
             case JobDone():
-                self._end()
+                self.tell()
             case _:
                 pass
 
@@ -140,9 +142,11 @@ class BudgetListener:
             self._told = self._tuner.best
             self._tell(BudgetChanged(self._told, time.monotonic()))
 
-    def _end(self) -> None:
+    def tell(self) -> None:
+        """Tell how much memory was used, and keep the budget, where they have changed since the last time."""
         limit = self._memory.limit
-        if self._memory.highest:
+        if self._memory.highest > self._told_memory:
+            self._told_memory = self._memory.highest
             self._tell(
                 MemoryUsed(
                     self._memory.highest,
@@ -152,5 +156,6 @@ class BudgetListener:
                     self._tuner.is_largest if self._tuner.has_compared else None,
                 )
             )
-        if self._tuner.has_compared:
+        if self._tuner.has_compared and self._tuner.best != self._kept:
+            self._kept = self._tuner.best
             self._cache.write(self._key, {"budget": self._tuner.best})

@@ -101,7 +101,7 @@ class DeviceWatch:
         kept = self._cache.read(key)
         if kept is None:
             native = importlib.import_module("headrace.device.native")  # imports PyTorch
-            kept = native.peaks("cuda" if self._engine.hardware().get("device") != "cpu" else "cpu", dtype)
+            kept = native.peaks(self._meter.device, dtype)
             self._cache.write(key, kept)
         return {
             name: float(value)

@@ -138,23 +138,39 @@ def tune(plan: Plan, engine: Engine, survey: Survey | None, profile: EngineProfi
     tunable = TUNING.of(engine)
     if tunable is None:
         return Tuned(engine, None)
-    started = time.monotonic()
     dtype = str(engine.describe().get("dtype", ""))
     why = _settled(plan, tunable)
     if why or not dtype:
         return Tuned(engine, _said(dtype, why, tunable) if dtype else None)
+    work, records = ((), None) if survey is None else (survey.work, survey.records)
+    return try_on(tunable, plan.settings.config, work, records, profile)
 
-    small = replace(profile, batch_cost=profile.batch_cost * BATCH_SHARE)
-    batches = [] if survey is None else batches_of(survey.work, small)
-    config = plan.settings.config
+
+def try_on(
+    tunable: TunableEngine, config: EngineConfig, work: Sequence[Work], records: int | None, profile: EngineProfile
+) -> Tuned:
+    """The engine in the fastest dtype that passes on this sample; the engine itself if none does.
+
+    Args:
+        tunable: in a dtype of its own or float32; closed if another replaces it.
+        config: loads the model again.
+        work: the sample.
+        records: that the engine will compute; None if unknown.
+        profile: the limits of a batch.
+    """
+    started = time.monotonic()
+    dtype = str(tunable.describe().get("dtype", ""))
+    if why := is_settled(tunable, config):
+        return Tuned(tunable, _said(dtype, why, tunable) if dtype else None)
+    batches = batches_of(work, replace(profile, batch_cost=profile.batch_cost * BATCH_SHARE)) if work else []
     first = to_try(tunable, config)[0]
     speed = tunable.dtype_speeds().get(first, math.inf)
-    allowed = None if survey is None else _allowance(tunable, batches, survey, likely_saving(speed))
+    allowed = _allowance(tunable, batches, work, records, likely_saving(speed))
     if is_int8(config) and batches:
         allowed = max(allowed or 0.0, _UNKNOWN_S)  # it was asked for
     if allowed is None:
         short = "no record" if not batches else "too few records"
-        return Tuned(engine, _chosen(dtype, f"{short} to try {first}", started))
+        return Tuned(tunable, _chosen(dtype, f"{short} to try {first}", started))
     return try_faster(tunable, config, batches, allowed)
 
 
@@ -182,18 +198,26 @@ def try_faster(engine: TunableEngine, config: EngineConfig, batches: Sequence[Se
 
 def _settled(plan: Plan, engine: TunableEngine) -> str:
     """Why there is nothing to try; empty if there is something."""
-    dtype = engine.describe().get("dtype")
     config = plan.settings.config
-    if not (is_auto(config) or is_int8(config)):
-        return "as set"
     if settings_to_load(plan) is not plan.settings:
         return "as when the job was started"
-    if dtype != "float32":
-        return "the weights' own"
-    once = hasattr(plan.settings.source, "__next__") or hasattr(plan.settings.source, "__anext__")
-    return none_faster(engine, config) or (
-        "the input is an iterator: there is no sample to try another dtype on" if once else ""
+    return is_settled(engine, config) or (
+        "the input is an iterator: there is no sample to try another dtype on" if is_read_once(plan) else ""
     )
+
+
+def is_settled(engine: TunableEngine, config: EngineConfig) -> str:
+    """Why there is nothing to try with this engine, whatever its records; empty if there is something."""
+    if not (is_auto(config) or is_int8(config)):
+        return "as set"
+    if engine.describe().get("dtype") != "float32":
+        return "the weights' own"
+    return none_faster(engine, config)
+
+
+def is_read_once(plan: Plan) -> bool:
+    """Whether a sample of the input could not be read again."""
+    return hasattr(plan.settings.source, "__next__") or hasattr(plan.settings.source, "__anext__")
 
 
 def to_try(engine: TunableEngine, config: EngineConfig) -> list[str]:
@@ -240,9 +264,10 @@ def batches_of(work: Sequence[Work], profile: EngineProfile) -> list[Sequence[Wo
     return batches
 
 
-def _allowance(engine: BatchEngine, batches: Sequence[Sequence[Work]], survey: Survey, saving: float) -> float | None:
+def _allowance(
+    engine: BatchEngine, batches: Sequence[Sequence[Work]], work: Sequence[Work], records: int | None, saving: float
+) -> float | None:
     """How many seconds trying may take; None if the job is too short for a saving of this share of its time."""
-    work, records = survey.work, survey.records
     if not work or records is None:
         return _UNKNOWN_S if work else None
     first = batches[0]

@@ -16,12 +16,13 @@ from headrace.app.jobs.describe import WorkerRoom
 from headrace.cluster import heartbeat, remote_job
 from headrace.cluster.base import ClusterResources
 from headrace.cluster.work_units import IN_FLIGHT
-from headrace.cluster.worker import WorkerActor, WorkerInfo, WorkerSpec, loaded, unpack
+from headrace.cluster.worker import WorkerActor, WorkerInfo, WorkerSample, WorkerSpec, loaded, unpack
 from headrace.cluster.worker_pool import NoRoomError, WorkUnitReply
 from headrace.errors import BrokenOffError, ConfigError, EngineError, MissingExtraError, WorkerDiedError
 from headrace.jobs.pipeline.job import JobEnd, StopRequest
 from headrace.jobs.settings import JobSettings
 from headrace.observe.reporting.report import Report
+from headrace.processes.portable import Portable
 
 try:
     import ray
@@ -147,8 +148,19 @@ class RayWorkers:
         self.initial = [self.start() for _ in range(resources.replicas)]
         with ExitStack() as undo:
             undo.callback(self.close)  # the connection may outlive this job
-            self.info = self._first_info()
+            self._first, self.info = self._first_info()
             undo.pop_all()
+
+    def choose(self, sample: WorkerSample) -> WorkerInfo:
+        """Let one worker choose the dtype, and the others use it."""
+        chosen = self._first_of([self._first.choose(sample)])[1]
+        self._spec = self._spec.chosen(chosen.dtype)
+        if chosen.dtype != self.info.dtype:
+            for worker in self.initial:
+                if worker is not self._first:
+                    worker.use(self._spec)
+        self.info = chosen
+        return chosen
 
     def start(self) -> RayWorker:
         """Start another worker.
@@ -169,13 +181,12 @@ class RayWorkers:
 
         _call_with_timeout(_SHUTDOWN_S, end)
 
-    def _first_info(self) -> WorkerInfo:
+    def _first_info(self) -> tuple[RayWorker, WorkerInfo]:
         """Wait for the first worker to load.
 
         Raises:
             HeadraceError: no worker can be started, or the first one cannot load.
         """
-        loads = [worker.loading for worker in self.initial]
         placed, _ = ray.wait([worker.greeting for worker in self.initial], num_returns=1, timeout=_PLACE_S)
         if not placed:
             free = ray.available_resources()
@@ -183,12 +194,21 @@ class RayWorkers:
                 f"no worker could be placed within {_PLACE_S:g} s: {free.get('CPU', 0):g} CPU and "
                 f"{free.get('GPU', 0):g} GPU are free"
             )
+        index, info = self._first_of([worker.loading for worker in self.initial])
+        return self.initial[index], info
+
+    def _first_of(self, loads: list[ray.ObjectRef[WorkerInfo | Portable]]) -> tuple[int, WorkerInfo]:
+        """Wait for the first of these answers; returns which one it is.
+
+        Raises:
+            HeadraceError: a worker died, or none answers.
+        """
         while not (done := ray.wait(loads, num_returns=1, timeout=heartbeat.MISSED_LOADING * heartbeat.PULSE_S)[0]):
             pulses = [worker.pulse() for worker in self.initial]
             if not ray.wait(pulses, num_returns=1, timeout=heartbeat.MISSED_LOADING * heartbeat.PULSE_S)[0]:
                 raise EngineError("no worker answers any more, and none has loaded the model")
         try:
-            return loaded(ray.get(done[0]))
+            return loads.index(done[0]), loaded(ray.get(done[0]))
         except RayError as error:
             raise EngineError(f"a worker died while loading the model: {_brief(error)}") from error
 
@@ -245,6 +265,14 @@ class RayWorker:
             self._location = placed.pop().result()
             loaded(await self._heartbeat.unless_silent(self.loading))
         return await self._heartbeat.clock_offset()
+
+    def choose(self, sample: WorkerSample) -> ray.ObjectRef[WorkerInfo | Portable]:
+        """Choose the dtype; see `WorkerActor.choose`."""
+        return self._actor.choose.remote(sample)
+
+    def use(self, spec: WorkerSpec) -> None:
+        """Load again, once loaded, as this says."""
+        self.loading = self._actor.use.remote(spec)
 
     async def work(self, payloads: list[bytes]) -> WorkUnitReply:
         """Process a work unit."""

@@ -93,9 +93,8 @@ class TorchNetwork:
         self._has_graphs = False
         self.graphs: GraphRunner | None = None
         self._has_parts = False
-        self.meter = ForwardMeter(
-            _size(module), gpu_uuid(device), partial(cuda_memory, device) if device.type == "cuda" else None
-        )
+        memory = partial(cuda_memory, device) if device.type == "cuda" else None
+        self.meter = ForwardMeter(_size(module), gpu_uuid(device), memory, str(device))
 
     def allow_graphs(self, enforce_eager: bool) -> None:
         """Replay frequent batches as CUDA graphs, unless `enforce_eager`. For calls that return one row per text."""
