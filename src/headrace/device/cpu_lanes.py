@@ -42,8 +42,8 @@ class CpuLanes:
         torch.set_num_threads(before)  # the lanes have set the number for threads to come, too
 
     def map(self, call: Callable[[PartT], ResultT], parts: Sequence[PartT]) -> list[ResultT]:
-        """Call with each part, on a lane of its own. Waits for all, and raises the first error."""
-        futures = [_queued(calls, call, part) for calls, part in zip(self._calls, parts, strict=True)]
+        """Call with each of at most `count` parts, on a lane of its own. Waits for all, and raises the first error."""
+        futures = [_queued(calls, call, part) for calls, part in zip(self._calls[: len(parts)], parts, strict=True)]
         errors = [error for future in futures if (error := future.exception()) is not None]
         if errors:
             raise errors[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import secrets
 import time
 from collections.abc import Callable, Hashable, Sequence
@@ -234,7 +235,8 @@ class Service:
         self._on_dead = on_dead
         self._dead = False
         self._light = not task_named(task).images  # decoding an image takes milliseconds, whatever its cost
-        self._pool = ThreadPoolExecutor(2, "headrace-prepare")
+        # On two cores, a second thread would take the model's core.
+        self._pool = ThreadPoolExecutor(2 if (os.cpu_count() or 1) > 2 else 1, "headrace-prepare")
 
     async def start(self) -> None:
         """Start the batcher."""

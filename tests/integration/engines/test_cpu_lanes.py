@@ -60,7 +60,8 @@ def test_a_batch_in_parts_has_the_outputs_of_its_texts_in_order(parts: list[int]
     together = np.stack(forward(engine, TEXTS))
     assert parts == [30, 30]
     alone = np.stack([forward(engine, [text])[0] for text in TEXTS])
-    assert parts == [30, 30]
+    assert set(parts[2:]) == {1}  # the shortest, each on one lane
+    assert len(parts) < 2 + len(TEXTS)
     assert (together * alone).sum(1).min() > (0.99999 if dtype == "float32" else 0.999)
 
 

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from headrace.batching.policy.cost_line import CostLine
-
 _SHORT_S = 0.025
 """Seconds of a batch while small requests come beside large ones: short beside the 100 ms that people notice."""
-_WORTH = 0.9
+_WORTH = 0.7
 """Share of the throughput of full batches that bounded ones keep, even if they take longer."""
-_SMALL = 1 / 8
-"""Share of a full batch up to which a request is small."""
-_BESIDE_S = 5.0
+_SMALL, _BIG = 1 / 8, 1 / 2
+"""Shares of a full batch: a request or a batch is small up to the first, and a batch is big from the second."""
+_BESIDE_S = 60.0
 """How long after a small request others are expected."""
-_RECENT = 0.98
-"""Weight of a batch relative to the next: about the last 50 count."""
+_RECENT = 0.1
+"""Weight of the latest batch: about the last ten count."""
 
 
 class BatchBound:
     """Bounds the duration of batches while small requests come beside large ones: a small one waits for the batch that
     runs, then for its own.
+
+    A batch takes a base plus its cost times a slope. The fastest small batch and recent big ones tell both. A line
+    through bounded ones would follow their noise, since they are alike; slow small ones ran beside other work.
 
     Args:
         full: the most a batch may cost otherwise.
@@ -26,7 +27,8 @@ class BatchBound:
 
     def __init__(self, full: float) -> None:
         self._full = full
-        self._times = CostLine(_RECENT)
+        self._small = self._big = (0.0, 0.0)
+        """Cost and seconds of the fastest small batch, and of recent big ones on average; zeros while unknown."""
         self._large = 0
         self._until = 0.0
 
@@ -44,14 +46,21 @@ class BatchBound:
 
     def ran(self, cost: float, duration_s: float) -> None:
         """Learn from a batch."""
-        self._times.add(cost, duration_s)
+        if cost >= _BIG * self._full:
+            mean_cost, mean_s = self._big
+            weight = _RECENT if mean_s else 1.0
+            self._big = (mean_cost + (cost - mean_cost) * weight, mean_s + (duration_s - mean_s) * weight)
+        elif cost <= _SMALL * self._full and not 0 < self._small[1] <= duration_s:
+            self._small = (cost, duration_s)
 
     def most(self, now: float) -> float:
         """The most a batch may cost now."""
-        full = self._full
-        if not self._large or now >= self._until or not (full_s := self._times.seconds(full)):
+        full, (small, small_s), (big, big_s) = self._full, self._small, self._big
+        if not self._large or now >= self._until or not big_s:
             return full
-        slope, base = self._times.line
-        worth = _WORTH * full / full_s
+        slope = min(max((big_s - small_s) / (big - small), 0.0), big_s / big)  # a base below zero is noise
+        base = big_s - slope * big
+        worth = _WORTH * full / (slope * full + base)
         least = worth * base / (1 - worth * slope)  # cost / (slope * cost + base) = worth
-        return min(max(self._times.cost_within(_SHORT_S), least, 1.0), full)
+        within = (_SHORT_S - base) / slope if slope else full
+        return min(max(within, least, 1.0), full)
