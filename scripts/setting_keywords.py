@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import TypedDict
 
 from headrace.engines.choosing.config import EngineChoice
 from headrace.engines.keywords import EngineKeywords, LocalKeywords
@@ -32,15 +33,25 @@ class ConfigKeywords(LocalKeywords, total=False):
     """Settings of any engine, and the options of those in this process."""
 
 '''
-_RUN = '''
+_JOB = '''
 
-class RunKeywords(ConfigKeywords, EngineKeywords, total=False):
+class LoadKeywords(ConfigKeywords, EngineKeywords, total=False):
+    """Settings of a loaded model."""
+
+
+class JobKeywords(TypedDict, total=False):
+    """Settings of a job, without those of its model."""
+
+    limits: Limits | None
+    selection: Selection | None
+'''
+_WHOLE = '''
+
+class RunKeywords(LoadKeywords, JobKeywords, total=False):
     """Settings of a job."""
 
     steps: Sequence[Mapping[str, object]] | None
     model_column: str | None
-    limits: Limits | None
-    selection: Selection | None
     task: str | None
 '''
 _SERVER = '''
@@ -74,8 +85,9 @@ def source() -> str:
         (
             _HEAD,
             _lines(EngineConfig),
-            _RUN,
+            _JOB,
             _lines(JobSettings, Selection, Limits),
+            _WHOLE,
             _SERVER,
             _lines(ServerSettings, ServeLimits),
             _NAME,

@@ -5,7 +5,9 @@ from __future__ import annotations
 TYPE_CHECKING = False  # avoids the time to import typing
 if TYPE_CHECKING:
     from headrace import errors
-    from headrace.app.run import run
+    from headrace.app.loaded import LoadedModel, load
+    from headrace.app.run import arun, run
+    from headrace.app.running_job import RunningJob
     from headrace.app.servers.server import build_app as build_app
     from headrace.app.servers.settings import ServerSettings
     from headrace.batching.batcher import Batcher
@@ -76,6 +78,7 @@ __all__ = [
     "ImageEmbedding",
     "JobSettings",
     "Limits",
+    "LoadedModel",
     "MLflowListener",
     "ModelPool",
     "MultiVectorEmbedding",
@@ -89,6 +92,7 @@ __all__ = [
     "Prepared",
     "Prompt",
     "ReusablePool",
+    "RunningJob",
     "Scoring",
     "Selection",
     "ServeLimits",
@@ -108,8 +112,10 @@ __all__ = [
     "VllmScoring",
     "WandbListener",
     "ZeroShot",
+    "arun",
     "batched",
     "errors",
+    "load",
     "map_batches",
     "map_concurrent",
     "reusable",
@@ -138,6 +144,7 @@ _MODULES = {
     "ImageEmbedding": "engines.vision.options",
     "JobSettings": "jobs.settings",
     "Limits": "jobs.settings",
+    "LoadedModel": "app.loaded",
     "MLflowListener": "observe.exporters.mlflow_listener",
     "ModelPool": "pool.pool",
     "MultiVectorEmbedding": "engines.text.options",
@@ -151,6 +158,7 @@ _MODULES = {
     "Prepared": "engines.base",
     "Prompt": "batching.tokens",
     "ReusablePool": "pool.reusable",
+    "RunningJob": "app.running_job",
     "Scoring": "engines.text.options",
     "Selection": "io.sources.selection",
     "ServeLimits": "serving.limits",
@@ -170,8 +178,10 @@ _MODULES = {
     "VllmScoring": "engines.vllm.options",
     "WandbListener": "observe.exporters.wandb_listener",
     "ZeroShot": "engines.text.options",
+    "arun": "app.run",
     "batched": "batching.decorator",
     "build_app": "app.servers.server",
+    "load": "app.loaded",
     "map_batches": "concurrency.map_batches",
     "map_concurrent": "concurrency.fanout",
     "reusable": "concurrency.reusable",

@@ -29,7 +29,8 @@ def imports(path: Path) -> set[str]:
 def test_importing_headrace_brings_the_standard_library_alone() -> None:
     code = (
         "import sys; before = set(sys.modules); import headrace\n"
-        "[getattr(headrace, name) for name in headrace.__all__ if name != 'run']\n"
+        "jobs = ('LoadedModel', 'RunningJob', 'arun', 'load', 'run')\n"
+        "[getattr(headrace, name) for name in headrace.__all__ if name not in jobs]\n"
         "new = {name.partition('.')[0] for name in set(sys.modules) - before}\n"
         "print(sorted(new - sys.stdlib_module_names - {'headrace'}))"
     )

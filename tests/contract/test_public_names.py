@@ -18,6 +18,7 @@ PUBLIC = [
     "Done", "DynamicBatcher", "EngineProfile", "MLflowListener", "ModelPool", "NoTokenEstimateWarning", "Prepared",
     "Prompt", "ReusablePool", "StepFunction", "StepModel", "TokenBatcher", "TokenEstimator", "TokenEstimatorFn",
     "WandbListener", "batched", "errors", "map_batches", "map_concurrent", "reusable", "run",
+    "LoadedModel", "RunningJob", "arun", "load",
     # tasks, and engines with their options
     "JobSettings", "Limits", "Selection", "ServeLimits", "ServerSettings",
     "EngineOptions", "Task", "Classification", "Embedding", "Endpoint", "EndpointClassification", "EndpointEmbedding",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import TypedDict
 
 from headrace.engines.choosing.config import EngineChoice
 from headrace.engines.keywords import EngineKeywords, LocalKeywords
@@ -26,14 +27,15 @@ class ConfigKeywords(LocalKeywords, total=False):
     pickled_weights: bool
 
 
-class RunKeywords(ConfigKeywords, EngineKeywords, total=False):
-    """Settings of a job."""
+class LoadKeywords(ConfigKeywords, EngineKeywords, total=False):
+    """Settings of a loaded model."""
 
-    steps: Sequence[Mapping[str, object]] | None
-    model_column: str | None
+
+class JobKeywords(TypedDict, total=False):
+    """Settings of a job, without those of its model."""
+
     limits: Limits | None
     selection: Selection | None
-    task: str | None
     input_format: str | None
     output_format: str | None
     sql: str | None
@@ -67,6 +69,14 @@ class RunKeywords(ConfigKeywords, EngineKeywords, total=False):
     buffer_memory: str | int
     part_records: int
     commit_interval_s: float
+
+
+class RunKeywords(LoadKeywords, JobKeywords, total=False):
+    """Settings of a job."""
+
+    steps: Sequence[Mapping[str, object]] | None
+    model_column: str | None
+    task: str | None
 
 
 class ServerOptions(ConfigKeywords, total=False):

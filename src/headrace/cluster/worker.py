@@ -11,30 +11,23 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import headrace
-from headrace.app.jobs import job as jobs
 from headrace.app.jobs.budgets import BudgetListener, follow
 from headrace.app.jobs.prefix_caching import PrefixCacheListener, prefix_cache_listener
+from headrace.app.jobs.running import Inputs, RunningModel
 from headrace.app.jobs.tuning import exact, in_dtype, is_settled, try_on
-from headrace.batching.batcher import Batcher
 from headrace.batching.tasks import Raised, attempt, attempt_async
 from headrace.cluster.worker_pool import WorkUnitReply
-from headrace.engines.base import Engine
+from headrace.engines.base import Engine, Prepared
 from headrace.engines.capabilities import TUNING
 from headrace.engines.choosing.config import EngineConfig
 from headrace.engines.choosing.loading import load_engine
-from headrace.engines.profile import EngineProfile, profile_of
+from headrace.engines.profile import EngineProfile
 from headrace.errors import BadResultError, ConfigError, EngineError, HeadraceError, RecordError, text_of
 from headrace.events import BatchDone, BatchFormed, BatchSplit, Event, StageDone, StepDone
-from headrace.jobs.pipeline.chunks import answers
-from headrace.jobs.pipeline.infer import stream_in_order, stream_longest_first
-from headrace.jobs.pipeline.job import StopRequest
 from headrace.jobs.pipeline.prepare import prepare_all
-from headrace.jobs.pipeline.work import Work
-from headrace.jobs.settings import JobSettings, Limits
 from headrace.observe.accounting.batches import BusyTime
 from headrace.processes import portable
 from headrace.processes.portable import Portable
-from headrace.records import Record
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +47,10 @@ class WorkerSpec:
         except (pickle.PicklingError, TypeError, AttributeError) as error:
             raise ConfigError(f"the engine's options cannot be sent to a worker: {error}") from error
 
-    def settings(self) -> JobSettings:
-        """The settings of an equivalent local job."""
-        limits = Limits(max_attempts=1)  # the job retries; a worker reports the error of each record
-        config = exact(self.config) if self.tries else self.config
-        return JobSettings(source=None, sink="", config=config, limits=limits)
+    @property
+    def to_load(self) -> EngineConfig:
+        """The engine that a worker loads first."""
+        return exact(self.config) if self.tries else self.config
 
     def chosen(self, dtype: str) -> WorkerSpec:
         """The same in this dtype."""
@@ -135,26 +127,25 @@ class WorkerActor:
         return Portable.of(info.cause) if isinstance(info, Raised) else info
 
     async def _choose(self, sample: WorkerSample) -> WorkerInfo:
-        settings, tunable = self._spec.settings(), TUNING.of(self._engine)
+        model = self._model
+        tunable = TUNING.of(model.engine)
         if tunable is None:
-            return self._info(settings)
-        none: list[object] = [None] * len(sample.payloads)
-        work = await asyncio.to_thread(self._prepare, sample.payloads, none, [0] * len(none))
+            return self._info()
+        inputs = await asyncio.to_thread(self._prepare, sample.payloads)
         self._events.clear()  # these records come again
-        profile = jobs.tuned_profile(settings, tunable)
-        tuned = await asyncio.to_thread(try_on, tunable, self._spec.config, work, sample.records, profile)
+        tuned = await asyncio.to_thread(try_on, tunable, self._spec.config, inputs.work, sample.records, model.profile)
         if tuned.precision is not None:
             self._tell(tuned.precision)
         self._spec = self._spec.chosen(str(tuned.engine.describe().get("dtype", "")))
-        if tuned.engine is self._engine:
-            return self._info(settings)
-        await self._batcher.stop()
+        if tuned.engine is model.engine:
+            return self._info()
+        await model.batcher.stop()
         return await self._begin(tuned.engine)
 
     async def _use(self, spec: WorkerSpec) -> WorkerInfo:
         self._spec = spec
-        await self._batcher.stop()
-        await asyncio.to_thread(self._engine.close)
+        await self._model.batcher.stop()
+        await asyncio.to_thread(self._model.engine.close)
         return await self._load()
 
     async def _load(self) -> WorkerInfo:
@@ -163,64 +154,43 @@ class WorkerActor:
                 f"{await self.hello()} has Headrace {headrace.__version__}, this job {self._spec.version}; "
                 "install the same version on both sides"
             )
-        return await self._begin(await asyncio.to_thread(load_engine, self._spec.settings().config))
+        return await self._begin(await asyncio.to_thread(load_engine, self._spec.to_load))
 
     async def _begin(self, engine: Engine) -> WorkerInfo:
         """Make the batcher of an engine, whose budget follows the device as in a job."""
-        settings, self._engine = self._spec.settings(), engine
-        self._batcher: Batcher[Work, object] = jobs.build_batcher(settings, engine, StopRequest(), self._on_event)
-        await self._batcher.start()
-        self._budget = follow(settings.config, engine, self._batcher, self._tell)
+        model = self._model = RunningModel(self._spec.to_load, engine, self._on_event)
+        await model.batcher.start()
+        self._budget = follow(model.config, engine, model.batcher, self._tell)
         self._prefix_cache = prefix_cache_listener(engine, self._on_event)
-        return self._info(settings)
+        return self._info()
 
-    def _info(self, settings: JobSettings) -> WorkerInfo:
-        profile, tunable = jobs.tuned_profile(settings, self._engine), TUNING.of(self._engine)
-        greedy = profile.caches_prefixes and getattr(prepare_all(self._engine, ["a prompt"])[0], "greedy", False)
+    def _info(self) -> WorkerInfo:
+        engine, profile = self._model.engine, self._model.profile
+        tunable = TUNING.of(engine)
+        greedy = profile.caches_prefixes and getattr(prepare_all(engine, ["a prompt"])[0], "greedy", False)
         can_try = self._spec.tries and tunable is not None and not is_settled(tunable, self._spec.config)
-        return WorkerInfo(dict(self._engine.describe()), profile, greedy, can_try)
+        return WorkerInfo(dict(engine.describe()), profile, greedy, can_try)
 
     async def work(self, payloads: list[bytes]) -> bytes:
         """The pickled `WorkUnitReply` to a work unit."""
-        results: list[object] = [None] * len(payloads)
-        costs = [0] * len(payloads)
-        work = await asyncio.to_thread(self._prepare, payloads, results, costs)
-        stream = stream_in_order if profile_of(self._engine).caches_prefixes else stream_longest_first
-        async for run, outputs, _ in answers(self._batcher, stream(work)):
-            for item, output in zip(run, outputs, strict=True):
-                results[item.record.position] = output
-        return self._reply(results, costs)
+        inputs = await asyncio.to_thread(self._prepare, payloads)
+        costs = [entry.cost if isinstance(entry, Prepared) else 0 for entry in inputs.entries]
+        return self._reply(await self._model.outputs(inputs), costs)
 
-    def _prepare(self, payloads: Sequence[bytes], results: list[object], costs: list[int]) -> list[Work]:
+    def _prepare(self, payloads: Sequence[bytes]) -> Inputs:
         started = time.monotonic()
-        work: list[Work] = []
-        truncated = split = chunks = 0
-        inputs: list[object] = []
-        indices: list[int] = []
-        for index, payload in enumerate(payloads):
-            record = attempt(pickle.loads, payload)
-            if isinstance(record, Raised):  # its class may be missing here
-                results[index] = RecordError(f"the record cannot be unpickled on the worker: {text_of(record.cause)}")
-            else:
-                inputs.append(record)
-                indices.append(index)
-        for index, entry in zip(indices, prepare_all(self._engine, inputs), strict=True):
-            if isinstance(entry, Exception):
-                results[index] = entry
-                continue
-            costs[index] = entry.cost
-            truncated += entry.truncated
-            split += entry.parts > 0
-            chunks += entry.parts
-            work.append(Work(Record(index, None, None), None, entry.payload, entry.cost))
+        inputs = self._model.prepare([_unpickled(payload) for payload in payloads])
         ended = time.monotonic()
-        tokens = sum(costs) if profile_of(self._engine).counts_tokens else 0
+        good = [entry for entry in inputs.entries if isinstance(entry, Prepared)]
         self._events.append(
             StageDone(
-                "prepare", 0, ended - started, ended, tokens=tokens, truncated=truncated, split=split, chunks=chunks
+                "prepare", 0, ended - started, ended,
+                tokens=sum(entry.cost for entry in good) if self._model.profile.counts_tokens else 0,
+                truncated=sum(entry.truncated for entry in good),
+                split=sum(entry.parts > 0 for entry in good), chunks=sum(entry.parts for entry in good),
             )
-        )
-        return work
+        )  # fmt: skip
+        return inputs
 
     def _reply(self, results: list[object], costs: list[int]) -> bytes:
         if self._prefix_cache is not None:
@@ -250,6 +220,14 @@ class WorkerActor:
 
     def _tell(self, event: Event) -> None:
         self._events.append(event)
+
+
+def _unpickled(payload: bytes) -> object:
+    """The record, or its error: its class may be missing here."""
+    record = attempt(pickle.loads, payload)
+    if not isinstance(record, Raised):
+        return record
+    return RecordError(f"the record cannot be unpickled on the worker: {text_of(record.cause)}")
 
 
 def loaded(answer: WorkerInfo | Portable) -> WorkerInfo:

@@ -47,7 +47,7 @@ async def pump(job: Job, todo: Pass, tally: Tally) -> bool:
         Settling(job, memory) as settling,
         Reader(job, todo, ordering, memory) as reader,
         Prefetcher(job, todo, reader, settling, tally, memory) as prefetcher,
-        job.batcher as batcher,
+        job.batching() as batcher,
     ):
 
         async def prepared() -> AsyncIterator[Sequence[Work]]:
@@ -74,6 +74,8 @@ async def pump(job: Job, todo: Pass, tally: Tally) -> bool:
             async for answered in inferred:
                 await sink.put(settling.settle(*answered))
                 del answered
+                if job.is_left:
+                    return False
         complete = not settling.handed_back and await prefetcher.is_exhausted()
         if complete:
             await sink.put(settling.rest())
@@ -142,7 +144,7 @@ def _work(job: Job, todo: Pass) -> JobEnd:
     tally = Tally(todo.done, todo.failed, limits, Length(job.source.total_records, job.source.total_bytes))
     try:
         with fewer_collections():
-            complete = asyncio.run(pump(job, todo, tally))
+            complete = (job.run_on or asyncio.run)(pump(job, todo, tally))
         if complete:
             tally.check()
     except TooManyErrorsError:

@@ -15,7 +15,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
 from importlib import metadata
-from typing import Literal, TypeAlias, TypeVar, get_args
+from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
 from headrace.argument_types import check_types
 from headrace.errors import ConfigError, attempted, nearest, text_of
@@ -80,7 +80,7 @@ def _registered() -> Mapping[str, Sequence[tuple[str, metadata.EntryPoint]]]:
 
 def forget() -> None:
     """Look again for packages: for tests, which install some while they run."""
-    for cached in (_registered, known, _imported):
+    for cached in (_registered, known, _imported, _quietly):
         cached.cache_clear()
 
 
@@ -147,6 +147,18 @@ def working(group: Group, kind: type[T], tell: Callable[[str], object] | None = 
         kind: what they must be.
         tell: called with the reason for each that is left out, if nobody will name it and read the reason then.
     """
+    if tell is None:
+        quietly: Callable[[Group, type], dict[str, T]] = _quietly
+        return dict(quietly(group, kind))
+    return _working(group, kind, tell)
+
+
+@functools.cache
+def _quietly(group: Group, kind: type) -> dict[str, Any]:
+    return _working(group, kind, None)
+
+
+def _working(group: Group, kind: type[T], tell: Callable[[str], object] | None) -> dict[str, T]:
     found: dict[str, T] = {}
     for name, plugin in known(group).items():
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import time
 from collections.abc import Mapping
@@ -30,10 +31,15 @@ def find_key(engine: TunableEngine, task: str) -> dict[str, object]:
         "task": task,
         "model_digest": facts.get("model_digest"),
         "dtype": facts.get("dtype", ""),
-        "headrace": version("headrace"),
+        "headrace": _own_version(),
         **cpu_facts(),
         **engine.hardware(),
     }
+
+
+@functools.cache
+def _own_version() -> str:
+    return version("headrace")
 
 
 def follow(

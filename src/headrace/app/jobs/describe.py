@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import platform
 import re
@@ -123,11 +124,16 @@ def remove_logins(value: object) -> str:
 def versions() -> dict[str, str]:
     """The versions of Headrace, Python and the libraries in use, and the machine."""
     machine = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores"
-    found = {"headrace": version("headrace"), "python": platform.python_version(), "machine": machine}
+    found = {"headrace": _version("headrace") or "", "python": platform.python_version(), "machine": machine}
     for name in _LIBRARIES:
-        if name in sys.modules:
-            try:
-                found[name] = version(name)
-            except PackageNotFoundError:
-                continue
+        if name in sys.modules and (installed := _version(name)) is not None:
+            found[name] = installed
     return found
+
+
+@functools.cache
+def _version(library: str) -> str | None:
+    try:
+        return version(library)
+    except PackageNotFoundError:
+        return None

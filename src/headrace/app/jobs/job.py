@@ -8,8 +8,8 @@ import logging
 import operator
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from headrace.app.jobs.budgets import follow, starting_budget
@@ -22,7 +22,7 @@ from headrace.app.jobs.plan import check as check
 from headrace.app.jobs.plan import finished_before, start_mode
 from headrace.app.jobs.prefix_caching import prefix_cache_listener
 from headrace.app.jobs.tracing import job_spans
-from headrace.app.jobs.tuning import load, tune, wants_sample
+from headrace.app.jobs.tuning import Tuned, load, tune, wants_sample
 from headrace.batching.batcher import Batcher
 from headrace.engines.base import Engine
 from headrace.engines.capabilities import PREPARING, TUNING
@@ -85,6 +85,17 @@ def execute(
             return carry_out(plan, load(plan), stop, progress=progress, on_survey=on_survey, began=began)
 
 
+@dataclass(frozen=True, slots=True)
+class SharedBatcher:
+    """The batcher of a loaded model, which serves others beside the job."""
+
+    batcher: Batcher[Work, object]
+    run_on: Callable[[Coroutine[object, None, bool]], bool]
+    """Runs a job on the batcher's event loop, and blocks until it ends."""
+    heard: Callable[[Listener], contextlib.AbstractContextManager[None]]
+    """Sends the events of the batcher to a listener while a body runs."""
+
+
 def carry_out(  # noqa: PLR0913 - keyword-only, and each caller leaves most of them out
     plan: Plan,
     engine: Engine,
@@ -95,8 +106,9 @@ def carry_out(  # noqa: PLR0913 - keyword-only, and each caller leaves most of t
     batcher: Callable[[Listener], BatcherPort] | None = None,
     workers: WorkerRoom | None = None,
     began: float | None = None,
+    shared: SharedBatcher | None = None,
 ) -> tuple[JobEnd, Report]:
-    """Run a plan from `check`, then close the engine. Blocks.
+    """Run a plan from `check`, then close the engine unless it is `shared`. Blocks.
 
     `batcher` makes the batcher of a remote engine, and `workers` says how many workers that could have. `began` is when
     the job began, on the monotonic clock, before its model was loaded.
@@ -109,23 +121,26 @@ def carry_out(  # noqa: PLR0913 - keyword-only, and each caller leaves most of t
     listeners: list[Listener] = [report, *map(Guarded, plan.settings.listeners)]
     broadcast = Broadcast(listeners)
     try:
-        job = build(plan, engine, stop, broadcast, batcher(broadcast) if batcher is not None else None)
+        job = build(plan, engine, stop, broadcast, batcher(broadcast) if batcher is not None else None, shared)
         found = None
         works = not plan.settings.retry and (plan.settings.overwrite or not plan.output.is_finished)
-        if works and (on_survey or wants_sample(plan, engine)):
+        if works and shared is None and (on_survey or wants_sample(plan, engine)):
             found = _survey(plan, job, spread=False)
             if on_survey is not None:
                 on_survey(found)
-        tuned = tune(plan, engine, found, tuned_profile(plan.settings, engine))
+        tuned = Tuned(engine, None)  # a shared model is tuned when it is loaded
+        if shared is None:
+            tuned = tune(plan, engine, found, tuned_profile(plan.settings, engine))
         if tuned.engine is not engine:
             engine = tuned.engine
             job = build(plan, engine, stop, broadcast)
-        follower = follow(plan.settings.config, engine, job.batcher, broadcast)
+        follower = None if shared is not None else follow(plan.settings.config, engine, job.batcher, broadcast)
         watches = (follower, watch_device(engine, broadcast), prefix_cache_listener(engine, broadcast))
         with (
             _tracing(plan, began) as trace,
             job_spans(plan, began) as spans,
             Progress() if progress else contextlib.nullcontext() as bar,
+            shared.heard(broadcast) if shared is not None else contextlib.nullcontext(),
         ):
             listeners += [listener for listener in (*watches, trace, spans, bar) if listener is not None]
             if (budget := plan.settings.config.batch_tokens) is not None:
@@ -141,7 +156,8 @@ def carry_out(  # noqa: PLR0913 - keyword-only, and each caller leaves most of t
                 broadcast(compared)
             end = main_path.run(job)
     finally:
-        _close(engine)
+        if shared is None:
+            _close(engine)
         plan.output.writer.close()
     return end, _placed(report.build(), plan)
 
@@ -219,8 +235,9 @@ def build(
     stop: StopRequest,
     listener: Listener,
     batcher: BatcherPort | None = None,
+    shared: SharedBatcher | None = None,
 ) -> Job:
-    """Build the job; `batcher` is for a shared or remote engine."""
+    """Build the job; `batcher` is that of a remote engine, or takes the records of a server's batch."""
     settings = plan.settings
     # Duplicate ids would make outputs ambiguous. A retry need not check again.
     later = settings.step is not None and settings.step.earlier  # the first step has checked them
@@ -228,6 +245,8 @@ def build(
     if identity:
         numpy_or_refuse()
     preparers = prepare_processes(settings, engine)
+    if shared is not None:
+        batcher = shared.batcher
     in_flight = None if settings.config.engine_process or batcher is not None else InFlightFile(plan.output.work)
     return Job(
         settings=settings,
@@ -244,6 +263,7 @@ def build(
         order=order_plan(plan, profile_of(engine)),
         preparers=preparers,
         in_flight=in_flight,
+        run_on=None if shared is None else shared.run_on,
     )
 
 

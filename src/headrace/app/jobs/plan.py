@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import json
 import logging
-import shutil
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -32,7 +29,7 @@ from headrace.io.sources.in_memory import IterableSource
 from headrace.io.sources.joined import JoinedSource, StepOutput
 from headrace.io.sources.opening import open_source, pinned, warn_if_empty
 from headrace.io.sources.selection import SelectedSource
-from headrace.io.storage.atomic import target_of
+from headrace.io.storage.atomic import remove_throwaway, target_of, throwaway_folder
 from headrace.io.storage.rows import FileSource
 from headrace.jobs.pipeline.prepare import Columns
 from headrace.jobs.pipeline.user_code import UserCode
@@ -78,8 +75,9 @@ class Plan:
         self.close()
 
     def close(self) -> None:
-        """End the user's functions, and release what the input holds open."""
+        """End the user's functions, release what the input holds open, and remove the files of a job without output."""
         self.user.close()
+        remove_throwaway(self.output.target)
         _release(self.opened)
 
 
@@ -241,9 +239,7 @@ def _target(settings: JobSettings) -> Target:
     if not isinstance(sink, Rows):
         check_receiver(sink)
     # A job needs a working folder, though this one cannot be resumed.
-    place = Path(tempfile.mkdtemp(prefix="headrace-"))
-    atexit.register(shutil.rmtree, place, ignore_errors=True)
-    return Target(place, True, "rows", make_writer=lambda layout: CallbackWriter(sink, layout.column))
+    return Target(throwaway_folder(), True, "rows", make_writer=lambda layout: CallbackWriter(sink, layout.column))
 
 
 def _selected(source: Source, settings: JobSettings, url: str | None) -> tuple[Source, Source]:

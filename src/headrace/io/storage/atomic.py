@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import re
+import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +15,33 @@ from typing import BinaryIO, cast
 from headrace.io.storage.locations import file_names, is_remote, remove, store, with_retries
 
 _TEMPORARY = ".tmp"
+_THROWAWAY: set[Path] = set()
+"""Folders whose files need not outlive the process: waiting for the disk would be in vain."""
+
+
+def throwaway_folder() -> Path:
+    """A new folder for files that need not outlive the process. It is removed by `remove_throwaway`, or at exit."""
+    if not _THROWAWAY:
+        atexit.register(_remove_all)
+    folder = Path(tempfile.mkdtemp(prefix="headrace-"))
+    _THROWAWAY.add(folder)
+    return folder
+
+
+def remove_throwaway(folder: Path) -> None:
+    """Remove such a folder; does nothing for another."""
+    if folder in _THROWAWAY:
+        shutil.rmtree(folder, ignore_errors=True)
+        _THROWAWAY.discard(folder)
+
+
+def _remove_all() -> None:
+    for folder in list(_THROWAWAY):
+        remove_throwaway(folder)
+
+
+def _outlives(folder: Path) -> bool:
+    return not _THROWAWAY or _THROWAWAY.isdisjoint((folder, *folder.parents))
 
 
 @contextlib.contextmanager
@@ -40,7 +69,8 @@ def atomic_file(path: Path, work: Path | None = None) -> Iterator[BinaryIO]:
         with temporary.open("wb") as file:
             yield file
             file.flush()
-            os.fsync(file.fileno())
+            if _outlives(path.parent):
+                os.fsync(file.fileno())
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)  # an unfinished file; a finished one has its own name
@@ -59,7 +89,7 @@ def temporary_of(path: Path) -> Path:
 
 def sync_folder(folder: Path) -> None:
     """Make renames and removals in a folder durable; a store's calls already are."""
-    if is_remote(folder):
+    if is_remote(folder) or not _outlives(folder):
         return
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Coroutine, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from importlib.util import find_spec
 from types import TracebackType
@@ -115,6 +116,18 @@ class Job:
     """The processes that prepare blocks; None for this one."""
     in_flight: InFlightFile | None = None
     """Records the batch in the engine; None if a crash of the engine does not end this process."""
+    run_on: Callable[[Coroutine[object, None, bool]], bool] | None = None
+    """Runs the job on the event loop of its batcher, which serves others too and is never stopped by the job; None if
+    both are the job's own."""
+
+    def batching(self) -> BatcherPort | nullcontext[BatcherPort]:
+        """The batcher, started and stopped with the job if it is the job's own."""
+        return self.batcher if self.run_on is None else nullcontext(self.batcher)
+
+    @property
+    def is_left(self) -> bool:
+        """Whether the job was stopped and does not wait for its records, which are among those of others."""
+        return self.run_on is not None and self.stop.is_over
 
     @property
     def in_blocks(self) -> bool:
