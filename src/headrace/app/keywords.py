@@ -67,7 +67,7 @@ class JobKeywords(TypedDict, total=False):
     workers: str | int | None
     prepare_processes: str | int | None
     buffer_memory: str | int
-    part_records: int
+    part_records: str | int | None
     commit_interval_s: float
 
 

@@ -117,7 +117,15 @@ class Limits:
         shown="512MB",
         minimum=1,
     )
-    part_records: int = option(4096, "Rows of a part.", flags=(), minimum=1)
+    part_records: int | None = option(
+        None,
+        "Rows of a part: a number, or auto for 4,096, and for up to 32,768 in a file where these are done in less than "
+        "a quarter of a second.",
+        flags=(),
+        parse=number_or_auto,
+        shown="auto",
+        minimum=1,
+    )
     commit_interval_s: float = option(
         2.0, "Maximum seconds before a finished row is committed: the work that a kill may lose.", flags=(), above=0
     )

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import random
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -115,3 +116,23 @@ def test_what_is_read_is_unfinished_or_unseen() -> None:
         assert positions_todo(0, 40, unseen).tolist() == wanted
         assert [position for position in range(40) if unseen(position) == position] == wanted
         assert unseen.next_done(bound) == sys.maxsize
+
+
+@given(st.lists(st.lists(st.integers(0, 60), max_size=30), max_size=12))
+def test_the_ids_that_came_before_are_found_whatever_the_filter_says(chunks: list[list[int]]) -> None:
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
+        patch.setattr(unique_ids, "_FILTER_BITS", 3)  # so that it says of nearly none that it is new
+        patch.setattr(unique_ids, "RUN_RECORDS", 20)
+        seen = unique_ids._Digests(np, Path(folder))
+        before: set[int] = set()
+        position = 0
+        for chunk in chunks:
+            twice = []
+            for place, value in enumerate(chunk, position):
+                twice += [place] if value in before else []
+                before.add(value)
+            values = np.array(digests(list(map(str, chunk))), np.uint64)
+            seen.add(values, np.arange(position, position := position + len(chunk)), position)
+            assert seen.look() == twice
+            if seen.is_full:
+                seen.put_away()

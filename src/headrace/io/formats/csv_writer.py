@@ -10,7 +10,8 @@ from typing import BinaryIO
 from headrace.columns import FinishedRows, Outputs
 from headrace.errors import ConfigError, JobError
 from headrace.io.base import Take
-from headrace.io.formats.json_texts import JsonTexts, column_texts, has_columns, pieces_of, row_columns
+from headrace.io.formats.cells import is_arrow
+from headrace.io.formats.json_texts import JsonTexts, column_texts, has_columns, lines_of_texts, row_columns
 from headrace.io.formats.strict_json import OnNan, StrictJson, json_default
 from headrace.io.formats.values import rows_of_array
 from headrace.io.formats.writer import LineWriter, plain_row
@@ -72,16 +73,16 @@ class CsvWriter(LineWriter):
         """
         if not has_columns():
             return None
-        rows = [text for piece in pieces if len(piece) for text in self._rows_of_columns(piece)]
+        rows = [self._rows_of_columns(piece) for piece in pieces if len(piece)]
         return self._packed(b"".join([self._header, *rows]))
 
-    def _rows_of_columns(self, piece: FinishedRows) -> Iterator[bytes]:
+    def _rows_of_columns(self, piece: FinishedRows) -> memoryview:
         columns = row_columns(piece, self._names[-1])
         nothing = JsonTexts(b"", [b""] * len(piece), b"")
         texts = [self._cells(*columns[name]) if name in columns else nothing for name in self._names]
         between = self._delimiter.encode()
         first, *others = texts
-        return pieces_of([first, *(one._replace(before=between + one.before) for one in others)], b"\n")
+        return lines_of_texts([first, *(one._replace(before=between + one.before) for one in others)], b"\n")
 
     def _cells(self, values: Outputs, as_plain: Callable[[object], object]) -> JsonTexts:
         array = rows_of_array(values)
@@ -92,7 +93,8 @@ class CsvWriter(LineWriter):
         objects = list(values) if array is None else array.tolist()
         if _NUMBERS.issuperset(map(type, objects)):
             (numbers,) = column_texts(self._json, objects, as_plain)
-            return numbers._replace(rows=[b"" if row == b"null" else row for row in numbers.rows])
+            rows = numbers.rows.to_pylist() if is_arrow(numbers.rows) else numbers.rows
+            return numbers._replace(rows=[b"" if row == b"null" else row for row in rows])
         return JsonTexts(b"", [self._cell(as_plain(value)).encode() for value in objects], b"")
 
     def _row(self, ok: Ok) -> bytes:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 
 from headrace.columns import FinishedRows
 from headrace.io.base import Chunk
 from headrace.io.formats.json_tables import JsonTables
-from headrace.io.formats.json_texts import column_texts, has_columns, object_texts, pieces_of, row_columns
+from headrace.io.formats.json_texts import has_columns, lines_of_texts, row_texts
 from headrace.io.formats.kept_columns import check_text_column
 from headrace.io.formats.known import Format
 from headrace.io.formats.openai_batch import recognized
@@ -86,13 +86,9 @@ class JsonlWriter(LineWriter):
         """
         if not has_columns():
             return None
-        content = b"".join([text for piece in pieces if len(piece) for text in self._lines(piece)])
+        texts = [row_texts(self._json, piece, self._column) for piece in pieces if len(piece)]
+        content = b"".join([lines_of_texts(one, b"\n") for one in texts])
         return self._packed(content) if content else content
-
-    def _lines(self, piece: FinishedRows) -> Iterator[bytes]:
-        columns = row_columns(piece, self._column)
-        texts = {name: column_texts(self._json, *column) for name, column in columns.items()}
-        return pieces_of(object_texts(self._json, texts), b"\n")
 
 
 JSONL = Format(

@@ -1,10 +1,10 @@
 """Finds duplicate ids while the input is read, exactly and in bounded memory.
 
 It sees a 64-bit digest of every id, keyed by a number that is drawn at random for each job, so that nobody can make ids
-whose digests are equal. New digests are collected, sorted, and compared in one pass with the older ones: an array in
-memory and sorted runs in files. If two digests are equal, the input is read again up to that position to compare the
-ids. The runs stay in the job's working folder: a resume continues from them and reads the ids of finished rows again
-only if no run contains them.
+whose digests are equal. New digests are collected and sorted. A filter tells which are new for sure; the others are
+compared with the older ones: arrays in memory and sorted runs in files. If two digests are equal, the input is read
+again up to that position to compare the ids. The runs stay in the job's working folder: a resume continues from them
+and reads the ids of finished rows again only if no run contains them.
 """
 
 from __future__ import annotations
@@ -47,6 +47,8 @@ BLOCK = 1 << 17
 """Digests of a run that are read at once."""
 _RUN = re.compile(r"ids-(\d{12,})-(\d{12,})-([0-9a-f]{16})\.u64")
 """First position, position after the last, and key. Files of earlier versions have no key: their ids are read again."""
+_FILTER_BITS = 27
+"""Of 16 MiB: one in 14 ids of 10 million is looked for among the older ones, and one in 2 of 100 million."""
 _WORDS = 64
 """Words of four bytes in an id; longer ids have another digest."""
 
@@ -253,8 +255,10 @@ class _Digests:
         self._np = np
         self._folder = folder
         self._runs: list[_Run] = []
-        self._recent = np.empty(0, np.uint64)
-        """Sorted digests that were compared and are in no run."""
+        self._filter = _Filter()
+        self._recent: list[Digests] = []
+        """Sorted arrays of digests that were compared and are in no run."""
+        self._recent_count = 0
         self._new: list[tuple[Digests, Places]] = []
         """Digests and positions as arrays, one of each for every chunk of the input."""
         self._new_count = 0
@@ -273,6 +277,8 @@ class _Digests:
             if start == self._end and key == self.key.number:
                 self._runs.append(_Run(path, start, -minus_end, path.stat().st_size // 8))
                 self._start = self._end = -minus_end
+        for older in self._older():
+            self._filter.add(older)
         return self._end
 
     def add(self, digests: Digests, positions: Places, end: int) -> None:
@@ -289,7 +295,7 @@ class _Digests:
     @property
     def is_full(self) -> bool:
         """Whether there are enough for a run."""
-        return self._new_count + len(self._recent) >= RUN_RECORDS
+        return self._new_count + self._recent_count >= RUN_RECORDS
 
     def look(self) -> list[int]:
         """The positions of new digests that occurred before, ascending."""
@@ -298,22 +304,23 @@ class _Digests:
             return []
         digests, positions = (np.concatenate(arrays) for arrays in zip(*self._new, strict=True))
         self._new, self._new_count = [], 0
-        order = np.argsort(digests, kind="stable")  # of equal ones the first comes first
-        digests, positions = digests[order], positions[order]
-        known = np.zeros(len(digests), bool)
-        known[1:] = digests[1:] == digests[:-1]
-        for older in self._older():
-            low, high = np.searchsorted(digests, older[0]), np.searchsorted(digests, older[-1], "right")
-            mine = digests[low:high]
-            known[low:high] |= older[np.minimum(np.searchsorted(older, mine), len(older) - 1)] == mine
-        self._recent = np.concatenate((self._recent, digests))
-        self._recent.sort()
-        return sorted(positions[known].tolist())
+        mine = np.sort(digests)
+        maybe = mine[self._filter.add(mine)]
+        twice, known = mine[1:][mine[1:] == mine[:-1]], [mine[:0]]
+        for older in self._older() if len(maybe) else ():
+            near = maybe[np.searchsorted(maybe, older[0]) : np.searchsorted(maybe, older[-1], "right")]
+            known.append(near[older[np.minimum(np.searchsorted(older, near), len(older) - 1)] == near])
+        self._recent += [mine] if len(mine) else []
+        self._recent_count += len(mine)
+        before = np.concatenate(known)
+        suspects: list[int] = positions[np.isin(digests, before)].tolist() if len(before) else []
+        for digest in np.setdiff1d(twice, before) if len(twice) else ():
+            suspects += positions[digests == digest].tolist()[1:]
+        return sorted(suspects)
 
     def _older(self) -> Iterator[Digests]:
-        """Sorted arrays of all that has been looked for, a bounded part at a time."""
-        if len(self._recent):
-            yield self._recent
+        """Sorted arrays of all that has been looked for, a bounded part at a time. None is empty."""
+        yield from self._recent
         block = self._np.empty(BLOCK, self._np.uint64)  # read into again and again
         for run in self._runs:
             with run.path.open("rb", buffering=0) as file:
@@ -322,8 +329,8 @@ class _Digests:
 
     def put_away(self) -> None:
         """Write a run of all compared digests."""
-        self._write(self._start, self._end, [self._recent])
-        self._recent = self._np.empty(0, self._np.uint64)
+        self._write(self._start, self._end, [self._np.sort(self._np.concatenate(self._recent))])
+        self._recent, self._recent_count = [], 0
         self._start = self._end
         small = [run for run in self._runs if run.count < RUN_RECORDS * MERGED_RUNS]
         if len(small) == MERGED_RUNS:
@@ -355,3 +362,24 @@ class _Digests:
                 file.write(piece.data)
                 count += len(piece)
         self._runs.append(_Run(path, start, end, count))
+
+
+class _Filter:
+    """Tells of digests whether they are new for sure: a bit for each value of their first bits."""
+
+    def __init__(self) -> None:
+        import numpy
+
+        self._bits = numpy.zeros(1 << (_FILTER_BITS - 3), numpy.uint8)
+
+    def add(self, digests: Digests) -> NDArray[numpy.bool_]:
+        """Take more, sorted, so that those of one byte are neighbours. Which of them may have been taken before."""
+        import numpy
+
+        places = (digests >> numpy.uint64(64 - _FILTER_BITS)).astype(numpy.uint32)
+        at, bits = places >> 3, numpy.left_shift(numpy.uint8(1), (places & 7).astype(numpy.uint8))
+        known: NDArray[numpy.bool_] = (self._bits[at] & bits) != 0
+        firsts = numpy.flatnonzero(numpy.diff(at, prepend=-1))
+        if len(at):
+            self._bits[at[firsts]] |= numpy.bitwise_or.reduceat(bits, firsts)
+        return known

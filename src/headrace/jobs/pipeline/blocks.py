@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeGuard, TypeVar, cast, overload
 from headrace.columns import Column, FinishedRows, Outputs, Payloads, PreparedColumn, RowNumbers
 from headrace.errors import tried
 from headrace.jobs.pipeline.memory_budget import value_bytes
-from headrace.jobs.pipeline.work import MAX_RUN, Work
+from headrace.jobs.pipeline.work import Work
 from headrace.records import Failed, Ok, Outcome, Record
 
 if TYPE_CHECKING:
@@ -124,8 +124,7 @@ class Block:
                 rows, costs = rows[order], costs[order]
             edges = numpy.flatnonzero(costs[1:] != costs[:-1]) + 1
             for first, last in zip([0, *edges.tolist()], [*edges.tolist(), len(rows)], strict=True):
-                for begin in range(first, last, MAX_RUN):
-                    yield BlockRows(self, rows[begin : min(begin + MAX_RUN, last)])
+                yield BlockRows(self, rows[first:last])
 
     # -- outcomes ----------------------------------------------------------------------------------------------------
 

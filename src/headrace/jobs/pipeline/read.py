@@ -341,7 +341,11 @@ def _todo_of(chunk: Chunk, next_todo: Callable[[int], int]) -> Iterator[Chunk]:
 
     whole = replace(chunk, failures=failures)
     positions = chunk.table.positions
-    todo = positions_todo(int(positions[0]), int(positions[-1]) + 1, next_todo)
+    first, last = int(positions[0]), int(positions[-1])
+    if next_todo(first) == first and getattr(next_todo, "next_done", lambda _: 0)(first) > last:
+        yield whole
+        return
+    todo = positions_todo(first, last + 1, next_todo)
     unfinished = numpy.flatnonzero(numpy.isin(positions, todo)).tolist()
     if len(unfinished) == len(positions):
         yield whole

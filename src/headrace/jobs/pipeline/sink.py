@@ -33,11 +33,20 @@ _FIRST_FINISHED = 64
 SHARE_AT_RISK = 0.01
 """Fraction of the run time that a kill may lose: longer runs wait longer, so that slow engines make fewer parts."""
 _LONGEST_WAIT_S = 60.0
+_PART_S = 0.25
+"""Seconds of work in a part: of fewer, finding a place for it on the disk costs more than its rows."""
+_LEAST_ROWS, _MOST_ROWS = 4096, 1 << 15
+"""Rows of such a part."""
 
 
 def least_wait_s(age_s: float) -> float:
     """Minimum seconds that rows wait to fill their part, in a run of that age."""
     return min(age_s * SHARE_AT_RISK, _LONGEST_WAIT_S)
+
+
+def part_rows(done: int, age_s: float) -> int:
+    """Rows of a part in a run of that age that has finished `done` rows."""
+    return min(max(int(done / max(age_s, _PART_S) * _PART_S), _LEAST_ROWS), _MOST_ROWS)
 
 
 OutcomePiece: TypeAlias = RecordPiece | BlockPiece
@@ -195,11 +204,12 @@ class Sink:
         self._memory = memory
         self._tick_s = limits.commit_interval_s / 2
         self._began = time.monotonic()
-        self._coalescer = Coalescer(limits.part_records, limits.commit_interval_s, todo.place)
+        self._part_records = limits.part_records or (_LEAST_ROWS if job.output.table is not None else None)
+        self._coalescer = Coalescer(self._part_records or _LEAST_ROWS, limits.commit_interval_s, todo.place)
+        self._taken = 0
         self._thread = ThreadPoolExecutor(1, "headrace-sink")
         self._wake = asyncio.Event()
         memory.on_wait = self._wake.set
-        self._part_records = limits.part_records
         self._finished_bytes = 0.0
         """Mean size of an output after `finish`, in bytes."""
         self._room = asyncio.Event()
@@ -234,7 +244,8 @@ class Sink:
         """
         coalescer, memory = self._coalescer, self._memory
         now, count = time.monotonic(), 0
-        coalescer.part_records = memory.part_rows(self._part_records)
+        most = self._part_records or part_rows(self._taken, now - self._began)
+        coalescer.part_records = memory.part_rows(most)
         outcomes: list[Outcome] = []
         for one in settled:
             if isinstance(one, RowsDone):
@@ -247,6 +258,7 @@ class Sink:
         coalescer.add(outcomes, now)
         failures = [outcome for outcome in outcomes if type(outcome) is Failed]
         self._report(failures)
+        self._taken += count + len(outcomes)
         self._tally.count(count + len(outcomes), failures)
         if coalescer.full_runs or memory.wants(len(coalescer)):
             self._wake.set()

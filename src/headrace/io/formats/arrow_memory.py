@@ -1,0 +1,49 @@
+"""Arrays of Arrow over memory that is there: `pyarrow.array` imports pandas, which takes as long as a short job."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import numpy
+    import pyarrow as pa
+    from numpy.typing import NDArray
+
+
+def of_numbers(numbers: NDArray[numpy.generic]) -> pa.Array:
+    """The integers or floats of an array of one dimension."""
+    import numpy
+    import pyarrow
+
+    kind = pyarrow.from_numpy_dtype(numbers.dtype)
+    return pyarrow.Array.from_buffers(
+        kind, len(numbers), [None, pyarrow.py_buffer(numpy.ascontiguousarray(numbers).view(numpy.uint8))]
+    )
+
+
+def of_text(text: bytes, bounds: NDArray[numpy.int64]) -> pa.Array:
+    """The pieces of a text, as bytes: where the first begins, and where each ends."""
+    import pyarrow
+
+    buffers = [None, pyarrow.py_buffer(bounds), pyarrow.py_buffer(text)]
+    return pyarrow.Array.from_buffers(pyarrow.large_binary(), len(bounds) - 1, buffers)
+
+
+def of_pieces(pieces: Sequence[bytes]) -> pa.Array:
+    """Some bytes each."""
+    import numpy
+
+    bounds = numpy.zeros(len(pieces) + 1, numpy.int64)
+    numpy.cumsum(numpy.fromiter(map(len, pieces), numpy.int64, len(pieces)), out=bounds[1:])
+    return of_text(b"".join(pieces), bounds)
+
+
+def content_of(array: pa.Array) -> tuple[pa.Buffer, NDArray[numpy.int64]]:
+    """The text that an array of `large_binary` or `large_string` is in, and its bounds there."""
+    import numpy
+    import pyarrow
+
+    _, ends, content = array.buffers()
+    bounds = numpy.frombuffer(ends or bytes(8), numpy.int64)[array.offset : array.offset + len(array) + 1]
+    return content if content is not None else pyarrow.py_buffer(b""), bounds
