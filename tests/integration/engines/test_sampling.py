@@ -36,6 +36,9 @@ class Allowed:
     def fill(self, generated: Sequence[int]) -> torch.Tensor | None:
         return self._bits
 
+    def chosen(self, token: int) -> None:
+        """It needs nothing of the answer."""
+
 
 @st.composite  # type: ignore[untyped-decorator]
 def rows(draw: st.DrawFn) -> tuple[TokenSampler, list[int]]:

@@ -17,6 +17,7 @@ from headrace.device.placement import release
 from headrace.device.sleeping import to_device, to_host
 from headrace.engines.base import Prepared, PreparedRecords
 from headrace.engines.generation import logprobs
+from headrace.engines.generation.grammars import Grammars, TokenGuide
 from headrace.engines.generation.model_rules import ModelRules
 from headrace.engines.generation.options import LanguageModelOptions
 from headrace.engines.generation.sampling import TokenMask, TokenSampler
@@ -127,6 +128,7 @@ class CausalLM(Vocabulary):
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self._cutter = TextTruncator(self._tokenizer)
+        self._grammars = Grammars(self._tokenizer, self.ends)
         self._splitter = PromptSplitter(prompting.long, self) if prompting.long.splits else None
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
@@ -175,6 +177,7 @@ class CausalLM(Vocabulary):
             chat=prompting.chat,
             extra=logprobs.FIELDS,
             token_ids=True,
+            structures=(),
         )
 
     def _ask(self, request: Request, place: Place) -> TokenizedRequest:
@@ -189,7 +192,9 @@ class CausalLM(Vocabulary):
         sampling = request.sampling
         if sampling.max_tokens > room:
             sampling = replace(sampling, max_tokens=room, min_tokens=min(sampling.min_tokens, room))
-        return TokenizedRequest(ids, sampling, logprobs=logprobs.wanted(request), place=place)
+        # Compiled here, not on the model's thread.
+        mask = None if request.structure is None else self._grammars.compiled(request.structure)
+        return TokenizedRequest(ids, sampling, logprobs=logprobs.wanted(request), place=place, mask=mask)
 
     def _ids(self, request: Request) -> tuple[int, ...]:
         text = self._text(request)
@@ -259,8 +264,12 @@ class CausalLM(Vocabulary):
         held_back = max(map(len, ask.sampling.stop), default=1) - 1  # may be the start of a stop string
         return text[: len(text) - held_back] if held_back else text
 
-    def answer(self, ask: TokenizedRequest, generated: Sequence[int], sampler: TokenSampler) -> GeneratedText:
+    def answer(
+        self, ask: TokenizedRequest, generated: Sequence[int], sampler: TokenSampler
+    ) -> GeneratedText | RecordError:
         """The result for the tokens of a finished answer."""
+        if isinstance(sampler.mask, TokenGuide) and sampler.mask.failed is not None:
+            return sampler.mask.failed
         ended = bool(generated) and generated[-1] in self.ends_of(ask)
         cut = self._stop_at(ask, generated)
         answer = GeneratedText(
@@ -300,6 +309,7 @@ class CausalLM(Vocabulary):
     def close(self) -> None:
         """Free the model's memory. Safe to call twice."""
         self.model = None
+        self._grammars.close()
         gc.collect()  # modules of transformers refer to each other in cycles
         release(self.device)
 

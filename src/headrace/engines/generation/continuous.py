@@ -24,7 +24,7 @@ from headrace.engines.generation.tensor_parallel import is_follower, load_option
 from headrace.engines.profile import EngineProfile
 from headrace.engines.requests.generation import GeneratedText
 from headrace.engines.requests.vocabulary import TokenizedEngine
-from headrace.errors import ConfigError, EngineDeadError, EngineError, ModelCodeError, model_code
+from headrace.errors import ConfigError, EngineDeadError, EngineError, ModelCodeError, RecordError, model_code
 
 if TYPE_CHECKING:
     from transformers.generation.continuous_batching.requests import RequestState
@@ -239,8 +239,10 @@ class GenerationEngine(TokenizedEngine):
                 self.remove(key)
         return stopped
 
-    def _generation(self, answer: ActiveAnswer, generated: Sequence[int]) -> GeneratedText:
+    def _generation(self, answer: ActiveAnswer, generated: Sequence[int]) -> GeneratedText | RecordError:
         result = self._lm.answer(answer.ask, generated, answer.sampler)
+        if isinstance(result, RecordError):
+            return result
         return {**result, "cached_tokens": answer.cached or 0} if answer.ask.counts_cached else result
 
     def _note_cached(self, request_id: str, found: int) -> None:

@@ -40,6 +40,10 @@ class TokenMask(Protocol):
         """
         ...
 
+    def chosen(self, token: int) -> None:
+        """The answer goes on with this token: the next mask may be made while the model runs."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
@@ -106,7 +110,11 @@ def choose(logits: torch.Tensor, samplers: Sequence[TokenSampler], generated: Se
         own = _Rows(logits, [samplers[row] for row in rows], [generated[row] for row in rows], rows)
         tokens[own.places] = own.chosen()
         own.note(tokens[own.places])
-    return list(map(int, tokens.tolist()))
+    chosen = list(map(int, tokens.tolist()))
+    for row in rows:
+        if (mask := samplers[row].mask) is not None:
+            mask.chosen(chosen[row])
+    return chosen
 
 
 def uniform(seed: int, position: int) -> float:

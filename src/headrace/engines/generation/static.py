@@ -22,7 +22,7 @@ from headrace.engines.generation.sampling import Choose, TokenSampler, choose, o
 from headrace.engines.profile import EngineProfile
 from headrace.engines.requests.generation import GeneratedText
 from headrace.engines.requests.vocabulary import TokenizedEngine
-from headrace.errors import EngineDeadError, EngineError, ModelCodeError, model_code
+from headrace.errors import EngineDeadError, EngineError, ModelCodeError, RecordError, model_code
 
 PromptPadding: TypeAlias = Literal["left", "equal lengths", "one at a time"]
 """Or no padding, because a batch holds prompts of one length, or one prompt."""
@@ -69,7 +69,7 @@ class StaticGenerationEngine(TokenizedEngine):
         """The model digest and all parameters that affect an answer."""
         return {"engine": "static_generation", **self._lm.describe()}
 
-    def forward(self, batch: list[TokenizedRequest]) -> list[GeneratedText]:
+    def forward(self, batch: list[TokenizedRequest]) -> list[GeneratedText | RecordError]:
         """Answer the batch.
 
         Raises:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, NotRequired, TypedDict
 
 from headrace.engines.requests.chat import TEXT_ONLY, checked_messages
+from headrace.engines.requests.structure import FIELDS, Structure, structure_in
 from headrace.errors import ConfigError, RecordError, misspelt, nearest
 from headrace.records import kind_of
 from headrace.wording import shown
@@ -110,9 +111,11 @@ class Request:
     messages: Sequence[Mapping[str, object]] | None
     sampling: Sampling
     extra: Mapping[str, object]
-    """Engine-specific fields of the request body, such as vLLM's `structured_outputs`."""
+    """Engine-specific fields of the request body, such as vLLM's `bad_words`."""
     token_ids: tuple[int, ...] | None = None
     """A prompt as ids of the model's own tokenizer."""
+    structure: Structure | None = None
+    """The form that the answer must have."""
 
 
 def sampling_from(given: Mapping[str, Any], defaults: Sampling = Sampling()) -> Sampling:
@@ -175,13 +178,15 @@ def parse(  # noqa: PLR0913 - keyword-only; each engine sets those that concern 
     extra: Collection[str] = (),
     parts: Collection[str] = TEXT_ONLY,
     token_ids: bool = False,
+    structures: Collection[str] | None = None,
 ) -> Request:
     """Parse the value of a record.
 
     A string is a prompt, or the user's message if `chat` or `system_prompt` is set. A list is the messages of a chat.
     An object is an OpenAI request body: `prompt` (never a chat) or `messages`, and sampling parameters. `extra` names
     further fields that the engine takes; `parts` names the content part types that the model takes; `token_ids` says
-    that the prompt of a body may be a list of token ids.
+    that the prompt of a body may be a list of token ids; `structures` says that the engine holds an answer to its
+    form, and names further fields of `structured_outputs`.
 
     Raises:
         RecordError: another type, an empty prompt, an unknown role or field, or a parameter out of range. Its `param`
@@ -191,22 +196,35 @@ def parse(  # noqa: PLR0913 - keyword-only; each engine sets those that concern 
     if body:
         value = asked_in(body, token_ids=token_ids)
     sampling = sampling_from(_sampling_in(body), defaults)
-    _refuse_unknown(body, extra)
+    _refuse_unknown(body, extra if structures is None else (*extra, *FIELDS))
+    structure = None if structures is None else structure_in(body, structures)
+    if structure is not None:
+        _check_ends(sampling)
     known = {name: body[name] for name in extra if body.get(name) is not None}
     if isinstance(value, tuple):
-        return Request(None, None, sampling, known, value)
+        return Request(None, None, sampling, known, value, structure)
     if isinstance(value, str):
         if not value:
             raise RecordError("the prompt is empty; there is nothing to answer", param="prompt" if body else None)
         if body or not (chat or system_prompt):  # the field name of a body decides between prompt and chat
-            return Request(value, None, sampling, known)
+            return Request(value, None, sampling, known, structure=structure)
         value = [{"role": "user", "content": value}]
     elif not isinstance(value, list):
         raise RecordError(f"the prompt is {kind_of(value)}; it must be text, a list of messages or a request body")
     messages = checked_messages(value, parts)
     if system_prompt and messages[0]["role"] not in ("system", "developer"):
         messages = [{"role": "system", "content": system_prompt}, *messages]
-    return Request(None, messages, sampling, known)
+    return Request(None, messages, sampling, known, structure=structure)
+
+
+def _check_ends(sampling: Sampling) -> None:
+    """Refuse what would continue an answer beyond its form."""
+    for name, given in (("min_tokens", sampling.min_tokens), ("ignore_eos", sampling.ignore_eos)):
+        if given:
+            raise RecordError(
+                f"{name} is {shown(given)}, and the answer has a form, which says where it ends: give one of them",
+                param=name,
+            )
 
 
 def asked_in(body: Mapping[str, object], *, token_ids: bool) -> object:
@@ -242,7 +260,7 @@ def _sampling_in(body: Mapping[str, object]) -> dict[str, object]:
 
 def _refuse_unknown(body: Mapping[str, object], extra: Collection[str]) -> None:
     for name, value in meaningful(body).items():
-        if name in SAMPLING or name in extra or name in ("prompt", "messages", "max_completion_tokens"):
+        if name in (*SAMPLING, *extra, "prompt", "messages", "max_completion_tokens"):
             continue
         if name not in _NEUTRAL:
             known = ("prompt", "messages", *SAMPLING, *extra)

@@ -28,7 +28,7 @@ from headrace.engines.requests.chat import TEXT_ONLY, with_known_roles
 from headrace.engines.requests.generation import GeneratedText, Request, derived_seed, parse
 from headrace.engines.requests.long_prompts import Place, PromptSplitter, prepared_by, room_of
 from headrace.engines.vllm.options import Vllm
-from headrace.engines.vllm.requests import EXTRA, MULTIMODAL, check_unicode, sampling_params
+from headrace.engines.vllm.requests import EXTRA, MULTIMODAL, STRUCTURE_OPTIONS, check_unicode, sampling_params
 from headrace.errors import EngineError, RecordError, TransientError
 
 _TOO_LONG = ("input_tokens", "input_text")
@@ -127,6 +127,7 @@ class VllmEngine:
             chat=self._chat,
             extra=EXTRA,
             parts=self._parts,
+            structures=STRUCTURE_OPTIONS,
         )
 
     def _rendered(self, request: Request) -> tuple[Any, SamplingParams]:

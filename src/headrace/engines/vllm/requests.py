@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import asdict, fields
 
 from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 
 from headrace.engines.requests.generation import Request
+from headrace.engines.requests.structure import Structure
 from headrace.errors import RecordError
 from headrace.records import text_refusal
 from headrace.wording import shown
@@ -22,12 +24,17 @@ _OWN_SAMPLING = (
     "spaces_between_special_tokens",
     "stop_token_ids",
 )
-EXTRA = (*_OWN_SAMPLING, "structured_outputs", "response_format", "chat_template_kwargs")
+EXTRA = (*_OWN_SAMPLING, "chat_template_kwargs")
 
 MULTIMODAL = frozenset({"image_url", "input_audio", "audio_url", "video_url"})
 """Content part types that a multimodal model takes, with OpenAI's and vLLM's names."""
 
-_STRUCTURES = [field.name for field in fields(StructuredOutputsParams) if field.init]
+STRUCTURE_OPTIONS = tuple(
+    field.name
+    for field in fields(StructuredOutputsParams)
+    if field.init and field.name not in ("json", "json_object", "regex", "choice", "grammar", "structural_tag")
+)
+"""Further fields of `structured_outputs`, such as `disable_any_whitespace`."""
 
 
 def check_unicode(request: Request) -> None:
@@ -46,7 +53,7 @@ def sampling_params(request: Request) -> SamplingParams:
         given["logit_bias"] = _biases(own["logit_bias"])
     return SamplingParams(
         **given,
-        structured_outputs=_structure(request.extra),
+        structured_outputs=_structure(request.structure),
         output_kind=RequestOutputKind.FINAL_ONLY,
         skip_clone=True,  # the object is not shared
     )
@@ -65,24 +72,8 @@ def _biases(given: object) -> dict[int, object]:
     )
 
 
-def _structure(extra: Mapping[str, object]) -> StructuredOutputsParams | None:
-    """vLLM's `structured_outputs`, or OpenAI's `response_format`."""
-    if "structured_outputs" in extra:
-        wanted = extra["structured_outputs"]
-        if not isinstance(wanted, Mapping):
-            raise RecordError(
-                f"structured_outputs is {shown(wanted)}: it must be an object, such as {{'regex': '[0-9]+'}}"
-            )
-        unknown = sorted(wanted.keys() - set(_STRUCTURES))  # vLLM would ignore them
-        if unknown:
-            raise RecordError(f"structured_outputs has an unknown {unknown[0]!r}; known: {', '.join(_STRUCTURES)}")
-        return StructuredOutputsParams(**wanted)
-    match extra.get("response_format"):
-        case None | {"type": "text"}:
-            return None
-        case {"type": "json_object"}:
-            return StructuredOutputsParams(json_object=True)
-        case {"type": "json_schema", "json_schema": {"schema": Mapping() as schema}}:
-            return StructuredOutputsParams(json=dict(schema))
-        case other:
-            raise RecordError(f"response_format is {shown(other)}: it must be of type text, json_object or json_schema")
+def _structure(structure: Structure | None) -> StructuredOutputsParams | None:
+    """The form of the answer, as vLLM has it."""
+    if structure is None:
+        return None
+    return StructuredOutputsParams(**{structure.kind: structure.value}, **json.loads(structure.options))
