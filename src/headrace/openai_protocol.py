@@ -28,6 +28,7 @@ class GeneratorAnswer(TypedDict):
     finish_reason: str | None
     prompt_tokens: int
     completion_tokens: int
+    cached_tokens: NotRequired[int]
     logprobs: NotRequired[Sequence[Mapping[str, Any]]]
 
 

@@ -101,8 +101,8 @@ class TokenizingEngine(Protocol):
         """
         ...
 
-    def detokenize(self, ids: Sequence[int]) -> str:
-        """The text of ids, special tokens included.
+    def detokenize(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
+        """The text of ids, special tokens included unless they are to be skipped.
 
         Raises:
             RecordError: an id is not in the vocabulary.

@@ -21,7 +21,7 @@ from headrace.concurrency.daemon_thread import on_daemon_thread
 from headrace.engines.tasks import task_named
 from headrace.openai_protocol import error_body
 from headrace.serving.errors import ApiError, invalid
-from headrace.serving.http.direct import DirectRoute
+from headrace.serving.http.direct import DirectRoutes
 from headrace.serving.http.docs_page import documents_page
 from headrace.serving.http.middleware import RequestMiddleware, error_response
 from headrace.serving.protocol.responses import JsonReply
@@ -99,7 +99,7 @@ def create_app(
     for router in (*known, status_routes.model_routes(state, task), dashboard_routes.server_router(state), *routers):
         app.router.routes.extend(router.routes)  # include_router would add a layer to each request
     app.add_api_route("/docs", lambda: documents_page(app.openapi()), include_in_schema=False)
-    direct = {route.path: route for router in known for route in router.routes if isinstance(route, DirectRoute)}
+    direct = app.state.direct = DirectRoutes(route for router in known for route in router.routes)
     app.add_middleware(RequestMiddleware, state=state, direct=direct)
     return app
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from typing import TypeAlias
 
 from fastapi import HTTPException
 from fastapi.exceptions import RequestValidationError
@@ -23,6 +24,7 @@ from headrace.errors import (
     misspelt,
 )
 from headrace.openai_protocol import error_body
+from headrace.records import JsonObject
 from headrace.wording import spelled
 
 logger = logging.getLogger("headrace")
@@ -54,6 +56,26 @@ class ApiError(HTTPException):
         message = spelled(message, "flags")  # as the command that started the server names settings
         super().__init__(status, message, headers=headers)
         self.body = error_body(status, message, code, param)
+
+    @property
+    def param(self) -> str | None:
+        """The field the error is about."""
+        found: str | None = self.body["error"]["param"]
+        return found
+
+    @property
+    def message(self) -> str:
+        """What is wrong, with the field's name."""
+        return self.detail if self.param is None or self.param in self.detail else f"{self.param}: {self.detail}"
+
+
+ErrorShape: TypeAlias = Callable[[ApiError], tuple[int, JsonObject]]
+"""Gives the status and the body by which a protocol tells an error."""
+
+
+def as_openai(error: ApiError) -> tuple[int, JsonObject]:
+    """The error as OpenAI's API tells it."""
+    return error.status_code, error.body
 
 
 def invalid(error: ValidationError | RequestValidationError, known: Collection[str] = ()) -> ApiError:

@@ -22,7 +22,7 @@ from headrace.records import Json, JsonObject
 from headrace.serving.admission.waiting import disconnected
 from headrace.serving.app import bare_app, no_route, wrong_method
 from headrace.serving.errors import ApiError, ClientGoneError, one_line
-from headrace.serving.http.direct import read_body
+from headrace.serving.http.direct import DirectRoutes, read_body
 from headrace.serving.http.docs_page import documents_page
 from headrace.serving.http.middleware import RequestMiddleware
 from headrace.serving.protocol.requests import HEAVY_BYTES, MOST_TIMEOUT_S, check_doubled, check_values
@@ -31,7 +31,7 @@ from headrace.serving.protocols import tasks_by_path
 from headrace.serving.routes import dashboard as dashboard_routes
 from headrace.serving.routes.status import described, probed
 from headrace.serving.routes.status import router as status_router
-from headrace.serving.service import Service
+from headrace.serving.service import NAMELESS, Service
 from headrace.serving.state import ServerState, no_such_model
 from headrace.wording import shown
 
@@ -164,9 +164,9 @@ class ModelRouter:
             await asyncio.gather(entering, leaving, return_exceptions=True)
 
     def _chosen(self, name: object, offering: Sequence[ModelApp], path: str) -> ModelApp:
+        if len(offering) == 1 and (name is None or (name in NAMELESS and name not in self._by_name)):
+            return offering[0]
         if name is None:
-            if len(offering) == 1:
-                return offering[0]
             names = ", ".join(repr(model.names[0]) for model in offering)
             raise ApiError(400, f"model is missing; {path} has {names}", code="missing_model", param="model")
         model = self.named(name)
@@ -268,7 +268,7 @@ def create_pooled_app(
     app.openapi = lambda: _documents(own(), models)  # type: ignore[method-assign]
     app.add_api_route("/docs", lambda: documents_page(app.openapi()), include_in_schema=False)
     app.router.routes.append(Mount("/", router))
-    app.add_middleware(RequestMiddleware, state=state, direct={})
+    app.add_middleware(RequestMiddleware, state=state, direct=DirectRoutes(()))
     return app
 
 

@@ -18,6 +18,8 @@ from headrace.engines.custom import load_factory
 from headrace.engines.declaring import Task
 from headrace.engines.tasks import all_tasks
 from headrace.plugins import working
+from headrace.serving.errors import ErrorShape, as_openai
+from headrace.serving.http.direct import DirectRoute
 from headrace.serving.state import ServerState
 
 logger = logging.getLogger("headrace")
@@ -30,8 +32,11 @@ class ServerProtocol:
     name: str
     routers: Callable[[ServerState, Task], Iterable[APIRouter]]
     """The routes that a server of this task has; none for a task that the API does not know."""
+    errors: ErrorShape = as_openai
+    """Gives the status and body by which the API tells an error."""
     order: int = 100
-    """Routes are matched in this order, for each request."""
+    """Routes are matched in this order. The body of a request decides between those with the same path: the route is
+    meant whose required fields it has."""
 
 
 def routers_of(state: ServerState, task: Task) -> Iterator[APIRouter]:
@@ -40,7 +45,11 @@ def routers_of(state: ServerState, task: Task) -> Iterator[APIRouter]:
     if own is not None:
         yield cast("APIRouter", own(state))
     for protocol in _protocols():
-        yield from protocol.routers(state, task)
+        for router in protocol.routers(state, task):
+            for route in router.routes:
+                if isinstance(route, DirectRoute):
+                    route.shape = protocol.errors
+            yield router
 
 
 @functools.cache

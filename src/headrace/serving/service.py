@@ -156,6 +156,12 @@ class RequestAnswers:
     """Indices of the records that were truncated."""
 
 
+ANY_NAME = "*"
+"""Stands for all names."""
+NAMELESS = ("tgi", "dummy")
+"""What clients of Text Generation Inference send instead of a name."""
+
+
 @dataclass(frozen=True, slots=True)
 class ServedModel:
     """The model of a server, as requests name it."""
@@ -165,7 +171,7 @@ class ServedModel:
     commit: str | None = None
     """The version of a downloaded model."""
     unlisted: tuple[str, ...] = ()
-    """Other names that requests may give."""
+    """Other names that requests may give; `ANY_NAME` for all."""
 
     @property
     def name(self) -> str:
@@ -174,8 +180,12 @@ class ServedModel:
 
     @property
     def accepted(self) -> tuple[str, ...]:
-        """All names that requests may give."""
+        """All names that requests may give, besides those of `NAMELESS`."""
         return (*self.names, *self.unlisted)
+
+    def answers(self, name: str | None) -> bool:
+        """Whether it answers requests for this name."""
+        return name is None or name in self.accepted or name in NAMELESS or ANY_NAME in self.unlisted
 
 
 class Service:

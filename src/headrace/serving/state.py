@@ -119,7 +119,7 @@ class ServerState:
     def check_model(self, name: str | None) -> None:
         """Raise 404 if `name` is not a name of the served model."""
         served = self.service.model
-        if name is not None and name not in served.accepted:
+        if not served.answers(name):
             raise ApiError(404, no_such_model(name, served.names), code="model_not_found", param="model")
 
     def call(self, request: Request, timeout_s: float | None, param: str, *, may_cut: bool = True) -> Call:
@@ -188,9 +188,9 @@ class ServerState:
         size = self.check_texts([pair[1] for pair in pairs], second)
         return size + self.check_texts([pair[0] for pair in pairs], first)
 
-    def check_prompts(self, prompts: list[str] | list[list[int]]) -> int:
+    def check_prompts(self, prompts: list[str] | list[list[int]], param: str = "prompt") -> int:
         """Like `check_texts`, for the prompts of completions."""
-        return self.check_texts([TokenIds(tuple(one)) if isinstance(one, list) else one for one in prompts], "prompt")
+        return self.check_texts([TokenIds(tuple(one)) if isinstance(one, list) else one for one in prompts], param)
 
     def check_choices(self, prompts: int, n: int) -> None:
         """Raise 400 for more choices than a request may have prompts."""
@@ -201,17 +201,17 @@ class ServerState:
             )
             raise ApiError(400, message, code="too_many", param="n")
 
-    def check_messages(self, messages: list[JsonObject]) -> int:
+    def check_messages(self, messages: list[JsonObject], param: str = "messages") -> int:
         """Check the length of a chat; returns its estimated cost.
 
         Raises:
             ApiError: 400 for too many messages or characters.
         """
         if len(messages) > self.limits.max_prompts:
-            message = f"messages holds {len(messages)} messages, more than the {self.limits.max_prompts} per request"
-            raise ApiError(400, message, code="too_many", param="messages")
+            message = f"{param} holds {len(messages)} messages, more than the {self.limits.max_prompts} per request"
+            raise ApiError(400, message, code="too_many", param=param)
         chars = chars_in(messages)
-        self.check_length(chars, "messages")
+        self.check_length(chars, param)
         return min(guess(chars), self.service.most_cost)
 
     def answer_cost(self, most_tokens: int) -> int:
@@ -227,7 +227,9 @@ class ServerState:
             raise ApiError(400, message, code="too_long", param=param)
 
 
-def no_such_model(name: object, names: Sequence[str], way_out: str = "``name`` adds names") -> str:
+def no_such_model(
+    name: object, names: Sequence[str], way_out: str = "``name`` adds names; ``name='*'`` answers any"
+) -> str:
     """The message about a model that is not served."""
     return f"there is no model {shown(name, 200)}; this server serves {' and '.join(map(repr, names))} ({way_out})"
 

@@ -79,7 +79,7 @@ def test_labels(labeler: Running) -> None:
         ("/v1/score", {"text_1": "a", "text_2": "b", "colour": 1}, "colour"),
         ("/v1/score", {"text_1": "a", "text_2": "b", "timeout": 5}, "timeout"),
         ("/v1/rerank", {"query": "a"}, "documents"),
-        ("/v1/rerank", {"query": "a", "texts": ["b"]}, "texts"),
+        ("/v1/rerank", {"query": "a", "texts": ["b"]}, "documents"),
         ("/v1/rerank", {"query": "a", "documents": DOCUMENTS, "truncate": False}, "documents"),
     ],
 )

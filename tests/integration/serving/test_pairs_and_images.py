@@ -92,24 +92,28 @@ def test_texts_are_ranked_as_text_embeddings_inference_does(pairs: tuple[Running
     assert [one["score"] for one in answer] == pytest.approx([scores[place] for place in order], abs=1e-5)
     named = server.post("/rerank", {**body, "return_text": True}).json()
     assert [one["text"] for one in named] == [TEXTS[place] for place in order]
-    assert error(server.post("/rerank", {"query": "canal", "texts": [LONG]})) == (400, "too_long", "texts")
+    refused = server.post("/rerank", {"query": "canal", "texts": [LONG]})
+    assert (refused.status_code, refused.json()["error_type"]) == (413, "Validation")
+    assert "texts" in refused.json()["error"]
     assert server.post("/rerank", {"query": "canal", "texts": [LONG], "truncate": True}).status_code == 200
 
 
 @pytest.mark.parametrize(
-    ("fields", "param"),
+    ("fields", "status", "param"),
     [
-        ({}, "documents"),
-        ({"texts": ["a"], "documents": ["a"]}, "texts"),
-        ({"texts": ["a"], "top_n": 1}, "top_n"),
-        ({"texts": ["a"], "return_documents": True}, "return_documents"),
-        ({"documents": ["a"], "return_text": True}, "return_text"),
-        ({"texts": ["a"], "raw_scores": True}, "raw_scores"),
+        ({}, 400, "documents"),
+        ({"texts": ["a"], "documents": ["a"]}, 422, "documents"),
+        ({"texts": ["a"], "top_n": 1}, 422, "top_n"),
+        ({"documents": ["a"], "return_text": True}, 400, "return_text"),
+        ({"texts": ["a"], "raw_scores": True}, 422, "raw_scores"),
     ],
 )
-def test_fields_of_two_apis_are_refused(pairs: tuple[Running, Path], fields: dict[str, Any], param: str) -> None:
+def test_fields_of_two_apis_are_refused(
+    pairs: tuple[Running, Path], fields: dict[str, Any], status: int, param: str
+) -> None:
     response = pairs[0].post("/rerank", {"query": "canal", **fields})
-    assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+    assert response.status_code == status
+    assert param in response.text
 
 
 def test_pairs_that_were_cut_are_marked(pairs: tuple[Running, Path]) -> None:

@@ -42,7 +42,7 @@ from headrace.serving.app import create_app
 from headrace.serving.auth import KEYS, Keys
 from headrace.serving.hosts import Hosts
 from headrace.serving.metrics import families
-from headrace.serving.service import ServedModel, Service
+from headrace.serving.service import ANY_NAME, ServedModel, Service
 from headrace.serving.state import ServerState
 from headrace.tracebacks import naming, public
 
@@ -211,14 +211,15 @@ def _served_model(given: str | Sequence[str] | None, config: EngineConfig) -> Se
     Raises:
         ConfigError: a name is empty.
     """
-    if given is None:
-        task = config.task or ""
-        name, *others = served_names(config) or (registry.default_model(task, config.engine) or task,)
-        return ServedModel((name,), config.commit, tuple(others))
-    names = (given,) if isinstance(given, str) else tuple(given)
-    if not names or not all(names):
+    names = () if given is None else (given,) if isinstance(given, str) else tuple(given)
+    if given is not None and (not names or not all(names)):
         raise ConfigError(f"the name of the served model is {given!r}; it must not be empty (``name``)")
-    return ServedModel(tuple(dict.fromkeys(names)), config.commit)
+    anything = (ANY_NAME,) if ANY_NAME in names else ()
+    if own := tuple(name for name in dict.fromkeys(names) if name != ANY_NAME):
+        return ServedModel(own, config.commit, anything)
+    task = config.task or ""
+    name, *others = served_names(config) or (registry.default_model(task, config.engine) or task,)
+    return ServedModel((name,), config.commit, (*others, *anything))
 
 
 def _refuse_pickles(model: str | None) -> None:

@@ -25,7 +25,7 @@ class ServerSettings:
     """The model; its task defaults to that of the engine, else "embed"."""
     name: str | Sequence[str] | None = option(
         None,
-        "Name of the model in requests; repeatable, the first is used in answers. Default: its folder's name.",
+        "Name of the model in requests, * for any; repeatable, answers have the first. Default: its folder's name.",
         flags=("--served-model-name",),
         several=True,
     )

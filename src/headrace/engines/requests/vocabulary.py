@@ -33,9 +33,9 @@ class TokenizedEngine:
         """The ids that the model gets for a text or chat, before they are cut."""
         return self.tokens.tokenize(value, add_special_tokens)
 
-    def detokenize(self, ids: Sequence[int]) -> str:
-        """The text of ids, special tokens included."""
-        return self.tokens.detokenize(ids)
+    def detokenize(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
+        """The text of ids."""
+        return self.tokens.detokenize(ids, skip_special_tokens)
 
     def token_strings(self, ids: Sequence[int]) -> list[str]:
         """The vocabulary's entry for each id."""
@@ -47,14 +47,14 @@ class Vocabulary:
 
     _tokenizer: Tokenizer
 
-    def detokenize(self, ids: Sequence[int]) -> str:
-        """The text of ids, special tokens included.
+    def detokenize(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
+        """The text of ids.
 
         Raises:
             RecordError: an id is not in the vocabulary.
         """
         self.token_strings(ids)
-        text: str = self._tokenizer.decode(list(ids), skip_special_tokens=False)
+        text: str = self._tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens)
         return text
 
     def token_strings(self, ids: Sequence[int]) -> list[str]:

@@ -180,8 +180,6 @@ class RequestLines:
         _refuse_timeout(request)
         texts = request.listed()
         request.check_chunks(splits=self._state.service.profile.splits)
-        if request.texts is not None:
-            raise ApiError(400, "texts: a line of a batch has documents", code="invalid_value", param="texts")
         pairs = [(request.query, text) for text in texts]
         self._state.check_pairs(pairs, "query", "documents")
         return _Inputs(pairs, request.may_cut(self._state.service.longest), make_body=partial(ranking_body, request))

@@ -4,36 +4,49 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
-from typing import Any, get_type_hints
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Any, cast, get_type_hints
 
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
 from pydantic import ValidationError
+from starlette.routing import BaseRoute
 from starlette.types import Receive, Scope, Send
 
-from headrace.serving.errors import ApiError, ClientGoneError, invalid
+from headrace.serving.errors import ApiError, ClientGoneError, ErrorShape, as_openai, invalid
 from headrace.serving.protocol.requests import HEAVY_BYTES, RequestFields, check_doubled, check_values
 
 
 class DirectRoute(APIRoute):
-    """A POST route of `async def endpoint(body: Model, request: Request) -> Response`.
+    """A route of `async def endpoint(body: Model, request: Request) -> Response`.
+
+    `body: bytes` takes the body as it is, of any type; without `body`, the request has none.
 
     It appears in the API documentation like any other route. FastAPI would resolve dependencies, open exit stacks and
     parse the body twice: a server answers 1.4 times as many small requests this way as through Starlette's router, and
     1.9 times as many as by FastAPI's own route (`python -m benchmarks.serving routes`).
 
     Args:
-        path: has no parameters.
+        path: may have parameters, which are in `request.path_params`.
         endpoint: see above; the annotation of `body` is the model to parse.
         options: passed to `APIRoute`.
     """
 
     def __init__(self, path: str, endpoint: Callable[..., Awaitable[Response]], **options: Any) -> None:
         super().__init__(path, endpoint, **options)
-        self._model: type[RequestFields] = get_type_hints(endpoint)["body"]
+        self._model: type[RequestFields] | type[bytes] | None = get_type_hints(endpoint).get("body")
         self._answer = endpoint
         self.app = self.serve
+        self.shape: ErrorShape = as_openai
+        """How errors are told."""
+        self.others: list[DirectRoute] = []
+        """Routes of other protocols with the same path, for bodies with their required fields."""
+        model = self._model
+        self._required = (
+            {name for name, one in model.model_fields.items() if one.is_required()}
+            if model is not None and issubclass(model, RequestFields)
+            else set()
+        )
 
     async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request.
@@ -42,12 +55,35 @@ class DirectRoute(APIRoute):
             ApiError: the request is invalid.
             ClientGoneError: the client disconnected before the body was complete.
         """
-        raw = await read_body(receive)
-        _check_type(scope["headers"])
-        body = self._parse(raw) if len(raw) <= HEAVY_BYTES else await asyncio.to_thread(self._parse_heavy, raw)
-        del raw  # it may be long, and the answer may take long
-        response = await self._answer(body, Request(scope, receive))
+        if self._model is None:
+            response = await self._answer(request=Request(scope, receive))
+        else:
+            raw = await read_body(receive)
+            scope["route"] = route = self._meant(raw) if self.others else self
+            body = await route._read(raw, scope)
+            del raw  # it may be long, and the answer may take long
+            response = await route._answer(body, Request(scope, receive))
         await response(scope, receive, send)
+
+    def _meant(self, raw: bytes) -> DirectRoute:
+        """Which route of this path a body is for: the one most of whose required fields it has, and none is missing."""
+        routes = (self, *self.others)
+        found = [
+            one for one in routes if one._required and all(b'"%b"' % name.encode() in raw for name in one._required)
+        ]
+        if len(found) > 1:  # perhaps one has the name of a field as a value
+            try:
+                content = json.loads(raw)
+            except (ValueError, RecursionError):
+                return self
+            found = [one for one in found if isinstance(content, dict) and one._required <= content.keys()]
+        return max(found, key=lambda one: len(one._required), default=self)
+
+    async def _read(self, raw: bytes, scope: Scope) -> RequestFields | bytes:
+        if self._model is bytes:
+            return raw
+        _check_type(scope["headers"])
+        return self._parse(raw) if len(raw) <= HEAVY_BYTES else await asyncio.to_thread(self._parse_heavy, raw)
 
     def _parse_heavy(self, raw: bytes) -> RequestFields:
         check_values(raw)
@@ -56,28 +92,60 @@ class DirectRoute(APIRoute):
     def _parse(self, raw: bytes) -> RequestFields:
         if not raw:
             raise ApiError(400, "the request has no body", code="missing")
-        body = self._validated(raw)
+        body = self._validated(raw, cast("type[RequestFields]", self._model))
         check_doubled(raw, len(body.model_fields_set))
         if body.model_extra:
             body.refuse_unknown()
         return body
 
-    def _validated(self, raw: bytes) -> RequestFields:
+    @staticmethod
+    def _validated(raw: bytes, model: type[RequestFields]) -> RequestFields:
         try:
-            body: RequestFields = self._model.__pydantic_validator__.validate_json(raw)
+            body: RequestFields = model.__pydantic_validator__.validate_json(raw)
         except ValidationError as error:
             if error.errors(include_url=False, include_input=False)[0]["type"] != "json_invalid":
-                raise invalid(error, self._model.model_fields) from None
+                raise invalid(error, model.model_fields) from None
         else:
             return body
         # pydantic's parser is stricter than JSON: json.loads also accepts an escaped lone surrogate.
         try:
-            return self._model.model_validate(json.loads(raw))
+            return model.model_validate(json.loads(raw))
         except ValidationError as error:
-            raise invalid(error, self._model.model_fields) from None
+            raise invalid(error, model.model_fields) from None
         except (ValueError, RecursionError) as error:
             why = error.msg if isinstance(error, json.JSONDecodeError) else "it cannot be parsed"
             raise ApiError(400, f"the body is not valid JSON: {why}", code="json_invalid") from None
+
+
+class DirectRoutes:
+    """Finds the direct route of a request.
+
+    Args:
+        routes: in the order in which they are matched.
+    """
+
+    def __init__(self, routes: Iterable[BaseRoute]) -> None:
+        self._exact: dict[tuple[str, str], DirectRoute] = {}
+        self._patterns: list[DirectRoute] = []
+        for route in routes:
+            if not isinstance(route, DirectRoute):
+                continue
+            if route.param_convertors:
+                self._patterns.append(route)
+                continue
+            for method in route.methods or ():
+                first = self._exact.setdefault((method, route.path), route)
+                if first is not route:
+                    first.others.append(route)
+
+    def find(self, method: str, path: str) -> tuple[DirectRoute, Mapping[str, str]] | None:
+        """The route and the parameters in its path, if there is one."""
+        if (route := self._exact.get((method, path))) is not None:
+            return route, {}
+        for route in self._patterns:
+            if method in (route.methods or ()) and (match := route.path_regex.match(path)) is not None:
+                return route, match.groupdict()
+        return None
 
 
 async def read_body(receive: Receive) -> bytes:

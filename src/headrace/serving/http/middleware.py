@@ -7,15 +7,15 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Generator, Hashable, Mapping
+from collections.abc import Generator, Hashable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from headrace.events import RequestDone
 from headrace.serving.admission.controller import AdmissionController
 from headrace.serving.auth import KeyAccount, Keys
-from headrace.serving.errors import ApiError, ClientGoneError
-from headrace.serving.http.direct import DirectRoute
+from headrace.serving.errors import ApiError, ClientGoneError, ErrorShape, as_openai
+from headrace.serving.http.direct import DirectRoutes
 from headrace.serving.http.request_id import HEADER, request_id
 from headrace.serving.limits import ServeLimits
 from headrace.serving.protocol.responses import JsonReply
@@ -84,10 +84,10 @@ class RequestMiddleware:
     Args:
         app: the wrapped app.
         state: the server's state.
-        direct: routes by path that are called directly, bypassing all other layers.
+        direct: routes that are called directly, bypassing all other layers.
     """
 
-    def __init__(self, app: ASGIApp, state: ServerState, direct: Mapping[str, DirectRoute]) -> None:
+    def __init__(self, app: ASGIApp, state: ServerState, direct: DirectRoutes) -> None:
         self._app = app
         self._state = state
         self._direct = direct
@@ -123,7 +123,7 @@ class RequestMiddleware:
         try:
             await self._serve(scope, receive, send_with_id)
         except ApiError as error:
-            await error_response(error)(scope, receive, send_with_id)
+            await error_response(error, self._shape(scope))(scope, receive, send_with_id)
         except ClientGoneError:
             status = CLIENT_GONE
         finally:
@@ -134,6 +134,13 @@ class RequestMiddleware:
                 _log("" if inner else identity, scope, (method, route, status), now - began)
             _end_span(span, route, status)
 
+    def _shape(self, scope: Scope) -> ErrorShape:
+        """How an error of this request is told: before its route is called, as the protocol of its path tells it."""
+        route = scope.get("route")
+        if route is None and (found := self._direct.find(scope["method"], _path(scope))) is not None:
+            route = found[0]
+        return getattr(route, "shape", as_openai)
+
     def _begin_span(self, scope: Scope) -> RequestTrace | None:
         tracing = self._state.tracing
         if tracing is None or scope["method"] != "POST" or "headrace_span" in scope:
@@ -143,7 +150,7 @@ class RequestMiddleware:
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._state.hosts.check(scope["headers"])
-        path = scope["path"].removeprefix(scope.get("root_path", ""))
+        path = _path(scope)
         if path in OPEN_PATHS:
             await self._app(scope, receive, send)
             return
@@ -174,8 +181,9 @@ class RequestMiddleware:
             scope["headrace_counted"] = True
             body.count(self._state.bodies, account.settings.name if account else (scope.get("client") or ("",))[0])
         app = self._app
-        route = self._direct.get(path)
-        if route is not None and scope["method"] == "POST":
+        found = self._direct.find(scope["method"], path)
+        if found is not None:
+            route, scope["path_params"] = found
             scope["route"], app = route, route.serve
         if account is not None:
             self._state.keys.enter(account)
@@ -188,6 +196,11 @@ class RequestMiddleware:
             body.release()
             if account is not None:
                 account.leave()
+
+
+def _path(scope: Scope) -> str:
+    path: str = scope["path"]
+    return path.removeprefix(scope.get("root_path", ""))
 
 
 def _end_span(span: RequestTrace | None, route: str, status: int) -> None:
@@ -348,9 +361,10 @@ def _refuse_coding(value: bytes, known: bytes, status: int, header: str, way_out
         raise ApiError(status, message, code="unsupported_encoding", param=header)
 
 
-def error_response(error: ApiError) -> JsonReply:
-    """The response to an error."""
+def error_response(error: ApiError, shape: ErrorShape = as_openai) -> JsonReply:
+    """The response to an error, as a protocol tells it."""
     # The rest of the body is not read, so the connection cannot be reused. A stopping server keeps none either.
     unread = error.body["error"]["code"] in ("slow_body", "not_ready") or error.status_code in (413, 501)
     close = {"Connection": "close"} if unread else {}
-    return JsonReply(error.body, error.status_code, {**(error.headers or {}), **close})
+    status, body = shape(error)
+    return JsonReply(body, status, {**(error.headers or {}), **close})

@@ -35,16 +35,6 @@ def ranking_body(request: RerankRequest, found: RequestAnswers) -> JsonObject:
     return {"results": ranked, "usage": input_usage(found.cost, found.truncated)}
 
 
-def ranked_texts(request: RerankRequest, found: RequestAnswers) -> list[JsonObject]:
-    """Documents, the most relevant first, as Text Embeddings Inference lists them."""
-    texts = request.listed()
-    listed: list[JsonObject] = []
-    for index in ranking(found.outputs):
-        text = {"text": texts[index]} if request.return_text else {}
-        listed.append({"index": index, "score": found.outputs[index], **text})
-    return listed
-
-
 def ranking(scores: Sequence[float]) -> list[int]:
     """The indices of scores, the highest first."""
     return sorted(range(len(scores)), key=lambda index: -scores[index])

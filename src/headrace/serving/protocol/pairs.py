@@ -47,9 +47,7 @@ class RerankRequest(TextsRequest):
     """POST /rerank, /v1/rerank and /v2/rerank."""
 
     query: str
-    documents: Annotated[
-        list[str | Document] | None, Field(fail_fast=True, description="As Cohere and Jina have it.")
-    ] = None
+    documents: Annotated[list[str | Document], Field(fail_fast=True)]
     top_n: Annotated[int | None, Field(ge=1, description="Return only the best `top_n` documents.")] = None
     top_k: Annotated[int | None, Field(ge=1, description="As Voyage has it; the same as top_n.")] = None
     return_documents: bool | None = None
@@ -62,21 +60,16 @@ class RerankRequest(TextsRequest):
         int | None, Field(ge=1, description="As Cohere has it: the model's maximum or more.")
     ] = None
     priority: Annotated[int | None, Field(ge=0, le=999, description="As Cohere has it. No effect.")] = None
-    texts: Annotated[
-        list[str] | None, Field(fail_fast=True, description="Documents, as Text Embeddings Inference has it.")
-    ] = None
-    return_text: bool | None = None
-    raw_scores: Annotated[bool | None, Field(description="False, or null.")] = None
 
     def may_cut(self, longest: int | None) -> bool:
-        """As `TextsRequest.may_cut`; Text Embeddings Inference refuses long texts by default."""
+        """As `TextsRequest.may_cut`."""
         tokens = self.max_tokens_per_doc
         if tokens is not None and (longest is None or tokens < longest):
             limit = "it must be left out" if longest is None else f"it must be at least {longest}, the model's maximum"
             raise ApiError(
                 400, f"max_tokens_per_doc is {tokens}: {limit}", code="bad_length", param="max_tokens_per_doc"
             )
-        return super().may_cut(longest) and (self.texts is None or self.truncate is True)
+        return super().may_cut(longest)
 
     def check_chunks(self, *, splits: bool) -> None:
         """Raise 400 for a limit on chunks if the server splits long documents, into as many as they need."""
@@ -90,34 +83,9 @@ class RerankRequest(TextsRequest):
         """How many documents are wanted; None for all."""
         return cast("int | None", self.given_as("top_n", "top_k"))
 
-    @property
-    def param(self) -> str:
-        """The field that holds the documents."""
-        return "documents" if self.texts is None else "texts"
-
     def listed(self) -> list[str]:
-        """The documents' texts.
-
-        Raises:
-            ApiError: 400 for no documents, fields of two APIs, or raw scores.
-        """
-        own, others = ("texts", "documents") if self.documents is None else ("documents", "texts")
-        foreign = {
-            "documents": ("texts", "return_text", "raw_scores"),
-            "texts": ("documents", "top_n", "top_k", "return_documents"),
-        }
-        for name in foreign[own]:
-            if getattr(self, name) is not None:
-                message = f"{name} goes with {others}, not with {own}; give the fields of one API"
-                raise ApiError(400, message, code="contradiction", param=name)
-        if self.raw_scores:
-            message = "raw_scores is true: the scores are those of the model's own activation function"
-            raise ApiError(400, message, code="invalid_value", param="raw_scores")
-        if self.documents is not None:
-            return [one if isinstance(one, str) else one.text for one in self.documents]
-        if self.texts is None:
-            raise ApiError(400, "documents: Field required", code="missing", param="documents")
-        return self.texts
+        """The documents' texts."""
+        return [one if isinstance(one, str) else one.text for one in self.documents]
 
 
 class Score(BaseModel):
@@ -149,14 +117,6 @@ class Ranked(BaseModel):
     relevance_score: float
     document: Document | None = None
     truncated: bool | None = None
-
-
-class RankedText(BaseModel):
-    """One ranked document, as Text Embeddings Inference has it."""
-
-    index: int
-    score: float
-    text: str | None = None
 
 
 class Ranking(BaseModel):

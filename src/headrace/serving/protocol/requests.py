@@ -262,27 +262,6 @@ def prompted(texts: list[str], prompt_name: str | None) -> list[str] | list[Prom
     return texts if prompt_name is None else [PromptedText(text, prompt_name) for text in texts]
 
 
-class EmbedRequest(BaseRequest):
-    """POST /embed, as Text Embeddings Inference has it."""
-
-    inputs: TextOrTexts
-    truncate: Annotated[bool | None, Field(description="Cut texts that are too long, instead of refusing them.")] = None
-    normalize: Annotated[bool | None, Field(description="True, or null.")] = None
-    prompt_name: str | None = None
-    dimensions: Annotated[int | None, Field(ge=1, description="Length of the vectors.")] = None
-
-    def texts(self) -> list[str] | list[PromptedText]:
-        """The inputs for the engine.
-
-        Raises:
-            ApiError: 400 for vectors that are not normalized.
-        """
-        if self.normalize is False:
-            message = "normalize is false: this route gives normalized vectors; /v1/embeddings gives the model's own"
-            raise ApiError(400, message, code="invalid_value", param="normalize")
-        return prompted(texts_of(self.inputs), self.prompt_name)
-
-
 class GenerateRequest(TextsRequest):
     """POST /generate."""
 

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from fastapi import APIRouter, Request, Response
 
-from headrace.openai_protocol import chat_completion, choice, completion
+from headrace.openai_protocol import GeneratorAnswer, chat_completion, choice, completion
 from headrace.records import JsonObject
 from headrace.serving.http.direct import DirectRoute
 from headrace.serving.protocol.requests import ChatRequest, CompletionRequest, texts_or_ids
 from headrace.serving.protocol.responses import JsonReply
 from headrace.serving.protocol.schemas import ERRORS, ChatCompletion, Completion
-from headrace.serving.routes.streams import EventStream, StreamChunks
+from headrace.serving.routes.streams import EventStream, OpenAIChunks, StreamChunks
 from headrace.serving.state import ServerState
 
 _STREAM: dict[int | str, JsonObject] = {
@@ -28,33 +30,66 @@ def router(state: ServerState) -> APIRouter:
     @routes.post("/v1/completions", response_model=Completion, responses=_STREAM)
     async def completions(body: CompletionRequest, request: Request) -> Response:
         """Complete each prompt."""
-        state.check_model(body.model)
-        body.check_stream()
-        prompts = texts_or_ids(body.prompt)
-        state.check_choices(len(prompts), body.choices)
-        size = (state.check_prompts(prompts) + len(prompts) * state.answer_cost(body.most_tokens)) * body.choices
-        records = [record for prompt in prompts for record in body.records(prompt=prompt)]
-        call = state.call(request, body.timeout, "prompt")
-        if body.stream:
-            return EventStream(state.service, records, size, call, _CompletionChunks(state.service.name, body))
-        answers = (await state.service.infer(records, size, call)).outputs
-        return JsonReply({**_head("cmpl", state.service.name), **completion(answers, body.choices)})
+        name = state.service.name
+        whole = lambda answers: {**_head("cmpl", name), **completion(answers, body.choices)}  # noqa: E731
+        return await complete(state, body, request, AnswerForm(whole, lambda: _CompletionChunks(name, body), "prompt"))
 
     @routes.post("/v1/chat/completions", response_model=ChatCompletion, responses=_STREAM)
     async def chat(body: ChatRequest, request: Request) -> Response:
         """Generate the next message of a chat."""
-        state.check_model(body.model)
-        body.check_stream()
-        state.check_choices(1, body.choices)
-        size = (state.check_messages(body.messages) + state.answer_cost(body.most_tokens)) * body.choices
-        records = body.records(messages=body.messages)
-        call = state.call(request, body.timeout, "messages")
-        if body.stream:
-            return EventStream(state.service, records, size, call, _ChatChunks(state.service.name, body))
-        answers = (await state.service.infer(records, size, call)).outputs
-        return JsonReply({**_head("chatcmpl", state.service.name), **chat_completion(answers)})
+        name = state.service.name
+        whole = lambda answers: {**_head("chatcmpl", name), **chat_completion(answers)}  # noqa: E731
+        return await converse(state, body, request, AnswerForm(whole, lambda: _ChatChunks(name, body), "messages"))
 
     return routes
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerForm:
+    """How a protocol writes the answers to a request."""
+
+    whole: Callable[[Sequence[GeneratorAnswer]], object]
+    """Gives the body of an answer that is not streamed."""
+    chunks: Callable[[], StreamChunks]
+    """Makes what writes a stream."""
+    param: str
+    """The field that holds the prompts or the messages."""
+
+
+async def complete(state: ServerState, body: CompletionRequest, request: Request, form: AnswerForm) -> Response:
+    """Complete each prompt of a request of any protocol."""
+    state.check_model(body.model)
+    body.check_stream()
+    prompts = texts_or_ids(body.prompt)
+    state.check_choices(len(prompts), body.choices)
+    size = (
+        state.check_prompts(prompts, form.param) + len(prompts) * state.answer_cost(body.most_tokens)
+    ) * body.choices
+    records = [record for prompt in prompts for record in body.records(prompt=prompt)]
+    return await _answered(state, body, request, records, size, form)
+
+
+async def converse(state: ServerState, body: ChatRequest, request: Request, form: AnswerForm) -> Response:
+    """Generate the next message of a chat of any protocol."""
+    state.check_model(body.model)
+    body.check_stream()
+    state.check_choices(1, body.choices)
+    size = (state.check_messages(body.messages, form.param) + state.answer_cost(body.most_tokens)) * body.choices
+    return await _answered(state, body, request, body.records(messages=body.messages), size, form)
+
+
+async def _answered(
+    state: ServerState,
+    body: CompletionRequest | ChatRequest,
+    request: Request,
+    records: Sequence[object],
+    size: int,
+    form: AnswerForm,
+) -> Response:
+    call = state.call(request, body.timeout, form.param)
+    if body.stream:
+        return EventStream(state.service, records, size, call, form.chunks())
+    return JsonReply(form.whole((await state.service.infer(records, size, call)).outputs))
 
 
 def _head(prefix: str, model: str) -> JsonObject:
@@ -62,7 +97,7 @@ def _head(prefix: str, model: str) -> JsonObject:
     return {"id": f"{prefix}-{uuid.uuid4().hex}", "created": created, "model": model}
 
 
-class _CompletionChunks(StreamChunks):
+class _CompletionChunks(OpenAIChunks):
     """The chunks of /v1/completions."""
 
     def __init__(self, model: str, body: CompletionRequest) -> None:
@@ -73,7 +108,7 @@ class _CompletionChunks(StreamChunks):
         return choice(index, text=text, finish=finish_reason)
 
 
-class _ChatChunks(StreamChunks):
+class _ChatChunks(OpenAIChunks):
     """The chunks of /v1/chat/completions. The first of each choice holds the role."""
 
     def __init__(self, model: str, body: ChatRequest) -> None:

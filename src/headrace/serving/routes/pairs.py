@@ -10,8 +10,8 @@ from fastapi import APIRouter, Request, Response
 
 from headrace.engines.declaring import Task
 from headrace.serving.http.direct import DirectRoute
-from headrace.serving.protocol.bodies import ranked_texts, ranking_body, score_body
-from headrace.serving.protocol.pairs import RankedText, Ranking, RerankRequest, ScoreList, ScoreRequest
+from headrace.serving.protocol.bodies import ranking_body, score_body
+from headrace.serving.protocol.pairs import Ranking, RerankRequest, ScoreList, ScoreRequest
 from headrace.serving.protocol.requests import TextsRequest
 from headrace.serving.protocol.responses import JsonReply
 from headrace.serving.protocol.schemas import ERRORS
@@ -38,16 +38,14 @@ def _router(state: ServerState) -> APIRouter:
         reply = {**head, "model": state.service.name, **score_body(found)}
         return JsonReply(reply, headers=truncation_header(found))
 
-    @routes.post("/rerank", response_model=Ranking | list[RankedText], include_in_schema=False)
-    @routes.post("/v1/rerank", response_model=Ranking | list[RankedText])
-    @routes.post("/v2/rerank", response_model=Ranking | list[RankedText], include_in_schema=False)
+    @routes.post("/rerank", response_model=Ranking, include_in_schema=False)
+    @routes.post("/v1/rerank", response_model=Ranking)
+    @routes.post("/v2/rerank", response_model=Ranking, include_in_schema=False)
     async def rerank(body: RerankRequest, request: Request) -> Response:
         """Rank documents by their relevance to a query, best first."""
         pairs = [(body.query, text) for text in body.listed()]
         body.check_chunks(splits=state.service.profile.splits)
-        found = await _infer(state, body, pairs, request, ("query", body.param))
-        if body.texts is not None:
-            return JsonReply(ranked_texts(body, found), headers=truncation_header(found))
+        found = await _infer(state, body, pairs, request, ("query", "documents"))
         head = {"id": f"rerank-{uuid.uuid4().hex}", "model": state.service.name}
         return JsonReply({**head, **ranking_body(body, found)}, headers=truncation_header(found))
 

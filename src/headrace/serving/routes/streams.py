@@ -7,35 +7,48 @@ import asyncio
 import json
 import time
 from collections.abc import Sequence
-from typing import NotRequired, TypedDict
 
 from fastapi import Response
 from starlette.types import Receive, Scope, Send
 
 from headrace.errors import DeadlineExceededError
 from headrace.events import WorkUnitSent
-from headrace.openai_protocol import usage
+from headrace.openai_protocol import GeneratorAnswer, usage
 from headrace.records import JsonObject
 from headrace.serving.admission.waiting import CancelScope
 from headrace.serving.errors import ApiError, ClientGoneError
 from headrace.serving.protocol.requests import ChatRequest, CompletionRequest
 from headrace.serving.service import Call, RequestInFlight, Service
 
-_HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
-
-
-class StreamedText(TypedDict):
-    """The output of a generator."""
-
-    text: str
-    finish_reason: str
-    prompt_tokens: int
-    completion_tokens: int
-    cached_tokens: NotRequired[int]
-
 
 class StreamChunks(abc.ABC):
-    """Formats the chunks of a stream.
+    """Writes a stream as its protocol has it."""
+
+    media_type = "text/event-stream; charset=utf-8"
+
+    def begin(self) -> bytes:
+        """What comes first."""
+        return b""
+
+    @abc.abstractmethod
+    def delta(self, index: int, text: str) -> bytes:
+        """More text of the answer to record `index`."""
+
+    @abc.abstractmethod
+    def ended(self, index: int, answer: GeneratorAnswer) -> bytes:
+        """The end of the answer to record `index`, all of whose text was sent."""
+
+    def finish(self, answers: Sequence[GeneratorAnswer]) -> bytes:  # noqa: ARG002 - for those that report usage
+        """What comes last."""
+        return b""
+
+    @abc.abstractmethod
+    def failure(self, error: ApiError) -> bytes:
+        """An error, after which nothing comes."""
+
+
+class OpenAIChunks(StreamChunks):
+    """The chunks of OpenAI's API.
 
     Args:
         head: fields of every chunk.
@@ -44,33 +57,46 @@ class StreamChunks(abc.ABC):
 
     def __init__(self, head: JsonObject, body: CompletionRequest | ChatRequest) -> None:
         self._head = head
-        self.with_usage = body.wants_usage
+        self._with_usage = body.wants_usage
         self._n = body.choices
 
     @abc.abstractmethod
     def choice(self, index: int, text: str, finish_reason: str | None) -> JsonObject:
         """A delta of the answer to record `index`."""
 
-    def delta(self, index: int, text: str, finish_reason: str | None) -> bytes:
-        """The event for a delta."""
-        extra = {"usage": None} if self.with_usage else {}
+    def delta(self, index: int, text: str) -> bytes:
+        """The event for more text."""
+        return self._chunk(index, text, None)
+
+    def ended(self, index: int, answer: GeneratorAnswer) -> bytes:
+        """The event with the reason of the end."""
+        return self._chunk(index, "", answer["finish_reason"])
+
+    def _chunk(self, index: int, text: str, finish_reason: str | None) -> bytes:
+        extra = {"usage": None} if self._with_usage else {}
         return event({**self._head, "choices": [self.choice(index, text, finish_reason)], **extra})
 
-    def tokens(self, answers: Sequence[StreamedText]) -> bytes:
-        """The event that reports usage."""
-        return event({**self._head, "choices": [], "usage": usage(answers, self._n)})
+    def finish(self, answers: Sequence[GeneratorAnswer]) -> bytes:
+        """The event that reports usage, if it is wanted, and the end."""
+        tokens = event({**self._head, "choices": [], "usage": usage(answers, self._n)}) if self._with_usage else b""
+        return tokens + b"data: [DONE]\n\n"
+
+    def failure(self, error: ApiError) -> bytes:
+        """An event with a field `error`, as OpenAI's clients expect."""
+        return event(error.body)
 
 
-def event(content: object) -> bytes:
+def event(content: object, name: str = "") -> bytes:
     """One server-sent event."""
-    return b"data: " + json.dumps(content, separators=(",", ":")).encode() + b"\n\n"
+    head = f"event: {name}\n".encode() if name else b""
+    return head + b"data: " + json.dumps(content, separators=(",", ":")).encode() + b"\n\n"
 
 
 class EventStream(Response):
     """A streamed response for one or more records.
 
     An engine that does not report progress sends each answer as one delta. The status is 200 once the records are
-    accepted; a later error is sent as an event with an `error` field, as OpenAI's clients expect.
+    accepted; a later error is sent as the protocol's `failure`.
     """
 
     media_type = "text/event-stream"
@@ -84,7 +110,7 @@ class EventStream(Response):
         self._size = size
         self._call = call
         self._chunks = chunks
-        self._answers: dict[int, StreamedText] = {}
+        self._answers: dict[int, GeneratorAnswer] = {}
         self._texts: dict[int, str] = {}
         self._sent: dict[int, int] = {}
         self._changed = asyncio.Event()
@@ -95,7 +121,9 @@ class EventStream(Response):
         """Serve the stream."""
         with RequestInFlight(self._service, self._records, self._size, self._call) as request:
             futures = await request.submit(self._note)
-            await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
+            headers = [(b"content-type", self._chunks.media_type.encode()), (b"cache-control", b"no-cache")]
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            await self._write(send, self._chunks.begin())
             await self._stream(futures, request.scope, send)
             request.answered(list(self._answers.values()))
 
@@ -103,7 +131,7 @@ class EventStream(Response):
         self._texts[index] = text
         self._changed.set()
 
-    async def _stream(self, futures: Sequence[asyncio.Future[StreamedText]], wait: CancelScope, send: Send) -> None:
+    async def _stream(self, futures: Sequence[asyncio.Future[GeneratorAnswer]], wait: CancelScope, send: Send) -> None:
         """Send new text as it arrives, until every record has ended."""
         for future in futures:
             future.add_done_callback(lambda _: self._changed.set())
@@ -117,12 +145,11 @@ class EventStream(Response):
                 events += [self._last(index, left.pop(index), wait) for index in ended]
             except (ApiError, DeadlineExceededError) as error:
                 failure = self._service.to_api_error(error, self._call)
-                await self._write(send, event(failure.body), last=True)
+                await self._write(send, self._chunks.failure(failure), last=True)
                 return
             await self._write(send, b"".join(events))
         answers = [answer for _, answer in sorted(self._answers.items())]
-        tail = self._chunks.tokens(answers) if self._chunks.with_usage else b""
-        await self._write(send, tail + b"data: [DONE]\n\n", last=True)
+        await self._write(send, self._chunks.finish(answers), last=True)
 
     def _new_text(self, index: int) -> bytes:
         text, sent = self._texts.pop(index), self._sent.get(index, 0)
@@ -130,7 +157,7 @@ class EventStream(Response):
         if len(text) <= sent:
             return b""
         self._notify(index)
-        return self._chunks.delta(index, text[sent:], None)
+        return self._chunks.delta(index, text[sent:])
 
     def _notify(self, index: int) -> None:
         """Notify the listener of a delta."""
@@ -144,7 +171,7 @@ class EventStream(Response):
         since = self._started if before is None else before
         listener(WorkUnitSent(before is None, now - since, now))
 
-    def _last(self, index: int, future: asyncio.Future[StreamedText], wait: CancelScope) -> bytes:
+    def _last(self, index: int, future: asyncio.Future[GeneratorAnswer], wait: CancelScope) -> bytes:
         """The last events of an answer.
 
         Raises:
@@ -159,9 +186,7 @@ class EventStream(Response):
         rest = answer["text"][self._sent.get(index, 0) :]
         if rest:
             self._notify(index)
-        return (self._chunks.delta(index, rest, None) if rest else b"") + self._chunks.delta(
-            index, "", answer["finish_reason"]
-        )
+        return (self._chunks.delta(index, rest) if rest else b"") + self._chunks.ended(index, answer)
 
     async def _write(self, send: Send, content: bytes, *, last: bool = False) -> None:
         """Send bytes. A client that does not read them in time counts as disconnected."""

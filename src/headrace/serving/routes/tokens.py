@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 
 from fastapi import APIRouter, Request, Response
 
 from headrace.engines.capabilities import TOKENIZING, TokenizingEngine
 from headrace.errors import RecordError
+from headrace.records import JsonObject
 from headrace.serving.errors import ApiError, api_error
 from headrace.serving.http.direct import DirectRoute
 from headrace.serving.protocol.responses import JsonReply
@@ -23,7 +25,8 @@ def router(state: ServerState) -> APIRouter:
     @routes.post("/tokenize", response_model=Tokenized)
     async def tokenize(body: TokenizeRequest, request: Request) -> Response:
         """Token ids of a text or a chat, as the model gets them before they are cut."""
-        engine = _engine(state, body.model)
+        state.check_model(body.model)
+        engine = tokenizing(state)
         value, param = body.value(), "prompt" if body.messages is None else "messages"
         state.check_length(chars_in(value), param)
         try:
@@ -37,7 +40,8 @@ def router(state: ServerState) -> APIRouter:
     @routes.post("/detokenize", response_model=Detokenized)
     async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
         """The text of token ids, special tokens included."""
-        engine = _engine(state, body.model)
+        state.check_model(body.model)
+        engine = tokenizing(state)
         try:
             return JsonReply({"prompt": await state.service.on_thread(engine.detokenize, body.tokens)})
         except RecordError as error:
@@ -46,9 +50,42 @@ def router(state: ServerState) -> APIRouter:
     return routes
 
 
-def _engine(state: ServerState, model: str | None) -> TokenizingEngine:
-    state.check_model(model)
+def tokenizing(state: ServerState) -> TokenizingEngine:
+    """The engine, if it makes tokens.
+
+    Raises:
+        ApiError: 404 if it does not.
+    """
     engine = TOKENIZING.of(state.service.engine)
     if engine is None:
         raise ApiError(404, "the engine of this server does not give its tokens", code="no_tokenizer")
     return engine
+
+
+async def token_entries(
+    state: ServerState, texts: Sequence[str], special: bool, request: Request
+) -> list[list[JsonObject]]:
+    """The tokens of texts, as Hugging Face's servers list them. Where each is in its text is not known.
+
+    Args:
+        state: of the server.
+        texts: in the field `inputs`.
+        special: whether to add special tokens.
+        request: the request.
+    """
+    engine = tokenizing(state)
+    state.check_texts(texts, "inputs")
+
+    def tokens(text: str) -> list[JsonObject]:
+        own = engine.tokenize(text, add_special_tokens=False)
+        ids = engine.tokenize(text, add_special_tokens=True) if special else own
+        first = next((at for at in range(len(ids)) if ids[at : at + len(own)] == own), 0)
+        return [
+            {"id": one, "text": word, "special": not first <= at < first + len(own), "start": None, "stop": None}
+            for at, (one, word) in enumerate(zip(ids, engine.token_strings(ids), strict=True))
+        ]
+
+    try:
+        return [await state.service.on_thread(tokens, text) for text in texts]
+    except RecordError as error:
+        raise api_error(error, "inputs", request.scope["headrace_request_id"]) from error

@@ -9,7 +9,7 @@ os.environ |= {"ANONYMIZED_TELEMETRY": "False", "OPENAI_API_KEY": "none"}
 import chromadb
 from chromadb.utils.embedding_functions import OpenAIEmbeddingFunction
 
-embed, _, _, _ = sys.argv[1:]
+embed, _, _, *_ = sys.argv[1:]
 collection = chromadb.EphemeralClient().create_collection(
     "texts", embedding_function=OpenAIEmbeddingFunction(api_base=f"{embed}/v1")
 )

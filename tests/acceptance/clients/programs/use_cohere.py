@@ -5,7 +5,7 @@ import sys
 
 import cohere
 
-_, _, rank, _ = sys.argv[1:]
+_, _, rank, *_ = sys.argv[1:]
 asked = {"model": "ranker", "query": "canal", "documents": ["a mill", "a canal"], "top_n": 1}
 print(
     json.dumps(

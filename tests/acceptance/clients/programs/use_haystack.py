@@ -11,7 +11,7 @@ from haystack.components.embedders import OpenAIDocumentEmbedder, OpenAITextEmbe
 from haystack.components.generators.chat import OpenAIChatGenerator
 from haystack.dataclasses import ChatMessage
 
-embed, generate, rank, _ = sys.argv[1:]
+embed, generate, rank, *_ = sys.argv[1:]
 documents = [Document(content=text) for text in ("a mill", "a canal")]
 pieces = []
 chat = OpenAIChatGenerator(model="arithmetic", api_base_url=f"{generate}/v1")

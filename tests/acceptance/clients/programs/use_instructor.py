@@ -8,7 +8,7 @@ from instructor.core import InstructorRetryException
 from openai import OpenAI
 from pydantic import BaseModel
 
-_, generate, _, json_server = sys.argv[1:]
+_, generate, _, json_server, *_ = sys.argv[1:]
 
 
 class Sum(BaseModel):

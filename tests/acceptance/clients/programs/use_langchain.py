@@ -6,7 +6,7 @@ import os
 import sys
 from pathlib import Path
 
-embed, generate, rank, _ = sys.argv[1:]
+embed, generate, rank, *_ = sys.argv[1:]
 # LangChain makes OpenAI's token ids with a file that it would download; LlamaIndex ships with it.
 [index] = importlib.util.find_spec("llama_index.core").submodule_search_locations
 os.environ["TIKTOKEN_CACHE_DIR"] = str(Path(index) / "_static" / "tiktoken_cache")

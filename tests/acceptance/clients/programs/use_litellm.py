@@ -8,7 +8,7 @@ os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # or it looks for prices on
 
 import litellm
 
-embed, generate, rank, _ = sys.argv[1:]
+embed, generate, rank, *_ = sys.argv[1:]
 messages = [{"role": "user", "content": "What is 2 plus 3?"}]
 chat = {"messages": messages, "api_base": f"{generate}/v1", "api_key": "none"}
 texts = {"input": ["a mill", "a canal"], "api_base": f"{embed}/v1", "api_key": "none"}

@@ -10,7 +10,7 @@ from llama_index.embeddings.text_embeddings_inference import TextEmbeddingsInfer
 from llama_index.llms.openai_like import OpenAILike
 from llama_index.postprocessor.jinaai_rerank import JinaRerank
 
-embed, generate, rank, _ = sys.argv[1:]
+embed, generate, rank, *_ = sys.argv[1:]
 texts = OpenAILikeEmbedding(model_name="all-MiniLM-L6-v2", api_base=f"{embed}/v1", api_key="none")
 tei = TextEmbeddingsInference(model_name="all-MiniLM-L6-v2", base_url=embed)
 chat = OpenAILike(model="arithmetic", api_base=f"{generate}/v1", api_key="none", is_chat_model=True)

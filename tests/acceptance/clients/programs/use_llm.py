@@ -7,7 +7,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-_, generate, _, _ = sys.argv[1:]
+_, generate, _, *_ = sys.argv[1:]
 with tempfile.TemporaryDirectory() as folder:
     entry = {"model_id": "arithmetic", "model_name": "arithmetic", "api_base": f"{generate}/v1"}
     Path(folder, "extra-openai-models.yaml").write_text(json.dumps([entry]))

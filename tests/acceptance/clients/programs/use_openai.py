@@ -5,7 +5,7 @@ import sys
 
 from openai import OpenAI
 
-embed, generate, rank, _ = sys.argv[1:]
+embed, generate, rank, *_ = sys.argv[1:]
 messages = [{"role": "user", "content": "What is 2 plus 3?"}]
 texts, chat = OpenAI(base_url=f"{embed}/v1", api_key="none"), OpenAI(base_url=f"{generate}/v1", api_key="none")
 stream = chat.chat.completions.create(model="arithmetic", messages=messages, stream=True)

@@ -1,0 +1,168 @@
+"""Requests, answers and errors of Anthropic's Messages API."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from headrace.openai_protocol import GeneratorAnswer
+from headrace.records import JsonObject
+from headrace.serving.errors import ApiError
+from headrace.serving.protocol.requests import ChatRequest, RequestFields, Seconds
+from headrace.wording import shown
+
+_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+Blocks = str | list[JsonObject]
+
+
+def errors(error: ApiError) -> tuple[int, JsonObject]:
+    """The status and body of an error."""
+    kind = _TYPES.get(error.status_code, "invalid_request_error" if error.status_code < 500 else "api_error")
+    return error.status_code, {"type": "error", "error": {"type": kind, "message": error.message}}
+
+
+class CountTokensRequest(RequestFields):
+    """POST /v1/messages/count_tokens."""
+
+    model: str
+    messages: Annotated[list[JsonObject], Field(min_length=1)]
+    system: Blocks | None = None
+    tools: list[JsonObject] | None = None
+    tool_choice: JsonObject | None = None
+    thinking: JsonObject | None = None
+    cache_control: JsonObject | None = None
+    timeout: Seconds | None = None
+
+    def chat(self) -> list[JsonObject]:
+        """The messages as OpenAI's API has them.
+
+        Raises:
+            ApiError: 400 for a block that no model here takes.
+        """
+        if self.thinking is not None and self.thinking.get("type") != "disabled":
+            message = f"thinking is {shown(self.thinking)}: no engine here takes it; leave it out"
+            raise ApiError(400, message, code="invalid_value", param="thinking")
+        system: list[JsonObject] = []
+        if self.system:
+            system = [{"role": "system", "content": _text(self.system, "system")}]
+        return [
+            *system,
+            *(one for at, given in enumerate(self.messages) for one in _messages(given, f"messages.{at}")),
+        ]
+
+
+class MessagesRequest(CountTokensRequest):
+    """POST /v1/messages."""
+
+    max_tokens: Annotated[int, Field(ge=1)]
+    stream: bool | None = None
+    temperature: Annotated[float | None, Field(ge=0, le=1)] = None
+    top_p: Annotated[float | None, Field(gt=0, le=1)] = None
+    top_k: Annotated[int | None, Field(ge=0)] = None
+    stop_sequences: list[str] | None = None
+
+    def request(self) -> ChatRequest:
+        """The same request as OpenAI's API has it. Raises as `chat`."""
+        given: JsonObject = {name: getattr(self, name) for name in ("model", "max_tokens", "stream", "timeout")}
+        given |= {name: getattr(self, name) for name in ("temperature", "top_p", "top_k")}
+        given |= {"messages": self.chat(), "stop": self.stop_sequences or None}
+        if self.tools:
+            given["tools"] = [_tool(one, f"tools.{at}") for at, one in enumerate(self.tools)]
+        if self.tool_choice is not None:
+            given["tool_choice"] = _choice(self.tool_choice)
+        return ChatRequest.model_validate(given)
+
+
+def _messages(message: JsonObject, place: str) -> list[JsonObject]:
+    """A message as OpenAI's API has it: results of tools are messages of their own there."""
+    content = message.get("content")
+    if not isinstance(content, list):
+        return [message]
+    parts: list[JsonObject] = []
+    calls: list[JsonObject] = []
+    results: list[JsonObject] = []
+    for at, block in enumerate(content):
+        kind, where = block.get("type") if isinstance(block, dict) else None, f"{place}.content.{at}"
+        if kind == "text":
+            parts.append({"type": "text", "text": block.get("text")})
+        elif kind == "image":
+            parts.append({"type": "image_url", "image_url": {"url": _url(block.get("source"), where)}})
+        elif kind == "tool_use":
+            function = {"name": block.get("name"), "arguments": json.dumps(block.get("input"))}
+            calls.append({"id": block.get("id"), "type": "function", "function": function})
+        elif kind == "tool_result":
+            said = _text(block.get("content") or "", f"{where}.content")
+            results.append({"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": said})
+        else:
+            known = "text, image, tool_use and tool_result"
+            raise ApiError(400, f"{where} is {shown(block)}: known are {known}", code="invalid_value", param=where)
+    own = {"role": message.get("role"), "content": parts or None}
+    if calls:
+        own["tool_calls"] = calls
+    return [*results, own] if parts or calls or not results else results
+
+
+def _text(content: object, place: str) -> str:
+    """The text of a text or of a list of blocks of text."""
+    if isinstance(content, str):
+        return content
+    if isinstance(content, list) and all(isinstance(one, dict) and isinstance(one.get("text"), str) for one in content):
+        return "\n".join(one["text"] for one in content)
+    raise ApiError(400, f"{place} must be a text or blocks of text", code="invalid_value", param=place)
+
+
+def _url(source: object, place: str) -> str:
+    found = source if isinstance(source, dict) else {}
+    if found.get("type") == "base64":
+        return f"data:{found.get('media_type')};base64,{found.get('data')}"
+    if isinstance(found.get("url"), str):
+        return str(found["url"])
+    raise ApiError(400, f"{place}.source must be base64 or a URL", code="invalid_value", param=f"{place}.source")
+
+
+def _tool(tool: JsonObject, place: str) -> JsonObject:
+    if "input_schema" not in tool:
+        message = f"{place} is {shown(tool)}: only tools with input_schema are known"
+        raise ApiError(400, message, code="invalid_value", param=place)
+    function: JsonObject = {name: tool[name] for name in ("name", "description") if name in tool}
+    return {"type": "function", "function": {**function, "parameters": tool["input_schema"]}}
+
+
+def _choice(choice: JsonObject) -> object:
+    kind = choice.get("type")
+    if kind == "tool":
+        return {"type": "function", "function": {"name": choice.get("name")}}
+    if kind not in ("auto", "any", "none"):
+        message = f"tool_choice is {shown(choice)}: its type must be auto, any, tool or none"
+        raise ApiError(400, message, code="invalid_value", param="tool_choice")
+    return "required" if kind == "any" else kind
+
+
+def stop_reason(answer: GeneratorAnswer) -> Literal["end_turn", "max_tokens"]:
+    """Why the answer ended."""
+    return "max_tokens" if answer["finish_reason"] == "length" else "end_turn"
+
+
+def usage(answers: Sequence[GeneratorAnswer]) -> JsonObject:
+    """The tokens of an answer, or none before it is there."""
+    for answer in answers:
+        cached = answer.get("cached_tokens", 0)
+        return {
+            "input_tokens": answer["prompt_tokens"] - cached,
+            "cache_read_input_tokens": cached,
+            "output_tokens": answer["completion_tokens"],
+        }
+    return {"input_tokens": 0, "output_tokens": 0}

@@ -1,0 +1,130 @@
+"""Requests, answers and errors of Cohere's API."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from pydantic import FailFast, Field
+
+from headrace.engines.base import PromptedText
+from headrace.engines.networks.quantizing import quantized
+from headrace.engines.options import OutputDtype
+from headrace.errors import RecordError
+from headrace.openai_protocol import GeneratorAnswer
+from headrace.records import JsonObject
+from headrace.serving.errors import ApiError
+from headrace.serving.protocol.requests import ChatRequest, RequestFields, Seconds, prompted
+from headrace.serving.protocol.responses import as_base64
+
+_PROMPTS = {
+    "search_query": ("search_query", "query"),
+    "search_document": ("search_document", "document", "passage"),
+    "classification": ("classification",),
+    "clustering": ("clustering",),
+}
+"""Names of the prompts that may stand for an `input_type`, the best first."""
+
+EmbeddingType = Literal["float", "int8", "uint8", "binary", "ubinary", "base64"]
+
+
+def errors(error: ApiError) -> tuple[int, JsonObject]:
+    """The status and body of an error."""
+    return error.status_code, {"message": error.message}
+
+
+class EmbedV1Request(RequestFields):
+    """POST /v1/embed."""
+
+    model: str | None = None
+    texts: Annotated[list[str], FailFast()]
+    input_type: Literal["search_query", "search_document", "classification", "clustering"] | None = None
+    embedding_types: list[EmbeddingType] | None = None
+    truncate: Literal["NONE", "END"] | None = None
+    timeout: Seconds | None = None
+
+    def inputs(self, known: Sequence[str]) -> list[str] | list[PromptedText]:
+        """The inputs for the engine, with a prompt for the type of input if the model has one."""
+        wanted = _PROMPTS.get(self.input_type or "", ())
+        return prompted(self.texts, next((name for name in wanted if name in known), None))
+
+
+class EmbedRequest(EmbedV1Request):
+    """POST /v2/embed."""
+
+    output_dimension: Annotated[int | None, Field(ge=1)] = None
+    images: None = None
+    priority: int | None = None
+
+
+class CohereChatRequest(RequestFields):
+    """POST /v2/chat."""
+
+    model: str
+    messages: Annotated[list[JsonObject], Field(min_length=1)]
+    stream: bool | None = None
+    max_tokens: Annotated[int | None, Field(ge=1)] = None
+    temperature: Annotated[float | None, Field(ge=0)] = None
+    p: Annotated[float | None, Field(gt=0, le=1)] = None
+    k: Annotated[int | None, Field(ge=0)] = None
+    seed: Annotated[int | None, Field(ge=0, lt=1 << 63)] = None
+    frequency_penalty: Annotated[float | None, Field(ge=-2, le=2)] = None
+    presence_penalty: Annotated[float | None, Field(ge=-2, le=2)] = None
+    stop_sequences: list[str] | None = None
+    response_format: JsonObject | None = None
+    tools: list[JsonObject] | None = None
+    tool_choice: Literal["REQUIRED", "NONE"] | None = None
+    safety_mode: Literal["OFF", "NONE"] | None = None
+    priority: int | None = None
+    timeout: Seconds | None = None
+
+    def request(self) -> ChatRequest:
+        """The same request as OpenAI's API has it."""
+        same = ("model", "messages", "stream", "max_tokens", "temperature", "seed", "timeout")
+        given: JsonObject = {name: getattr(self, name) for name in same}
+        given |= {name: getattr(self, name) for name in ("frequency_penalty", "presence_penalty")}
+        given |= {"top_p": self.p, "top_k": self.k, "stop": self.stop_sequences or None}
+        if self.tools:
+            given["tools"] = self.tools
+        if self.tool_choice is not None:
+            given["tool_choice"] = self.tool_choice.lower()
+        if self.response_format is not None:
+            given["response_format"] = _format(self.response_format)
+        return ChatRequest.model_validate(given)
+
+
+def _format(wanted: JsonObject) -> JsonObject:
+    schema = wanted.get("json_schema", wanted.get("schema"))
+    if wanted.get("type") != "json_object" or schema is None:
+        return wanted
+    return {"type": "json_schema", "json_schema": {"name": "response", "schema": schema}}
+
+
+def finish_reason(answer: GeneratorAnswer) -> str:
+    """Why the answer ended."""
+    return "MAX_TOKENS" if answer["finish_reason"] == "length" else "COMPLETE"
+
+
+def usage(answer: GeneratorAnswer) -> JsonObject:
+    """The tokens of an answer."""
+    tokens = {"input_tokens": answer["prompt_tokens"], "output_tokens": answer["completion_tokens"]}
+    return {"billed_units": tokens, "tokens": tokens}
+
+
+def in_type(vectors: Sequence[Any], wanted: EmbeddingType) -> list[Any]:
+    """Vectors in a type of numbers.
+
+    Raises:
+        RecordError: a vector holds NaN or an infinity.
+    """
+    if wanted == "float":
+        return list(vectors)
+    if wanted == "base64":
+        return [as_base64(one) for one in vectors]
+    dtype: OutputDtype = wanted
+    found = quantized(np.asarray(vectors, np.float32), dtype)
+    for one in found:
+        if isinstance(one, RecordError):
+            raise one
+    return list(found)

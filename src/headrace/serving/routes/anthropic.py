@@ -1,0 +1,112 @@
+"""Anthropic's Messages API: /v1/messages, whole and streamed, and /v1/messages/count_tokens."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+from fastapi import APIRouter, Request, Response
+
+from headrace.engines.declaring import Task
+from headrace.errors import RecordError
+from headrace.openai_protocol import GeneratorAnswer
+from headrace.records import JsonObject
+from headrace.serving.errors import ApiError, api_error
+from headrace.serving.http.direct import DirectRoute
+from headrace.serving.protocol.anthropic import CountTokensRequest, MessagesRequest, errors, stop_reason, usage
+from headrace.serving.protocol.responses import JsonReply
+from headrace.serving.protocol.schemas import ERRORS
+from headrace.serving.protocols import ServerProtocol
+from headrace.serving.routes.generation import AnswerForm, converse
+from headrace.serving.routes.streams import StreamChunks, event
+from headrace.serving.routes.tokens import tokenizing
+from headrace.serving.state import ServerState
+
+
+def _routers(state: ServerState, task: Task) -> Iterator[APIRouter]:
+    if task.outputs == "text":
+        yield _router(state)
+
+
+def _router(state: ServerState) -> APIRouter:
+    router = APIRouter(tags=["Anthropic"], responses=ERRORS, route_class=DirectRoute)
+
+    @router.post("/v1/messages", responses={200: {"content": {"text/event-stream": {}}}})
+    async def messages(body: MessagesRequest, request: Request) -> Response:
+        """Generate the next message of a chat."""
+        name = state.service.name
+
+        def whole(answers: Sequence[GeneratorAnswer]) -> JsonObject:
+            [answer] = answers
+            content: list[JsonObject] = [{"type": "text", "text": answer["text"]}]
+            return {**_message(name, content, usage(answers)), "stop_reason": stop_reason(answer)}
+
+        return await converse(state, body.request(), request, AnswerForm(whole, lambda: _Events(name), "messages"))
+
+    @router.post("/v1/messages/count_tokens")
+    async def count_tokens(body: CountTokensRequest, request: Request) -> Response:
+        """Count the tokens of a chat."""
+        state.check_model(body.model)
+        chat = body.chat()
+        state.check_messages(chat)
+        count = partial(tokenizing(state).tokenize, add_special_tokens=False)
+        try:
+            return JsonReply({"input_tokens": len(await state.service.on_thread(count, chat))})
+        except RecordError as error:
+            raise api_error(error, "messages", request.scope["headrace_request_id"]) from error
+
+    return router
+
+
+def _message(model: str, content: Sequence[JsonObject], tokens: JsonObject) -> JsonObject:
+    return {
+        "id": f"msg_{uuid.uuid4().hex}",
+        "type": "message",
+        "role": "assistant",
+        "model": model,
+        "content": content,
+        "stop_reason": None,
+        "stop_sequence": None,
+        "usage": tokens,
+    }
+
+
+class _Events(StreamChunks):
+    """The events of a message of one block. What its prompt costs is known at its end."""
+
+    def __init__(self, model: str) -> None:
+        self._model = model
+
+    def begin(self) -> bytes:
+        """The beginning of the message and of its block."""
+        block = {"type": "text", "text": ""}
+        return (
+            _event("message_start", message=_message(self._model, [], usage(())))
+            + _event("content_block_start", index=0, content_block=block)
+            + _event("ping")
+        )
+
+    def delta(self, index: int, text: str) -> bytes:
+        """The event for more text."""
+        return _event("content_block_delta", index=index, delta={"type": "text_delta", "text": text})
+
+    def ended(self, index: int, answer: GeneratorAnswer) -> bytes:
+        """The end of the block and of the message."""
+        ending = {"stop_reason": stop_reason(answer), "stop_sequence": None}
+        return _event("content_block_stop", index=index) + _event("message_delta", delta=ending, usage=usage([answer]))
+
+    def finish(self, answers: Sequence[GeneratorAnswer]) -> bytes:  # noqa: ARG002 - told in `ended`
+        """The last event."""
+        return _event("message_stop")
+
+    def failure(self, error: ApiError) -> bytes:
+        """The event for an error."""
+        return event(errors(error)[1], "error")
+
+
+def _event(kind: str, **content: object) -> bytes:
+    return event({"type": kind, **content}, kind)
+
+
+PROTOCOL = ServerProtocol(name="anthropic", routers=_routers, errors=errors, order=12)

@@ -1,0 +1,137 @@
+"""Cohere's API: /v2/embed, /v1/embed and /v2/chat. /v1/rerank and /v2/rerank are in `pairs`."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator, Sequence
+
+from fastapi import APIRouter, Request, Response
+
+from headrace.engines.declaring import Task
+from headrace.openai_protocol import GeneratorAnswer
+from headrace.records import JsonObject
+from headrace.serving.errors import ApiError
+from headrace.serving.http.direct import DirectRoute
+from headrace.serving.protocol.cohere import (
+    CohereChatRequest,
+    EmbedRequest,
+    EmbedV1Request,
+    errors,
+    finish_reason,
+    in_type,
+    usage,
+)
+from headrace.serving.protocol.responses import JsonReply
+from headrace.serving.protocol.schemas import ERRORS
+from headrace.serving.protocol.vectors import shortener
+from headrace.serving.protocols import ServerProtocol
+from headrace.serving.routes.generation import AnswerForm, converse
+from headrace.serving.routes.streams import StreamChunks, event
+from headrace.serving.routes.text import truncation_header
+from headrace.serving.service import RequestAnswers
+from headrace.serving.state import ServerState
+
+
+def _routers(state: ServerState, task: Task) -> Iterator[APIRouter]:
+    if task.outputs == "vector" and not task.images:
+        yield _embeddings(state)
+    elif task.outputs == "text":
+        yield _chats(state)
+
+
+def _embeddings(state: ServerState) -> APIRouter:
+    router = APIRouter(tags=["Cohere"], responses=ERRORS, route_class=DirectRoute)
+
+    async def infer(body: EmbedV1Request, request: Request) -> RequestAnswers:
+        state.check_model(body.model)
+        texts = body.inputs(state.service.profile.prompt_names)
+        size = state.check_texts(texts, "texts")
+        call = state.call(request, body.timeout, "texts", may_cut=body.truncate != "NONE")
+        return await state.service.infer(texts, size, call)
+
+    def reply(body: EmbedV1Request, answers: RequestAnswers, vectors: Sequence[object], version: str) -> Response:
+        kinds = body.embedding_types or (["float"] if version == "2" else None)
+        found: object = vectors
+        if kinds is not None:
+            found = {kind: in_type(vectors, kind) for kind in kinds}
+        content: JsonObject = {
+            "id": str(uuid.uuid4()),
+            "embeddings": found,
+            "texts": body.texts,
+            "meta": {"api_version": {"version": version}, "billed_units": {"input_tokens": answers.cost}},
+            "response_type": "embeddings_floats" if kinds is None else "embeddings_by_type",
+        }
+        return JsonReply(content, headers=truncation_header(answers))
+
+    @router.post("/v2/embed")
+    async def embed(body: EmbedRequest, request: Request) -> Response:
+        """Embed texts, in one type of numbers or several."""
+        shorten = shortener(body.output_dimension, state.service)
+        answers = await infer(body, request)
+        return reply(body, answers, [shorten(one) for one in answers.outputs], "2")
+
+    @router.post("/v1/embed")
+    async def embed_v1(body: EmbedV1Request, request: Request) -> Response:
+        """Embed texts, as the older client has it."""
+        answers = await infer(body, request)
+        return reply(body, answers, answers.outputs, "1")
+
+    return router
+
+
+def _chats(state: ServerState) -> APIRouter:
+    router = APIRouter(tags=["Cohere"], responses=ERRORS, route_class=DirectRoute)
+
+    @router.post("/v2/chat", responses={200: {"content": {"text/event-stream": {}}}})
+    async def chat(body: CohereChatRequest, request: Request) -> Response:
+        """Generate the next message of a chat."""
+
+        def whole(answers: Sequence[GeneratorAnswer]) -> JsonObject:
+            [answer] = answers
+            message = {"role": "assistant", "content": [{"type": "text", "text": answer["text"]}]}
+            ending = {"finish_reason": finish_reason(answer), "usage": usage(answer)}
+            return {"id": str(uuid.uuid4()), "message": message, **ending}
+
+        return await converse(state, body.request(), request, AnswerForm(whole, _Events, "messages"))
+
+    return router
+
+
+class _Events(StreamChunks):
+    """The events of a message of one text."""
+
+    def __init__(self) -> None:
+        self._id = str(uuid.uuid4())
+
+    def begin(self) -> bytes:
+        """The beginning of the message and of its text."""
+        message = {"role": "assistant", "content": [], "tool_plan": "", "tool_calls": [], "citations": []}
+        text = {"content": {"type": "text", "text": ""}}
+        return _event("message-start", id=self._id, delta={"message": message}) + _event(
+            "content-start", index=0, delta={"message": text}
+        )
+
+    def delta(self, index: int, text: str) -> bytes:
+        """The event for more text."""
+        return _event("content-delta", index=index, delta={"message": {"content": {"text": text}}})
+
+    def ended(self, index: int, answer: GeneratorAnswer) -> bytes:
+        """The end of the text and of the message."""
+        ending = {"finish_reason": finish_reason(answer), "usage": usage(answer)}
+        return _event("content-end", index=index) + _event("message-end", id=self._id, delta=ending)
+
+    def finish(self, answers: Sequence[GeneratorAnswer]) -> bytes:  # noqa: ARG002 - told in `ended`
+        """The end of the stream."""
+        return b"data: [DONE]\n\n"
+
+    def failure(self, error: ApiError) -> bytes:
+        """The end of the message, with an error."""
+        ending = {"finish_reason": "ERROR", "error": error.message}
+        return _event("message-end", id=self._id, delta=ending) + b"data: [DONE]\n\n"
+
+
+def _event(kind: str, **content: object) -> bytes:
+    return event({"type": kind, **content}, kind)
+
+
+PROTOCOL = ServerProtocol(name="cohere", routers=_routers, errors=errors, order=14)
