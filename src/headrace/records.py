@@ -62,11 +62,55 @@ class TableRow(dict[str, object]):
         return TableRow, (dict(self), self.exact)
 
 
+def outer(name: str) -> str:
+    """The column of a name such as `column.key`, if no column has the whole name."""
+    return name.partition(".")[0]
+
+
+def value_at(row: Mapping[str, object], name: str) -> object:
+    """The value of a column of a row, or the one in its mappings that `column.key` names.
+
+    A column with the whole name comes first.
+
+    Raises:
+        RecordError: there is none, or it cannot be read.
+    """
+    try:
+        return row[name]
+    except KeyError:
+        pass
+    column, *keys = name.split(".")
+    try:
+        value = row[column]
+    except KeyError:
+        raise RecordError(f"the record has no column {column!r}") from None
+    for key in keys:
+        if type(value) is Unreadable:
+            raise value.refusal(column)
+        if not isinstance(value, dict) or key not in value:
+            raise RecordError(f"the record has no {name!r}: column {column!r} has no key {key!r}")
+        value = value[key]
+    return value
+
+
+def has_value(row: Mapping[str, object], name: str) -> bool:
+    """Whether a row has a column, or the value in one that `column.key` names."""
+    if name in row or "." not in name:
+        return name in row
+    value = row.get(outer(name))
+    for key in name.split(".")[1:]:
+        if not isinstance(value, dict) or key not in value:
+            return type(value) is Unreadable
+        value = value[key]
+    return True
+
+
 def keep_exact(row: object, names: Sequence[str]) -> None:
     """Drop the exact values of a row, except for these columns."""
     row = row.read if type(row) is JoinedRow else row
     if type(row) is TableRow:
-        row.exact = {name: cell for name in names if (cell := row.exact.get(name)) is not None} if names else {}
+        kept = {*names, *map(outer, names)}
+        row.exact = {name: cell for name in kept if (cell := row.exact.get(name)) is not None} if names else {}
 
 
 def kept_value(row: Mapping[str, object], name: str, *, exact: bool) -> object:
@@ -80,6 +124,8 @@ def kept_value(row: Mapping[str, object], name: str, *, exact: bool) -> object:
     Raises:
         RecordError: it cannot be read.
     """
+    if "." in name and name not in row:
+        return _inner_value(row, name, exact=exact)
     value = row.get(name)
     table = row.read if type(row) is JoinedRow and name in row.read and row.read[name] is value else row
     if type(value) is Unreadable and not (exact and value.is_exact):
@@ -90,6 +136,16 @@ def kept_value(row: Mapping[str, object], name: str, *, exact: bool) -> object:
     if cell is not None and type(value) is Unreadable:
         cell.reason = value.reason
     return value if cell is None else cell
+
+
+def _inner_value(row: Mapping[str, object], name: str, *, exact: bool) -> object:
+    """The value that `column.key` names, as `kept_value` has that of a column."""
+    if not has_value(row, name):
+        return None
+    value, column = value_at(row, name), outer(name)
+    table = row.read if type(row) is JoinedRow and row.read.get(column) is row[column] else row
+    cell: Any = table.exact.get(column) if exact and type(table) is TableRow else None
+    return value if cell is None else cell.inner(name.split(".")[1:])
 
 
 class JoinedRow(dict[str, object]):

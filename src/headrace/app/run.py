@@ -75,15 +75,16 @@ def run(
     """Run a bulk job to its end and report where the time went; the same call again continues or finds it finished.
 
     With sink="pandas", "polars" or "arrow" it returns the finished table instead, a row for each record; with
-    sink="list" a list of the rows, as dicts. It blocks, and is refused in an `async def`: await headrace.arun(...)
-    there. `headrace.load` keeps the model for more jobs.
+    sink="numpy" the outputs as an array; with sink="list" a list of the rows, as dicts. It blocks, and is refused in
+    an `async def`: await headrace.arun(...) there. `headrace.load` keeps the model for more jobs.
 
     Args:
         source: a file, folder, glob or address; or rows: a list, an iterable, an asynchronous one, a function that
             returns one, a `datasets.Dataset`, a table of pandas, polars, Arrow or DuckDB (docs/formats.md).
         model: a folder, an included model, or `org/name[@revision]` on the Hub (docs/engines.md); None for the default.
         sink: a .parquet or .jsonl file, or a folder of parts; records that fail go beside it, to `....errors.jsonl`.
-            Or a database (docs/tables.md), "pandas", "polars", "arrow", "list", or a function that takes lists of rows.
+            Or a database (docs/tables.md), "pandas", "polars", "arrow", "numpy", "list", or a function that takes
+            lists of rows.
         progress: show a progress bar on stderr.
         settings: of the job and the engine, each as docs/options.md has it, such as `keep_columns=["title"]` or
             `listeners=[fn]`, called with each event; an engine's own options, such as `max_model_len`; or objects:

@@ -242,7 +242,7 @@ def test_a_whole_engine_is_an_engine(tmp_path: Path) -> None:
     [
         ({"sink": None}, "the sink is of type NoneType"),
         ({"sink": 7}, "the sink is of type int"),
-        ({"sink": "pandsa"}, "for a table, the sink is one of pandas, polars, arrow, list; did you mean pandas?"),
+        ({"sink": "pandsa"}, "for a table, the sink is one of pandas, polars, arrow, numpy, list; did you mean pandas?"),
         ({"sink": pd.DataFrame()}, "the sink is of type DataFrame"),
         ({"engine": 7}, "must have one, be callable"),
         ({"engine": print}, "wrap it|returned NoneType|has no option"),
@@ -257,3 +257,23 @@ def test_what_is_no_engine_or_sink_is_refused(tmp_path: Path, given: dict[str, A
         headrace.run(["a"], **chosen)
     letters = tmp_path / "out.errors.jsonl"
     assert re.search(message, str(raised.value) + (letters.read_text() if letters.exists() else "")), raised.value
+
+
+def test_a_numpy_sink_returns_the_outputs_alone() -> None:
+    numpy = pytest.importorskip("numpy")
+
+    def run(engine: Any, rows: Any) -> Any:
+        return headrace.run(rows, sink="numpy", engine=engine, progress=False, max_error_rate=1)
+
+    def vectors(texts: list[str]) -> Any:
+        return [numpy.array([len(text), 1], numpy.int8) if text else ValueError("empty") for text in texts]
+
+    found = run(vectors, ["a", "bb"])
+    assert (found.dtype, found.tolist()) == (numpy.int8, [[1, 1], [2, 1]])
+    found = run(vectors, ["a", ""])
+    assert found.dtype.kind == "f"
+    assert found[0].tolist() == [1, 1]
+    assert numpy.isnan(found[1]).all()
+    assert run(lambda texts: [float(len(text)) for text in texts], ["a", "bb"]).tolist() == [1.0, 2.0]
+    named = run(lambda texts: [{"text": text} for text in texts], ["a", "bb"])
+    assert (named.dtype, named.tolist()) == (object, [{"text": "a"}, {"text": "bb"}])

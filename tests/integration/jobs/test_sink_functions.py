@@ -169,5 +169,5 @@ def test_a_job_that_ends_early_says_that_a_list_keeps_nothing() -> None:
 
 
 def test_the_name_of_a_list_is_found_by_a_near_one() -> None:
-    with pytest.raises(ConfigError, match="one of pandas, polars, arrow, list"):
+    with pytest.raises(ConfigError, match="one of pandas, polars, arrow, numpy, list"):
         headrace.run(ROWS, sink="lists", task="embed", engine="headrace.testing:FakeEngine", progress=False)

@@ -33,7 +33,7 @@ from headrace.io.storage.atomic import remove_throwaway, target_of, throwaway_fo
 from headrace.io.storage.rows import FileSource
 from headrace.jobs.pipeline.prepare import Columns
 from headrace.jobs.pipeline.user_code import UserCode
-from headrace.jobs.planning.columns import column_of, resolve
+from headrace.jobs.planning.columns import resolve
 from headrace.jobs.planning.forecast import check_room
 from headrace.jobs.settings import (
     SETTING_NAMES,
@@ -46,7 +46,7 @@ from headrace.jobs.settings import (
 from headrace.jobs.state.output import JobOutput, StartMode
 from headrace.jobs.state.passes import FinishedJob
 from headrace.jobs.state.state_file import read_state
-from headrace.records import LeftOut, Unreadable, kept_value
+from headrace.records import LeftOut, Unreadable, kept_value, outer
 
 logger = logging.getLogger("headrace")
 
@@ -209,7 +209,7 @@ def _check_unsent(source: Source, config: EngineConfig, columns: Columns, url: s
     rows = next((chunk.records for chunk in source.chunks(lambda position: position) if chunk.records), ())
     known = dict.fromkeys(name for record in rows[:_TRIED_ROWS] for name in record.data)
     if url is None:
-        used = {column_of(name, columns) for name in columns.inputs()} | {columns.id, *columns.keep}
+        used = {*columns.inputs(), *map(outer, columns.inputs()), columns.id, *columns.keep}
         if unsent := [name for name in known if name in SAMPLING and name not in used]:
             logger.warning(
                 "headrace: the column %r is not used: a row's own sampling goes into its request, as in "

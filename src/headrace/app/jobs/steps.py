@@ -25,7 +25,6 @@ from headrace.io.sinks.targets import Target, find_target
 from headrace.io.storage.atomic import atomic_file, sweep
 from headrace.io.storage.locations import as_os_errors, exists, is_remote, remove
 from headrace.jobs.pipeline.job import JobEnd
-from headrace.jobs.planning.columns import column_of
 from headrace.jobs.planning.forecast import Forecast
 from headrace.jobs.planning.survey import Survey
 from headrace.jobs.settings import JobSettings, StepSettings, anchored, as_json
@@ -34,6 +33,7 @@ from headrace.jobs.state.inspection import holder_of, known_target
 from headrace.jobs.state.lock import LockHolder, exclusive
 from headrace.jobs.state.state_file import read_state
 from headrace.observe.reporting.report import Report, StepFigures
+from headrace.records import outer
 from headrace.wording import spoken
 
 MANIFEST = "steps.json"
@@ -145,8 +145,8 @@ def rehearse_steps(settings: Sequence[JobSettings]) -> Iterator[tuple[str, tuple
     """
     for one, plan in zip(settings, _checked(settings), strict=True):
         step = _step(one)
-        outputs = () if step.choice is not None else {earlier.column for earlier in step.earlier}
-        depends = any(column_of(name, plan.columns) in outputs for name in plan.columns.inputs())
+        outputs = set[str]() if step.choice is not None else {earlier.column for earlier in step.earlier}
+        depends = any({name, outer(name)} & outputs for name in plan.columns.inputs())
         yield step.name, None if depends else rehearse(one)
 
 

@@ -1,4 +1,4 @@
-"""Jobs whose result is a table of pandas, polars or Arrow, or a list of rows."""
+"""Jobs whose result is a table of pandas, polars or Arrow, an array, or a list of rows."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from headrace.errors import ConfigError, JobError, nearest
 from headrace.extras import require
@@ -20,15 +20,16 @@ from headrace.jobs.settings import JobSettings
 if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
+    from numpy.typing import NDArray
 
 logger = logging.getLogger("headrace")
 
-TableKind: TypeAlias = Literal["pandas", "polars", "arrow"]
+TableKind: TypeAlias = Literal["pandas", "polars", "arrow", "numpy"]
 _KEPT = "finished records are kept"
 """What errors say of jobs that can be resumed."""
 _POLARS_DIGITS = 38
 """The most digits of a decimal in polars."""
-_MODULES = {"pandas": "pandas", "polars": "polars", "arrow": "pyarrow"}
+_MODULES = {"pandas": "pandas", "polars": "polars", "arrow": "pyarrow", "numpy": "numpy"}
 _KINDS = (*_MODULES, "list")
 
 
@@ -56,8 +57,8 @@ def run_to_table(settings: JobSettings, execute: Callable[[JobSettings], object]
     """Run a job and return its rows, in input order, as the table or list that its sink names.
 
     Each record has a row. In a table, a failed record has nulls, and its error in the column `error`, which is present
-    only if some record failed. The result for a whole pandas DataFrame or Series has its index. The rows of a list are
-    those that a function gets as a sink.
+    only if some record failed. An array has the outputs alone. The result for a whole pandas DataFrame or Series has
+    its index. The rows of a list are those that a function gets as a sink.
 
     Raises:
         ConfigError: the library is not installed, or a setting needs an output that stays.
@@ -85,6 +86,8 @@ def run_to_table(settings: JobSettings, execute: Callable[[JobSettings], object]
             table = _with_failures(table, errors)
     if kind == "arrow":
         return table
+    if kind == "numpy":
+        return _array(table)
     if kind == "polars":
         return library.from_arrow(_for_polars(table))
     frame = _frame(table)
@@ -99,6 +102,40 @@ def _execute(settings: JobSettings, kind: str, execute: Callable[[JobSettings], 
         said, kept, _ = str(error).partition(_KEPT)  # what follows says how to continue
         error.args = (said + (kept and f"sink={kind!r} keeps nothing; a file would keep finished records"),)
         raise
+
+
+def _array(table: pa.Table) -> NDArray[Any]:
+    """The outputs: vectors of one length as rows, numbers as they are, all others as Python objects.
+
+    Failed records are NaN, which makes floats of integers, or None.
+    """
+    import numpy
+    import pyarrow as pa
+
+    types = pa.types
+    [output] = [name for name in table.column_names if name != "error"][-1:]
+    column = table[output].combine_chunks()
+    kind = column.type
+    if types.is_fixed_size_list(kind) and _is_number(kind.value_type):
+        there = column.is_valid().to_numpy(zero_copy_only=False)
+        values: NDArray[Any] = column.drop_null().flatten().to_numpy(zero_copy_only=False).reshape(-1, kind.list_size)
+        if there.all():
+            return values
+        found = numpy.full((len(column), kind.list_size), numpy.nan, numpy.result_type(values, numpy.float16))
+        found[there] = values
+        return found
+    if _is_number(kind):
+        numbers: NDArray[Any] = column.to_numpy(zero_copy_only=False)
+        return numbers
+    objects = numpy.empty(len(column), object)
+    objects[:] = column.to_pylist()
+    return objects
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    import pyarrow as pa
+
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
 
 
 def _frame(table: pa.Table) -> pd.DataFrame:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Self
 
 from headrace.errors import ConfigError, RecordError
-from headrace.records import Unreadable, text_refusal
+from headrace.records import Unreadable, text_refusal, value_at
 
 
 def template_fields(template: str) -> tuple[str, ...]:
@@ -44,7 +44,7 @@ def field_text(row: Mapping[str, object], name: str) -> str:
     Raises:
         RecordError: it is missing, null, not valid Unicode, or a list or dict that JSON cannot hold.
     """
-    value = _inner(row, name)
+    value = value_at(row, name)
     if type(value) is Unreadable:
         raise value.refusal(name)
     if isinstance(value, (int, float, list, dict)):
@@ -55,20 +55,6 @@ def field_text(row: Mapping[str, object], name: str) -> str:
     if refusal := text_refusal(value, f"column {name!r}"):
         raise refusal
     return str(value)
-
-
-def _inner(row: Mapping[str, object], name: str) -> object:
-    column, dot, keys = name.partition(".")
-    whole = not dot or name in row
-    try:
-        value = row[name if whole else column]
-    except KeyError:
-        raise RecordError(f"the record has no column {column!r}") from None
-    for key in () if whole else keys.split("."):
-        if not isinstance(value, dict) or key not in value:
-            raise RecordError(f"the record has no {name!r}: column {column!r} has no key {key!r}")
-        value = value[key]
-    return value
 
 
 class FilledTemplate(str):

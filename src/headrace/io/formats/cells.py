@@ -51,6 +51,12 @@ class Cell:
             ) from found
         return found
 
+    def inner(self, keys: Sequence[str]) -> Cell:
+        """The value in this one, a struct, that the keys lead to."""
+        from pyarrow import compute
+
+        return Cell(compute.struct_field(self.column.slice(self.place, 1), list(keys)), 0)
+
     def __reduce__(self) -> tuple[type[Cell], tuple[pa.Array, int, str]]:
         """Support pickling, without the rest of the column."""
         import pyarrow as pa

@@ -4,10 +4,36 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from headrace.io.storage.row_tables import SourceTable
+
 if TYPE_CHECKING:
     import numpy
     import pyarrow as pa
     from numpy.typing import NDArray
+
+    from headrace.columns import RowTable
+
+
+def column_at(table: RowTable, name: str) -> pa.Array | None:
+    """The values that `records.value_at` finds in the rows of a table, by column; None if its rows must be read."""
+    column = table.column(name)
+    if "." not in name:
+        return column
+    if column is not None:  # a row of JSON without it may have an inner value of that name
+        return column if table.typed or not column.null_count else None
+    if not (table.typed and isinstance(table, SourceTable) and table.lacks(name)):
+        return None
+    import pyarrow as pa
+    from pyarrow import compute
+
+    column_name, *keys = name.split(".")
+    column = table.column(column_name)
+    kind = None if column is None else column.type
+    for key in keys:
+        if kind is None or not pa.types.is_struct(kind) or kind.get_field_index(key) < 0:
+            return None
+        kind = kind.field(key).type
+    return compute.struct_field(column, keys)
 
 
 def is_text(column: pa.Array) -> bool:

@@ -39,7 +39,7 @@ from headrace.jobs.pipeline.suspects import MOST_IN_A_ROW
 from headrace.jobs.pipeline.user_code import UserCode
 from headrace.jobs.pipeline.work import PreparedChunk, StepAnswer, Work, unreadable
 from headrace.jobs.settings import ModelChoice, OnEmpty
-from headrace.records import Failed, Record, Unreadable, kept_value, kind_of, text_refusal
+from headrace.records import Failed, Record, Unreadable, kept_value, kind_of, text_refusal, value_at
 from headrace.wording import shown
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class Columns:
     """Whether the output takes the columns to copy as a table has them, not only as Python objects."""
 
     def inputs(self) -> tuple[str, ...]:
-        """The names that the input for the engine is made of: columns, or in a template `column.key` too."""
+        """The names that the input for the engine is made of: columns, or `column.key` of mappings in them."""
         if self.template is not None:
             return template_fields(self.template)
         return (self.text,) if self.pair is None else (self.text, self.pair)
@@ -171,10 +171,7 @@ def _takes(choice: ModelChoice, record: Record) -> bool:
 
 
 def _value(record: Record, column: str) -> object:
-    try:
-        value: object = record.data[column]
-    except KeyError:
-        raise RecordError(f"the record has no column {column!r}") from None
+    value = value_at(record.data, column)
     if type(value) is Unreadable:
         raise value.refusal(column)
     return value
@@ -348,13 +345,13 @@ def table_columns(columns: Columns, table: RowTable | None) -> TableColumns | No
     if table is None or not columns.are_plain:
         return None
     names = columns.inputs()
-    texts = [text for name in names if (text := table.column(name)) is not None and arrow.is_text(text)]
+    texts = [text for name in names if (text := arrow.column_at(table, name)) is not None and arrow.is_text(text)]
     if len(texts) < len(names) or (columns.on_empty == "error" and any(map(arrow.count_empty, texts))):
         return None
-    ids = arrow.of_positions(table.positions) if columns.id is None else table.column(columns.id)
+    ids = arrow.of_positions(table.positions) if columns.id is None else arrow.column_at(table, columns.id)
     if ids is None or not arrow.is_identity(ids):
         return None
-    kept = {name: table.column(name) for name in columns.keep}
+    kept = {name: arrow.column_at(table, name) for name in columns.keep}
     if not all(arrow.can_be_kept(one, columns.exact, table.typed) for one in kept.values()):
         return None
     return TableColumns(texts, ids, kept)

@@ -30,7 +30,7 @@ from headrace.jobs.pipeline.prepare import InTime, Preparation, id_text, table_c
 from headrace.jobs.pipeline.settle import LOOK_S, Settling
 from headrace.jobs.pipeline.work import PreparedChunk
 from headrace.jobs.state.passes import Pass
-from headrace.records import Record, keep_exact
+from headrace.records import Record, has_value, keep_exact, value_at
 from headrace.wording import shown
 
 T = TypeVar("T")
@@ -158,7 +158,7 @@ class Reader:
         for chunk in self._source.chunks(lambda position: position):
             for _, record in self._user.prepared(chunk.records):
                 if isinstance(record, Record):
-                    yield record.position, id_text(record.data.get(column))
+                    yield record.position, _id_in(record, column)
 
     def _load(self) -> tuple[Chunk, int, StageDone] | None:
         """The next chunk and its bytes in memory. Runs on the thread."""
@@ -320,14 +320,19 @@ class Prefetcher:
 def _add_ids(seen: SeenIds, chunk: Chunk, column: str, known: int) -> None:
     """Note the ids of the rows from position `known` on."""
     table = chunk.table
-    ids = None if table is None else table.column(column)
+    ids = None if table is None else arrow.column_at(table, column)
     end = max((failed.record.position + 1 for failed in chunk.failures), default=0)
     if table is not None and ids is not None and arrow.holds_ids(ids):
         seen.add_column(ids, table.positions, max(end, int(table.positions[-1]) + 1))
         return
     new = [row for row in chunk.records if row.position >= known]
     end = max(end, *(row.position + 1 for row in chunk.records[-1:]), 0)
-    seen.add([id_text(row.data.get(column)) for row in new], [row.position for row in new], end)
+    seen.add([_id_in(row, column) for row in new], [row.position for row in new], end)
+
+
+def _id_in(record: Record, column: str) -> str | None:
+    """The text of a record's id; None if it has none."""
+    return id_text(value_at(record.data, column) if has_value(record.data, column) else None)
 
 
 def _todo_of(chunk: Chunk, next_todo: Callable[[int], int]) -> Iterator[Chunk]:

@@ -11,7 +11,7 @@ from headrace.errors import ConfigError, nearest
 from headrace.io.base import Source
 from headrace.jobs.pipeline.prepare import Columns
 from headrace.jobs.pipeline.user_code import UserCode
-from headrace.records import Record
+from headrace.records import Record, has_value
 
 _LOOK_S = 3.0
 """Maximum seconds to look for a column to keep that the first rows lack."""
@@ -38,23 +38,17 @@ def resolve(source: Source, wanted: Columns, user: UserCode | None = None) -> Co
     """
     head = next(_prepared(source, user), [])
     known = _names(head)
-    inputs = [name if name in known else column_of(name, wanted) for name in wanted.inputs()]
     chosen_by = wanted.choice.column if wanted.choice is not None else None
-    for column in filter(None, (*inputs, wanted.id, chosen_by)):
-        if head and column not in known:
+    for column in filter(None, (*wanted.inputs(), wanted.id, chosen_by)):
+        if head and not any(has_value(record.data, column) for record in head):
             raise _missing(column, len(head), known, _way_out(column, wanted, known) + _header_hint(source))
-    if head and not set(wanted.keep) <= set(known):
+    if head and not all(any(has_value(record.data, name) for record in head) for name in wanted.keep):
         _look_further(source, wanted.keep, user)
     read = known if head or user is None else _names(next(_prepared(source, None), []))  # if the function refused all
     identity = "id" if wanted.id is None and "id" in read else wanted.id or None
     if "id" in wanted.keep and identity != "id":
         raise ConfigError('cannot keep column "id": the output\'s own id is named so; name it with ``id_column``')
     return replace(wanted, id=identity, keep=tuple(name for name in wanted.keep if name != "id"))
-
-
-def column_of(name: str, columns: Columns) -> str:
-    """The column of a name from `inputs`: without the keys in a template."""
-    return name if columns.template is None else name.partition(".")[0]
 
 
 def _look_further(source: Source, keep: tuple[str, ...], user: UserCode | None) -> None:
@@ -65,9 +59,9 @@ def _look_further(source: Source, keep: tuple[str, ...], user: UserCode | None) 
     ends = time.monotonic() + _LOOK_S
     for records in _prepared(source, user, whole=True):
         seen += len(records)
-        for name in _names(records):
-            known[name] = None
-            missing.pop(name, None)
+        known.update(dict.fromkeys(_names(records)))
+        for name in [name for name in missing if any(has_value(record.data, name) for record in records)]:
+            del missing[name]
         if not missing:
             return
         if time.monotonic() > ends or getattr(source, "reads_once", False):
