@@ -242,7 +242,10 @@ def test_a_whole_engine_is_an_engine(tmp_path: Path) -> None:
     [
         ({"sink": None}, "the sink is of type NoneType"),
         ({"sink": 7}, "the sink is of type int"),
-        ({"sink": "pandsa"}, "for a table, the sink is one of pandas, polars, arrow, numpy, list; did you mean pandas?"),
+        (
+            {"sink": "pandsa"},
+            "for a table, the sink is one of pandas, polars, arrow, numpy, list; did you mean pandas?",
+        ),
         ({"sink": pd.DataFrame()}, "the sink is of type DataFrame"),
         ({"engine": 7}, "must have one, be callable"),
         ({"engine": print}, "wrap it|returned NoneType|has no option"),
