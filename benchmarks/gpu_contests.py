@@ -23,7 +23,7 @@ from benchmarks.gpu_models import FLOPS, bert, photographs, prompts, qwen, texts
 from benchmarks.streaming import streamed
 from headrace import ContinuousBatcher
 from headrace.engines.choosing import registry
-from headrace.engines.generation.ragged_attention import NAME
+from headrace.engines.generation.paged_attention import NAME
 from headrace.observe.reporting.table import as_text
 
 ROUNDS = 3
@@ -301,7 +301,7 @@ def static(model: Any, asks: Sequence[Any], size: int) -> None:
     """`model.generate` on padded batches as they come, each to its longest answer."""
     from transformers import GenerationConfig
 
-    if model.config._attn_implementation == NAME:  # headrace's on a CPU, for continuous batches alone
+    if model.config._attn_implementation == NAME:  # headrace's, for continuous batches alone
         model.set_attn_implementation("sdpa")
     for start in range(0, len(asks), size):
         batch = asks[start : start + size]

@@ -117,7 +117,7 @@ def test_answers_are_the_same_where_heads_share_keys_and_where_layers_see_a_wind
     from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
 
     from headrace.engines.generation.causal_lm import ARITHMETIC
-    from headrace.engines.generation.ragged_attention import NAME
+    from headrace.engines.generation.paged_attention import NAME
 
     torch.manual_seed(0)
     words = AutoTokenizer.from_pretrained(str(ARITHMETIC))
@@ -141,7 +141,7 @@ def test_answers_are_the_same_where_heads_share_keys_and_where_layers_see_a_wind
     long = {"prompt": LETTERS * 19, "max_tokens": 20, "ignore_eos": True}  # read in several steps, beside the others
     inputs = [*requests(9), long, *requests(3)]
     engine = registry.create("generate", tmp_path, max_num_seqs=8)
-    assert (engine._lm.model.config._attn_implementation == NAME) is (kind == "grouped")
+    assert engine._lm.model.config._attn_implementation == NAME
     assert answers(engine, inputs) == alone(registry.create("generate", tmp_path, engine="static"), inputs)
 
 
@@ -340,7 +340,7 @@ def test_a_model_that_cannot_generate_says_so(encoder_folder: Path) -> None:
 
 @pytest.mark.parametrize(("name", "reason"), [("Bloom", "its attention"), ("Lfm2", "layers of type conv")])
 def test_a_model_that_cannot_be_batched_continuously_says_so(
-    folder: Path, tmp_path: Path, name: str, reason: str
+    folder: Path, tmp_path: Path, name: str, reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     import transformers
 
@@ -353,18 +353,12 @@ def test_a_model_that_cannot_be_batched_continuously_says_so(
     model.save_pretrained(tmp_path)
     shutil.copy(folder / "tokenizer.json", tmp_path)
     shutil.copy(folder / "tokenizer_config.json", tmp_path)
+    engine = registry.create("generate", tmp_path, max_model_len=64)
+    assert engine.profile.batching == "batches"
+    assert [one["finish_reason"] for one in engine.forward(payloads(engine, ["abc"]))] == ["length"]
+    assert reason in caplog.text
     with pytest.raises(EngineError, match=rf"continuously: .*{reason}.*use the engine static, or vllm"):
-        registry.create("generate", tmp_path, max_model_len=64)
-
-
-def test_a_change_of_transformers_is_not_taken_for_the_models_fault(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from transformers.generation.continuous_batching import ContinuousBatchingManager
-
-    monkeypatch.delattr(ContinuousBatchingManager, "_create_batch_processor")
-    with pytest.raises(EngineError, match=r"the engine cannot be loaded: AttributeError: .*_create_batch_processor"):
-        registry.create("generate", folder, max_num_seqs=2)
+        registry.create("generate", tmp_path, max_model_len=64, kv_cache_tokens=640)
 
 
 @pytest.mark.parametrize("name", ["torch", "static"])

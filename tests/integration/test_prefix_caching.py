@@ -16,7 +16,7 @@ from tests.integration.jobs.harness import Runner, write_rows
 
 from headrace import ContinuousBatcher
 from headrace.engines.choosing import registry
-from headrace.engines.generation import continuous, paging
+from headrace.engines.generation import continuous, paged_attention, paging
 from headrace.errors import ConfigError, EngineError
 from headrace.events import Event, OrderChosen, StepDone
 from headrace.jobs.pipeline.job import JobEnd
@@ -33,9 +33,9 @@ def _small_pages() -> Iterator[None]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(continuous, "PAGE", PAGE)
-        patch.setattr(paging, "PAGE", PAGE)
-        patch.setitem(paging._BATCH_TOKENS, "cpu", 24)  # most prompts take several steps
+        for module in (continuous, paging, paged_attention):
+            patch.setattr(module, "PAGE", PAGE)
+        patch.setitem(paging.STEP_TOKENS, "cpu", 24)  # most prompts take several steps
         yield
     torch.set_num_threads(threads)
 
@@ -119,19 +119,17 @@ ENDINGS = st.sampled_from(["finishes", "finishes", "cancelled", "resumed"])
 @given(
     records=st.lists(st.tuples(st.integers(0, 30), ENDINGS, st.integers(0, 12)), min_size=4, max_size=16),
     cached=st.sampled_from([CONTEXT, 2 * CONTEXT, 8 * CONTEXT]),
-    indexed=st.booleans(),
+    gathers=st.booleans(),
 )
 def test_the_same_answers_as_one_at_a_time(
-    folder: Path, alone: list[Any], records: list[tuple[int, str, int]], cached: int, indexed: bool
+    folder: Path, alone: list[Any], records: list[tuple[int, str, int]], cached: int, gathers: bool
 ) -> None:
     """All at once, with too few pages for all, without a batcher that would keep some out.
 
-    Indexed: with transformers' own attention, which limits how much of the cache a step reads.
+    Gathers: the keys of all answers, as on a GPU.
     """
-    with pytest.MonkeyPatch.context() as patch:
-        if indexed:
-            patch.setattr(paging, "use_ragged_attention", lambda *_: False)
-        engine = registry.create("generate", folder, max_num_seqs=8, kv_cache_tokens=cached)
+    engine = registry.create("generate", folder, max_num_seqs=8, kv_cache_tokens=cached)
+    engine._paged.gathers = gathers
     pages = engine._scheduler.pages.available
     asks = payloads(engine, requests())
     running = {key: which for key, (which, _, _) in enumerate(records)}
@@ -164,11 +162,11 @@ def test_pages_of_a_step_that_failed_are_not_shared(
         engine.add(key, ask)
     finished = {key for key, _ in engine.step()}
 
-    def broken(_: object) -> None:
+    def broken(*_: object, **__: object) -> None:
         raise RuntimeError("the device is out of order")
 
     with monkeypatch.context() as patch:
-        patch.setattr(engine._processor, "_generation_step", broken)
+        patch.setattr(paged_attention, "forward", broken)
         with pytest.raises((RuntimeError, EngineError)):
             engine.step()
     for key in range(8):
@@ -261,15 +259,13 @@ def test_groups_that_are_all_larger_than_the_cache_lose_nothing(folder: Path, tm
 SLIDING = {"model_type": "mistral", "sliding_window": 16}
 
 
-def test_an_attention_that_forgets_does_not_share(tmp_path: Path) -> None:
+def test_layers_that_see_a_window_share_too(tmp_path: Path) -> None:
     target = llama(tmp_path, **SLIDING)
     engine = registry.create("generate", target, max_num_seqs=4)
-    assert not engine.profile.caches_prefixes
     static = registry.create("generate", target, engine="static")
     inputs = questions(6)
     assert run(engine, inputs) == [static.forward([ask])[0] for ask in payloads(static, inputs)]
-    with pytest.raises(ConfigError, match=r"enable_prefix_caching is true: .* this model has sliding_attention"):
-        registry.create("generate", target, enable_prefix_caching=True)
+    assert engine.prefix_cache_stats().hits >= 5 * 40
 
 
 def test_another_value_than_true_or_false_is_refused(folder: Path) -> None:

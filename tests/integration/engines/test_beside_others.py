@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import transformers
 from tests.architectures import _alone, _generates, _in_steps
 from tests.families import family_model, tokenizer
@@ -16,6 +18,7 @@ from tests.integration.engines.test_company import one_thread  # noqa: F401 - us
 from headrace.engines.choosing.registry import create
 from headrace.engines.generation import company
 from headrace.engines.generation.company import Trial
+from headrace.engines.generation.paged_attention import PagedModel, StepPart
 from headrace.engines.generation.static import generate
 from headrace.errors import EngineError
 
@@ -32,40 +35,58 @@ LONGROPE = {
 }
 
 
-DIFFERS = "its answers beside others would not be those that it gives alone"
-UNPAGED = "its attention does not support a paged cache"
 FOUND = {
-    "DiffLlama": ("left", DIFFERS),
-    "Rwkv": ("one at a time", UNPAGED),
-    "BigBirdPegasus": ("equal lengths", UNPAGED),
-    "Blenderbot": ("equal lengths", UNPAGED),
-    "Git": ("equal lengths", UNPAGED),
+    "Rwkv": "one at a time",
+    "BigBirdPegasus": "equal lengths",
+    "Blenderbot": "equal lengths",
+    "Git": "equal lengths",
 }
 
 
 @pytest.mark.filterwarnings("default")  # of transformers, at making some of the models
 @pytest.mark.parametrize("family", FOUND)
-def test_what_differs_beside_others_is_batched_otherwise_or_refused(
+def test_what_differs_beside_others_is_batched_otherwise(
     tmp_path: Path, family: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     family_model(tmp_path, family, "ForCausalLM")
-    padding, reason = FOUND[family]
     assert _generates(tmp_path, "static").startswith("right")
-    engine = create("generate", tmp_path, engine="static", device="cpu", max_model_len=200)
-    assert engine._padding == padding
-    assert ("which is slower" in caplog.text) == (padding != "left")
-    with pytest.raises(EngineError, match=f"{reason}; use the engine static, or vllm"):
-        create("generate", tmp_path, engine="torch", device="cpu", max_model_len=200)
+    for name in ("static", "torch"):
+        caplog.clear()
+        engine = create("generate", tmp_path, engine=name, device="cpu", max_model_len=200)
+        assert engine._padding == FOUND[family]
+        reason = "cannot be batched continuously: its attention does not support a paged cache; prompts run in static"
+        assert (reason in caplog.text) == (name == "torch")
+        assert caplog.text.count("which is slower") == 1 + (name == "torch")
+    with pytest.raises(EngineError, match="does not support a paged cache; use the engine static, or vllm"):
+        create("generate", tmp_path, device="cpu", max_model_len=200, enable_prefix_caching=True)
+
+
+def test_a_model_that_differs_beside_others_is_not_batched_continuously(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = family_model(tmp_path, "Llama", "ForCausalLM")
+    run = PagedModel.run
+
+    def neighbours(paged: PagedModel, parts: Sequence[StepPart]) -> torch.Tensor:
+        logits = run(paged, parts)
+        return logits + 0.1 * logits.roll(1, 0)
+
+    monkeypatch.setattr(PagedModel, "run", neighbours)
+    engine = create("generate", folder, device="cpu", max_model_len=200)
+    assert engine.profile.batching == "batches"
+    assert "its answers beside others would not be those that it gives alone; prompts run in static" in caplog.text
 
 
 def longrope(folder: Path) -> Path:
     return family_model(folder, "Phi3", "ForCausalLM", **LONGROPE)
 
 
-def test_rope_of_two_kinds_is_batched_where_all_stay_within_the_shorter(tmp_path: Path) -> None:
+def test_rope_of_two_kinds_is_batched_where_all_stay_within_the_shorter(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     longrope(tmp_path)
-    with pytest.raises(EngineError, match="longer than 64 tokens; set max_model_len to 64 or less; use the engine st"):
-        create("generate", tmp_path, engine="torch", device="cpu", max_model_len=200)
+    assert create("generate", tmp_path, engine="torch", device="cpu", max_model_len=200).profile.batching == "batches"
+    assert "longer than 64 tokens; set max_model_len to 64 or less; prompts run in static batches" in caplog.text
     within = create("generate", tmp_path, engine="torch", device="cpu", max_model_len=64)
     static = create("generate", tmp_path, engine="static", device="cpu", max_model_len=200)
     rng = random.Random(1)
@@ -114,7 +135,7 @@ def test_a_model_of_a_short_context_is_tried_too(tmp_path: Path, length: int) ->
 
 
 @pytest.mark.filterwarnings("default")  # of transformers, at making the model
-def test_a_refusal_by_transformers_names_the_way_out(tmp_path: Path) -> None:
+def test_layers_with_heads_of_several_widths_are_batched_continuously(tmp_path: Path) -> None:
     words = tokenizer("decoder")
     sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
     own = {"head_dim": 16, "global_head_dim": 32, "vocab_size_per_layer_input": 400, "hidden_size_per_layer_input": 8}
@@ -128,6 +149,7 @@ def test_a_refusal_by_transformers_names_the_way_out(tmp_path: Path) -> None:
     )
     transformers.Gemma4ForCausalLM(config).save_pretrained(tmp_path)
     words.save_pretrained(str(tmp_path))
-    with pytest.raises(EngineError, match=r"cannot batch .*head_dim.*; use the engine static, or vllm"):
-        create("generate", tmp_path, engine="torch", device="cpu")
-    assert create("generate", tmp_path, engine="static", device="cpu")._padding == "left"
+    engine, static = (create("generate", tmp_path, engine=name, device="cpu") for name in ("torch", "static"))
+    assert len({shape.key_width for shape in engine._shapes.shapes}) == 2
+    asks = [one.payload for one in static.prepare([{"prompt": "the mill " * n, "max_tokens": 9} for n in range(1, 9)])]
+    assert _in_steps(engine, asks) == [static.forward([ask])[0] for ask in asks]

@@ -70,7 +70,7 @@ def test_a_language_model_gives_its_cache_away_and_answers_the_same() -> None:
     assert read.queries > 0
     for _ in range(2):
         engine.sleep()
-        assert (engine._manager, engine._processor, engine._scheduler) == (None, None, None)
+        assert engine._paged is None
         assert engine.prefix_cache_stats().queries == read.queries
         with pytest.raises(EngineError, match="wake it first"):
             engine.step()

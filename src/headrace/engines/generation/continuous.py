@@ -1,14 +1,13 @@
-"""Text generation with transformers' paged continuous batching: requests join and leave between steps."""
+"""Text generation in continuous batches: requests join and leave between steps."""
 
 from __future__ import annotations
 
 import contextlib
-import queue
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -16,33 +15,36 @@ from headrace.device.placement import running
 from headrace.engines.capabilities import PrefixCacheStats, Sleeper
 from headrace.engines.generation.causal_lm import CausalLM, PromptSettings, TokenizedRequest, folder_of
 from headrace.engines.generation.company import Trial
-from headrace.engines.generation.options import Generation
-from headrace.engines.generation.paging import PAGE, Pages, cannot_batch, check_pageable, open_cache, share_pages
-from headrace.engines.generation.sampling import BatchSampler, Choose, TokenSampler, choose
-from headrace.engines.generation.static import trial_of
+from headrace.engines.generation.options import Generation, StaticGeneration
+from headrace.engines.generation.paged_attention import PAGE, PagedModel, StepPart
+from headrace.engines.generation.paging import (
+    STEP_TOKENS,
+    CacheShapes,
+    CannotBatchError,
+    check_length,
+    choose_size,
+    open_cache,
+)
+from headrace.engines.generation.prefix_cache import PrefixCache
+from headrace.engines.generation.sampling import Choose, TokenSampler, choose
+from headrace.engines.generation.scheduler import AnswerTokens, PageScheduler, PlannedPart
+from headrace.engines.generation.static import StaticGenerationEngine, trial_of
 from headrace.engines.generation.tensor_parallel import is_follower, load_options, loaded_together, start_ranks
 from headrace.engines.profile import EngineProfile
 from headrace.engines.requests.generation import GeneratedText
 from headrace.engines.requests.vocabulary import TokenizedEngine
-from headrace.errors import ConfigError, EngineDeadError, EngineError, ModelCodeError, RecordError, model_code
+from headrace.errors import EngineDeadError, EngineError, ModelCodeError, RecordError, model_code
 
-if TYPE_CHECKING:
-    from transformers.generation.continuous_batching.requests import RequestState
-
-_TOKENS_PER_SLOT = 1_024
-"""Default cache size per slot. Longer answers use the space of others."""
+logger = logging.getLogger("headrace")
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class ActiveAnswer:
     """A request in the engine."""
 
     ask: TokenizedRequest
     sampler: TokenSampler
-    before: tuple[int, ...]
-    """Generated before the request was removed and resumed."""
-    cached: int | None = None
-    """Tokens of the prompt that the prefix cache held when it began; None before."""
+    tokens: AnswerTokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,50 +57,65 @@ class ResumedAnswer:
     cached: int | None
 
 
+def load(options: Generation) -> GenerationEngine | StaticGenerationEngine:
+    """An engine that batches continuously, or in static batches if the model does not allow it, which is said.
+
+    Raises:
+        ConfigError: no such folder, or a parameter out of range.
+        EngineError: the files cannot be loaded.
+        CannotBatchError: an option needs continuous batches.
+    """
+    try:
+        return GenerationEngine(options)
+    except CannotBatchError as error:
+        needs = options.tensor_parallel_size > 1, options.enable_prefix_caching, options.kv_cache_tokens is not None
+        if any(needs):
+            raise
+        reason = error.reason
+    logger.warning(
+        "this model cannot be batched continuously: %s; prompts run in static batches, which is slower", reason
+    )
+    shared = {one.name: getattr(options, one.name) for one in fields(StaticGeneration) if hasattr(options, one.name)}
+    return StaticGenerationEngine(StaticGeneration(**shared))
+
+
 class GenerationEngine(TokenizedEngine):
     """Answers prompts and chats with a model from a Hugging Face folder; satisfies `StepEngine`.
 
     Raises:
         ConfigError: no such folder, or a parameter out of range.
         EngineError: the files cannot be loaded.
+        CannotBatchError: the model cannot be batched continuously.
     """
 
     def __init__(self, options: Generation) -> None:
         prompting = PromptSettings.of(options)
-        slots, size, shares = options.max_num_seqs, options.tensor_parallel_size, options.enable_prefix_caching
+        slots, size = options.max_num_seqs, options.tensor_parallel_size
+        self._shares = options.enable_prefix_caching is not False
         self._answers: dict[int, ActiveAnswer] = {}
         self._choose: Choose = choose
-        self._is_split = size > 1
-        self._before_sleep = PrefixCacheStats(0, 0, 0)
+        self._stats = PrefixCacheStats(0, 0, 0)
+        self._paged: PagedModel | None = None
         self._ranks = start_ranks(folder_of(options.model), size, options.device, partial(GenerationEngine, options))
-        with loaded_together(self._ranks):
-            split = load_options(size) if self._is_split else None
-            self.tokens = self._lm = CausalLM(options, prompting, split)
-            longest = self._lm.max_model_len
-            wanted = (
-                slots * min(longest, _TOKENS_PER_SLOT) if options.kv_cache_tokens is None else options.kv_cache_tokens
-            )
-            if wanted < longest:
-                raise ConfigError(
-                    f"``kv_cache_tokens`` is {wanted}: one answer may need {longest}; raise it or lower "
-                    "``max_model_len``"
-                )
-            self._sampler = BatchSampler(self._chosen, is_split=self._is_split)
-            self._attention = self._lm.model.config._attn_implementation
-            check_pageable(self._lm.model, longest)
+        with loaded_together(self._ranks), contextlib.ExitStack() as failed:
+            self.tokens = self._lm = CausalLM(options, prompting, load_options(size) if size > 1 else None)
+            failed.callback(self._lm.close)
+            check_length(self._lm)
             trial = trial_of(self._lm)  # before its attention is replaced; all ranks of a split model take part
-            self._pages = Pages(wanted, slots, shares, self._is_split)
-            self._make_cache()
+            self._shapes = CacheShapes(self._lm, slots)
+            self._size = choose_size(self._lm, self._shapes, slots, options.kv_cache_tokens, options.max_model_len)
+            self._open()
+            failed.pop_all()
         self.profile = EngineProfile(
             batching="steps",
             max_in_flight=slots,
-            max_cost=wanted,
-            max_model_len=longest,
+            max_cost=self._size.tokens,
+            max_model_len=self._lm.max_model_len,
             splits=prompting.long.splits,
             followable=True,
             tokenizes=True,
             draws=True,
-            caches_prefixes=self._scheduler is not None and shares is not False,
+            caches_prefixes=self._shares,
         )
         if not is_follower():  # which repeats the steps of rank 0
             with contextlib.ExitStack() as failed:
@@ -106,21 +123,27 @@ class GenerationEngine(TokenizedEngine):
                 self._try(trial)
                 failed.pop_all()
 
+    def _open(self) -> None:
+        """Make the key-value cache, and what schedules its pages."""
+        self._paged = open_cache(self._lm, self._shapes.shapes, self._size)
+        pages = PrefixCache(range(self._size.pages), PAGE, self._shares)
+        most = max(STEP_TOKENS[self._lm.device.type], self._size.slots)
+        self._scheduler = PageScheduler(pages, most, self._size.slots, self._stats)
+
     def _try(self, trial: Trial) -> None:
         """Answer a few prompts together: some attentions load, and then fail at the first step, or compute nonsense.
 
         Raises:
-            EngineError: the model cannot be batched continuously.
+            CannotBatchError: the model cannot be batched continuously.
         """
         try:
             with model_code():
                 agrees = trial.agrees(self._together)
         except ModelCodeError as error:
-            raise cannot_batch(f"its first step fails: {error}") from error
+            raise CannotBatchError(f"its first step fails: {error}") from error
         if not agrees:
-            raise cannot_batch("its answers beside others would not be those that it gives alone")
-        if self._scheduler is not None:
-            self._scheduler.count_from(PrefixCacheStats(0, 0, 0))
+            raise CannotBatchError("its answers beside others would not be those that it gives alone")
+        self._scheduler.stats = self._stats
 
     def _together(
         self, asks: Sequence[TokenizedRequest], samplers: Sequence[TokenSampler], choose_noted: Choose
@@ -129,17 +152,8 @@ class GenerationEngine(TokenizedEngine):
         for key, (ask, sampler) in enumerate(zip(asks, samplers, strict=True)):
             self.add(key, ResumedAnswer(ask, sampler, (), None))
         while self._answers:
-            for _, result in self.step():
-                if isinstance(result, Exception):
-                    raise result
+            self.step()
         self._choose = choose
-
-    def _make_cache(self) -> None:
-        """Make the key-value cache, and what schedules its pages."""
-        self._manager, self._processor = open_cache(self._lm, self._sampler, self._pages)
-        self._scheduler = share_pages(self._lm, self._processor, self._pages)
-        if self._scheduler is not None:
-            self._scheduler.on_start = self._note_cached
 
     def describe(self) -> Mapping[str, object]:
         """The model digest and all parameters that affect an answer."""
@@ -164,18 +178,11 @@ class GenerationEngine(TokenizedEngine):
 
     def add(self, key: int, record: TokenizedRequest | ResumedAnswer) -> None:
         """Add a request to the next step."""
-        if isinstance(record, ResumedAnswer):
-            answer = ActiveAnswer(record.ask, record.sampler, record.generated, record.cached)
-        else:
-            answer = ActiveAnswer(record, self._lm.sampler(record), ())
-        ends = self._lm.ends_of(answer.ask)
-        self._manager.add_request(
-            [*answer.ask.prompt, *answer.before],
-            request_id=str(key),
-            max_new_tokens=answer.ask.sampling.max_tokens - len(answer.before),
-            eos_token_id=sorted(ends) or -1,
-        )
-        self._answers[key] = answer
+        if isinstance(record, TokenizedRequest):
+            record = ResumedAnswer(record, self._lm.sampler(record), (), None)
+        tokens = AnswerTokens(key, record.ask.prompt, list(record.generated), cached=record.cached)
+        self._answers[key] = ActiveAnswer(record.ask, record.sampler, tokens)
+        self._scheduler.add(tokens)
 
     def step(self) -> list[tuple[int, GeneratedText | Exception]]:
         """Generate one token for each answer, or process a part of a prompt.
@@ -186,108 +193,79 @@ class GenerationEngine(TokenizedEngine):
         """
         if self._lm.model is None:
             raise EngineDeadError("the generation engine is closed; create a new one")
-        if self._processor is None:
+        if self._paged is None:
             raise EngineError("the model sleeps in host memory; wake it first")
-        with self._ranks.step() if self._ranks is not None else contextlib.nullcontext():
-            self._run_step()
-        finished = [*self._ended(), *self._stopped()]
-        for key, answer in self._answers.items():
-            if answer.ask.listener is not None:
-                answer.ask.listener(self._lm.grown(answer.ask, self._generated(key)))
+        planned = self._scheduler.plan()
+        began = time.monotonic()
+        choosing = [self._answers[part.tokens.key] for part in planned if part.chooses]
+        tokens = self._compute(planned, choosing) if planned else []
+        self._scheduler.done(planned, time.monotonic() - began)
+        finished: list[tuple[int, GeneratedText | Exception]] = []
+        for answer, token in zip(choosing, tokens, strict=True):
+            generated, ask = answer.tokens.generated, answer.ask
+            generated.append(token)
+            ended = token in self._lm.ends_of(ask) or len(generated) == ask.sampling.max_tokens
+            if ended or self._lm.stopped(ask, generated):
+                finished.append((answer.tokens.key, self._generation(answer)))
+                self.remove(answer.tokens.key)
+            elif ask.listener is not None:
+                ask.listener(self._lm.grown(ask, generated))
         return finished
 
-    def _run_step(self) -> None:
-        began = time.monotonic()
-        with running(self._lm.device, lambda: f"a step of {len(self._answers)} answers"):
-            if self._processor.prepare_next_batch():
-                self._processor._generation_step(self._lm.model)
-                self._processor.update_batch()
-                if self._scheduler is not None:
-                    self._scheduler.step_done(time.monotonic() - began)
+    def _compute(self, planned: Sequence[PlannedPart], choosing: Sequence[ActiveAnswer]) -> list[int]:
+        """Run a step; the next token of each answer that has one."""
+        parts = []
+        for part in planned:
+            start, key = part.tokens.computed, part.tokens.key
+            ids = part.tokens.between(start, start + part.length)
+            parts.append(StepPart(ids, start, self._scheduler.pages.tables[key], part.chooses))
+        with (
+            self._ranks.step(parts) if self._ranks is not None else contextlib.nullcontext(),
+            running(self._lm.device, lambda: f"a step of {len(self._answers)} answers"),
+        ):
+            logits = self._run(parts)
+            samplers = [answer.sampler for answer in choosing]
+            return self._choose(logits, samplers, [answer.tokens.generated for answer in choosing]) if choosing else []
 
-    def repeat_step(self) -> None:
-        """Run rank 0's step on another rank of a split model."""
-        self._run_step()
-        self._ended()
+    def _run(self, parts: Sequence[StepPart]) -> torch.Tensor:
+        assert self._paged is not None, "not asleep"
+        return self._paged.run(parts)
 
-    def _ended(self) -> list[tuple[int, GeneratedText | Exception]]:
-        """The answers that transformers has ended: by an end token, by `max_tokens`, or by an error."""
-        ended: list[tuple[int, GeneratedText | Exception]] = []
-        while True:
-            try:
-                output = self._manager.output_router.output_queue.get_nowait()
-            except queue.Empty:
-                return ended
-            key = int(output.request_id)
-            answer = self._answers.pop(key, None)
-            if answer is None:
-                continue
-            if output.error is not None:
-                ended.append((key, EngineError(f"transformers failed at the request: {output.error}")))
-            else:
-                ended.append((key, self._generation(answer, (*answer.before, *output.generated_tokens))))
+    def repeat_step(self, parts: Sequence[StepPart]) -> None:
+        """Run rank 0's step on another rank of a split model, which chooses no tokens."""
+        with running(self._lm.device, lambda: f"a step of {len(parts)} answers"):
+            self._run(parts)
 
-    def _stopped(self) -> list[tuple[int, GeneratedText | Exception]]:
-        """The answers that contain a stop string."""
-        stopped: list[tuple[int, GeneratedText | Exception]] = []
-        for key, answer in list(self._answers.items()):
-            if not answer.ask.sampling.stop:
-                continue
-            generated = self._generated(key)
-            if self._lm.stopped(answer.ask, generated):
-                stopped.append((key, self._generation(answer, generated)))
-                self.remove(key)
-        return stopped
-
-    def _generation(self, answer: ActiveAnswer, generated: Sequence[int]) -> GeneratedText | RecordError:
-        result = self._lm.answer(answer.ask, generated, answer.sampler)
+    def _generation(self, answer: ActiveAnswer) -> GeneratedText | RecordError:
+        result = self._lm.answer(answer.ask, answer.tokens.generated, answer.sampler)
         if isinstance(result, RecordError):
             return result
-        return {**result, "cached_tokens": answer.cached or 0} if answer.ask.counts_cached else result
-
-    def _note_cached(self, request_id: str, found: int) -> None:
-        answer = self._answers.get(int(request_id))
-        if answer is not None and answer.cached is None:  # it may begin again, with its own pages
-            answer.cached = found
+        return {**result, "cached_tokens": answer.tokens.cached or 0} if answer.ask.counts_cached else result
 
     def needs(self, key: int) -> float:
         """Tokens of the prompt and the answer, including the next token."""
-        return len(self._answers[key].ask.prompt) + self._count(key) + 1
+        return self._answers[key].tokens.count + 1
 
     def shared(self, key: int) -> float:
         """Tokens of the prompt in pages of an earlier request."""
-        return 0 if self._scheduler is None else self._scheduler.shared(str(key))
+        return self._scheduler.shared(key)
 
     def overlap(self, record: TokenizedRequest | ResumedAnswer) -> float:
         """Tokens of the prompt in pages of requests that are in the engine."""
-        if self._scheduler is None:
-            return 0
         ask, before = (record.ask, record.generated) if isinstance(record, ResumedAnswer) else (record, ())
         return self._scheduler.pages.held((*ask.prompt, *before))
 
     def prefix_cache_stats(self) -> PrefixCacheStats:
-        """Counts of tokens, also if no pages are shared; 0 with transformers' own scheduler."""
-        return self._before_sleep if self._scheduler is None else self._scheduler.stats
+        """Counts of tokens, also if no pages are shared."""
+        return self._scheduler.stats
 
     def remove(self, key: int) -> ResumedAnswer | None:
         """Remove a request. When it resumes, its generated tokens are prefilled, not generated again."""
-        answer = self._answers.get(key)
+        answer = self._answers.pop(key, None)
         if answer is None:
             return None
-        generated = self._generated(key)
-        del self._answers[key]
-        if self._state(key) is None:
-            self._manager.cancel_request(str(key))  # not yet scheduled
-        else:
-            if self._ranks is not None:
-                self._ranks.cancel(str(key))
-            self.cancel(str(key))
-        return ResumedAnswer(answer.ask, answer.sampler, generated, answer.cached)
-
-    def cancel(self, request_id: str) -> None:
-        """Remove a request that is scheduled, on this rank alone."""
-        self._processor.scheduler.set_request_cancellation(request_id)
-        self._processor.scheduler.clear_cancelled_requests()
+        self._scheduler.remove(key)
+        return ResumedAnswer(answer.ask, answer.sampler, tuple(answer.tokens.generated), answer.tokens.cached)
 
     @property
     def sleeper(self) -> Sleeper | None:
@@ -296,21 +274,17 @@ class GenerationEngine(TokenizedEngine):
 
     def sleep(self) -> None:
         """Move the weights to host memory. The key-value cache is freed."""
-        self._before_sleep = self.prefix_cache_stats()
         self._drop_cache()
         self._lm.sleep()
 
     def wake(self) -> None:
         """Undo `sleep`. The key-value cache is made anew, and empty."""
         self._lm.wake()
-        self._lm.model.set_attn_implementation(self._attention)  # the first cache has replaced it
-        self._make_cache()
-        if self._scheduler is not None:
-            self._scheduler.count_from(self._before_sleep)
+        self._open()
 
     def _drop_cache(self) -> None:
         self._answers.clear()
-        self._manager = self._processor = self._scheduler = None
+        self._paged, self._stats = None, self._scheduler.stats
 
     def close(self) -> None:
         """Free the model's memory. Safe to call twice."""
@@ -318,28 +292,3 @@ class GenerationEngine(TokenizedEngine):
         self._lm.close()
         if self._ranks is not None:
             self._ranks.close()
-
-    def _state(self, key: int) -> RequestState | None:
-        scheduler = self._processor.scheduler
-        return scheduler.active_requests.get(str(key)) or scheduler.waiting_requests.get(str(key))
-
-    def _generated(self, key: int) -> tuple[int, ...]:
-        answer, state = self._answers[key], self._state(key)
-        if state is None:
-            return answer.before
-        # After evicting a request, transformers appends its generated tokens to the prompt.
-        return (*state.initial_tokens[len(answer.ask.prompt) :], *state.generated_tokens)
-
-    def _count(self, key: int) -> int:
-        """The number of tokens in `_generated`."""
-        answer, state = self._answers[key], self._state(key)
-        if state is None:
-            return len(answer.before)
-        return len(state.initial_tokens) + len(state.generated_tokens) - len(answer.ask.prompt)
-
-    def _chosen(self, requests: Sequence[str], scores: torch.Tensor) -> list[int]:
-        """The next tokens of these requests."""
-        keys = [int(request) for request in requests]
-        samplers = [self._answers[key].sampler for key in keys]
-        tokens = self._choose(scores, samplers, [self._generated(key) for key in keys])
-        return list(tokens)

@@ -31,13 +31,13 @@ class Generation(LanguageModelOptions):
     """Answers to prompts and chats; requests join and leave between steps."""
 
     engine = "torch"
-    factory = "headrace.engines.generation.continuous:GenerationEngine"
+    factory = "headrace.engines.generation.continuous:load"
     splits = True
     order = 0
 
     max_num_seqs: int = option(64, "Maximum concurrent answers.", minimum=1)
     kv_cache_tokens: int | None = option(
-        None, "Size of the key-value cache in tokens. Default: a size that fits max_num_seqs."
+        None, "Size of the key-value cache in tokens. Default: what the device has room for."
     )
     enable_prefix_caching: bool | None = option(
         None,

@@ -1,152 +1,200 @@
-"""The key-value cache of a language model on transformers, in pages that requests share."""
+"""How large the key-value cache of a language model is, and which models have one in pages."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
-from transformers import ContinuousBatchingConfig, GenerationConfig, PretrainedConfig, PreTrainedModel
-from transformers.generation.continuous_batching.cache_allocators import FULL_ATTENTION, SLIDING_ATTENTION
+from transformers import PreTrainedModel
 
+from headrace.device.cuda_memory import cuda_memory
+from headrace.device.memory import TARGET_SHARE, memory_limit
 from headrace.engines.generation.causal_lm import CausalLM
 from headrace.engines.generation.company import switches_at
-from headrace.engines.generation.ragged_attention import use_ragged_attention
-from headrace.engines.generation.sampling import BatchSampler
-from headrace.engines.generation.scheduler import PageScheduler
+from headrace.engines.generation.paged_attention import (
+    PAGE,
+    AttentionShape,
+    PagedModel,
+    ShapeProbe,
+    forward,
+    use_paged_attention,
+)
 from headrace.errors import ConfigError, EngineError, ModelCodeError, model_code
 
-if TYPE_CHECKING:
-    from transformers.generation.continuous_batching.continuous_api import (
-        ContinuousBatchingManager,
-        ContinuousBatchProcessor,
-    )
+logger = logging.getLogger("headrace")
 
-PAGE = 32
-"""Tokens per page of the key-value cache. transformers' default of 256 wastes most of a page on short answers."""
+STEP_TOKENS = {"cpu": 512, "cuda": 8_192}
+"""Maximum tokens per step; longer prompts take several steps."""
+_TOKENS_PER_SLOT = 1_024
+"""Tokens per answer of the default cache on a CPU. Longer answers use the space of others."""
+_CPU_SHARE = 0.25
+"""Of the memory, for the cache on a CPU, which has other uses."""
+_SAMPLING = 8
+"""Tensors as large as the logits of a step in float32, while tokens are chosen."""
 
-_BATCH_TOKENS = {"cpu": 512, "cuda": 8_192}
-"""Maximum tokens per step; longer prompts take several steps. Without flash attention, the attention mask has this many
-rows, each as long as the cache."""
+
+class CannotBatchError(EngineError):
+    """A model cannot be batched continuously."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"this model cannot be batched continuously: {reason}; use the engine static, or vllm")
+        self.reason = reason
 
 
 @dataclass(frozen=True, slots=True)
-class Pages:
-    """What the cache holds."""
+class CacheSize:
+    """The key-value cache of a model."""
 
     tokens: int
+    """What answers may hold together."""
     slots: int
     """Maximum concurrent answers."""
-    share: bool | None
-    """Whether prompts that begin with the same tokens use the same pages; None for True if the attention allows it."""
-    is_split: bool
-    """Whether the model is split over several processes."""
 
     @property
-    def count(self) -> int:
+    def pages(self) -> int:
         """One more page per answer, since its last page is rarely full: this keeps the budget in tokens."""
         return -(-self.tokens // PAGE) + self.slots + 1
 
 
-@torch.inference_mode()  # type: ignore[untyped-decorator]
-def open_cache(
-    lm: CausalLM, sampler: BatchSampler, pages: Pages
-) -> tuple[ContinuousBatchingManager, ContinuousBatchProcessor]:
-    """The cache, and what runs steps on it.
+class CacheShapes:
+    """What a model stores for a token, found by a forward pass of as many tokens as a step may have.
 
     Raises:
-        EngineError: the device has no room, or the model cannot be batched continuously.
+        CannotBatchError: pages cannot hold it.
+        EngineOutOfMemoryError: there is no room for a step.
     """
-    config = ContinuousBatchingConfig(
-        page_size=PAGE,
-        num_blocks=pages.count,
-        max_batch_tokens=max(_BATCH_TOKENS[lm.device.type], pages.slots),
-        max_requests_per_batch=pages.slots,
-        safety_margin=0.0,  # the batcher enforces the budget
-        allow_block_sharing=False,  # `PageScheduler` shares pages
-        # The engine runs each step and chooses the tokens: nothing may run ahead or be captured.
-        use_async_batching=False,
-        use_cuda_graph=False,
-        auto_switch_to_flash=lm.device.type == "cuda",
-        # Of use only with graphs; in a split model, transformers warns where the environment does not set it.
-        **({"disable_nccl_graph_mixing": False} if pages.is_split else {}),
-    )
-    ends = GenerationConfig(do_sample=False, eos_token_id=-1, pad_token_id=lm.pad_token)
-    begin = lm.model.init_continuous_batching
-    with _refusals(lm, pages):
-        manager = begin(ends, config)
-    manager.logit_processor = sampler
-    create = manager._create_batch_processor  # outside: a change of transformers is not the model's fault
-    with _refusals(lm, pages):
-        processor = create()
-    return manager, processor
+
+    def __init__(self, lm: CausalLM, slots: int) -> None:
+        if not getattr(lm.model, "_supports_attention_backend", False):
+            raise CannotBatchError("its attention does not support a paged cache")
+        device = lm.device
+        tokens = min(STEP_TOKENS[device.type], lm.max_model_len) if device.type == "cuda" else 2
+        probe = ShapeProbe()
+        before = self._restart(device)
+        try:
+            with model_code():  # of any model, which may need what it is not given
+                use_paged_attention(lm.model)
+                places = torch.arange(tokens, device=device)
+                logits = forward(lm.model, torch.zeros_like(places), places, places[-slots:], probe)
+        except ModelCodeError as error:
+            raise CannotBatchError(f"its first step fails: {error}") from error
+        self.step_bytes = _SAMPLING * 4 * slots * logits.shape[-1]
+        if device.type == "cuda":
+            self.step_bytes += torch.cuda.max_memory_allocated(device) - before
+        self.shapes = probe.shapes
+        if reason := _unpageable(lm.model, probe.shapes):
+            raise CannotBatchError(reason)
+
+    @staticmethod
+    def _restart(device: torch.device) -> int:
+        if device.type != "cuda":
+            return 0
+        torch.cuda.reset_peak_memory_stats(device)
+        return int(torch.cuda.memory_allocated(device))
+
+    @property
+    def token_bytes(self) -> int:
+        """What a token takes in the cache."""
+        return sum(shape.token_bytes for shape in self.shapes)
+
+    def room(self, device: torch.device) -> int:
+        """Tokens for which there is memory."""
+        if device.type != "cuda":
+            return int(memory_limit().bytes * _CPU_SHARE) // self.token_bytes
+        free = TARGET_SHARE * cuda_memory(device)[0].bytes - torch.cuda.memory_allocated(device) - self.step_bytes
+        gathered = max(shape.token_bytes for shape in self.shapes)  # the keys of all answers, one attention at a time
+        return max(int(free) // (self.token_bytes + gathered), 0)
 
 
-@contextmanager
-def _refusals(lm: CausalLM, pages: Pages) -> Iterator[None]:
+def choose_size(lm: CausalLM, shapes: CacheShapes, slots: int, wanted: int | None, longest: int | None) -> CacheSize:
+    """The size of the cache: what was asked for, else what the device has room for.
+
+    If one answer of the model's longest length does not fit, its length is limited to what does.
+
+    Args:
+        lm: the model.
+        shapes: what it stores.
+        slots: maximum concurrent answers.
+        wanted: the tokens that were asked for.
+        longest: the longest answer that was asked for.
+
+    Raises:
+        ConfigError: `wanted` is less than one answer may need.
+        EngineError: the device has no room for it.
+    """
+    room = shapes.room(lm.device)
+    if wanted is not None and wanted < lm.max_model_len:
+        raise ConfigError(
+            f"``kv_cache_tokens`` is {wanted}: one answer may need {lm.max_model_len}; raise it or lower "
+            "``max_model_len``"
+        )
+    if wanted is None:
+        each = lm.max_model_len if lm.device.type == "cuda" else min(lm.max_model_len, _TOKENS_PER_SLOT)
+        tokens = min(max(slots * each, lm.max_model_len), room)
+    else:
+        tokens = wanted
+    enough = tokens >= lm.max_model_len or (longest is None and tokens >= PAGE)
+    if not enough or (wanted is not None and wanted * shapes.token_bytes > _limit(lm.device)):
+        raise EngineError(
+            f"{lm.device} has no room for a cache of {max(tokens, lm.max_model_len):,} tokens; lower "
+            "``kv_cache_tokens``, ``max_num_seqs`` or ``max_model_len``"
+        )
+    if tokens < lm.max_model_len:
+        logger.warning(
+            "a text may have %d tokens, prompt and answer together: %s has no room for the keys and values of the "
+            "%d that the model can take",
+            tokens,
+            lm.device,
+            lm.max_model_len,
+        )
+        lm.max_model_len = tokens
+    return CacheSize(tokens, slots)
+
+
+def open_cache(lm: CausalLM, shapes: Sequence[AttentionShape], size: CacheSize) -> PagedModel:
+    """The model with its cache.
+
+    Raises:
+        EngineError: the device has no room.
+    """
     try:
-        with model_code():  # transformers refuses an attention or a cache in many ways
-            try:
-                yield
-            except (torch.OutOfMemoryError, MemoryError) as error:
-                raise EngineError(
-                    f"{lm.device} has no room for a cache of {pages.count * PAGE:,} tokens; lower ``kv_cache_tokens``, "
-                    "``max_num_seqs`` or ``max_model_len``"
-                ) from error
-    except ModelCodeError as error:
-        raise cannot_batch(str(error)) from error
+        return PagedModel(lm.model, shapes, size.pages)
+    except (torch.OutOfMemoryError, MemoryError) as error:
+        raise EngineError(
+            f"{lm.device} has no room for a cache of {size.pages * PAGE:,} tokens; lower ``kv_cache_tokens``, "
+            "``max_num_seqs`` or ``max_model_len``"
+        ) from error
 
 
-def share_pages(lm: CausalLM, processor: ContinuousBatchProcessor, pages: Pages) -> PageScheduler | None:
-    """Replace transformers' scheduler by one that shares pages; None if the model's attention does not allow it.
+def check_length(lm: CausalLM) -> None:
+    """Check that no answer changes how the others are computed.
 
     Raises:
-        ConfigError: sharing was asked for, and is not possible.
+        CannotBatchError: an answer may.
     """
-    kinds = sorted(processor.cache.cache_allocators)
-    if kinds != [FULL_ATTENTION]:
-        if pages.share:
-            raise ConfigError(
-                f"``enable_prefix_caching`` is true: it needs full_attention in all layers, and this model has "
-                f"{' and '.join(kinds)}; leave it out"
-            )
-        return None
-    ragged = lm.device.type == "cpu" and use_ragged_attention(lm.model, processor.cache)
-    if ragged:
-        processor.inputs_and_outputs.attention_mask = None  # filling it would take longer than the attention
-    scheduler = PageScheduler(processor.cache, pages.slots, share=pages.share is not False, indexed=not ragged)
-    processor.scheduler = processor.offloading_manager.scheduler = scheduler
-    return scheduler
-
-
-def cannot_batch(reason: str) -> EngineError:
-    """The error for a model that cannot be batched continuously."""
-    return EngineError(f"transformers cannot batch this model continuously: {reason}; use the engine static, or vllm")
-
-
-def check_pageable(model: PreTrainedModel, longest: int) -> None:
-    """Check the model, as far as it tells, for requests of up to `longest` tokens.
-
-    Raises:
-        EngineError: a paged cache cannot hold what it stores.
-    """
-    if not getattr(model, "_supports_attention_backend", False):
-        # transformers would only warn, and generate answers that do not attend to earlier tokens.
-        raise cannot_batch("its attention does not support a paged cache")
-    if reason := _unpageable(model.config):
-        raise cannot_batch(reason)
-    switch = switches_at(model.config)
-    if switch is not None and switch < longest:
-        raise cannot_batch(
+    switch = switches_at(lm.model.config)
+    if switch is not None and switch < lm.max_model_len:
+        raise CannotBatchError(
             f"its rotary embedding computes all positions otherwise as soon as one answer is longer than {switch} "
             f"tokens; set max_model_len to {switch} or less"
         )
 
 
-def _unpageable(config: PretrainedConfig) -> str | None:
-    if getattr(config, "kv_lora_rank", None):
-        return "its keys and values have different sizes (multi-head latent attention)"
-    other = set(getattr(config, "layer_types", None) or ()) - {FULL_ATTENTION, SLIDING_ATTENTION}
-    return f"it has layers of type {min(other)}, which a paged cache does not support" if other else None
+def _limit(device: torch.device) -> int:
+    return (cuda_memory(device)[0] if device.type == "cuda" else memory_limit()).bytes
+
+
+def _unpageable(model: PreTrainedModel, shapes: Sequence[AttentionShape]) -> str | None:
+    text = model.config.get_text_config()
+    kinds = getattr(text, "layer_types", None) or ()
+    if other := set(kinds) - {"full_attention", "sliding_attention"}:
+        return f"it has layers of type {min(other)}, which a paged cache does not support"
+    layers = int(getattr(text, "num_hidden_layers", 1))
+    if len(shapes) < layers:
+        return f"{layers - len(shapes)} of its {layers} layers do not keep keys and values"
+    windows = sum(shape.window is not None for shape in shapes)
+    if windows < list(kinds).count("sliding_attention"):
+        return "its attention does not say how many tokens a sliding window has"
+    return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 
 
 class _Node:
@@ -12,12 +12,12 @@ class _Node:
 
     __slots__ = ("children", "holders", "key", "page", "parent", "ready")
 
-    def __init__(self, parent: _Node | None, key: bytes, holder: str | None) -> None:
+    def __init__(self, parent: _Node | None, key: bytes, holder: Hashable | None) -> None:
         self.parent = parent
         self.key = key
         """Its tokens."""
         self.children: dict[bytes, _Node] = {}
-        self.holders: dict[str, None] = {} if holder is None else {holder: None}
+        self.holders: dict[Hashable, None] = {} if holder is None else {holder: None}
         """The requests that use it, in the order in which they came. Who holds a page also holds its parents."""
         self.page = -1
         self.ready = False
@@ -52,13 +52,13 @@ class PrefixCache:
     """
 
     def __init__(self, pages: Iterable[int], page_tokens: int, share: bool) -> None:
-        self.tables: dict[str, list[int]] = {}
+        self.tables: dict[Hashable, list[int]] = {}
         """The pages of each request, in the order of its tokens."""
         self._free = list(pages)
         self._size = page_tokens
         self._share = share
         self._root = _Node(None, b"", None)
-        self._held: dict[str, _HeldPages] = {}
+        self._held: dict[Hashable, _HeldPages] = {}
         self._idle: dict[_Node, None] = {}
         """Pages that no request holds, least recently used first."""
 
@@ -67,7 +67,7 @@ class PrefixCache:
         """Pages that no request holds."""
         return len(self._free) + len(self._idle)
 
-    def start(self, request: str, tokens: Sequence[int]) -> int | None:
+    def start(self, request: Hashable, tokens: Sequence[int]) -> int | None:
         """Give a request the stored pages of its prompt, and note that it computes the others.
 
         Returns how many tokens are stored: at most all but the last, which is needed for the next token. None if
@@ -89,7 +89,7 @@ class PrefixCache:
                 break
         return found
 
-    def grow(self, request: str, tokens: int) -> bool:
+    def grow(self, request: Hashable, tokens: int) -> bool:
         """Give a request pages for `tokens` tokens; False, with the pages it has, if there are not enough."""
         held = self._held[request]
         missing = -(-tokens // self._size) - len(held.table)
@@ -102,12 +102,12 @@ class PrefixCache:
             held.table.append(page)
         return True
 
-    def completes(self, request: str, count: int) -> bool:
+    def completes(self, request: Hashable, count: int) -> bool:
         """Whether others may use more pages of a request if its first `count` tokens are computed."""
         held = self._held[request]
         return count // self._size > held.ready and (not held.closed or held.ready < len(held.path))
 
-    def computed(self, request: str, tokens: Sequence[int], count: int) -> None:
+    def computed(self, request: Hashable, tokens: Sequence[int], count: int) -> None:
         """The keys and values of the first `count` tokens of a request are computed: others may use its full pages."""
         held = self._held[request]
         for key in self._keys(tokens, held.ready * self._size, count):
@@ -117,7 +117,7 @@ class PrefixCache:
             node.page, node.ready = held.table[held.ready], True
             held.ready += 1
 
-    def release(self, request: str) -> None:
+    def release(self, request: Hashable) -> None:
         """Take all pages of a request; an unknown request is ignored."""
         held = self._held.pop(request, None)
         if held is None:
@@ -132,7 +132,7 @@ class PrefixCache:
                 self._forget(node)
                 self._free += [node.page] if node.page >= 0 else []
 
-    def shared(self, request: str) -> int:
+    def shared(self, request: Hashable) -> int:
         """How many tokens' pages of a request were already held when it came."""
         held = self._held.get(request)
         if held is None:
@@ -163,7 +163,7 @@ class PrefixCache:
         for last in range(start + self._size, end + 1, self._size):
             yield array("i", tokens[last - self._size : last]).tobytes()
 
-    def _append(self, held: _HeldPages, request: str, key: bytes) -> bool:
+    def _append(self, held: _HeldPages, request: Hashable, key: bytes) -> bool:
         """Add a page to those that others may use; False if there is one of the same tokens."""
         parent = held.path[-1] if held.path else self._root
         if key in parent.children:

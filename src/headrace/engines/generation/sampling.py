@@ -6,18 +6,14 @@ import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
-from transformers.generation.continuous_batching.cb_logits_processors import ContinuousBatchingLogitsProcessorList
 from transformers.generation.logits_process import LogitsProcessorList
 
-from headrace.engines.generation.tensor_parallel import agreed, is_follower
+from headrace.engines.generation.paged_attention import to_device
 from headrace.engines.requests.generation import Sampling
-
-if TYPE_CHECKING:
-    from transformers.generation.continuous_batching.requests import FutureRequestState
 
 Ids: TypeAlias = Sequence[int]
 
@@ -107,7 +103,7 @@ def choose(logits: torch.Tensor, samplers: Sequence[TokenSampler], generated: Se
     tokens = logits.argmax(-1)
     rows = [row for row, sampler in enumerate(samplers) if sampler.changes(len(generated[row]))]
     if rows:
-        own = _Rows(logits, [samplers[row] for row in rows], [generated[row] for row in rows], rows)
+        own = _SampledRows(logits, [samplers[row] for row in rows], [generated[row] for row in rows], rows)
         tokens[own.places] = own.chosen()
         own.note(tokens[own.places])
     chosen = list(map(int, tokens.tolist()))
@@ -129,7 +125,7 @@ def only(tokens: Ids, scores: torch.Tensor) -> torch.Tensor:
     return torch.full_like(scores, -torch.inf).scatter_(-1, places, 0.0)
 
 
-class _Rows:
+class _SampledRows:
     """Answers whose tokens are not simply those of the highest logits.
 
     Args:
@@ -219,7 +215,7 @@ class _Rows:
         ]
         if filled:
             places = self._tensor([row for row, _ in filled], torch.long)
-            words = self._moved(torch.stack([mask for _, mask in filled]))
+            words = to_device(torch.stack([mask for _, mask in filled]), self._device)
             bits = words[:, :, None] >> torch.arange(32, dtype=torch.int32, device=self._device) & 1
             refused = bits.flatten(1)[:, : scores.shape[1]] == 0
             scores[places] = scores[places].masked_fill(refused, -torch.inf)
@@ -276,45 +272,8 @@ class _Rows:
         """How often each token is among the ids, of shape (rows, vocabulary)."""
         rows, width = like.shape
         counts = torch.zeros(rows, width + 1, device=self._device)
-        moved = self._moved(pad_sequence(ids, batch_first=True, padding_value=width))
+        moved = to_device(pad_sequence(ids, batch_first=True, padding_value=width), self._device)
         return counts.scatter_add_(1, moved, torch.ones_like(moved, dtype=counts.dtype))[:, :width]
 
     def _tensor(self, values: Sequence[object], dtype: torch.dtype) -> torch.Tensor:
-        return self._moved(torch.tensor(values, dtype=dtype))
-
-    def _moved(self, tensor: torch.Tensor) -> torch.Tensor:
-        if self._device.type == "cpu":
-            return tensor
-        return tensor.pin_memory().to(self._device, non_blocking=True)
-
-
-class BatchSampler(ContinuousBatchingLogitsProcessorList):  # type: ignore[misc]  # transformers has no types
-    """Chooses each request's next token with its own sampling parameters; transformers does greedy decoding.
-
-    In a model that is split, rank 0 chooses for all ranks.
-
-    Args:
-        chosen: the tokens of requests for their scores, in the order of the ids.
-        is_split: whether the model is split.
-    """
-
-    def __init__(self, chosen: Callable[[Sequence[str], torch.Tensor], list[int]], *, is_split: bool) -> None:
-        super().__init__(LogitsProcessorList())
-        self.do_processing = True
-        self._chosen = chosen
-        self._is_split = is_split
-        self._requests: list[str] = []
-
-    def prepare_tensor_args(
-        self, requests_in_batch: list[FutureRequestState], arg_storage: torch.Tensor
-    ) -> torch.Tensor:
-        """Store the ids of the requests with a next token, in the order of the logits."""
-        self._requests = [request.state.request_id for request in requests_in_batch if request.has_new_token]
-        return arg_storage
-
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, logits_processor_args: object) -> torch.Tensor:  # noqa: ARG002
-        """Scores of shape (requests, vocabulary), highest for the chosen tokens."""
-        if self._requests and not (self._is_split and is_follower()):
-            count = len(self._requests)
-            scores[:count] = only(self._chosen(self._requests, scores[:count]), scores[:count])
-        return scores if not self._is_split else agreed(scores)
+        return to_device(torch.tensor(values, dtype=dtype), self._device)

@@ -1,187 +1,148 @@
-"""Chooses what transformers computes in each step, with pages of the key-value cache that requests share."""
+"""Chooses what each step computes, with pages of the key-value cache that requests share. Pure: no torch."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
-
-import torch
-from transformers.generation.continuous_batching.cache import PagedAttentionCache
-from transformers.generation.continuous_batching.requests import FutureRequestState, RequestState, RequestStatus
-from transformers.generation.continuous_batching.scheduler import Scheduler
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
 from headrace.engines.capabilities import PrefixCacheStats
 from headrace.engines.generation.prefix_cache import PrefixCache
 
 
-@dataclass(slots=True)
-class _StepPlan:
-    """What is left of a step's limits, and who takes part in it."""
+@dataclass(slots=True, eq=False)
+class AnswerTokens:
+    """The tokens of a request, and how many of them are computed."""
 
-    tokens: int
-    reads: float
-    """Tokens that may be read from the cache."""
-    requests: int
-    fast: bool
-    """Whether every request computes one token, which a kernel reads from the pages."""
-    parts: list[FutureRequestState] = field(default_factory=list)
-    prompts: int = 0
-    """Tokens of prompts that it computes."""
+    key: int
+    prompt: Sequence[int]
+    generated: list[int]
+    computed: int = 0
+    """The first tokens, whose keys and values are stored."""
+    cached: int | None = None
+    """Tokens of the prompt that the prefix cache held when it began; None before."""
 
     @property
-    def full(self) -> bool:
-        return self.tokens <= 0 or self.requests <= 0
+    def count(self) -> int:
+        """Tokens of the prompt and the answer so far."""
+        return len(self.prompt) + len(self.generated)
+
+    @property
+    def decodes(self) -> bool:
+        """Whether only the token that was chosen last is not computed."""
+        return bool(self.generated) and self.computed + 1 == self.count
+
+    def between(self, start: int, end: int) -> list[int]:
+        """The tokens from `start` to `end`."""
+        offset = len(self.prompt)
+        if start >= offset:
+            return self.generated[start - offset : end - offset]
+        return [*self.prompt[start:end], *self.generated[: max(end - offset, 0)]]
 
 
-class PageScheduler(Scheduler):  # type: ignore[misc]  # transformers has no types
+@dataclass(frozen=True, slots=True)
+class PlannedPart:
+    """The part of a request that a step computes."""
+
+    tokens: AnswerTokens
+    length: int
+    """How many tokens."""
+
+    @property
+    def chooses(self) -> bool:
+        """Whether its next token follows."""
+        return self.tokens.computed + self.length == self.tokens.count
+
+
+@dataclass(slots=True)
+class PageScheduler:
     """Schedules requests first come, first served; answers come before prompts.
-
-    transformers' own schedulers compute a prefix for each request that arrives with it, never drop one page at a
-    time, and do not keep the pages of a request that ends with its first token.
 
     A prompt waits while another request computes its next page. If no page is left, the newest request gives its pages
     back and starts again later; the batcher's budget makes that rare.
-
-    Args:
-        cache: of a model whose layers all have full attention.
-        max_requests: maximum requests per step.
-        share: whether requests share pages.
-        indexed: whether attention reads the cache through an index, of limited length.
     """
 
-    def __init__(self, cache: PagedAttentionCache, max_requests: int, *, share: bool, indexed: bool) -> None:
-        super().__init__(cache, safety_margin=0.0, max_requests_per_batch=max_requests)
-        [self._allocator] = cache.cache_allocators.values()
-        index, pool = self._allocator.index, cache.pool
-        while pool.num_free_sectors:
-            pool.allocate_sector(index)
-        pages = pool.get_free_blocks(index, pool.count_free_blocks(index))
-        self.pages = PrefixCache(pages, self._allocator.tokens_per_page, share)
-        self._allocator.block_table = self.pages.tables
-        self._indexed = indexed
-        self._last = _StepPlan(0, 0.0, 0, fast=False)
-        self.on_start: Callable[[str, int], None] | None = None
-        """Called with each request that becomes active and how many of its tokens are stored."""
-        self._queries = self._hits = self._computed = self._generated = 0
-        self._computed_s = 0.0
+    pages: PrefixCache
+    max_tokens: int
+    """Maximum tokens per step."""
+    max_requests: int
+    """Maximum requests per step."""
+    stats: PrefixCacheStats
+    """Counts of tokens so far."""
+    _active: dict[int, AnswerTokens] = field(default_factory=dict)
+    _waiting: dict[int, AnswerTokens] = field(default_factory=dict)
 
-    def count_from(self, stats: PrefixCacheStats) -> None:
-        """Continue from these counts."""
-        self._queries, self._hits, self._computed = stats.queries, stats.hits, stats.computed
-        self._generated, self._computed_s = stats.generated, stats.computed_s or 0.0
+    def add(self, tokens: AnswerTokens) -> None:
+        """Add a request."""
+        self._waiting[tokens.key] = tokens
 
-    @property
-    def stats(self) -> PrefixCacheStats:
-        """Counts of tokens so far."""
-        return PrefixCacheStats(self._queries, self._hits, self._computed, self._generated, self._computed_s)
+    def remove(self, key: int) -> None:
+        """Forget a request; one that is not known is ignored."""
+        self._waiting.pop(key, None)
+        self._active.pop(key, None)
+        self.pages.release(key)
 
-    def schedule_batch(self, token_budget: int, cache_budget: int) -> tuple[list[FutureRequestState], bool, int, int]:
-        """The requests of the next step, whether it takes the fast path, its tokens, and the tokens it reads."""
-        reads = cache_budget if self._indexed else float("inf")
-        step = _StepPlan(token_budget, reads, self.max_requests_per_batch, self.cache.max_blocks_per_request > 0)
-        active = list(self.active_requests.values())
-        for state in (
-            *(state for state in active if state.status == RequestStatus.DECODING),
-            *(state for state in active if state.status == RequestStatus.PREFILLING),
-            *(self.waiting_requests[request_id] for request_id in list(self.waiting_requests_order)),
-        ):
-            if step.full:
+    def plan(self) -> list[PlannedPart]:
+        """What the next step computes."""
+        parts: list[PlannedPart] = []
+        left = self.max_tokens
+        active = list(self._active.values())
+        begun = [*(one for one in active if one.decodes), *(one for one in active if not one.decodes)]
+        for tokens in (*begun, *list(self._waiting.values())):
+            if left <= 0 or len(parts) == self.max_requests:
                 break
-            if state is self.active_requests.get(state.request_id) or self._start(state):
-                self._add(state, step)
-        self._last = step
-        if not self._indexed:
-            self._set_tables()
-        return step.parts, step.fast, token_budget - step.tokens, int(reads - step.reads) if self._indexed else 0
+            if tokens.key not in self._active and (tokens in begun or not self._start(tokens)):
+                continue  # it has lost its pages in this step, or another request computes a part of its prompt
+            length = min(tokens.count - tokens.computed, left)
+            if self._take_pages(tokens, tokens.computed + length, parts):
+                parts.append(PlannedPart(tokens, length))
+                left -= length
+        return parts
 
-    def _start(self, state: RequestState) -> bool:
+    def _start(self, tokens: AnswerTokens) -> bool:
         """Make a waiting request active, unless another one computes a part of its prompt."""
-        if state is not self.waiting_requests.get(state.request_id):  # it has lost its pages in this step
-            return False
-        found = self.pages.start(state.request_id, state.initial_tokens)
+        found = self.pages.start(tokens.key, tokens.between(0, tokens.count))
         if found is None:
             return False
-        self._queries += len(state.initial_tokens)
-        self._hits += found
-        if self.on_start is not None:
-            self.on_start(state.request_id, found)
-        del self.waiting_requests[state.request_id]
-        self.waiting_requests_order.remove(state.request_id)
-        self.active_requests[state.request_id] = state
-        state.status = RequestStatus.PREFILLING
-        state.remaining_prefill_tokens = state.initial_tokens[found:]
-        state.position_offset = found
+        self.stats = replace(self.stats, queries=self.stats.queries + tokens.count, hits=self.stats.hits + found)
+        tokens.computed = found
+        if tokens.cached is None:  # it may begin again, with its own pages
+            tokens.cached = found
+        self._active[tokens.key] = self._waiting.pop(tokens.key)
         return True
 
-    def _add(self, state: RequestState, step: _StepPlan) -> None:
-        """Add a request to a step, if its limits and the pages allow it."""
-        decoding = state.status == RequestStatus.DECODING
-        tokens = state.tokens_to_process if decoding else state.remaining_prefill_tokens
-        length, known = min(len(tokens), step.tokens), state.position_offset
-        fast = step.fast and length == 1 and known < self.cache.max_decode_fast_path_length
-        if (not fast and step.reads < known) or not self._take_pages(state, known + length, step):
-            return
-        self._schedule_request(state, tokens, step.tokens, set())
-        step.tokens -= length
-        step.reads -= known
-        step.requests -= 1
-        step.fast = fast
-        step.prompts += 0 if decoding else length
-        step.parts.append(FutureRequestState(state, not state.remaining_prefill_tokens, {}, length))
-
-    def _take_pages(self, state: RequestState, tokens: int, step: _StepPlan) -> bool:
-        """Give a request pages for `tokens` tokens, at the cost of newer requests that are not in this step."""
-        while not self.pages.grow(state.request_id, tokens):
-            scheduled = {part.state.request_id for part in step.parts}
-            newest = next(request_id for request_id in reversed(self.active_requests) if request_id not in scheduled)
-            if newest == state.request_id:
+    def _take_pages(self, tokens: AnswerTokens, count: int, parts: Sequence[PlannedPart]) -> bool:
+        """Give a request pages for `count` tokens, at the cost of newer requests that are not in this step."""
+        while not self.pages.grow(tokens.key, count):
+            planned = {part.tokens.key for part in parts}
+            newest = next(key for key in reversed(self._active) if key not in planned)
+            if newest == tokens.key:
                 return False
-            self._preempt(newest)
+            again = self._active.pop(newest)
+            self.pages.release(newest)
+            again.computed = 0
+            self._waiting = {newest: again, **self._waiting}
         return True
 
-    def _preempt(self, request_id: str) -> None:
-        """Take a request's pages; it starts again later, with what it has generated."""
-        self.pages.release(request_id)
-        again = self.active_requests.pop(request_id).create_equivalent_initial_request()
-        self.waiting_requests[request_id] = again
-        self.waiting_requests_order.appendleft(request_id)
-
-    def _set_tables(self) -> None:
-        """Tell the attention which pages each request of the step reads."""
-        stride = self._allocator.block_physical_stride // self._allocator.tokens_per_page
-        self.cache.page_tables = [
-            torch.tensor(self.pages.tables[part.state.request_id]) * stride for part in self._last.parts
-        ]
-
-    def step_done(self, took_s: float) -> None:
-        """The last step was computed: its full pages can be shared. Each token took an equal part of its time."""
-        parts, prompts = self._last.parts, self._last.prompts
-        tokens = sum(part.query_length for part in parts)
-        self._computed += prompts
-        self._computed_s += took_s * prompts / max(tokens, 1)
-        self._generated += sum(part.has_new_token for part in parts)
+    def done(self, parts: Sequence[PlannedPart], took_s: float) -> None:
+        """A step was computed: its full pages can be shared. Each token took an equal part of its time."""
+        prompts = generated = 0
+        total = sum(part.length for part in parts)
         for part in parts:
-            if part.state.request_id in self.active_requests:
-                self._note_computed(part.state)
-        self._last = _StepPlan(0, 0.0, 0, fast=False)
+            tokens = part.tokens
+            prompts += 0 if tokens.decodes else part.length
+            generated += part.chooses
+            tokens.computed += part.length
+            if self.pages.completes(tokens.key, tokens.computed):
+                self.pages.computed(tokens.key, tokens.between(0, tokens.computed), tokens.computed)
+        stats = self.stats
+        self.stats = replace(
+            stats,
+            computed=stats.computed + prompts,
+            generated=stats.generated + generated,
+            computed_s=(stats.computed_s or 0.0) + took_s * prompts / max(total, 1),
+        )
 
-    def shared(self, request_id: str) -> int:
+    def shared(self, key: int) -> int:
         """Tokens of a request in pages that others hold, and held first."""
-        waiting = self.waiting_requests.get(request_id)
-        return self.pages.shared(request_id) if waiting is None else self.pages.held(waiting.initial_tokens)
-
-    def finish_request(self, request_id: str) -> None:
-        """A request has its last token."""
-        self._note_computed(self.active_requests.pop(request_id))
-        self.pages.release(request_id)
-
-    def clear_cancelled_requests(self) -> list[RequestState]:
-        """Remove cancelled requests."""
-        for request_id in self._requests_to_cancel:
-            self.pages.release(request_id)
-        return list(super().clear_cancelled_requests())
-
-    def _note_computed(self, state: RequestState) -> None:
-        if self.pages.completes(state.request_id, state.position_offset):
-            tokens = [*state.initial_tokens, *state.generated_tokens]
-            self.pages.computed(state.request_id, tokens, state.position_offset)
+        waiting = self._waiting.get(key)
+        return self.pages.shared(key) if waiting is None else self.pages.held(waiting.between(0, waiting.count))

@@ -174,7 +174,7 @@ def generate(
             ids.to(lm.device),
             attention_mask=mask.to(lm.device),
             generation_config=config,
-            logits_processor=LogitsProcessorList([_Choose(rows)]),
+            logits_processor=LogitsProcessorList([_ChosenTokens(rows)]),
             stopping_criteria=StoppingCriteriaList([_AllFinished(rows)]),
         )
     return rows.generated
@@ -215,7 +215,7 @@ class _BatchAnswers:
             )
 
 
-class _Choose(LogitsProcessor):  # type: ignore[misc]  # transformers has no types
+class _ChosenTokens(LogitsProcessor):  # type: ignore[misc]  # transformers has no types
     """Gives the token sampled for each answer the highest score."""
 
     def __init__(self, rows: _BatchAnswers) -> None:

@@ -9,7 +9,7 @@ import contextlib
 import functools
 import importlib.util
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 
 from headrace.device.placement import choose_device
+from headrace.engines.generation.paged_attention import StepPart
 from headrace.engines.networks.files import load_config
 from headrace.errors import ConfigError, EngineDeadError, EngineError, MissingExtraError, WorkerDiedError, text_of
 from headrace.processes.actor import ActorProcess
@@ -31,12 +32,8 @@ _GRACE_S = 2.0
 class Follower(Protocol):
     """The engine on another rank."""
 
-    def repeat_step(self) -> None:
+    def repeat_step(self, parts: Sequence[StepPart]) -> None:
         """Run the step that rank 0 runs."""
-        ...
-
-    def cancel(self, request_id: str) -> None:
-        """Forget a request that is scheduled."""
         ...
 
     def close(self) -> None:
@@ -92,13 +89,13 @@ class Ranks:
         self._wait()
 
     @contextmanager
-    def step(self) -> Iterator[None]:
+    def step(self, parts: Sequence[StepPart]) -> Iterator[None]:
         """Let the others run the step that the body runs here.
 
         Raises:
             EngineDeadError: the step failed on one of the ranks, which have not the same state any more.
         """
-        self._call("step")
+        self._call("step", parts)
         with self.together():
             yield
 
@@ -115,10 +112,6 @@ class Ranks:
             raise
         except Exception as error:
             raise self.failure(error) from error
-
-    def cancel(self, request_id: str) -> None:
-        """Let the others forget a request."""
-        self._call("cancel", request_id)
 
     def failure(self, error: BaseException) -> EngineDeadError:
         """What ended the model, if a step or loading raised `error` here."""
@@ -216,22 +209,10 @@ class _Rank:
         dist.init_process_group(_backend(kind), store=store, rank=rank, world_size=size)
         self._engine = self._load()
 
-    async def step(self) -> None:
+    async def step(self, parts: Sequence[StepPart]) -> None:
         """Repeat rank 0's step."""
         assert self._engine is not None, "loaded"
-        self._engine.repeat_step()
-
-    async def cancel(self, request_id: str) -> None:
-        """Forget a request."""
-        assert self._engine is not None, "loaded"
-        self._engine.cancel(request_id)
-
-
-def agreed(scores: torch.Tensor) -> torch.Tensor:
-    """Scores whose highest place in each row is rank 0's, so that rounding cannot make ranks choose differently."""
-    chosen = scores.argmax(-1, keepdim=True)
-    dist.broadcast(chosen, 0)
-    return torch.full_like(scores, -torch.inf).scatter_(-1, chosen, 0.0)
+        self._engine.repeat_step(parts)
 
 
 def is_follower() -> bool:

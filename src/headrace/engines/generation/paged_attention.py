@@ -1,0 +1,373 @@
+"""A language model's own forward pass over keys and values in pages, for several answers at once.
+
+The model's modules compute all but attention, which transformers' public `AttentionInterface` hands to this module.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any, Protocol, TypeAlias
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface, PreTrainedModel
+
+try:
+    from torch.nn.attention.varlen import varlen_attn
+except ImportError:  # an older PyTorch
+    varlen_attn = None
+
+NAME = "headrace_paged"
+PAGE = 32
+"""Tokens per page of the key-value cache."""
+_HALVES = (torch.float16, torch.bfloat16)
+_WIDEST = 256
+"""Components of a head that FlashAttention takes."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepPart:
+    """What a step computes for one answer."""
+
+    ids: list[int]
+    """The new tokens."""
+    known: int
+    """Tokens before them, whose keys and values are stored."""
+    pages: list[int]
+    """The pages of all of them."""
+    chooses: bool
+    """Whether the next token is chosen after these."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionShape:
+    """The keys and values of one attention for one token."""
+
+    heads: int
+    key_width: int
+    value_width: int
+    dtype: torch.dtype
+    window: int | None
+    """Tokens that a token attends to; None for all."""
+
+    @property
+    def token_bytes(self) -> int:
+        """What a token takes in the cache."""
+        return self.heads * (self.key_width + self.value_width) * int(self.dtype.itemsize)
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionCall:
+    """What a model's attention asks for: queries, keys and values of shape (1, heads, tokens, width)."""
+
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor
+    scaling: float | None
+    window: int | None
+    softcap: float | None
+    sinks: torch.Tensor | None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is what kernels compute."""
+        return self.softcap is None and self.sinks is None
+
+
+class Attending(Protocol):
+    """Computes the attentions of one forward pass, in the order in which the model calls them."""
+
+    def attend(self, call: AttentionCall) -> torch.Tensor:
+        """Outputs of shape (1, tokens, heads, width)."""
+        ...
+
+
+def _attend(
+    module: torch.nn.Module,  # noqa: ARG001 - the order of the calls says which one it is
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,  # noqa: ARG001 - each answer attends to its own tokens
+    scaling: float | None = None,
+    **given: Any,
+) -> tuple[torch.Tensor, None]:
+    if NAME not in given:
+        raise ValueError("its layers do not pass on what their attention needs")
+    if given.get("position_bias") is not None:
+        raise ValueError("its attention adds a bias to positions")
+    attending: Attending = given[NAME]
+    call = AttentionCall(
+        query, key, value, scaling, given.get("sliding_window"), given.get("softcap"), given.get("s_aux")
+    )
+    return attending.attend(call), None
+
+
+def use_paged_attention(model: PreTrainedModel) -> None:
+    """Let all attentions of a model be computed by what `forward` is given."""
+    AttentionInterface.register(NAME, _attend)
+    model.set_attn_implementation(NAME)
+
+
+@torch.inference_mode()  # type: ignore[untyped-decorator]
+def forward(
+    model: PreTrainedModel, ids: torch.Tensor, positions: torch.Tensor, last: torch.Tensor, attending: Attending
+) -> torch.Tensor:
+    """The logits after some of the tokens, of shape (those, vocabulary).
+
+    Args:
+        model: after `use_paged_attention`.
+        ids: all tokens, of shape (tokens,).
+        positions: of each in its answer.
+        last: the places of those whose logits are wanted.
+        attending: computes the attentions.
+    """
+    keeps = "logits_to_keep" in inspect.signature(model.forward).parameters
+    more = {"logits_to_keep": last} if keeps else {}
+    found = model(input_ids=ids[None], position_ids=positions[None], use_cache=False, **{NAME: attending}, **more)
+    logits: torch.Tensor = found.logits[0]
+    return logits if keeps else logits[last]
+
+
+class ShapeProbe:
+    """Notes what each attention of a forward pass stores; computes nothing."""
+
+    def __init__(self) -> None:
+        self.shapes: list[AttentionShape] = []
+
+    def attend(self, call: AttentionCall) -> torch.Tensor:
+        """Zeros."""
+        _, heads, tokens, width = call.key.shape
+        value_width = call.value.shape[-1]
+        self.shapes.append(AttentionShape(heads, width, value_width, call.key.dtype, call.window))
+        return call.query.new_zeros(1, tokens, call.query.shape[1], value_width)
+
+
+Stored: TypeAlias = tuple[torch.Tensor, torch.Tensor]
+
+
+class PagedModel:
+    """A model with its key-value cache.
+
+    On a CPU, each answer's attention is computed by itself: its time is that of its own keys. On another device, the
+    keys of all answers are gathered, and one kernel computes all: FlashAttention for texts of different lengths where
+    PyTorch has it, else padded attention, for answers that have one new token each.
+
+    Args:
+        model: after `use_paged_attention`.
+        shapes: of its attentions.
+        pages: how many there are.
+        gathers: whether keys are gathered; None for what suits the device.
+    """
+
+    def __init__(
+        self, model: PreTrainedModel, shapes: Sequence[AttentionShape], pages: int, *, gathers: bool | None = None
+    ) -> None:
+        self._model = model
+        self._device = model.device
+        self.gathers = self._device.type != "cpu" if gathers is None else gathers
+        with torch.inference_mode():
+            self.layers: list[Stored] = [
+                (
+                    torch.empty(pages * PAGE, shape.heads, shape.key_width, dtype=shape.dtype, device=self._device),
+                    torch.empty(pages * PAGE, shape.heads, shape.value_width, dtype=shape.dtype, device=self._device),
+                )
+                for shape in shapes
+            ]
+
+    def run(self, parts: Sequence[StepPart]) -> torch.Tensor:
+        """Compute a step; the logits after each part that chooses a token, of shape (those, vocabulary)."""
+        ids = [token for part in parts for token in part.ids]
+        spans = [range(part.known, part.known + len(part.ids)) for part in parts]
+        positions = [position for span in spans for position in span]
+        slots = [
+            part.pages[position // PAGE] * PAGE + position % PAGE
+            for part, span in zip(parts, spans, strict=True)
+            for position in span
+        ]
+        ends = list(accumulate(len(part.ids) for part in parts))
+        last = [end - 1 for part, end in zip(parts, ends, strict=True) if part.chooses]
+        most = max(len(part.pages) for part in parts)
+        tables = [page for part in parts for page in (*part.pages, *[part.pages[0]] * (most - len(part.pages)))]
+        known = [part.known for part in parts]
+        moved = self._moved([ids, positions, slots, last, tables, known, [0, *ends]])
+        step = _PagedStep(self, parts, moved[2], moved[4].view(len(parts), most), moved[5], moved[6])
+        return forward(self._model, moved[0], moved[1], moved[3], step)
+
+    def _moved(self, lists: Sequence[Sequence[int]]) -> Sequence[torch.Tensor]:
+        """The lists as tensors on the device, by one copy."""
+        host = torch.tensor([number for numbers in lists for number in numbers])
+        moved: Sequence[torch.Tensor] = to_device(host, self._device).split([len(one) for one in lists])
+        return moved
+
+
+def to_device(host: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """The tensor on the device; the host does not wait for the copy."""
+    if device.type == "cuda" and torch.cuda.is_available():
+        host = host.pin_memory()
+    return host.to(device, non_blocking=True)
+
+
+class _PagedStep:
+    """The attentions of one step.
+
+    Args:
+        paged: the cache.
+        parts: what is computed.
+        slots: where the new keys and values are stored.
+        tables: the pages of each part, of shape (parts, pages).
+        known: tokens of each part that are stored.
+        starts: the first new token of each part, and the number of all.
+    """
+
+    def __init__(
+        self,
+        paged: PagedModel,
+        parts: Sequence[StepPart],
+        slots: torch.Tensor,
+        tables: torch.Tensor,
+        known: torch.Tensor,
+        starts: torch.Tensor,
+    ) -> None:
+        self._paged, self._parts, self._slots, self._tables, self._starts = paged, parts, slots, tables, starts
+        self._call = 0
+        self._lengths = [len(part.ids) for part in parts]
+        self._counts = [part.known + len(part.ids) for part in parts]
+        self._on_device = known + starts.diff()
+        self._singles = next((n for n, length in enumerate(self._lengths) if length > 1), len(parts))
+        self._packed: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
+        self._padded_by: dict[int | None, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def attend(self, call: AttentionCall) -> torch.Tensor:
+        """Store the new keys and values; outputs of shape (1, tokens, heads, width)."""
+        keys, values = stored = self._paged.layers[self._call]
+        self._call += 1
+        keys.index_copy_(0, self._slots, call.key[0].transpose(0, 1))
+        values.index_copy_(0, self._slots, call.value[0].transpose(0, 1))
+        if self._paged.gathers and self._takes_varlen(call):
+            return self._varlen(call, stored)
+        outputs = []
+        begin = 0
+        if self._paged.gathers and self._singles:
+            outputs.append(self._padded(call, stored))
+            begin = self._singles
+        at = sum(self._lengths[:begin])
+        for part in range(begin, len(self._parts)):
+            end = at + self._lengths[part]
+            outputs.append(self._alone(call, stored, part, slice(at, end)))
+            at = end
+        return torch.cat(outputs, dim=2).transpose(1, 2).contiguous()
+
+    def _takes_varlen(self, call: AttentionCall) -> bool:
+        width = call.key.shape[-1]
+        fits = width == call.value.shape[-1] <= _WIDEST and width % 8 == 0
+        return has_varlen() and call.is_plain and fits and call.query.dtype in _HALVES
+
+    def _varlen(self, call: AttentionCall, stored: Stored) -> torch.Tensor:
+        """All parts in one kernel, over the keys of each one after the other."""
+        if self._packed is None:
+            total = sum(self._counts)
+            device = self._slots.device
+            starts = torch.nn.functional.pad(self._on_device.cumsum(0), (1, 0))
+            rows = torch.arange(len(self._parts), device=device).repeat_interleave(self._on_device, output_size=total)
+            offsets = torch.arange(total, device=device) - starts[rows]
+            places = self._tables[rows, offsets // PAGE] * PAGE + offsets % PAGE
+            self._packed = places, self._starts.int(), starts.int()
+        places, queries, starts = self._packed
+        found: torch.Tensor = varlen_attn(
+            call.query[0].transpose(0, 1).contiguous(),
+            *(one.index_select(0, places) for one in stored),
+            queries,
+            starts,
+            max(self._lengths),
+            max(self._counts),
+            scale=call.scaling,
+            window_size=(-1 if call.window is None else call.window - 1, 0),
+            enable_gqa=call.query.shape[1] != call.key.shape[1],
+        )
+        return found[None]
+
+    def _padded(self, call: AttentionCall, stored: Stored) -> torch.Tensor:
+        """The first parts, which have one new token each, in one kernel; of shape (1, heads, tokens, width)."""
+        count = self._singles
+        if call.window not in self._padded_by:
+            longest = -(-max(self._counts[:count]) // 16) * 16
+            lengths = self._on_device[:count, None]
+            offsets = torch.arange(longest, device=self._slots.device).expand(count, -1)
+            seen = offsets < lengths
+            if call.window is not None:
+                seen = seen & (offsets >= lengths - call.window)
+            offsets = offsets.minimum(lengths - 1)  # what is not written yet may be no number
+            places = self._tables[:count].gather(1, offsets // PAGE) * PAGE + offsets % PAGE
+            self._padded_by[call.window] = places, seen[:, None, None]
+        places, seen = self._padded_by[call.window]
+        keys, values = (one[places].transpose(1, 2) for one in stored)
+        return _attention(call, call.query[:, :, :count].transpose(0, 2), keys, values, seen).transpose(0, 2)
+
+    def _alone(self, call: AttentionCall, stored: Stored, part: int, tokens: slice) -> torch.Tensor:
+        """One part, of shape (1, heads, tokens, width)."""
+        query = call.query[:, :, tokens]
+        new, count = self._lengths[part], self._counts[part]
+        if new == count:  # nothing of it was stored before
+            keys, values = call.key[:, :, tokens], call.value[:, :, tokens]
+            first = 0
+        else:
+            first = 0 if call.window is None else max(count - new + 1 - call.window, 0) // PAGE * PAGE
+            table = self._tables[part, first // PAGE : -(-count // PAGE)]
+            keys, values = (_read(one, table, count - first) for one in stored)
+        seen = None
+        window = call.window if call.window is not None and call.window < count else None
+        if new > 1 or window is not None:
+            own = torch.arange(count - new, count, device=query.device)[:, None]
+            other = torch.arange(first, count, device=query.device)
+            seen = other <= own
+            if window is not None:
+                seen &= other > own - window
+        return _attention(call, query, keys, values, seen)
+
+
+def has_varlen() -> bool:
+    """Whether PyTorch has attention over texts of different lengths, with shared heads and windows."""
+    return varlen_attn is not None and "enable_gqa" in inspect.signature(varlen_attn).parameters
+
+
+def _read(stored: torch.Tensor, table: torch.Tensor, count: int) -> torch.Tensor:
+    """The first `count` keys or values of some pages, of shape (1, heads, count, width)."""
+    pages = stored.view(-1, PAGE, *stored.shape[1:]).index_select(0, table)
+    return pages.flatten(0, 1)[:count].transpose(0, 1).unsqueeze(0)
+
+
+def _attention(
+    call: AttentionCall, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, seen: torch.Tensor | None
+) -> torch.Tensor:
+    """Attention of shape (batch, heads, queries, width), in which some query heads share a key head.
+
+    Args:
+        call: its scale, cap and sinks.
+        query: of shape (batch, heads, queries, width).
+        keys: of shape (batch, key heads, keys, width).
+        values: likewise.
+        seen: which keys each query attends to; None for all.
+    """
+    batch, heads, new, _ = query.shape
+    group = heads // keys.shape[1]
+    if call.is_plain and new == 1:  # treat the heads that share keys as queries of one head
+        packed = query.reshape(batch, keys.shape[1], group, -1)
+        found = scaled_dot_product_attention(packed, keys, values, attn_mask=seen, scale=call.scaling)
+        return found.reshape(batch, heads, 1, -1)
+    if group > 1:
+        keys, values = keys.repeat_interleave(group, 1), values.repeat_interleave(group, 1)
+    if call.is_plain:
+        return scaled_dot_product_attention(query, keys, values, attn_mask=seen, scale=call.scaling)
+    scores = query @ keys.transpose(2, 3) * (query.shape[-1] ** -0.5 if call.scaling is None else call.scaling)
+    if call.softcap is not None:
+        scores = (scores / call.softcap).tanh() * call.softcap
+    if seen is not None:
+        scores = scores.masked_fill(~seen, -torch.inf)
+    if call.sinks is not None:
+        sinks = call.sinks.reshape(1, -1, 1, 1).expand(batch, -1, new, -1)
+        scores = torch.cat([scores, sinks.to(scores.dtype)], -1)
+    shares = scores.softmax(-1, dtype=torch.float32)[..., : keys.shape[2]]
+    return shares.to(values.dtype) @ values
