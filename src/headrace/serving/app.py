@@ -35,11 +35,6 @@ from headrace.wording import shown, spelled
 
 logger = logging.getLogger("headrace")
 
-_INSTEAD = {
-    "/v1/responses": "it has no Responses API: use /v1/chat/completions (in Vercel's AI SDK: provider.chat(model))",
-}
-"""What to use instead of routes of OpenAI's that the server does not have."""
-
 _OF_BATCHES = re.compile(r"/v1/(files|batches)(/|$)")
 
 
@@ -146,7 +141,7 @@ async def _http_error(request: Request, error: Exception) -> JsonReply:
 
 def no_route(path: str, app: FastAPI) -> str:
     """What a server says of a path that it does not have."""
-    way_out = _INSTEAD.get(path, "/docs lists all routes")
+    way_out = "/docs lists all routes"
     has_batches = any(getattr(route, "path", "") == "/v1/batches" for route in app.router.routes)
     if _OF_BATCHES.match(path) and not has_batches:
         way_out = "the Batch API needs ``headrace serve state=DIR``"

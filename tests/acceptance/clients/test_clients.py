@@ -126,7 +126,7 @@ def test_openai(servers: Servers, expected: dict[str, Any]) -> None:
     found = said("use_openai.py", servers)
     assert found.pop("choices") == 2
     assert found.pop("models") == ["all-MiniLM-L6-v2", *OTHER_NAMES]
-    check(found, expected)
+    check(found, expected, responded="answer", responded_in_pieces="answer")
 
 
 def test_langchain(servers: Servers, expected: dict[str, Any]) -> None:
@@ -160,7 +160,22 @@ def test_chroma(servers: Servers, expected: dict[str, Any]) -> None:
 
 
 def test_cohere(servers: Servers, expected: dict[str, Any]) -> None:
-    check(said("use_cohere.py", servers), expected, ranking_v1="ranking")
+    check(said("use_cohere.py", servers), expected, ranking_v1="ranking", vectors_v1="vectors")
+
+
+def test_anthropic(servers: Servers, expected: dict[str, Any]) -> None:
+    found = said("use_anthropic.py", servers)
+    assert found.pop("read") == found.pop("counted")
+    assert found.pop("reasons") == ["end_turn"] * 2
+    assert "arithmetic" in found.pop("refused")
+    check(found, expected, final="answer")
+
+
+def test_ollama(servers: Servers, expected: dict[str, Any]) -> None:
+    found = said("use_ollama.py", servers)
+    assert (found.pop("models"), found.pop("done")) == (["arithmetic"], ["stop"])
+    assert "arithmetic" in found.pop("refused")
+    check(found, expected, asked="answer")
 
 
 def test_huggingface_hub(servers: Servers, expected: dict[str, Any]) -> None:
@@ -180,6 +195,4 @@ def test_openai_for_node(servers: Servers, expected: dict[str, Any]) -> None:
 
 @node
 def test_ai_sdk(servers: Servers, expected: dict[str, Any]) -> None:
-    found = said("use_ai.mjs", servers)
-    assert "/v1/chat/completions" in found.pop("refused")
-    check(found, expected, answer_by_openai="answer")
+    check(said("use_ai.mjs", servers), expected, answer_by_openai="answer", responded="answer")

@@ -10,12 +10,6 @@ const texts = createOpenAICompatible({ name: "headrace", baseURL: `${embed}/v1` 
 const openai = createOpenAI({ baseURL: `${generate}/v1`, apiKey: "none" });
 let streamed = "";
 for await (const part of streamText({ model: chat("arithmetic"), prompt }).textStream) streamed += part;
-let refused = "";
-try {
-  await generateText({ model: openai("arithmetic"), prompt, maxRetries: 0 }); // OpenAI's Responses API
-} catch (error) {
-  refused = error.message;
-}
 const { embeddings } = await embedMany({
   model: texts.textEmbeddingModel("all-MiniLM-L6-v2"),
   values: ["a mill", "a canal"],
@@ -25,7 +19,7 @@ console.log(
     vectors: embeddings,
     answer: (await generateText({ model: chat("arithmetic"), prompt })).text,
     answer_by_openai: (await generateText({ model: openai.chat("arithmetic"), prompt })).text,
+    responded: (await generateText({ model: openai("arithmetic"), prompt })).text, // OpenAI's Responses API
     streamed,
-    refused,
   }),
 );

@@ -18,6 +18,12 @@ print(
             ],
             "answer": chat.chat.completions.create(model="arithmetic", messages=messages).choices[0].message.content,
             "streamed": "".join(chunk.choices[0].delta.content or "" for chunk in stream),
+            "responded": chat.responses.create(model="arithmetic", input=messages[0]["content"]).output_text,
+            "responded_in_pieces": "".join(
+                one.delta
+                for one in chat.responses.create(model="arithmetic", input=messages, stream=True)
+                if one.type == "response.output_text.delta"
+            ),
             "choices": len(chat.chat.completions.create(model="arithmetic", messages=messages, n=2).choices),
             "models": [model.id for model in texts.models.list()],
         }

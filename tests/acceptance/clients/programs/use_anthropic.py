@@ -1,0 +1,31 @@
+"""Anthropic's client: messages, whole and streamed, and counted tokens."""
+
+import json
+import sys
+
+import anthropic
+
+_, generate, *_ = sys.argv[1:]
+client = anthropic.Anthropic(base_url=generate, api_key="none")
+asked = {"model": "arithmetic", "max_tokens": 64, "messages": [{"role": "user", "content": "What is 2 plus 3?"}]}
+message = client.messages.create(**asked)
+with client.messages.stream(**asked) as stream:
+    streamed = "".join(stream.text_stream)
+    final = stream.get_final_message()
+try:
+    client.messages.create(**{**asked, "model": "other"})
+except anthropic.NotFoundError as error:
+    refused = str(error)
+print(
+    json.dumps(
+        {
+            "answer": message.content[0].text,
+            "streamed": streamed,
+            "final": final.content[0].text,
+            "read": [final.usage.input_tokens + (final.usage.cache_read_input_tokens or 0)],
+            "counted": [client.messages.count_tokens(model="arithmetic", messages=asked["messages"]).input_tokens],
+            "reasons": [message.stop_reason, final.stop_reason],
+            "refused": refused,
+        }
+    )
+)
