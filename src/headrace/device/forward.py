@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from headrace.device.memory import AvailableMemory, PeakMeter
@@ -35,6 +36,16 @@ class Forwarded:
     weight_bytes: float = 0.0
     replayed: int = 0
     """Passes that were replays of captured work."""
+
+    def plus(self, later: Forwarded) -> Forwarded:
+        """With what was done after it."""
+        return Forwarded(
+            self.passes + later.passes,
+            self.seconds + later.seconds,
+            self.operations + later.operations,
+            self.weight_bytes + later.weight_bytes,
+            self.replayed + later.replayed,
+        )
 
     def since(self, earlier: Forwarded) -> Forwarded:
         """Without what was done before."""
@@ -86,6 +97,11 @@ class ForwardMeter:
                 done.weight_bytes + moved,
                 done.replayed + replayed,
             )
+
+    def device_peaks(self, dtype: str) -> Mapping[str, float]:
+        """Operations and bytes per second that the device reaches, measured now; see `native.peaks`."""
+        native = importlib.import_module("headrace.device.native")  # imports PyTorch
+        return dict(native.peaks(self.device, dtype))
 
     def read(self) -> Forwarded:
         """All passes so far."""

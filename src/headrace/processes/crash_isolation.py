@@ -19,6 +19,10 @@ MOST_IN_A_ROW = 16
 """If this many records are given up in a row, the records are not the cause."""
 
 
+class SharedDeathError(WorkerDiedError):
+    """The process ended while it did other work too, which may be the cause."""
+
+
 @dataclass(frozen=True, slots=True)
 class WorkUnit(Generic[ItemT]):
     """Records sent to a process together."""
@@ -52,10 +56,16 @@ class CrashIsolation:
 
     Args:
         run: returns the results of records in order; starts a new process if the previous one is gone.
+        run_alone: the same, while the process does nothing else; None if it never does. For what may have ended one.
     """
 
-    def __init__(self, run: Callable[[list[object]], Sequence[object]]) -> None:
+    def __init__(
+        self,
+        run: Callable[[list[object]], Sequence[object]],
+        run_alone: Callable[[list[object]], Sequence[object]] | None = None,
+    ) -> None:
         self._run = run
+        self._run_alone = run_alone or run
         self._in_a_row = 0
 
     def results(self, items: Sequence[object]) -> list[Any]:
@@ -69,7 +79,8 @@ class CrashIsolation:
         while todo:
             unit = todo.popleft()
             try:
-                found = self._run([items[index] for index in unit.work])
+                run = self._run_alone if unit.deaths else self._run
+                found = run([items[index] for index in unit.work])
             except UnsendableError as error:
                 half = len(unit.work) // 2
                 if half:
@@ -78,7 +89,8 @@ class CrashIsolation:
                     results[unit.work[0]] = RecordError(str(error))
             except (WorkerDiedError, ProcessTimeoutError) as error:
                 late = isinstance(error, ProcessTimeoutError)
-                again = [] if late and len(unit.work) == 1 else after_death(unit, alone=True)
+                alone = not isinstance(error, SharedDeathError)
+                again = [] if late and len(unit.work) == 1 else after_death(unit, alone=alone)
                 todo.extendleft(reversed(again))
                 if not again:
                     results[unit.work[0]] = self._given_up(error, unit.deaths + 1)

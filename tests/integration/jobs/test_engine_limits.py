@@ -3,20 +3,34 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.integration.jobs.harness import Runner, read_errors, read_rows, texts, write_rows
+from tests.settings import job_settings
 
+from headrace.app.jobs import job as jobs
+from headrace.device.memory import AvailableMemory, MemoryWatch
+from headrace.engines.capabilities import memory_of
 from headrace.engines.choosing.process import ProcessEngine
-from headrace.errors import BrokenOffError, ConfigError, EngineDeadError, EngineError, TransientError
-from headrace.jobs.pipeline.job import JobEnd
+from headrace.errors import (
+    BrokenOffError,
+    ConfigError,
+    EngineDeadError,
+    EngineError,
+    TransientError,
+    WorkerDiedError,
+)
+from headrace.jobs.pipeline.job import JobEnd, StopRequest
 from headrace.jobs.settings import Limits
 from headrace.testing import FakeEngine, FakeStepEngine, FakeStreamEngine
 
 ROWS = 60
+DOUBLES = "tests.integration.jobs.gpu_doubles"
 
 
 @pytest.fixture
@@ -83,6 +97,54 @@ def test_an_engine_in_a_process_gives_what_it_gives_here(runner: Runner) -> None
     assert made.profile == here.profile
     rows = [" ".join(row["text"].split()[:20]) if len(row["text"].split()) > 20 else row["text"] for row in texts(ROWS)]
     assert [vector for _, vector in read_rows(runner.sink)] == [here.vector(text) for text in rows]
+
+
+def on_gpu(folder: Path, kind: str) -> Any:
+    folder.mkdir()
+    return ProcessEngine("embed", str(folder), engine=f"{DOUBLES}:{kind}")
+
+
+def test_an_engine_in_a_process_prepares_while_two_batches_run(tmp_path: Path) -> None:
+    made = on_gpu(tmp_path / "pids", "Together")
+    assert made.profile.overlaps
+    with ThreadPoolExecutor(3) as threads:
+        first, second = (threads.submit(made.forward, ["a"]) for _ in range(2))
+        prepared = threads.submit(made.prepare, ["meet"])
+        assert (first.result(), second.result(), len(prepared.result())) == ([1.0], [1.0], 1)
+    made.close()
+
+
+def test_the_memory_and_the_passes_of_an_engine_in_a_process_are_watched(tmp_path: Path) -> None:
+    made = on_gpu(tmp_path / "pids", "OnGpu")
+    watch = MemoryWatch(*memory_of(made))
+    assert (watch.limit, made.forward_meter().device) == (AvailableMemory(8 * 10**9, "a GPU"), "cuda:1")
+    for size in (100, 200, 400):
+        made.forward(["a"] * size)
+        watch.ran(size, 10.0 * size)
+    assert watch.highest == 2 * 10**9
+    assert watch.bound == pytest.approx((0.8 * 8e9 - 1e9) / 1e6 * 10, rel=0.01)
+    assert made.forward_meter().read().passes == 3
+    assert isinstance(made.forward(["text 17 "])[0], WorkerDiedError)
+    made.forward(["a"])
+    assert made.forward_meter().read().passes == 4, "also those of an earlier process"
+    made.close()
+
+
+@pytest.mark.parametrize("in_process", [False, True])
+def test_a_lost_device_costs_the_record_that_did_it_and_the_job_goes_on(tmp_path: Path, in_process: bool) -> None:
+    """Without `engine_process` nothing runs in a child process before that."""
+    source, sink, pids = write_rows(tmp_path / "in.jsonl", texts(ROWS)), tmp_path / "out.jsonl", tmp_path / "pids"
+    pids.mkdir()
+    settings = job_settings(
+        source, sink, task="embed", engine=f"{DOUBLES}:OnGpu", model=str(pids), engine_process=in_process
+    )
+    end, _ = jobs.execute(settings, StopRequest(), progress=False)
+    assert end == JobEnd("finished", ROWS, 1)
+    [letter] = read_errors(sink)
+    assert (letter["position"], letter["reason"]) == (17, "WorkerDiedError")
+    assert "device-side assert" in letter["message"] or "cuda:1 failed" in letter["message"]
+    assert len(list(pids.iterdir())) <= 6, "one process more for each step towards the record"
+    assert (pids / f"{os.getpid()}.pid").exists() is not in_process
 
 
 @pytest.mark.parametrize(

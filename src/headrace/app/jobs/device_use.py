@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 from collections.abc import Mapping
 
@@ -100,8 +99,7 @@ class DeviceWatch:
         key: dict[str, object] = {"peaks": dtype, **cpu_facts(), **self._engine.hardware()}
         kept = self._cache.read(key)
         if kept is None:
-            native = importlib.import_module("headrace.device.native")  # imports PyTorch
-            kept = native.peaks(self._meter.device, dtype)
+            kept = dict(self._meter.device_peaks(dtype))
             self._cache.write(key, kept)
         return {
             name: float(value)

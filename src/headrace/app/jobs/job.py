@@ -22,10 +22,12 @@ from headrace.app.jobs.plan import check as check
 from headrace.app.jobs.plan import finished_before, start_mode
 from headrace.app.jobs.prefix_caching import prefix_cache_listener
 from headrace.app.jobs.tracing import job_spans
-from headrace.app.jobs.tuning import Tuned, load, tune, wants_sample
+from headrace.app.jobs.tuning import Tuned, in_dtype, load, tune, wants_sample
 from headrace.batching.batcher import Batcher
 from headrace.engines.base import Engine
 from headrace.engines.capabilities import PREPARING, TUNING
+from headrace.engines.choosing.config import EngineConfig
+from headrace.engines.choosing.survivor import surviving
 from headrace.engines.profile import BatcherSettings, EngineProfile, profile_of
 from headrace.errors import ConfigError, attempted, text_of
 from headrace.events import BatchFormed, Event, InputLeftOut, JobDone, JobStarted, Listener, RunDescribed
@@ -120,8 +122,10 @@ def carry_out(  # noqa: PLR0913 - keyword-only, and each caller leaves most of t
     report = ReportBuilder(began, host_of(plan, tuned_profile(plan.settings, engine), workers))
     listeners: list[Listener] = [report, *map(Guarded, plan.settings.listeners)]
     broadcast = Broadcast(listeners)
+    kept = contextlib.ExitStack()
     try:
-        job = build(plan, engine, stop, broadcast, batcher(broadcast) if batcher is not None else None, shared)
+        remote = batcher(broadcast) if batcher is not None else None
+        job = build(plan, engine, stop, broadcast, remote, shared, kept=kept)
         found = None
         works = not plan.settings.retry and (plan.settings.overwrite or not plan.output.is_finished)
         if works and shared is None and (on_survey or wants_sample(plan, engine)):
@@ -133,7 +137,7 @@ def carry_out(  # noqa: PLR0913 - keyword-only, and each caller leaves most of t
             tuned = tune(plan, engine, found, tuned_profile(plan.settings, engine))
         if tuned.engine is not engine:
             engine = tuned.engine
-            job = build(plan, engine, stop, broadcast)
+            job = build(plan, engine, stop, broadcast, kept=kept)
         follower = None if shared is not None else follow(plan.settings.config, engine, job.batcher, broadcast)
         watches = (follower, watch_device(engine, broadcast), prefix_cache_listener(engine, broadcast))
         with (
@@ -156,6 +160,7 @@ def carry_out(  # noqa: PLR0913 - keyword-only, and each caller leaves most of t
                 broadcast(compared)
             end = main_path.run(job)
     finally:
+        kept.close()
         if shared is None:
             _close(engine)
         plan.output.writer.close()
@@ -229,15 +234,20 @@ def rehearse(settings: JobSettings) -> tuple[Survey, Forecast]:
             _close(engine)
 
 
-def build(
+def build(  # noqa: PLR0913 - keyword-only beyond what every caller gives
     plan: Plan,
     engine: Engine,
     stop: StopRequest,
     listener: Listener,
     batcher: BatcherPort | None = None,
     shared: SharedBatcher | None = None,
+    *,
+    kept: contextlib.ExitStack | None = None,
 ) -> Job:
-    """Build the job; `batcher` is that of a remote engine, or takes the records of a server's batch."""
+    """Build the job; `batcher` is that of a remote engine, or takes the records of a server's batch.
+
+    `kept` closes what takes the engine's place once its device is lost; None if nothing is to take it.
+    """
     settings = plan.settings
     # Duplicate ids would make outputs ambiguous. A retry need not check again.
     later = settings.step is not None and settings.step.earlier  # the first step has checked them
@@ -248,12 +258,15 @@ def build(
     if shared is not None:
         batcher = shared.batcher
     in_flight = None if settings.config.engine_process or batcher is not None else InFlightFile(plan.output.work)
+    forward = surviving(engine, _as_loaded(settings.config, engine)) if kept is not None and batcher is None else None
+    if kept is not None and forward is not None:
+        kept.callback(forward.close)
     return Job(
         settings=settings,
         source=plan.source,
         columns=plan.columns,
         engine=engine,
-        batcher=batcher or build_batcher(settings, engine, stop, listener, in_flight),
+        batcher=batcher or build_batcher(settings, engine, stop, listener, in_flight, forward),
         output=plan.output,
         start=start_mode(plan, describe_engine(engine)),
         listener=listener,
@@ -265,6 +278,12 @@ def build(
         in_flight=in_flight,
         run_on=None if shared is None else shared.run_on,
     )
+
+
+def _as_loaded(config: EngineConfig, engine: Engine) -> EngineConfig:
+    """The configuration in the dtype that the engine runs in."""
+    dtype = engine.describe().get("dtype")
+    return in_dtype(config, dtype) if config.has_option("dtype") and isinstance(dtype, str) else config
 
 
 def prepare_processes(settings: JobSettings, engine: Engine) -> PreparerPool | None:
@@ -314,13 +333,16 @@ def build_batcher(
     stop: StopRequest,
     listener: Listener,
     in_flight: InFlightFile | None = None,
+    forward: Callable[[list[object]], object] | None = None,
 ) -> Batcher[Work, object]:
-    """Make the batcher of a job."""
+    """Make the batcher of a job; `forward` runs batches instead of the engine's own."""
     batching = BatcherSettings(
         listener, cost_estimator=operator.attrgetter("cost"), process_timeout_s=settings.config.call_timeout_s
     )
     profile = tuned_profile(settings, engine)
-    return profile.kind.batcher(engine, profile, WorkCalls(stop, settings.limits.max_attempts, in_flight), batching)
+    return profile.kind.batcher(
+        engine, profile, WorkCalls(stop, settings.limits.max_attempts, in_flight, forward), batching
+    )
 
 
 def tuned_profile(settings: JobSettings, engine: Engine) -> EngineProfile:

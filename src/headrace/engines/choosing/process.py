@@ -2,22 +2,45 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from headrace.batching.results import checked_results
+from headrace.device.forward import Forwarded, ForwardMeter
+from headrace.device.memory import AvailableMemory, PeakMeter
 from headrace.engines.base import Prepared
-from headrace.engines.capabilities import BATCHES, TUNING
+from headrace.engines.capabilities import BATCHES, TUNING, memory_of
 from headrace.engines.choosing import registry
 from headrace.engines.profile import EngineProfile, profile_of
-from headrace.errors import ConfigError, EngineDeadError, EngineError, HeadraceError, WorkerDiedError, text_of
-from headrace.processes.child import ChildProcess
-from headrace.processes.crash_isolation import CrashIsolation
+from headrace.errors import (
+    ConfigError,
+    EngineDeadError,
+    EngineError,
+    HeadraceError,
+    ProcessTimeoutError,
+    WorkerDiedError,
+    text_of,
+)
+from headrace.processes.actor import ActorProcess
+from headrace.processes.crash_isolation import CrashIsolation, SharedDeathError
+from headrace.processes.portable import pack, unpack
 
 _AT_WORK_S = 1.0
 """How long `close` waits for a running call before it kills the process."""
+_CLOSE_S = 3.0
+"""How long the engine in the process may take to close."""
+_ASK_S = 60.0
+"""How long the process may take to say a fact, or to measure its device."""
+_PREPARERS = 8
+"""Threads that prepare records in the process at once, at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,13 +51,34 @@ class _Facts:
     description: Mapping[str, object]
     hardware: Mapping[str, object]
     dtype_speeds: Mapping[str, float]
+    meter: _MeterFacts | None
+
+
+@dataclass(frozen=True, slots=True)
+class _MeterFacts:
+    """What is measured of its forward passes."""
+
+    gpu: str
+    device: str
+    has_memory: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Reply:
+    """The results of a call, and what was measured until then."""
+
+    results: bytes
+    forwarded: Forwarded | None
+    peaks: tuple[int, ...]
+    no_graphs: str = ""
 
 
 class ProcessEngine:
     """The engine that `registry.create` returns, in a child process; satisfies `BatchEngine`.
 
-    If the process dies in a batch, or is killed at the timeout, it restarts with its model, and parts of the batch are
-    retried until the record that caused it is isolated. The same process prepares records between batches.
+    If the process dies in a batch, or is killed at the timeout, or its device is lost, it restarts with its model, and
+    parts of what it worked on are retried alone until the record that caused it is isolated. Records are prepared
+    while batches run, and as many batches run at once as in this process.
 
     Args:
         task, model, engine, options: see `registry.create`.
@@ -62,17 +106,22 @@ class ProcessEngine:
         declared = registry.engine_named(task, engine)
         if declared is not None and not declared.runs_batches:  # refused before a model is loaded
             raise _no_batches(engine)
-        self._child = ChildProcess(_Host, task, model, engine, dict(options or {}))
+        self._arguments = (task, model, engine, dict(options or {}))
         self._closed = False
-        self._turn = threading.Lock()
-        try:
-            facts: _Facts = self._child.start()
-        except EngineDeadError as error:
-            raise EngineError(f"the engine cannot be loaded: {error}") from error
-        self.profile, self._facts = facts.profile, facts
-        self._prepare = CrashIsolation(lambda rows: self._call("prepare", rows, timeout_s))
+        self._gate = _Gate()
+        self._starting = threading.Lock()
+        self._actor: ActorProcess | None = None
+        self._timeout_s = timeout_s
+        self._meter: _RemoteMeter | None = None
+        self._start()
+        self.profile, measured = self._facts.profile, self._facts.meter
+        if measured is not None:
+            self._meter = _RemoteMeter(measured, self._ask)
+        self._prepare, self._forward = (
+            CrashIsolation(partial(self._call, name), partial(self._call, name, alone=True))
+            for name in ("prepare", "forward")
+        )
         self._prepare_rows = self.profile.batch_size if timeout_s is not None else None
-        self._forward = CrashIsolation(lambda rows: self._call("forward", rows, timeout_s))
 
     def hardware(self) -> Mapping[str, object]:
         """What decides how fast the engine in the process is."""
@@ -82,8 +131,9 @@ class ProcessEngine:
         """How many times as fast as float32 its device is in other types."""
         return self._facts.dtype_speeds
 
-    def forward_meter(self) -> None:
-        """None: the passes are in the other process."""
+    def forward_meter(self) -> ForwardMeter | None:
+        """What the forward passes in the process did."""
+        return self._meter
 
     def describe(self) -> Mapping[str, object]:
         """The engine's own description: a job can start in this process and resume in a child process."""
@@ -92,9 +142,8 @@ class ProcessEngine:
     def prepare(self, inputs: Sequence[object]) -> list[Prepared[object] | Exception]:
         """The engine's results; a WorkerDiedError for an input that ends the process."""
         rows = self._prepare_rows or max(1, len(inputs))  # the time limit is per batch
-        with self._turn:
-            pieces = [inputs[start : start + rows] for start in range(0, len(inputs), rows)]
-            return [result for piece in pieces for result in self._prepare.results(piece)]
+        pieces = [inputs[start : start + rows] for start in range(0, len(inputs), rows)]
+        return [result for piece in pieces for result in self._prepare.results(piece)]
 
     def forward(self, batch: list[object]) -> list[object]:
         """The engine's results; an exception for a record that ends or blocks the process.
@@ -102,39 +151,165 @@ class ProcessEngine:
         Raises:
             EngineDeadError: the model cannot be loaded again, or too many records in a row end the process.
         """
-        with self._turn:
-            return self._forward.results(batch)
+        return self._forward.results(batch)
 
     def close(self) -> None:
         """End the process; kill it if it is still working after a second. Safe to call twice."""
         self._closed = True
-        if self._turn.acquire(timeout=_AT_WORK_S):
-            self._turn.release()
-            self._child.close()
-        else:
-            self._child.kill()
+        actor = self._actor
+        if actor is not None and self._gate.is_empty_within(_AT_WORK_S):
+            wait([actor.call("close")], _CLOSE_S)
+        self._lose()
 
-    def _call(self, method: str, rows: list[object], timeout_s: float | None) -> list[object]:
-        if self._closed:
-            raise EngineDeadError("the engine is closed; create a new one")
-        try:
-            self._child.start()
-        except (HeadraceError, OSError) as error:
-            raise EngineDeadError(f"the model cannot be loaded again: {text_of(error)}") from error
-        try:
-            results = self._child.call((method, rows), timeout_s)
-        except EngineDeadError as error:  # a new process can continue
-            self._child.kill()
-            raise WorkerDiedError(f"the engine failed: {error}") from error
+    def _call(self, method: str, rows: list[object], *, alone: bool = False) -> list[object]:
+        with self._gate.passed(alone=alone) as others:
+            if self._closed:
+                raise EngineDeadError("the engine is closed; create a new one")
+            try:
+                actor = self._start()
+            except (HeadraceError, OSError) as error:
+                raise EngineDeadError(f"the model cannot be loaded again: {text_of(error)}") from error
+            answer = actor.call(method, rows)
+            if not wait([answer], self._timeout_s).done:
+                self._lose(actor)
+                raise ProcessTimeoutError(
+                    f"there was no result after {self._timeout_s:g} s, and the process was killed"
+                )
+            kind = SharedDeathError if others() else WorkerDiedError
+            try:
+                reply: _Reply = answer.result()
+                results = unpack(reply.results)
+            except WorkerDiedError as error:
+                self._lose(actor)
+                raise kind(str(error)) from error
+            except EngineDeadError as error:  # a new process can continue
+                self._lose(actor)
+                raise kind(f"the engine failed: {error}") from error
+            if self._meter is not None:
+                self._meter.update(actor, reply)
         dead = next((result for result in results if isinstance(result, EngineDeadError)), None)
         if dead is not None:
-            self._child.kill()
-            raise WorkerDiedError(f"the engine failed: {dead}")
+            self._lose(actor)
+            raise kind(f"the engine failed: {dead}")
         return results
+
+    def _start(self) -> ActorProcess:
+        """The process, with its model loaded."""
+        with self._starting:
+            if self._actor is None:
+                actor = ActorProcess(_Host, *self._arguments)
+                with ExitStack() as undo:
+                    undo.callback(actor.kill)
+                    try:
+                        self._facts: _Facts = actor.call("load").result()
+                    except (WorkerDiedError, EngineDeadError) as error:
+                        raise EngineError(f"the engine cannot be loaded: {error} before it was ready") from error
+                    undo.pop_all()
+                self._actor = actor
+            return self._actor
+
+    def _lose(self, actor: ActorProcess | None = None) -> None:
+        """Kill the process; the next call starts another."""
+        with self._starting:
+            lost = self._actor
+            if lost is not None and actor in (None, lost):
+                self._actor = None
+                lost.kill()
+
+    def _ask(self, method: str, *arguments: object) -> Any:
+        """A fact of the running process; None where it has ended."""
+        actor = self._actor
+        if actor is None:
+            return None
+        answer = actor.call(method, *arguments)
+        return answer.result() if wait([answer], _ASK_S).done and answer.exception() is None else None
+
+
+class _Gate:
+    """Lets calls in together, or one alone."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._inside = self._waiting_alone = 0
+        self._alone = False
+
+    @contextmanager
+    def passed(self, *, alone: bool) -> Iterator[Callable[[], bool]]:
+        """Within the body, the call is inside; yields whether others have been there with it."""
+        with self._changed:
+            if alone:
+                self._waiting_alone += 1
+                self._changed.wait_for(lambda: not self._inside)
+                self._waiting_alone -= 1
+                self._alone = True
+            else:
+                self._changed.wait_for(lambda: not (self._alone or self._waiting_alone))
+            self._inside += 1
+        try:
+            yield lambda: self._inside > 1
+        finally:
+            with self._changed:
+                self._inside -= 1
+                self._alone = False
+                self._changed.notify_all()
+
+    def is_empty_within(self, seconds: float) -> bool:
+        """Wait until no call is inside."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._inside, seconds)
+
+
+class _RemotePeaks(PeakMeter):
+    """The peaks of the process, as of its last answer."""
+
+    def __init__(self, ask: Callable[..., Any]) -> None:
+        self._ask = ask
+        self.last: tuple[int, ...] = ()
+
+    def restart(self) -> bool:
+        """Start again."""
+        self.last = tuple(self._ask("restart_peaks") or ())
+        return bool(self.last)
+
+    def peak(self) -> int | None:
+        """In bytes."""
+        return max(self.last, default=None)
+
+    def peaks(self) -> tuple[int, ...]:
+        """In bytes, as the process counts them."""
+        return self.last
+
+
+class _RemoteMeter(ForwardMeter):
+    """The forward passes in the process, and in those before it."""
+
+    def __init__(self, facts: _MeterFacts, ask: Callable[..., Any]) -> None:
+        super().__init__(None, facts.gpu, self._memory if facts.has_memory else None, facts.device)
+        self._ask = ask
+        self._peaks = _RemotePeaks(ask)
+        self._last: tuple[ActorProcess | None, Forwarded] = (None, Forwarded())
+
+    def update(self, actor: ActorProcess, reply: _Reply) -> None:
+        """Count what a process has done until this answer."""
+        if reply.forwarded is None:
+            return
+        self._peaks.last = reply.peaks
+        self.no_graphs = reply.no_graphs
+        with self._lock:
+            before = self._last[1] if self._last[0] is actor else Forwarded()
+            self._last = (actor, reply.forwarded)
+            self._sum = self._sum.plus(reply.forwarded.since(before))
+
+    def device_peaks(self, dtype: str) -> Mapping[str, float]:
+        """Measured by the process."""
+        return dict(self._ask("device_peaks", dtype) or {})
+
+    def _memory(self) -> tuple[AvailableMemory, PeakMeter]:
+        return self._ask("memory_limit") or AvailableMemory(0, "unknown"), self._peaks
 
 
 class _Host:
-    """The engine in the child process; calls its methods."""
+    """The engine in the child process; calls its methods, several at a time."""
 
     def __init__(self, task: str, model: str | Path | None, name: str | None, options: dict[str, object]) -> None:
         engine = registry.create(task, model, engine=name, **options)
@@ -144,21 +319,58 @@ class _Host:
             engine.close()
             raise _no_batches(name or type(engine).__name__)
         self._engine = batching
-        self.facts = _Facts(
-            # It takes one call at a time, and lists.
-            replace(profile, followable=False, tokenizes=False, overlaps=False, prepares_columns=False),
+        self._meter = tunable.forward_meter() if tunable else None
+        self._memory: tuple[AvailableMemory, PeakMeter | None] = memory_of(engine)
+        self._threads = {
+            "forward": ThreadPoolExecutor(2 if profile.overlaps else 1, "headrace-forward"),
+            "prepare": ThreadPoolExecutor(min(os.cpu_count() or 1, _PREPARERS), "headrace-prepare"),
+        }
+        measured = None
+        if self._meter is not None:
+            measured = _MeterFacts(self._meter.gpu, self._meter.device, self._memory[1] is not None)
+        self._facts = _Facts(
+            replace(profile, followable=False, tokenizes=False, prepares_columns=False),  # it takes lists
             dict(engine.describe()),
             dict(tunable.hardware()) if tunable else {},
             dict(tunable.dtype_speeds()) if tunable else {},
+            measured,
         )
 
-    def __call__(self, request: tuple[str, list[object]]) -> list[object]:
-        method, rows = request
-        size = len(rows)  # the engine may change the list
-        return checked_results(getattr(self._engine, method)(rows), size, f"the engine's {method}")
+    async def load(self) -> _Facts:
+        return self._facts
 
-    def close(self) -> None:
-        self._engine.close()
+    async def prepare(self, rows: list[object]) -> _Reply:
+        return await self._answer("prepare", rows)
+
+    async def forward(self, rows: list[object]) -> _Reply:
+        return await self._answer("forward", rows)
+
+    async def memory_limit(self) -> AvailableMemory:
+        self._memory = memory_of(self._engine)
+        return self._memory[0]
+
+    async def restart_peaks(self) -> tuple[int, ...]:
+        meter = self._memory[1]
+        return meter.peaks() if meter is not None and meter.restart() else ()
+
+    async def device_peaks(self, dtype: str) -> Mapping[str, float]:
+        meter = self._meter
+        return {} if meter is None else await asyncio.to_thread(meter.device_peaks, dtype)
+
+    async def close(self) -> None:
+        await asyncio.to_thread(self._engine.close)
+
+    async def _answer(self, method: str, rows: list[object]) -> _Reply:
+        return await asyncio.get_running_loop().run_in_executor(self._threads[method], self._run, method, rows)
+
+    def _run(self, method: str, rows: list[object]) -> _Reply:
+        size = len(rows)  # the engine may change the list
+        results = pack(checked_results(getattr(self._engine, method)(rows), size, f"the engine's {method}"))
+        meter = self._meter
+        if meter is None:
+            return _Reply(results, None, ())
+        peaks = self._memory[1].peaks() if self._memory[1] is not None else ()
+        return _Reply(results, meter.read(), peaks, meter.no_graphs)
 
 
 def _no_batches(name: str | None) -> ConfigError:

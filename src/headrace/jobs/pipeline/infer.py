@@ -66,7 +66,7 @@ def _cost(work: Work) -> int:
 
 def infer(
     work: list[Work] | BatchRows,
-    engine: BatchEngine,
+    forward: Callable[[list[object]], object],
     stop: StopRequest,
     max_attempts: int,
     in_flight: InFlightFile | None = None,
@@ -79,7 +79,7 @@ def infer(
     if stop.is_over:
         return [StoppedError("the job was asked to stop")] * len(work)
     try:
-        results = _forward(work, engine, in_flight)
+        results = _forward(work, forward, in_flight)
         if type(results) is not list or len(results) != len(work):
             results = checked(results, len(work), "the engine")
     except StoppedError as error:
@@ -94,16 +94,18 @@ def infer(
     return list(map(sound, results)) if type(results) is list else results  # numbers are sound
 
 
-def _forward(work: list[Work] | BatchRows, engine: BatchEngine, in_flight: InFlightFile | None) -> object:
+def _forward(
+    work: list[Work] | BatchRows, forward: Callable[[list[object]], object], in_flight: InFlightFile | None
+) -> object:
     if isinstance(work, BatchRows):
         batch, positions = cast("list[object]", work.payloads()), work.positions()
     else:
         batch, positions = [item.payload for item in work], [item.record.position for item in work]
     if in_flight is None:
-        return engine.forward(batch)
+        return forward(batch)
     in_flight.enter(positions)
     try:
-        return engine.forward(batch)
+        return forward(batch)
     finally:
         in_flight.leave(positions)
 
@@ -129,11 +131,17 @@ class WorkCalls:
     stop: StopRequest
     max_attempts: int
     in_flight: InFlightFile | None = None
+    forward: Callable[[list[object]], object] | None = None
+    """Runs batches instead of the engine's own `forward`."""
 
     def batches(self, engine: BatchEngine) -> Callable[[list[Work] | BatchRows], Sequence[object]]:
         """`infer`."""
         return functools.partial(
-            infer, engine=engine, stop=self.stop, max_attempts=self.max_attempts, in_flight=self.in_flight
+            infer,
+            forward=self.forward or engine.forward,
+            stop=self.stop,
+            max_attempts=self.max_attempts,
+            in_flight=self.in_flight,
         )
 
     def steps(self, engine: StepEngine) -> WorkSteps:
