@@ -72,6 +72,7 @@ _WIDER = {
     "engine_options": "Mapping[str, object] | None",
     "engine": "str | Callable[..., object] | EngineChoice | None",
     "keep_columns": "Sequence[str]",
+    "flatten": "Sequence[str]",
     "state": "str | Path | None",
 }
 """What the doors take beside the type of the setting."""

@@ -48,6 +48,7 @@ class JobKeywords(TypedDict, total=False):
     id_column: str | None
     prompt_template: str | None
     keep_columns: str | Sequence[str]
+    flatten: str | Sequence[str]
     dedupe: bool | None
     order: Order
     prepare: PrepareFn | str | None

@@ -181,8 +181,8 @@ def _prepared(given: dict[str, Any], *, progress: bool) -> Callable[[StopRequest
 def settings_of(job: Mapping[str, Any], config: EngineConfig) -> JobSettings:
     """The settings of a job, of which those of a group may be given one by one."""
     given = {name: value for name, value in job.items() if value is not None or name not in ("limits", "selection")}
-    kept = _as_tuple(given.get("keep_columns", ()))
-    return build(JobSettings, {**given, "keep_columns": kept, "config": config})
+    names = {name: _as_tuple(given.get(name, ())) for name in ("keep_columns", "flatten")}
+    return build(JobSettings, {**given, **names, "config": config})
 
 
 def to_sink(settings: JobSettings, report: Callable[[JobSettings], Report]) -> Any:

@@ -22,6 +22,13 @@ OutputKind: TypeAlias = Literal["vector", "sparse vector", "vectors", "labels", 
 """What a task's outputs are; "any" if its engine decides."""
 
 
+_FIELDS: dict[OutputKind, tuple[str, ...]] = {
+    "labels": ("label", "score"),
+    "text": ("text", "finish_reason", "prompt_tokens", "completion_tokens"),
+    "sparse vector": ("indices", "values"),
+}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
     """A task: what goes in, what comes out, and which models and servers it goes with.
@@ -57,6 +64,11 @@ class Task:
     """The operation's name in OpenTelemetry's conventions; None for the task's name."""
     order: int = 100
     """Its place where tasks are listed."""
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """The fields that each output has; none if outputs are single values, or if their engine decides."""
+        return _FIELDS.get(self.outputs, ())
 
     @property
     def takes_single_texts(self) -> bool:

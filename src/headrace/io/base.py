@@ -84,6 +84,18 @@ class Take(NamedTuple):
     """For each new part the numbers of its rows, counted from 0 through all that were taken."""
 
 
+class OutputFields(Protocol):
+    """Takes the fields of outputs apart: see `headrace.io.formats.flat`."""
+
+    def row(self, ok: Ok, /) -> Ok:
+        """The record with the fields as columns. Raises RecordError."""
+        ...
+
+    def rows(self, finished: FinishedRows, /) -> FinishedRows:
+        """The same of rows in columns."""
+        ...
+
+
 class PartWriter:
     """Encodes finished rows as the bytes of a part in one format."""
 
@@ -92,6 +104,13 @@ class PartWriter:
 
     nulled: int
     """NaN and infinities written as null so far, in a format without them."""
+
+    fields: OutputFields | None = None
+    """What takes the fields of outputs apart before they are encoded."""
+
+    def encode_rows(self, outcomes: Sequence[Ok]) -> bytes:
+        """The rows of one part, with the fields of their outputs as columns if asked for. Raises as `encode`."""
+        return self.encode(outcomes if self.fields is None else [self.fields.row(ok) for ok in outcomes])
 
     def check(self, *, begun: bool) -> None:
         """Check, before the job starts, that what takes the rows is there and can take them. Writes nothing.

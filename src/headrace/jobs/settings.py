@@ -214,7 +214,18 @@ class JobSettings:
         changes_output=True,
     )
     keep_columns: tuple[str, ...] = option(
-        (), "Columns to copy to the output, such as a,b. Default: none.", parse=comma_separated, changes_output=True
+        (),
+        "Columns to copy to the output, such as a,b, or '*' for all that the first rows have. Default: none.",
+        parse=comma_separated,
+        changes_output=True,
+    )
+    flatten: tuple[str, ...] = option(
+        (),
+        "Fields of the output to write as columns of their own, such as text,reasoning; auto for those that the task "
+        "always has, such as label,score. Default: none, the output is one column.",
+        parse=comma_separated,
+        changes_output=True,
+        panel=FILES_PANEL,
     )
     selection: Selection = field(default_factory=Selection)
     """Which rows of the input are processed."""
@@ -297,7 +308,12 @@ def from_json(kept: Mapping[str, Json], sink: str | Path, limits: Limits, *, ign
     chosen = dict(kept["selection"])
     shard, seed = chosen.pop("shard"), chosen.pop("seed")
     selection = Selection(shard=tuple(shard) if shard else None, sample_seed=seed, **chosen)
-    given: dict[str, Any] = {**kept, "keep_columns": tuple(kept["keep_columns"]), "selection": selection}
+    given: dict[str, Any] = {
+        **kept,
+        "keep_columns": tuple(kept["keep_columns"]),
+        "flatten": tuple(kept.get("flatten", ())),
+        "selection": selection,
+    }
     if (step := kept.get("step")) is not None:
         given["step"] = _step(step)
     config = EngineConfig(**{one.name: given.pop(one.name) for one in fields(EngineConfig) if one.name in given})

@@ -21,6 +21,7 @@ from headrace.engines.tasks import task_named, tasks_for
 from headrace.errors import ConfigError
 from headrace.io.base import PartWriter, Source
 from headrace.io.formats import openai_batch as openai
+from headrace.io.formats.flat import Fields
 from headrace.io.formats.writer import Layout
 from headrace.io.sinks.callback_sink import CallbackWriter, Rows, check_receiver
 from headrace.io.sinks.targets import Target, find_target, openai_writer, refuse_output_in_input
@@ -135,12 +136,12 @@ def _checked(
     column, makes_folder = task.output, False
     if settings.step is not None:
         column, makes_folder = settings.step.column, not settings.step.is_last
-    output = JobOutput(target, _writer(settings, target, column, url), makes_folder=makes_folder)
     user = UserCode.of(settings)
     undo.callback(user.close)
     if settings.step is None or not settings.step.earlier:
         warn_if_empty(opened, settings.source)
     found = resolve(shown, _columns(settings, task, url), user if settings.prepare else None)
+    output = JobOutput(target, _writer(settings, target, column, found, url), makes_folder=makes_folder)
     if column in found.keep:
         raise ConfigError(f"cannot keep column {column!r}: the output of task {config.task!r} has that name")
     found = replace(found, exact=target.check_column is not None and url is None, on_empty=settings.on_empty)
@@ -271,19 +272,47 @@ def _joined(source: Source, step: StepSettings) -> JoinedSource:
     return JoinedSource(source, outputs, facts, as_answer=step.choice is not None)
 
 
-def _writer(settings: JobSettings, target: Target, column: str, url: str | None) -> PartWriter:
+def _writer(settings: JobSettings, target: Target, column: str, columns: Columns, url: str | None) -> PartWriter:
     if url is None or not isinstance(settings.sink, (str, Path)):
         if target.vectors and settings.finish is None:
             _check_vectors(target, settings.config)
-        return target.writer(Layout(column, settings.keep_columns, settings.on_nan))
+        kept = columns.keep if "*" in settings.keep_columns else settings.keep_columns
+        layout, fields = Layout(column, kept, settings.on_nan), _fields(settings, column, kept)
+        writer = target.writer(layout if fields is None else layout.flattened(fields))
+        writer.fields = fields
+        return writer
     if target.table is not None:
         raise ConfigError("the answers to an OpenAI batch file go to a .jsonl file, not to a table")
     chosen = settings.config.task
     if chosen not in (tasks := tasks_for(url)):
         raise ConfigError(f"the batch file asks for {url}, which is task {tasks[0]!r}, not {chosen!r}")
-    if settings.keep_columns:
-        raise ConfigError("the answer to an OpenAI batch file has its own columns; leave out ``keep_columns``")
+    if settings.keep_columns or settings.flatten:
+        name = "keep_columns" if settings.keep_columns else "flatten"
+        raise ConfigError(f"the answer to an OpenAI batch file has its own columns; leave out ``{name}``")
     return openai_writer(target, url, settings.on_nan)
+
+
+def _fields(settings: JobSettings, column: str, kept: Sequence[str]) -> Fields | None:
+    """The fields of outputs that are to be columns; None to leave outputs whole."""
+    if not settings.flatten:
+        return None
+    if settings.step is not None:
+        raise ConfigError("``flatten`` does not go with several steps, which read each other's outputs; leave it out")
+    if column in settings.flatten:
+        raise ConfigError(f"``flatten`` names {column!r}, which is the output itself: name its fields")
+    task = task_named(settings.config.task)
+    paths = [(name, name) for name in settings.flatten if name != "auto"]
+    if "auto" in settings.flatten:
+        if not task.fields and not paths:
+            raise ConfigError(
+                f"outputs of task {task.name!r} have no fields that are known before: name them, as in "
+                "``flatten=text,score``"
+            )
+        paths = [*((name, name) for name in task.fields), *paths]
+        more = settings.config.engine_options.get("top_labels")
+        for place in range(1, more if task.outputs == "labels" and isinstance(more, int) else 0):
+            paths += [(f"label_{place + 1}", f"labels.{place}"), (f"score_{place + 1}", f"scores.{place}")]
+    return Fields.of(list(dict.fromkeys(paths)), column, ("id", *kept))
 
 
 def _check_vectors(target: Target, config: EngineConfig) -> None:
@@ -359,6 +388,7 @@ def fingerprint(plan: Plan, engine: Mapping[str, object]) -> dict[str, object]:
         "id_column": plan.columns.id,
         "prompt_template": plan.columns.template,
         "keep_columns": list(plan.columns.keep),
+        **({"flatten": list(plan.settings.flatten)} if plan.settings.flatten else {}),
         **plan.user.describe(),
         **({"table": plan.output.table} if plan.output.table is not None else {}),
         **_step_facts(plan.settings.step),

@@ -69,6 +69,8 @@ def run_to_table(settings: JobSettings, execute: Callable[[JobSettings], object]
         raise ConfigError(
             f"sink={kind!r} returns its rows and keeps no files: leave out ``retry`` and ``output_format``"
         )
+    if kind == "numpy" and settings.flatten:
+        raise ConfigError("sink='numpy' returns one column, the outputs: leave out ``flatten``, or take sink='arrow'")
     if kind == "list":
         rows = Rows()
         _execute(replace(settings, sink=rows), kind, execute)

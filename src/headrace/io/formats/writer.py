@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 
 from headrace.io.base import PartWriter, Take
 from headrace.io.formats.dead_letters import encode_failures
+from headrace.io.formats.flat import Fields
 from headrace.io.formats.strict_json import OnNan, StrictJson
 from headrace.io.formats.values import plain
 from headrace.io.storage.compression import compress
@@ -30,6 +31,11 @@ class Layout:
     """The columns to copy from the input."""
     on_nan: OnNan = "null"
     """What NaN and infinities become in JSON."""
+
+    def flattened(self, fields: Fields) -> Layout:
+        """The layout with columns for the fields in place of that of the output."""
+        *others, last = fields.columns
+        return replace(self, column=last, keep=(*self.keep, *others))
 
 
 def row_of(ok: Ok, column: str) -> dict[str, object]:

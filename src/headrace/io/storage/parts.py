@@ -215,15 +215,17 @@ class PartFolder:
         encoded: bytes | BaseException | None = self._by_column(pieces, writer)
         if encoded is None:
             before = writer.nulled
-            encoded = attempted(writer.encode, _rows(pieces))  # a library's or an object's methods may raise anything
+            encoded = attempted(
+                writer.encode_rows, _rows(pieces)
+            )  # a library's or an object's methods may raise anything
         if isinstance(encoded, JobError):
             raise encoded
         if isinstance(encoded, BaseException):
-            rows, bad = writable(_rows(pieces), writer.encode)
+            rows, bad = writable(_rows(pieces), writer.encode_rows)
             unwritable = [Failed.of(row.as_read, error, 1) for row, error in bad]
             failures = sorted([*failures, *unwritable], key=lambda failed: failed.record.position)
             before = writer.nulled
-            encoded = writer.encode(rows)
+            encoded = writer.encode_rows(rows)
         nulled = writer.nulled - before
         letters = writer.encode_failures(failures)
         encoded_at = time.monotonic()
@@ -241,7 +243,8 @@ class PartFolder:
         given = [one for one in columns if one is not None]
         if not given or len(given) < len(columns):
             return None
-        encoded = attempted(writer.encode_columns, given)
+        fields = writer.fields
+        encoded = attempted(lambda: writer.encode_columns(given if fields is None else [*map(fields.rows, given)]))
         return encoded if isinstance(encoded, (bytes, JobError)) else None
 
     def commit(self, interval: Interval, rows: bytes, failures: bytes) -> None:

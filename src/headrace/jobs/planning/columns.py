@@ -42,6 +42,10 @@ def resolve(source: Source, wanted: Columns, user: UserCode | None = None) -> Co
     for column in filter(None, (*wanted.inputs(), wanted.id, chosen_by)):
         if head and not any(has_value(record.data, column) for record in head):
             raise _missing(column, len(head), known, _way_out(column, wanted, known) + _header_hint(source))
+    if "*" in wanted.keep:
+        others = [name for name in wanted.keep if name != "*"]
+        its_id = "id" if wanted.id is None else wanted.id
+        wanted = replace(wanted, keep=tuple(dict.fromkeys((*others, *(name for name in known if name != its_id)))))
     if head and not all(any(has_value(record.data, name) for record in head) for name in wanted.keep):
         _look_further(source, wanted.keep, user)
     read = known if head or user is None else _names(next(_prepared(source, None), []))  # if the function refused all

@@ -115,8 +115,8 @@ def forecast(job: Job, survey: Survey, profile: EngineProfile, *, is_folder: boo
         expected = expected_cost(job.batcher) or operator.attrgetter("cost")
         seconds *= sum(map(expected, work)) / sum(expected(item) for item, _ in done)
     engine_s = seconds / len(work) * good
-    rows, _ = writable(_finished(job, done), job.output.writer.encode)
-    row_bytes = len(job.output.writer.encode(rows)) / max(1, len(rows))
+    rows, _ = writable(_finished(job, done), job.output.writer.encode_rows)
+    row_bytes = len(job.output.writer.encode_rows(rows)) / max(1, len(rows))
     host_s = survey.prepare_s * survey.records / (job.settings.limits.workers or 2)
     return Forecast(
         seconds=max(engine_s, host_s),
