@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from numpy.typing import NDArray
 from tests.integration.jobs.harness import Runner, texts, write_rows
@@ -19,6 +21,7 @@ from headrace.errors import EngineOutOfMemoryError, RecordError
 from headrace.events import RecordFailed, StageDone
 from headrace.jobs.pipeline.blocks import BatchRows
 from headrace.jobs.pipeline.job import Job
+from headrace.jobs.pipeline.prepare import Preparation
 from headrace.jobs.settings import Limits
 from headrace.testing import FakeEngine
 
@@ -194,3 +197,23 @@ def test_finished_rows_of_a_block_are_not_computed_again(tmp_path: Path) -> None
     assert runner.run(overwrite=False).records == 300
     assert first + runner.computed >= 299  # one failed
     assert runner.computed < 300
+
+
+def test_a_dictionary_of_texts_and_rows_without_one_are_prepared_by_column(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Preparation, "_from_rows", None)  # calling it would fail the job
+    said = [None if number % 9 == 4 else f"text {number % 7}" for number in range(300)]
+    ids = [f"r{number}" for number in range(300)]
+    left = {}
+    for name in ("plain", "dictionary"):
+        columns = {"id": pa.array(ids), "text": pa.array(said)}
+        if name == "dictionary":
+            columns = {column: array.dictionary_encode() for column, array in columns.items()}
+        pq.write_table(pa.table(columns), tmp_path / f"{name}.parquet")
+        sink = tmp_path / f"{name}.jsonl"
+        runner = Runner(tmp_path / f"{name}.parquet", sink, ColumnDouble(), Limits(max_error_rate=1))
+        end = runner.run(on_empty="keep")
+        left[name] = (end.records, end.failed, sink.read_bytes(), sink.with_suffix(".errors.jsonl").read_bytes())
+    assert left["dictionary"] == left["plain"]
+    assert left["plain"][:2] == (300, said.count(None))

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from headrace.columns import Column, PayloadList, PreparedColumn, values_of
 from headrace.errors import RecordError
 from headrace.io.storage.parts import Interval
-from headrace.jobs.pipeline.blocks import Block, BlockPiece, BlockRows, Labels, RecordPiece, RowsDone
+from headrace.jobs.pipeline.blocks import Block, BlockPiece, BlockRows, Labels, RecordPiece, RowsDone, is_array
 from headrace.jobs.pipeline.sink import Coalescer, OutcomePiece
 from headrace.records import Failed, Ok, Record
 
@@ -223,3 +223,12 @@ def test_a_piece_that_is_written_does_not_see_rows_that_fail_meanwhile() -> None
     assert [failed.record.position for failed in piece.failed] == [2]
     assert [ok.record.position for ok in piece.rows()] == [0, 1]
     assert values_of(piece.columns.ids) == [0, 1]
+
+
+def test_an_array_takes_the_rows_of_records_that_were_tried_again() -> None:
+    block = block_of(0, 4)
+    block.put(np.array([0, 1]), np.ones((2, 3), np.float32))
+    block.put_one(2, Ok(block.records[2], np.full(3, 2, np.float32), 1, None))
+    assert is_array(block.outputs)
+    block.put_one(3, Ok(block.records[3], np.full(3, 0.1), 1, None))  # of another type, which keeps its digits
+    assert [list(map(float, row)) for row in block.outputs] == [[1] * 3, [1] * 3, [2] * 3, [0.1] * 3]

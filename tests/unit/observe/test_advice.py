@@ -218,6 +218,29 @@ def test_processes_where_python_runs_one_thread_at_a_time() -> None:
     check_promise(before, changed(job, prepare_s=0.005, cpu_share=1.0).run())
 
 
+MEASURED = {"read_s": 12e-6, "prepare_s": 66e-6, "finish_s": 1e-6, "write_s": 1e-6}
+"""Seconds of a record: all that the job does under Python's lock, and tokenizing on a core of its own."""
+
+
+def test_the_processes_that_prepare_for_a_device_of_50_000_records_a_second() -> None:
+    one = RunFacts(preparers=1)
+    job = Simulation(400_000, **MEASURED, record_s=1 / 50_000, batch_size=512, cores=16, host=one)
+    before = job.run()
+    assert before.busy < 0.35
+    processes = int(said(before, r"--prepare-processes (\d+) would").group(1))
+    assert processes == 4
+    after = changed(job, workers=processes, host=RunFacts(preparers=processes)).run()
+    assert after.busy >= 0.95
+    check_promise(before, after)
+
+
+def test_processes_where_threads_wait_for_the_lock_to_prepare() -> None:
+    job = Simulation(prepare_s=0.02, workers=4, cores=4, cpu_share=0.25, host=RunFacts(preparers=0))
+    before = job.run()
+    assert before.advices[0].setting == "--prepare-processes"
+    assert int(before.advices[0].value) > 1
+
+
 def generation(slots: int, records: int = 400, steps: int = 20, spread: int = 7) -> Report:
     """A job of a language model: a step takes 20 ms, and 1 ms for each of its records. Prompts take 1 ms a token."""
     builder = ReportBuilder(0.0, RunFacts(slots=slots))

@@ -79,12 +79,13 @@ def _of_engine(config: EngineConfig, engine: Engine, profile: EngineProfile) -> 
     }
 
 
-def host_of(plan: Plan, profile: EngineProfile, workers: WorkerRoom | None) -> RunFacts:
+def host_of(plan: Plan, profile: EngineProfile, workers: WorkerRoom | None, preparers: int | None) -> RunFacts:
     """What a run has for its host stages, the limits of its batches, and the devices that it leaves alone."""
     limits = plan.settings.limits
     return RunFacts(
         cores=os.cpu_count() or 1,
         workers=limits.workers,
+        preparers=preparers,
         batch_size=profile.batch_size,
         batch_cost=profile.batch_cost,
         counts_tokens=profile.counts_tokens,

@@ -119,7 +119,9 @@ def carry_out(  # noqa: PLR0913 - keyword-only, and each caller leaves most of t
         JobError: the job cannot start or continue; finished records are kept.
     """
     began = began or time.monotonic()
-    report = ReportBuilder(began, host_of(plan, tuned_profile(plan.settings, engine), workers))
+    report = ReportBuilder(
+        began, host_of(plan, tuned_profile(plan.settings, engine), workers, preparers_of(plan.settings, engine))
+    )
     listeners: list[Listener] = [report, *map(Guarded, plan.settings.listeners)]
     broadcast = Broadcast(listeners)
     kept = contextlib.ExitStack()
@@ -286,6 +288,16 @@ def _as_loaded(config: EngineConfig, engine: Engine) -> EngineConfig:
     return in_dtype(config, dtype) if config.has_option("dtype") and isinstance(dtype, str) else config
 
 
+def preparers_of(settings: JobSettings, engine: Engine) -> int | None:
+    """How many processes prepare records; None where the engine cannot, or where a model on the CPU needs the cores."""
+    most = settings.limits.prepare_processes
+    if PREPARING.of(engine) is None or most is not None:
+        return None if PREPARING.of(engine) is None else most
+    tunable = TUNING.of(engine)
+    on_gpu = tunable is not None and tunable.hardware().get("device", "cpu") != "cpu"
+    return max((os.cpu_count() or 1) - 1, 0) if on_gpu else None
+
+
 def prepare_processes(settings: JobSettings, engine: Engine) -> PreparerPool | None:
     """The processes that prepare the blocks of a job; None for none, as on a CPU, where the model needs the cores.
 
@@ -293,17 +305,12 @@ def prepare_processes(settings: JobSettings, engine: Engine) -> PreparerPool | N
         ConfigError: the engine's `prepare_column` cannot run in another process, and some were asked for or it says
             that it can.
     """
-    preparer, most = PREPARING.of(engine), settings.limits.prepare_processes
-    if preparer is None and not most:
-        return None
-    if most is None:
-        tunable = TUNING.of(engine)
-        on_gpu = tunable is not None and tunable.hardware().get("device", "cpu") != "cpu"
-        most = max((os.cpu_count() or 1) - 1, 0) if on_gpu else 0
-    elif most and preparer is None:
+    preparer, asked = PREPARING.of(engine), settings.limits.prepare_processes
+    if preparer is None and asked:
         raise ConfigError(
-            f"``prepare_processes={most}``: this engine prepares records in the process of the job alone; leave it out"
+            f"``prepare_processes={asked}``: this engine prepares records in the process of the job alone; leave it out"
         )
+    most = preparers_of(settings, engine)
     if preparer is None or not most:
         return None
     try:

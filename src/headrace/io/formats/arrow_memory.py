@@ -22,6 +22,15 @@ def of_numbers(numbers: NDArray[numpy.generic]) -> pa.Array:
     )
 
 
+def numbers_of(array: pa.Array) -> NDArray[numpy.int64]:
+    """The integers of an array, of 32 or 64 bits, without nulls."""
+    import numpy
+
+    content = array.buffers()[1]
+    found = numpy.frombuffer(content or b"", f"i{array.type.byte_width}")[array.offset : array.offset + len(array)]
+    return found.astype(numpy.int64, copy=False)
+
+
 def of_text(text: bytes, bounds: NDArray[numpy.int64]) -> pa.Array:
     """The pieces of a text, as bytes: where the first begins, and where each ends."""
     import pyarrow

@@ -14,6 +14,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from typing import TYPE_CHECKING, NamedTuple
 
 from headrace.io.base import Chunk
+from headrace.io.formats.arrow_memory import of_numbers, of_pieces
 from headrace.io.formats.text_tables import TextLines, TextTable, places_of
 from headrace.io.storage.files import InputFile
 from headrace.io.storage.row_tables import TABLE_BYTES, TABLE_ROWS, LazyRecords
@@ -197,6 +198,7 @@ def _by_rows(
 
 def _column_of(values: Sequence[Json], kind: pa.DataType | None = None) -> pa.Array | None:
     """Values as an Arrow array; None if no type of Arrow, or not this one, holds them as they are."""
+    import numpy
     import pyarrow
 
     kinds = {str: pyarrow.string(), int: pyarrow.int64(), float: pyarrow.float64(), bool: pyarrow.bool_()}
@@ -205,6 +207,10 @@ def _column_of(values: Sequence[Json], kind: pa.DataType | None = None) -> pa.Ar
     if own is None or (found and kind not in (None, own)):
         return None
     try:
+        if found == {str} and type(None) not in map(type, values):
+            return of_pieces([str(value).encode() for value in values]).cast(kind or own)
+        if found == {int} and type(None) not in map(type, values):
+            return of_numbers(numpy.array(values, numpy.int64))
         return pyarrow.array(values, kind or own)
     except (pyarrow.ArrowException, OverflowError, UnicodeEncodeError):  # a long integer, or a lone surrogate
         return None

@@ -15,6 +15,7 @@ from headrace.columns import Column, FinishedRows, Outputs
 from headrace.errors import JobError, RecordError, tried
 from headrace.extras import require
 from headrace.io.base import Take
+from headrace.io.formats.arrow_memory import of_numbers
 from headrace.io.formats.arrow_types import common_type, held_type, nests_dictionary, parquet_problem, widest_type
 from headrace.io.formats.cells import exact_values, is_arrow, runs_of, texts_of
 from headrace.io.formats.kept_columns import check_parquet_column
@@ -484,7 +485,7 @@ def _vector_array(blocks: Sequence[_Plain]) -> pa.Array:
             flat += vectors
             lengths += map(len, vectors)
         else:
-            flat.append(pa.array(block.ravel(), kind))
+            flat.append(of_numbers(block.ravel()).cast(kind))
             lengths += [block.shape[1]] * len(block)
     values = pa.concat_arrays(flat)
     if len(set(lengths)) == 1 and lengths[0]:  # Arrow has no fixed size of 0

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from headrace.io.formats.arrow_memory import numbers_of
+
 if TYPE_CHECKING:
     import numpy
     import pyarrow as pa
@@ -62,7 +64,7 @@ def _value_bytes(array: pa.Array) -> NDArray[numpy.int64]:
 
     kind, count = array.type, len(array)
     if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_map(kind):
-        values, offsets = _inner(array), array.offsets.to_numpy().astype(numpy.int64)
+        values, offsets = _inner(array), numbers_of(array.offsets)
         if width := _width(values.type):
             ends: NDArray[numpy.int64] = offsets * width
         else:
@@ -82,9 +84,8 @@ def _value_bytes(array: pa.Array) -> NDArray[numpy.int64]:
         or pa.types.is_large_string(kind)
         or pa.types.is_large_binary(kind)
     ):
-        lengths = pc.fill_null(pc.binary_length(array), 0).to_numpy(zero_copy_only=False)
-        bytes_each: NDArray[numpy.int64] = lengths.astype(numpy.int64)
-        return bytes_each
+        lengths = pc.binary_length(array)
+        return numbers_of(pc.fill_null(lengths, 0) if lengths.null_count else lengths)
     return numpy.full(count, _width(kind) or _UNKNOWN_BYTES, numpy.int64)
 
 

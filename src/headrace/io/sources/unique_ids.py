@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from headrace.errors import JobError
 from headrace.extras import require
+from headrace.io.formats.arrow_memory import content_of
 from headrace.io.storage.atomic import atomic_file
 
 if TYPE_CHECKING:
@@ -102,16 +103,14 @@ class SeenIds:
 
     def add_column(self, ids: pa.Array, positions: Places, end: int) -> None:
         """Take more ids, as `add` does, from a column of texts or integers. Known ones and nulls may be among them."""
-        import numpy
         import pyarrow as pa
 
-        new = (positions >= self.known) & ids.is_valid().to_numpy(zero_copy_only=False)
+        new = positions >= self.known
+        if ids.null_count:
+            new &= ids.is_valid().to_numpy(zero_copy_only=False)
         if not new.all():
             ids, positions = ids.filter(pa.array(new)), positions[new]
-        column = ids.cast(pa.large_string())
-        _, ends, content = column.buffers()
-        bounds = numpy.frombuffer(ends or b"", numpy.int64)[column.offset : column.offset + len(column) + 1]
-        self.add_digests(self._seen.key.digests(content or b"", bounds), positions, end)
+        self.add_digests(self._seen.key.digests(*content_of(ids.cast(pa.large_string()))), positions, end)
 
     def add_digests(self, digests: Digests, positions: Places, end: int) -> None:
         """Take more digests: see `add`.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from headrace.io.formats.arrow_memory import of_numbers
 from headrace.io.storage.row_tables import SourceTable
 
 if TYPE_CHECKING:
@@ -36,14 +37,30 @@ def column_at(table: RowTable, name: str) -> pa.Array | None:
     return compute.struct_field(column, keys)
 
 
+def plain(column: pa.Array | None) -> pa.Array | None:
+    """The values of a column, without a dictionary."""
+    import pyarrow as pa
+
+    is_dictionary = column is not None and pa.types.is_dictionary(column.type) and _holds_texts(column.type.value_type)
+    return column.dictionary_decode() if is_dictionary else column
+
+
 def is_text(column: pa.Array) -> bool:
-    """Whether each value is a text."""
-    return not column.null_count and _holds_texts(column.type)
+    """Whether each value is a text or null, and some are."""
+    return _holds_texts(column.type) and column.null_count < len(column)
 
 
 def is_identity(column: pa.Array) -> bool:
     """Whether each value is an id."""
     return not column.null_count and holds_ids(column)
+
+
+def nulls(column: pa.Array) -> list[int]:
+    """The rows that have no value."""
+    found: list[int] = (
+        column.is_null().to_numpy(zero_copy_only=False).nonzero()[0].tolist() if column.null_count else []
+    )
+    return found
 
 
 def holds_ids(column: pa.Array) -> bool:
@@ -73,16 +90,16 @@ def can_be_kept(column: pa.Array | None, exact: bool, typed: bool) -> bool:
 
 def count_empty(column: pa.Array) -> int:
     """How many texts are empty."""
+    import pyarrow as pa
     import pyarrow.compute as pc
 
-    return int(pc.sum(pc.equal(pc.binary_length(column), 0)).as_py() or 0)
+    full = pc.sum(pc.binary_length(column).cast(pa.bool_())).as_py() or 0
+    return len(column) - int(column.null_count) - int(full)
 
 
 def of_positions(positions: NDArray[numpy.int64]) -> pa.Array:
     """Positions as a column of ids."""
-    import pyarrow as pa
-
-    return pa.array(positions)
+    return of_numbers(positions)
 
 
 def _holds_texts(kind: pa.DataType) -> bool:

@@ -171,11 +171,20 @@ def stored(outputs: Outputs, size: int, rows: RowNumbers, new: Outputs) -> Outpu
         if is_array(new) and new.dtype == outputs.dtype and new.shape[1:] == outputs.shape[1:]:
             outputs[rows] = new
             return outputs
+        if not is_array(new) and all(_is_row_of(outputs, value) for value in new):  # of records that were tried again
+            for row, value in zip(rows.tolist(), new, strict=True):
+                outputs[row] = value
+            return outputs
         outputs = list(outputs)
     assert isinstance(outputs, list), "an array or a list"
     for row, value in zip(rows.tolist(), new, strict=True):
         outputs[row] = value
     return outputs
+
+
+def _is_row_of(outputs: NDArray[numpy.generic], value: object) -> bool:
+    """Whether a value can be a row of an array as it is."""
+    return getattr(value, "dtype", None) == outputs.dtype and getattr(value, "shape", None) == outputs.shape[1:]
 
 
 def is_array(outputs: object) -> TypeGuard[NDArray[numpy.generic]]:

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple, TypeGuard
 
 from headrace.batching.callables import unfinished
@@ -345,10 +345,14 @@ def table_columns(columns: Columns, table: RowTable | None) -> TableColumns | No
     if table is None or not columns.are_plain:
         return None
     names = columns.inputs()
-    texts = [text for name in names if (text := arrow.column_at(table, name)) is not None and arrow.is_text(text)]
+    texts = [
+        text
+        for name in names
+        if (text := arrow.plain(arrow.column_at(table, name))) is not None and arrow.is_text(text)
+    ]
     if len(texts) < len(names) or (columns.on_empty == "error" and any(map(arrow.count_empty, texts))):
         return None
-    ids = arrow.of_positions(table.positions) if columns.id is None else arrow.column_at(table, columns.id)
+    ids = arrow.of_positions(table.positions) if columns.id is None else arrow.plain(arrow.column_at(table, columns.id))
     if ids is None or not arrow.is_identity(ids):
         return None
     kept = {name: arrow.column_at(table, name) for name in columns.keep}
@@ -365,6 +369,8 @@ class _Selected(NamedTuple):
     labels: Labels
     inputs: Column
     """For the engine."""
+    errors: Mapping[int, Exception] = {}
+    """By row: why it cannot be prepared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -453,17 +459,32 @@ class Preparation:
         columns = table_columns(self.columns, chunk.table)
         selected = self._from_rows(chunk.records, done) if columns is None else self._from_table(chunk, columns)
         if selected.records:
-            self._cut(selected, self._prepared_column(selected.inputs), done)
-        return done, self._event(done, len(chunk.records), selected.inputs, since)
+            prepared = self._prepared_column(selected.inputs)
+            if selected.errors:
+                costs = prepared.costs.copy()
+                costs[list(selected.errors)] = 0
+                prepared = replace(prepared, costs=costs, errors={**prepared.errors, **selected.errors})
+            self._cut(selected, prepared, done)
+        inputs: Column = selected.inputs
+        if selected.errors:
+            inputs = [value for row, value in enumerate(values_of(inputs)) if row not in selected.errors]
+        return done, self._event(done, len(chunk.records), inputs, since)
 
     def _from_table(self, chunk: Chunk, columns: TableColumns) -> _Selected:
         """The rows of a chunk, selected by column."""
         texts, ids, kept = columns
         assert chunk.table is not None, "it has columns"
+        errors = {row: self._refusal(chunk.records[row]) for text in texts for row in arrow.nulls(text)}
+        texts = [text.fill_null("") if text.null_count else text for text in texts]
         inputs = texts[0] if len(texts) == 1 else list(zip(*map(values_of, texts), strict=True))
         positions = chunk.table.positions
         places = positions if self.place is None else self._places(positions.tolist())
-        return _Selected(chunk.records, places, Labels(ids, positions, kept or None, chunk.table.typed), inputs)
+        return _Selected(chunk.records, places, Labels(ids, positions, kept or None, chunk.table.typed), inputs, errors)
+
+    def _refusal(self, record: Record) -> Exception:
+        """Why a row without a text cannot be prepared."""
+        found = attempted(self.columns.input_of, record)
+        return found if isinstance(found, Exception) else RecordError("the record has no text")
 
     def _from_rows(self, records: Sequence[Record], done: PreparedChunk) -> _Selected:
         """The rows of a chunk, selected one by one; those that cannot be are refused."""

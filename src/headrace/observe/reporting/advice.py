@@ -97,17 +97,19 @@ def _prepare(run: Report) -> Advice | None:
     )
     spare = max(wanted // 4, 1)
     usable = min(wanted + spare, _MOST_WORKERS) if _waits_to_prepare(run) else min(wanted, run.host.cores)
+    setting = "prepare_processes" if run.host.preparers else "workers"
     if usable > at_once:
         rounds = math.ceil(run.prepared_chunks / usable) / max(
             run.prepared_chunks, 1
         )  # no worker takes a part of a chunk
         gain = _gain(run, lost, max(floor + run.fill_s, work * rounds + run.fill_s))
-        text = f"{words}; ``workers={usable}`` would {_would_be(run, gain)}."
-        return Advice(flag_of("workers"), str(usable), text, gain)
-    if run.host.maps and _locked(run):
+        text = f"{words}; ``{setting}={usable}`` would {_would_be(run, gain)}."
+        return Advice(flag_of(setting), str(usable), text, gain)
+    if (run.host.maps or run.host.preparers == 0) and _locked(run):
         gain = _gain(run, lost, floor + run.fill_s / at_once)
-        text = f"{words}, for Python runs one thread at a time; ``worker_kind=process`` would {_would_be(run, gain)}."
-        return Advice(flag_of("worker_kind"), "process", text, gain)
+        setting, value = ("worker_kind", "process") if run.host.maps else ("prepare_processes", str(usable))
+        text = f"{words}, for Python runs one thread at a time; ``{setting}={value}`` would {_would_be(run, gain)}."
+        return Advice(flag_of(setting), value, text, gain)
     gain = _gain(run, lost, floor + run.fill_s)
     return Advice("cores", "", f"{words}; a machine with {wanted} cores would {_would_be(run, gain)}.", gain)
 
@@ -478,13 +480,14 @@ def _starved_s(run: Report) -> float:
 
 def _at_once(run: Report) -> int:
     """Chunks that are prepared at once."""
-    return run.host.workers or run.host.cores
+    threads = run.host.workers or run.host.cores
+    return min(threads, run.host.preparers) if run.host.preparers else threads
 
 
 def _waits_to_prepare(run: Report) -> bool:
     """Whether preparing waits for something else than a core, such as another service."""
     used = run.prepare_cpu_s
-    return used is not None and not _locked(run) and used < _WAITING * run.times.prepare
+    return used is not None and not run.host.preparers and not _locked(run) and used < _WAITING * run.times.prepare
 
 
 def _locked(run: Report) -> bool:

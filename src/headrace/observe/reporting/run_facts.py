@@ -12,6 +12,8 @@ class RunFacts:
     cores: int = 1
     workers: int | None = None
     """Chunks prepared at once; None if the job chose that itself, up to the number of cores."""
+    preparers: int | None = None
+    """Processes that prepare the records; None if this engine cannot use them, or leaves no core for them."""
     batch_size: int = 0
     """Records of a batch at most; 0 if unknown."""
     batch_cost: float = 0
