@@ -24,6 +24,7 @@ _PLAIN = frozenset(
         decimal.Decimal,
     )
 )  # fmt: skip
+_FLOAT = {float}
 _MOST_NUMBER_BYTES = 8
 """NumPy's longer numbers are of no format."""
 _SIMPLE = frozenset((str, int, float, bool, bytes))
@@ -90,16 +91,28 @@ def as_python(value: LibraryValue) -> LibraryValue:
 
 
 def rows_of_array(values: LibraryValue) -> LibraryValue:
-    """The array of NumPy that values are in, if it holds numbers in one or two dimensions; None for others.
+    """The array of NumPy that values are in, or lists of floats could be in: of numbers in one or two dimensions, else
+    None.
 
     Its rows are plain values: numbers, or vectors.
     """
     numpy = sys.modules.get("numpy")
+    if numpy is not None and _are_vectors(values):
+        return numpy.array(values)
     if numpy is None or type(values) is not numpy.ndarray or values.ndim not in (1, 2):
         return None
     if values.dtype.kind not in "fiub" or values.dtype.itemsize > _MOST_NUMBER_BYTES:
         return None
     return values.astype(values.dtype.newbyteorder("="), copy=False)
+
+
+def _are_vectors(values: LibraryValue) -> bool:
+    """Whether it is a list of lists of floats, all of one length."""
+    if type(values) is not list or not values or type(values[0]) is not list or not values[0]:
+        return False
+    if set(map(type, values)) != {list} or len(set(map(len, values))) > 1:
+        return False
+    return all(set(map(type, value)) == _FLOAT for value in values)
 
 
 def are_plain(values: Sequence[object]) -> bool:

@@ -41,8 +41,9 @@ def plain(column: pa.Array | None) -> pa.Array | None:
     """The values of a column, without a dictionary."""
     import pyarrow as pa
 
-    is_dictionary = column is not None and pa.types.is_dictionary(column.type) and _holds_texts(column.type.value_type)
-    return column.dictionary_decode() if is_dictionary else column
+    if column is None or not (pa.types.is_dictionary(column.type) and _holds_texts(column.type.value_type)):
+        return column
+    return column.dictionary_decode()
 
 
 def is_text(column: pa.Array) -> bool:
