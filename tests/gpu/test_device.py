@@ -19,8 +19,7 @@ from headrace.device.memory import MemoryWatch
 from headrace.device.streams import pipeline_on
 from headrace.engines.capabilities import SLEEPING, memory_of
 from headrace.engines.choosing.registry import create
-from headrace.engines.networks.pytorch import known_mask
-from headrace.engines.text.packing import PackedEncoder
+from headrace.engines.networks import packing
 from headrace.errors import EngineError, EngineOutOfMemoryError
 
 WORDS = "the canal feeds the mill wheel so that it never runs dry " * 12
@@ -40,7 +39,7 @@ def test_vectors_are_those_of_the_cpu(device: str) -> None:
 def test_vectors_made_without_padding_are_those_of_the_cpu(device: str, dtype: str) -> None:
     texts = ["a", WORDS, "the canal", "the mill", WORDS[:99]]
     there, here = create("embed", device=device, dtype=dtype), create("embed", device="cpu")
-    assert any(isinstance(module, PackedEncoder) for module in there.network.module.modules())
+    assert there._rows.padding == "packed"
     one, other = (
         torch.as_tensor(np.stack(engine.forward([one.payload for one in engine.prepare(texts)])))
         for engine in (there, here)
@@ -53,13 +52,11 @@ def test_a_batch_is_queued_without_a_wait_for_the_device(device: str, dtype: str
     engine = create("embed", device=device, dtype=dtype)
     network = engine.network
     ready = [one.payload for one in engine.prepare(["a", WORDS, "the mill"])]
-    arrays = engine.tokens.collate(engine.tokens.rows_of(ready), network.inputs)
-    expected = network.run(arrays)  # the first batch loads kernels
-
-    def call(tensors: Any) -> torch.Tensor:
-        with known_mask(arrays["attention_mask"]):
-            return cast("torch.Tensor", network.call(tensors))
-
+    texts = engine.tokens.rows_of(ready)
+    expected = engine._rows(texts)  # the first batch loads kernels
+    plan = packing.plan_of(texts.lengths, tiled=False, filled=False)
+    arrays = {**engine.tokens.packed(texts, network.inputs, plan.length), packing.STARTS: plan.starts}
+    call = packing.called_with(network.call, plan)
     pipeline = pipeline_on(torch.device(device), network.module.dtype)
     torch.cuda.set_sync_debug_mode("error")
     try:

@@ -76,7 +76,7 @@ if hasattr(os, "register_at_fork"):  # not on Windows
     os.register_at_fork(before=_making.acquire, after_in_parent=_making.release, after_in_child=_forget)
 
 
-def dealt(sizes: NDArray[np.integer], parts: int) -> list[NDArray[np.integer]]:
+def dealt(sizes: NDArray[np.integer], parts: int) -> list[NDArray[np.intp]]:
     """Places of the items for each of some parts of about the same size, largest items first.
 
     Like cards that are dealt out back and forth.

@@ -52,32 +52,38 @@ class GraphRunner:
         self.failure = ""
         """Why nothing is captured any more; empty while shapes are."""
 
-    def length_for(self, texts: int, longest: int) -> int:
-        """The length to pad a batch to: that of a captured shape, or of one that is to be captured."""
+    def run(
+        self,
+        texts: int,
+        longest: int,
+        direct: Callable[[], Computed],
+        padded: Callable[[int], Arrays],
+        call: NetworkCall,
+    ) -> Computed:
+        """The rows of a batch of texts.
+
+        Args:
+            texts: how many.
+            longest: tokens of the longest.
+            direct: runs the batch as it is.
+            padded: the batch padded to a length, or as far as the model allows.
+            call: takes a padded batch, and asks the host for nothing that depends on it.
+        """
         with self._lock:
             shape = self._book.shape(texts, longest)
-            state = self._book.state(shape) if shape else "seen"
-            is_padded = state == "captured" or (state == "wanted" and not self.failure)
-            return shape.length if shape and is_padded else longest
-
-    def run(self, arrays: Arrays, call: NetworkCall, padded_call: NetworkCall) -> Computed:
-        """The rows of a batch of texts. `padded_call` asks the host for nothing that depends on the batch."""
-        texts, length = arrays["attention_mask"].shape
-        with self._lock:
-            shape = self._book.shape(texts, length)
-            graph = self._graphs.get(shape) if shape and shape.length == length else None
+            graph = self._graphs.get(shape) if shape else None
         if shape is None:
-            return self._pipeline.run(arrays, call)
+            return direct()
         if graph is not None:
-            return self._replay(shape, graph, arrays)
-        computed = self._pipeline.run(arrays, call)
+            return self._replay(shape, graph, padded(shape.length))
+        computed = direct()
         with self._lock:
             self._book.ran(shape, computed.seconds)
-            captures = self._book.state(shape) == "wanted" and shape.length == length and not self.failure
+            captures = self._book.state(shape) == "wanted" and not self.failure
             if captures:  # another thread must not begin as well
                 self._book.refuse(shape)
         if captures:
-            self._try(shape, arrays, padded_call, computed.rows)
+            self._try(shape, padded(shape.length), call, computed.rows)
         return computed
 
     def _replay(self, shape: BatchShape, graph: Graph, arrays: Arrays) -> Computed:

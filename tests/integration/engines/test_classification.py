@@ -102,13 +102,14 @@ def test_zero_shot_costs_every_row_and_runs_them_within_the_budget(tmp_path: Pat
     folder = text_model(tmp_path, NLI)
     many = [f"label number {number}" for number in range(40)]
     engine = create("zero-shot", folder, device="cpu", labels=many)
+    engine._row_tokens = 1024
     [ready] = engine.prepare(["a text " * 200])
     assert ready.truncated
     assert ready.cost == 40 * 128
     assert ready.cost <= engine.profile.batch_cost
     sizes: list[int] = []
-    run = engine.network.run
-    engine.network.run = lambda arrays: sizes.append(arrays["input_ids"].size) or run(arrays)
+    run = engine.network.run_texts
+    engine.network.run_texts = lambda batch, packed: sizes.append(batch.lengths.sum()) or run(batch, packed)
     assert len(engine.forward([ready.payload])[0]["labels"]) == 40
     assert len(sizes) == 5
     assert max(sizes) <= 1024

@@ -15,6 +15,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.families import family_model
 from tests.small_models import encoded, picture, text_model, vision_model
 
 from headrace.device import cpu_lanes as lanes_module
@@ -77,9 +78,9 @@ def test_labels_of_a_batch_in_parts_are_in_order(parts: list[int], tmp_path: Pat
 
 
 def test_models_that_keep_their_padding_are_not_computed_in_parts(parts: list[int], tmp_path: Path) -> None:
-    small = create("classify", text_model(tmp_path, hidden_size=64), device="cpu")
+    padded = create("embed", family_model(tmp_path, "MPNet"), device="cpu", max_model_len=200)
     parts.clear()
-    forward(small, TEXTS * 4)
+    forward(padded, TEXTS * 4)
     assert parts == []
 
 
@@ -91,13 +92,13 @@ def test_a_part_that_runs_out_of_memory_fails_the_batch_by_its_name(
 
     def second_fails(tensors: Any) -> Any:
         with lock:
-            calls.append(len(tensors["input_ids"]))
+            calls.append(len(tensors["starts"]) - 1)
             if len(calls) == 2:
                 raise MemoryError
         return own(tensors)
 
     monkeypatch.setattr(engine.network, "call", second_fails)
-    with pytest.raises(EngineOutOfMemoryError, match="no room for a batch of input_ids 60"):
+    with pytest.raises(EngineOutOfMemoryError, match="no room for 60 texts of up to 79 tokens"):
         forward(engine, TEXTS)
     assert calls == [30, 30]
     assert len(forward(engine, TEXTS)) == 60

@@ -111,7 +111,6 @@ def test_after_a_failed_capture_no_other_shape_is_tried_and_the_reason_is_kept(e
     assert tried == [4]
     assert graphs.failure == engine.network.meter.no_graphs.removeprefix("off: ") != ""
     assert "\n" not in graphs.failure
-    assert graphs.length_for(4, 9) == 9, "it is padded for nothing"
 
 
 def test_a_graph_keeps_the_memory_that_it_reads_and_nothing_that_it_makes(engine: Any) -> None:

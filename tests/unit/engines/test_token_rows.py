@@ -17,7 +17,7 @@ from headrace.engines.base import PromptedText, TokenIds
 from headrace.engines.text.prompts import Prompts
 from headrace.engines.text.splitting import LongTexts
 from headrace.engines.text.token_rows import TokenRows, Tokens, offsets_of
-from headrace.engines.text.tokenizing import TOKEN_MASK, TextTokens
+from headrace.engines.text.tokenizing import TOKEN_PLACES, TextTokens
 
 PLAIN = st.lists(st.sampled_from(PIECES) | st.characters(exclude_categories=["Cs"]), max_size=12).map("".join)
 LONG = st.tuples(st.sampled_from(PIECES), st.sampled_from((40, 700, 3_000))).map(lambda run: run[0] * run[1])
@@ -27,7 +27,7 @@ OWN = st.builds(PromptedText, PLAIN, st.sampled_from(["query", "none such"])) | 
     TokenIds, st.lists(st.integers(-1, 40), max_size=20).map(tuple)
 )
 PAIRS = st.lists(st.tuples(PLAIN | LONG | REFUSED, PLAIN) | REFUSED, max_size=8)
-NAMES = frozenset({"input_ids", "attention_mask", "token_type_ids", TOKEN_MASK})
+NAMES = frozenset({"input_ids", "attention_mask", "token_type_ids"})
 ROOM = 11
 
 
@@ -133,7 +133,6 @@ def padded(texts: list[Tokens], side: str, longest: int) -> dict[str, Any]:
         real = slice(0, count) if side == "right" else slice(longest - count, longest)
         arrays["input_ids"][row, real] = text[0]
         arrays["attention_mask"][row, real] = text[-1] if len(text) > 1 else 1
-        arrays[TOKEN_MASK][row, real] = 1
     return arrays
 
 
@@ -148,4 +147,18 @@ def test_a_batch_is_padded_on_a_side(side: Literal["right", "left"], texts: list
     assert found.keys() == expected.keys()
     for name, array in expected.items():
         np.testing.assert_array_equal(found[name], array, strict=True)
+    (places,) = tokens.collate(tokens.rows_of(texts), frozenset({TOKEN_PLACES}), side, longest).values()
+    assert found["input_ids"].ravel()[places].tolist() == [number for text in texts for number in text[0].tolist()]
     assert tokens.collate(tokens.rows_of(texts), frozenset({"input_ids"}), side).keys() == {"input_ids"}
+
+
+@given(texts=ROWS, filling=st.integers(0, 5))
+@settings(deadline=None)
+def test_a_row_has_the_tokens_of_all_texts_and_counts_from_each(texts: list[Tokens], filling: int) -> None:
+    rows = TokenRows.of([text[:1] for text in texts], 1)
+    ids = [number for text in texts for number in text[0].tolist()]
+    found = tokens_of("bytes", "text").packed(rows, NAMES, len(ids) + filling)
+    assert found["input_ids"].tolist() == ids + ids[:1] * filling
+    assert found["position_ids"][: len(ids)].tolist() == [at for text in texts for at in range(text.shape[1])]
+    assert {array.dtype for array in found.values()} == {np.dtype(np.int32)}
+    assert {len(array) for array in found.values()} == {len(ids) + filling}

@@ -3,17 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Protocol, Self
 
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.columns import RowNumbers
 from headrace.device.forward import ForwardMeter
 from headrace.device.pipeline import Arrays, OutputRows
 from headrace.engines.capabilities import Sleeper
 
-# On CPUs, a padded budget of 1,024 tokens was the fastest of 256 to 8,192: larger batches do not fit in the cache. A
-# GPU needs far larger batches to be busy.
 BATCH_TOKENS = {"cpu": 1_024, "cuda": 65_536}
-BATCH_TEXTS = {"cpu": 256, "cuda": 2_048}
+"""The most tokens of a batch. On CPUs, 1,024 were the fastest of 256 to 8,192 with MiniLM: larger batches do not fit in
+the cache. A GPU needs far larger ones to be busy."""
 BATCH_IMAGES = {"cpu": 8, "cuda": 256}
+
+
+class TextBatch(Protocol):
+    """Texts from which a network makes its input arrays."""
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """The tokens of each."""
+        ...
+
+    def take(self, rows: RowNumbers) -> Self:
+        """Some of them."""
+        ...
+
+    def padded(self, length: int | None = None) -> Arrays:
+        """Arrays of shape (texts, length); None for the length of the longest text."""
+        ...
+
+    def packed(self, length: int) -> Arrays:
+        """Arrays of shape (length,): the tokens of all texts in a row, and what fills it. Positions count from 0."""
+        ...
 
 
 class Network(Protocol):
@@ -23,10 +47,14 @@ class Network(Protocol):
     """"cpu" or "cuda"."""
     inputs: frozenset[str]
     """Names of the input arrays."""
+    batch_tokens: int
+    """The most tokens of a batch of texts that is computed at a good speed."""
     tolerance: float
     """How much outputs may vary with the shape of a batch, as a fraction of the largest, due to rounding."""
     by_length: bool
     """Whether it computes long and short batches differently."""
+    no_packing: str
+    """Why texts must be padded; empty if they can be tried in a row."""
 
     overlaps: bool
     """Whether a second call of `run`, on another thread, copies its batch while the first one computes."""
@@ -53,16 +81,19 @@ class Network(Protocol):
         """How many times as fast as float32 its device is in other types; empty for none."""
         ...
 
-    def length_for(self, texts: int, longest: int) -> int:
-        """The length to pad a batch to: that of its longest text, or a little more for a shape that is faster."""
-        ...
-
     def run(self, arrays: Arrays) -> OutputRows:
         """One output row per input row, float32, in order.
 
         Raises:
             EngineOutOfMemoryError: the batch does not fit on the device.
             EngineDeadError: the device failed, or the network is closed.
+        """
+        ...
+
+    def run_texts(self, batch: TextBatch, packed: bool) -> OutputRows:
+        """One row per text, or per token, float32, in order. Errors as `run`.
+
+        `packed` may be set where `no_packing` is empty.
         """
         ...
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from contextvars import ContextVar
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,20 +14,23 @@ import torch
 from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
-from headrace.device.cpu_lanes import CpuLanes, cpu_lanes, dealt
+from headrace.columns import RowNumbers
+from headrace.device.cpu_lanes import cpu_lanes, dealt
 from headrace.device.cuda_graphs import cuda_graphs
 from headrace.device.cuda_memory import cuda_memory
 from headrace.device.forward import ForwardMeter, NetworkSize
 from headrace.device.graph_runner import GraphRunner
 from headrace.device.memory import memory_limit
 from headrace.device.native import gpu_uuid, hardware, speeds
-from headrace.device.pipeline import Arrays, Computed, NetworkCall, OutputRows
+from headrace.device.pipeline import Arrays, Computed, NetworkCall, OutputRows, Pipeline
 from headrace.device.placement import choose_device, choose_dtype, release, running
 from headrace.device.sleeping import to_device, to_host
 from headrace.device.streams import pipeline_on
 from headrace.device_errors import is_out_of_memory
 from headrace.engines.capabilities import Sleeper
 from headrace.engines.model_folder import digest, read_ahead
+from headrace.engines.networks import packing
+from headrace.engines.networks.base import BATCH_TOKENS, TextBatch
 from headrace.engines.networks.files import one_line_errors, reading
 from headrace.engines.options import INT8
 from headrace.errors import EngineDeadError, EngineError
@@ -41,23 +43,15 @@ LEAST_PARAMETERS = 4_000_000
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 8e-2}
 """Maximum rounding error by dtype, as a fraction of the largest component."""
 INT8_TOLERANCE = 3e-2
+_CACHED_NUMBERS = BATCH_TOKENS["cpu"] * 1_536
+"""Of the widest layer of MiniLM for a batch of that many tokens on a CPU. A smaller model takes more tokens, so that
+fewer calls of PyTorch are made for as much arithmetic."""
+_MOST_CPU_TOKENS = 8_192
 _LEAST_PARTED = 256
 """Tokens of a batch that is computed in parts. In smaller ones, waking two threads costs more than it saves."""
 _MOST_ALONE = 64
 """Tokens of a batch that one lane computes: all threads would save a quarter of the time, but take 1.5 times as much
 processor time, and many times as long beside other work."""
-HOST_MASK: ContextVar[NDArray[np.generic] | None] = ContextVar("headrace_host_mask", default=None)
-"""The attention mask of the batch that a model is called with: reading it from the device would wait for the device."""
-
-
-@contextmanager
-def known_mask(mask: NDArray[np.generic] | None) -> Iterator[None]:
-    """Set `HOST_MASK` while a model is called."""
-    token = HOST_MASK.set(mask)
-    try:
-        yield
-    finally:
-        HOST_MASK.reset(token)
 
 
 class TorchNetwork:
@@ -67,9 +61,10 @@ class TorchNetwork:
         call: runs the module on tensors; returns its output, rows first.
         inputs: names of its input tensors.
         by_length: whether it computes long and short batches differently.
+        no_packing: why the call takes no row; empty if it can be tried.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what a network is made of
         self,
         folder: Path,
         module: torch.nn.Module,
@@ -77,6 +72,7 @@ class TorchNetwork:
         call: NetworkCall,
         inputs: frozenset[str],
         by_length: bool = False,
+        no_packing: str = "texts of this task are padded",
     ) -> None:
         self._folder = folder
         self._digest: str | None = None
@@ -87,10 +83,12 @@ class TorchNetwork:
         self._dtype = next(module.parameters()).dtype
         self.kind = device.type
         self.inputs = inputs
+        self.batch_tokens = _batch_tokens(module, self.kind)
         # torchao's tensors have the dtype of what they stand for.
         self._int8 = any(type(one).__module__.startswith("torchao.") for one in module.parameters())
         self.tolerance = INT8_TOLERANCE if self._int8 else TOLERANCE.get(self._dtype, 1e-4)
         self.by_length = by_length
+        self.no_packing = no_packing
         self._pipeline = pipeline_on(device, self._dtype)
         self.overlaps = self._pipeline.overlaps
         self._has_graphs = False
@@ -135,33 +133,75 @@ class TorchNetwork:
 
     def run(self, arrays: Arrays) -> OutputRows:
         """One output row per input row, float32, in order."""
-        call, graphs = self.call, self.graphs
-        if call is None:
+        call = self._awake()
+
+        def compute(pipeline: Pipeline, places: RowNumbers | None) -> Computed:
+            some = arrays if places is None else {name: array[places] for name, array in arrays.items()}
+            return pipeline.run(some, call)
+
+        with running(self._device, lambda: _describe(arrays)):
+            computed = self._on_lanes(np.ones(_rows_of(arrays), int), compute, least=0)
+        self.meter.add(computed.seconds, [])
+        return computed.rows
+
+    def run_texts(self, batch: TextBatch, packed: bool) -> OutputRows:
+        """One row per text, or per token, float32, in order."""
+        call, graphs, lengths = self._awake(), self.graphs, batch.lengths
+
+        def compute(pipeline: Pipeline, places: RowNumbers | None) -> Computed:
+            texts = batch if places is None else batch.take(places)
+            if not packed:
+                return pipeline.run(texts.padded(), call)
+            on_cpu = self.kind == "cpu"
+            plan = packing.plan_of(texts.lengths, tiled=on_cpu and self._dtype in packing.HALVES, filled=on_cpu)
+            arrays = {**texts.packed(plan.length), packing.STARTS: plan.starts}
+            return pipeline.run(arrays, packing.called_with(call, plan))
+
+        direct = partial(compute, self._pipeline, None)
+        with running(self._device, lambda: f"{len(lengths)} texts of up to {lengths.max()} tokens"):
+            if graphs is not None:
+                computed = graphs.run(len(lengths), int(lengths.max()), direct, batch.padded, call)
+                self.meter.no_graphs = graphs.failure and f"off: {graphs.failure}"
+            else:
+                computed = self._on_lanes(lengths, compute, least=_LEAST_PARTED) if packed else direct()
+        self.meter.add(computed.seconds, lengths, computed.replayed)
+        return computed.rows
+
+    def _on_lanes(
+        self, sizes: NDArray[np.integer], compute: Callable[[Pipeline, RowNumbers | None], Computed], *, least: int
+    ) -> Computed:
+        """The rows of a batch with items of these sizes: of parts on lanes, if it holds `least` in all; else on all
+        threads together."""
+        lanes = cpu_lanes() if self._has_parts else None
+        if lanes is None:
+            return compute(self._pipeline, None)
+        if sizes.sum() >= least:
+            parts = lanes.count if len(sizes) >= lanes.count else 0
+        else:
+            parts = int(sizes.sum() <= _MOST_ALONE)
+        if not parts:
+            return compute(self._pipeline, None)
+
+        def on_lane(places: RowNumbers) -> OutputRows:
+            with torch.inference_mode():  # a pipeline computes one batch at a time
+                return compute(pipeline_on(self._device, self._dtype), places).rows
+
+        started, places = time.perf_counter(), dealt(sizes, parts)
+        rows = np.concatenate(lanes.map(on_lane, places))[np.argsort(np.concatenate(places))]
+        return Computed(rows, time.perf_counter() - started)
+
+    def _awake(self) -> NetworkCall:
+        """The call.
+
+        Raises:
+            EngineDeadError: the network is closed.
+            EngineError: it sleeps.
+        """
+        if self.call is None:
             raise EngineDeadError("the engine is closed; create a new one")
         if self._asleep:
             raise EngineError("the model sleeps in host memory; wake it first")
-        mask = arrays.get("attention_mask")
-        lengths = None if mask is None else mask.sum(axis=1)
-
-        def with_mask(tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
-            with known_mask(mask):
-                return call(tensors)
-
-        with running(self._device, lambda: _describe(arrays)):
-            if graphs is not None and mask is not None:
-                computed = graphs.run(arrays, with_mask, call)
-                self.meter.no_graphs = graphs.failure and f"off: {graphs.failure}"
-            elif self._has_parts and (lanes := cpu_lanes()) is not None and (parts := _parts(lanes, arrays, lengths)):
-                computed = _in_parts(lanes, parts, arrays, lengths, self._dtype, call)
-            else:
-                computed = self._pipeline.run(arrays, with_mask)
-        self.meter.add(computed.seconds, [] if lengths is None else lengths.tolist(), computed.replayed)
-        return computed.rows
-
-    def length_for(self, texts: int, longest: int) -> int:
-        """The length to pad a batch to."""
-        graphs = self.graphs
-        return longest if graphs is None else graphs.length_for(texts, longest)
+        return self.call
 
     @property
     def sleeper(self) -> Sleeper | None:
@@ -202,37 +242,8 @@ def _drop_tensors(module: torch.nn.Module) -> None:
             del held[name]
 
 
-def _parts(lanes: CpuLanes, arrays: Arrays, lengths: NDArray[np.integer] | None) -> int:
-    """In how many parts to compute a batch of texts of these lengths, or of images; 0 for all threads together."""
-    tokens = _LEAST_PARTED if lengths is None else lengths.sum()
-    if tokens < _LEAST_PARTED:
-        return int(tokens <= _MOST_ALONE)
-    return lanes.count if _rows_of(arrays) >= lanes.count else 0
-
-
 def _rows_of(arrays: Arrays) -> int:
     return len(next(iter(arrays.values())))
-
-
-def _in_parts(
-    lanes: CpuLanes,
-    parts: int,
-    arrays: Arrays,
-    lengths: NDArray[np.integer] | None,
-    dtype: torch.dtype,
-    call: NetworkCall,
-) -> Computed:
-    """The rows of a batch, of which each lane computes a part."""
-
-    def compute(places: NDArray[np.integer]) -> OutputRows:
-        part = {name: array[places] for name, array in arrays.items()}
-        with torch.inference_mode(), known_mask(part.get("attention_mask")):
-            return pipeline_on(torch.device("cpu"), dtype).run(part, call).rows
-
-    started = time.perf_counter()
-    places = dealt(np.ones(_rows_of(arrays), int) if lengths is None else lengths, parts)
-    rows = np.concatenate(lanes.map(compute, places))[np.argsort(np.concatenate(places))]
-    return Computed(rows, time.perf_counter() - started)
 
 
 def load_pretrained(
@@ -303,6 +314,15 @@ def _size(module: torch.nn.Module) -> NetworkSize | None:
     stored = sum(one.numel() * one.element_size() for one in base.base_model.parameters() if one.dim() == 1)
     element = base.dtype.itemsize
     return NetworkSize(multiplied, base.config.hidden_size * layers, multiplied * element + stored)
+
+
+def _batch_tokens(module: torch.nn.Module, kind: str) -> int:
+    """The most tokens of a batch for a model that takes texts."""
+    base = next((part for part in module.modules() if isinstance(part, PreTrainedModel)), None)
+    width = 0 if base is None else getattr(base.config, "intermediate_size", None) or 0
+    if kind != "cpu" or not isinstance(width, int) or not width:
+        return BATCH_TOKENS[kind]
+    return max(BATCH_TOKENS[kind], min(_MOST_CPU_TOKENS, _CACHED_NUMBERS // width))
 
 
 def _linear_weight(part: torch.nn.Module) -> torch.Tensor | None:

@@ -15,6 +15,7 @@ from headrace.engines.capabilities import Sleeper
 from headrace.engines.library_settings import with_own_settings
 from headrace.engines.model_config import ModelConfig
 from headrace.engines.model_folder import ONNX_WEIGHTS, digest, named_folder
+from headrace.engines.networks.base import BATCH_TOKENS, TextBatch
 from headrace.engines.networks.files import load_config, load_tokenizer
 from headrace.engines.networks.heads import VectorHead, check_columns, label_names
 from headrace.engines.onnx.options import (
@@ -94,6 +95,7 @@ class OnnxNetwork:
         # Quantised models scale values by the whole batch, and a file does not tell whether it is quantised.
         self.tolerance = 3e-2
         self.by_length = self.overlaps = False
+        self.no_packing = "a file's attention is its own"
         self.sleeper: Sleeper | None = None
         self.meter: ForwardMeter | None = None  # onnxruntime does not tell which time is its own
         names = [one.name for one in session.get_outputs()]
@@ -106,6 +108,7 @@ class OnnxNetwork:
         self._pooling = None if self._output in outputs else pooling
         self._providers = session.get_providers()
         self.kind = "cuda" if any("CUDA" in name or "Tensorrt" in name for name in self._providers) else "cpu"
+        self.batch_tokens = BATCH_TOKENS[self.kind]
 
     def describe(self) -> Mapping[str, object]:
         """The digest of the model's files, each of which is read, the output used and its pooling."""
@@ -121,10 +124,6 @@ class OnnxNetwork:
         """None: the file fixes the dtype."""
         return {}
 
-    def length_for(self, texts: int, longest: int) -> int:  # noqa: ARG002  # no shape is faster
-        """The length of the longest text."""
-        return longest
-
     def run(self, arrays: Arrays) -> OutputRows:
         """One float32 output row per input row. A failure of the device, which has no error type, fails the batch."""
         session = self._session
@@ -135,6 +134,10 @@ class OnnxNetwork:
         if self._pooling:
             return _pooled(self._pooling, rows, np.asarray(arrays["attention_mask"]))
         return rows
+
+    def run_texts(self, batch: TextBatch, packed: bool) -> OutputRows:  # noqa: ARG002  # see `no_packing`
+        """One float32 output row per text. Errors as `run`."""
+        return self.run(batch.padded())
 
     def close(self) -> None:
         """Free its memory. Safe to call twice."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Mapping
 
 import torch
 from transformers import AutoModelForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase
@@ -11,9 +11,10 @@ from headrace.engines.library_settings import with_own_settings
 from headrace.engines.model_config import ModelConfig
 from headrace.engines.model_folder import check_tokenizer, named_folder
 from headrace.engines.model_kinds import use_instead
+from headrace.engines.networks import packing
 from headrace.engines.networks.files import load_tokenizer
 from headrace.engines.networks.pytorch import TorchNetwork, load_pretrained
-from headrace.engines.text.encoders import by_length, is_packed, tune
+from headrace.engines.text.encoders import by_length, takes_threads, tune
 from headrace.engines.text.engine import TextEngine
 from headrace.engines.text.options import Classification, Scoring, SequenceClassifierOptions, ZeroShot
 from headrace.engines.text.quantizing import check_quantize, to_int8
@@ -69,9 +70,10 @@ def _load(options: SequenceClassifierOptions) -> tuple[TorchNetwork, PreTrainedT
         to_int8(module)
     tokenizer = load_tokenizer(folder)
     inputs = frozenset(tokenizer.model_input_names) | {"input_ids", "attention_mask"}
-    network = TorchNetwork(folder, module, place, partial(_logits, module), inputs, by_length(module))
+    call = _Logits(module)
+    network = TorchNetwork(folder, module, place, call, inputs, by_length(module), no_packing=packing.use(module))
     network.allow_graphs(options.enforce_eager)
-    if is_packed(module):
+    if takes_threads(module):
         network.allow_parts()
     return network, tokenizer, with_own_settings(folder, module.config.to_dict())
 
@@ -88,6 +90,26 @@ def _give_padding(module: PreTrainedModel) -> None:
         module.config.pad_token_id = config.pad_token_id = pad
 
 
-def _logits(module: torch.nn.Module, tensors: dict[str, torch.Tensor]) -> torch.Tensor:
-    logits: torch.Tensor = module(**tensors).logits
-    return logits
+class _Logits:
+    """Calls a sequence classifier.
+
+    Of a row, the classifier gets one state for each text: that of its first token, or of the last where a decoder's
+    states are scored.
+    """
+
+    def __init__(self, module: PreTrainedModel) -> None:
+        self._module = module
+        self._score = getattr(module, "score", None)
+        if self._score is None:
+            packing.first_states(module.base_model)
+
+    def __call__(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        row = packing.current()
+        if row is None:
+            logits: torch.Tensor = self._module(**tensors).logits
+        elif self._score is not None:
+            states = packing.states(self._module.base_model, tensors, row)
+            logits = self._score(packing.pooled(states, row, "lasttoken"))
+        else:
+            logits = self._module(**packing.inputs(self._module.base_model, tensors)).logits
+        return logits

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import torch
 from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.modules import Dense, Normalize
+from sentence_transformers.sentence_transformer.modules import LayerNorm, Pooling
 
+from headrace.engines.networks import packing
 from headrace.engines.networks.heads import VectorHead, matryoshka_dimensions
 from headrace.engines.networks.quantizing import length_of
 from headrace.engines.text import static
@@ -46,7 +50,8 @@ class EmbeddingEngine(TextEngine):
         wanted = module.truncate_dim if options.truncate_dim is None else options.truncate_dim
         head = VectorHead(wanted, normalize=normalize, output_dtype=output_dtype)
         tokens = encoder.tokens()
-        network = encoder.network(_Pooled(module, tokens.prompt_length), tokens.inputs)
+        call = _Pooled(module, tokens.prompt_length)
+        network = encoder.network(call, tokens.inputs, no_packing=call.no_packing)
         super().__init__(network, tokens, head, facts)
         dimension = facts["dimension"] = _choose_dimension(self.width, wanted)
         self.profile = replace(
@@ -69,8 +74,33 @@ class _Pooled:
         for part in self._rest:
             part.float()
         self._prompt = {"prompt_length": prompt_length} if prompt_length else {}
+        self.no_packing = self._why_not()
+        """Why it takes no row; empty if it can be tried."""
+
+    def _why_not(self) -> str:
+        pooling: Any = self._rest[0] if self._rest else None
+        modes = getattr(pooling, "pooling_mode", None)
+        self._modes = (modes,) if isinstance(modes, str) else tuple(modes or ())
+        kinds = {type(part) for part in self._rest[1:]}
+        if type(pooling) is not Pooling or not self._modes or not set(self._modes) <= set(packing.POOLED):
+            return "its vectors are not made by pooling the tokens of each text"
+        if self._prompt and not pooling.include_prompt:
+            return "its pooling leaves out the prompt"
+        if not kinds <= {Dense, Normalize, LayerNorm}:
+            return f"it has the module {min(kind.__name__ for kind in kinds - {Dense, Normalize, LayerNorm})}"
+        return ""
 
     def __call__(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        row = packing.current()
+        if row is not None:
+            states = packing.states(self._encoder.model, tensors, row).float()
+            pooled = [packing.pooled(states, row, mode) for mode in self._modes]
+            found: dict[str, torch.Tensor] = {
+                "sentence_embedding": torch.cat(pooled, dim=-1) if pooled[1:] else pooled[0]
+            }
+            for part in self._rest[1:]:
+                found = part(found)
+            return found["sentence_embedding"]
         features: dict[str, object] = {**tensors, **self._prompt}
         features = self._encoder(features)
         for name, value in features.items():

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
-from headrace.columns import Column, PreparedColumn
-from headrace.device.pipeline import OutputRows
+from headrace.columns import Column, PreparedColumn, RowNumbers
+from headrace.device.pipeline import Arrays, OutputRows
 from headrace.engines.base import Part
 from headrace.engines.capabilities import ColumnPreparer
-from headrace.engines.networks.base import (
-    BATCH_TEXTS,
-    BATCH_TOKENS,
-    Network,
-    NetworkEngine,
-)
+from headrace.engines.networks.base import Network, NetworkEngine
 from headrace.engines.networks.heads import Head, JoiningHead, RowJoin
 from headrace.engines.profile import EngineProfile
 from headrace.engines.requests.vocabulary import TokenizedEngine
@@ -27,8 +23,10 @@ from headrace.engines.text.token_rows import TokenRows, Tokens
 from headrace.engines.text.tokenizing import TextTokens
 from headrace.errors import ConfigError, EngineError, ModelCodeError, model_code
 
-TextPadding: TypeAlias = Literal["right", "left", "equal lengths", "one at a time"]
-"""The padding side; or no padding, because a batch holds texts of one length, or one text."""
+Side: TypeAlias = Literal["right", "left"]
+TextPadding: TypeAlias = Literal["packed", "right", "left", "equal lengths", "one at a time"]
+"""The padding side; or no padding, because the texts are one row, or because a batch holds texts of one length, or one
+text."""
 
 logger = logging.getLogger("headrace")
 
@@ -39,7 +37,7 @@ _SLOWER = {
     "texts run one at a time, which is slower",
 }
 
-_TRIED: tuple[TextPadding, ...] = ("right", "left", "equal lengths")
+_TRIED: tuple[TextPadding, ...] = ("packed", "right", "left", "equal lengths")
 
 
 class TextEngine(TokenizedEngine, NetworkEngine):
@@ -76,7 +74,7 @@ class TextEngine(TokenizedEngine, NetworkEngine):
         """How many numbers the network gives for each text, or token."""
         self._head = head
         self._facts = facts
-        budget = max(BATCH_TOKENS[network.kind], tokens.max_model_len)
+        budget = max(network.batch_tokens, tokens.max_model_len)
         splits = tokens.long_texts.splits
         self.profile = replace(
             text_profile(network, tokens, budget), tokenizes=True, splits=splits, prepares_columns=not splits
@@ -126,7 +124,8 @@ class TextRows:
     """Runs texts through a network with the same outputs as one text at a time.
 
     The constructor chooses the padding: it runs test texts of different lengths one at a time and then together, and
-    keeps the first padding that does not change the outputs. The right side is tried first, then the left.
+    keeps the first padding that does not change the outputs. No padding is tried first, then the right side, then the
+    left.
 
     Args:
         network: returns one row per text, or per token.
@@ -143,9 +142,16 @@ class TextRows:
         self._tokens = tokens
         self.width = 0
         """How many components a row has. A model's files may say something else."""
+        self.reason = network.no_packing or "its outputs would be others"
+        """Why texts are padded, if they are."""
         self.padding = self._choose_padding()
         if self.padding in _SLOWER:
             logger.warning(_SLOWER[self.padding])
+        elif self.padding != "packed":
+            level = logging.WARNING if network.kind == "cuda" else logging.DEBUG
+            logger.log(
+                level, "texts are padded, which is slower: the model cannot run them in a row, since %s", self.reason
+            )
 
     def __call__(self, batch: TokenRows) -> OutputRows:
         """One row per text, or per token, in order.
@@ -154,32 +160,35 @@ class TextRows:
             EngineOutOfMemoryError: the batch does not fit on the device.
             EngineDeadError: the device failed, or the network is closed.
         """
-        if self.padding == "right" or self.padding == "left":
-            longest = batch.longest
-            length = min(self._network.length_for(len(batch), longest), self._tokens.max_model_len)
-            return self._padded(batch, self.padding, max(length, longest))
-        return self._run(batch, self.padding)
+        # Tokens that nothing attends to are marked by a mask.
+        hidden = self.padding == "packed" and batch.expanded is not None and bool(batch.expanded.any())
+        return self._run(batch, "right" if hidden else self.padding)
 
     def describe(self) -> dict[str, object]:
         """The settings that affect an output."""
-        return {} if self.padding == "right" else {"padding": self.padding}
+        return {} if self.padding in ("packed", "right") else {"padding": self.padding}
 
     def _run(self, batch: TokenRows, padding: TextPadding) -> OutputRows:
         if padding == "right" or padding == "left":
-            return self._padded(batch, padding, batch.longest)
+            return self._network.run_texts(self._of(batch, padding), packed=False)
         lengths = batch.lengths
-        groups = (
-            [np.array([place]) for place in range(len(batch))]
-            if padding == "one at a time"
-            else [np.flatnonzero(lengths == length) for length in dict.fromkeys(lengths.tolist())]
-        )
-        rows = np.concatenate([self._run(batch.take(group), "right") for group in groups])
+        if padding == "packed":
+            steps = np.diff(lengths)
+            if not (steps.min(initial=0) < 0 < steps.max(initial=0)):  # equal lengths are neighbours
+                return self._network.run_texts(self._of(batch), packed=True)
+            groups = [np.argsort(-lengths, kind="stable")]
+        elif padding == "one at a time":
+            groups = [np.array([place]) for place in range(len(batch))]
+        else:
+            groups = [np.flatnonzero(lengths == length) for length in dict.fromkeys(lengths.tolist())]
+        inner: TextPadding = "packed" if padding == "packed" else "right"
+        rows = np.concatenate([self._run(batch.take(group), inner) for group in groups])
         places = np.concatenate(groups)
         counts = lengths[places] if self._per_token else 1
         return rows[np.argsort(np.repeat(places, counts), kind="stable")]
 
-    def _padded(self, batch: TokenRows, side: Literal["right", "left"], length: int) -> OutputRows:
-        return self._network.run(self._tokens.collate(batch, self._network.inputs, side, length))
+    def _of(self, batch: TokenRows, side: Side = "right") -> TokenBatch:
+        return TokenBatch(batch, self._tokens, self._network.inputs, side)
 
     def _choose_padding(self) -> TextPadding:
         samples = self._tokens.samples()
@@ -194,7 +203,8 @@ class TextRows:
             shape = " × ".join(map(str, alone.shape[1:]))
             raise EngineError(f"the model gives {shape} numbers for a text, not a row of them: it has another task")
         self.width = alone.shape[1]
-        for padding in _TRIED[2 if self._network.by_length else 0 :]:
+        tried = _TRIED[3:] if self._network.by_length else _TRIED[1:] if self._network.no_packing else _TRIED
+        for padding in tried:
             if self._agrees(batch, alone, padding):
                 return padding
         return "one at a time"
@@ -203,10 +213,43 @@ class TextRows:
         try:
             with model_code():
                 together = self._run(samples, padding)
-        except ModelCodeError:  # it refuses a padded batch
+        except ModelCodeError as error:  # it refuses such a batch
+            if padding == "packed":
+                self.reason = str(error)
             return False
         room = self._network.tolerance * float(np.abs(alone).max())
         return together.shape == alone.shape and float(np.abs(together - alone).max()) <= room  # never with NaN
+
+
+@dataclass(frozen=True, slots=True)
+class TokenBatch:
+    """Texts for a network."""
+
+    rows: TokenRows
+    tokens: TextTokens
+    inputs: frozenset[str]
+    """Names of the network's input arrays."""
+    side: Side
+    """Where they are padded."""
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """The tokens of each."""
+        return self.rows.lengths
+
+    def take(self, rows: RowNumbers) -> TokenBatch:
+        """Some of them."""
+        return replace(self, rows=self.rows.take(rows))
+
+    def padded(self, length: int | None = None) -> Arrays:
+        """Arrays of shape (texts, length), or less where the model takes no longer texts."""
+        longest = self.rows.longest
+        length = max(longest, min(length or longest, self.tokens.max_model_len))
+        return self.tokens.collate(self.rows, self.inputs, self.side, length)
+
+    def packed(self, length: int) -> Arrays:
+        """Arrays of shape (length,): the tokens of all texts in a row, and what fills it. Positions count from 0."""
+        return self.tokens.packed(self.rows, self.inputs, length)
 
 
 def _row_join(head: Head, long_texts: LongTexts, per_token: bool) -> RowJoin | None:
@@ -231,6 +274,6 @@ def text_profile(network: Network, tokens: TextTokens, budget: int) -> EnginePro
         pads=True,
         overlaps=network.overlaps,
         batch_cost=budget,
-        batch_size=BATCH_TEXTS[network.kind],
+        batch_size=budget,
         max_model_len=tokens.max_model_len,
     )

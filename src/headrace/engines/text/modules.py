@@ -23,11 +23,12 @@ from headrace.engines.library_settings import (
 )
 from headrace.engines.model_config import ModelConfig
 from headrace.engines.model_folder import check_tokenizer, find_folder
+from headrace.engines.networks import packing
 from headrace.engines.networks.files import check_fast
 from headrace.engines.networks.pytorch import TorchNetwork, loading
 from headrace.engines.options import EncoderOptions
 from headrace.engines.text import static
-from headrace.engines.text.encoders import by_length, is_packed, tune
+from headrace.engines.text.encoders import by_length, takes_threads, tune
 from headrace.engines.text.max_length import choose_length, usable_positions
 from headrace.engines.text.prompts import Prompts, chosen_prompt
 from headrace.engines.text.splitting import LongTexts
@@ -101,14 +102,22 @@ class Encoder(Generic[ModuleT]):
         inputs: frozenset[str],
         *,
         per_token: bool = False,
+        no_packing: str = "",
     ) -> TorchNetwork:
-        """The network that runs `call` with these inputs, which returns one row per text, or per token."""
+        """The network that runs `call` with these inputs, which returns one row per text, or per token.
+
+        `no_packing` is why the call takes no row, if it does not.
+        """
         if self.is_static:
-            return TorchNetwork(self.folder, self.module, self.device, static.bagged(call), inputs)
-        network = TorchNetwork(self.folder, self.module, self.device, call, inputs, by_length(self.module[0].model))
+            return TorchNetwork(self.folder, self.module, self.device, static.bagged(call), inputs, no_packing="")
+        model = self.module[0].model
+        why_not = packing.use(model) or no_packing
+        network = TorchNetwork(
+            self.folder, self.module, self.device, call, inputs, by_length(model), no_packing=why_not
+        )
         if not per_token:  # the number of tokens differs in batches of one shape
             network.allow_graphs(self.options.enforce_eager)
-            if is_packed(self.module):
+            if takes_threads(model):
                 network.allow_parts()
         return network
 

@@ -17,12 +17,12 @@ from headrace.columns import Column, PreparedColumn
 from headrace.device.pipeline import OutputRows
 from headrace.engines.base import Prepared, PreparedRecords, PromptedText
 from headrace.engines.model_folder import named_folder
-from headrace.engines.text.encoders import keep_padding
+from headrace.engines.networks import packing
 from headrace.engines.text.engine import TextEngine
 from headrace.engines.text.modules import Encoder, open_encoder
 from headrace.engines.text.options import MultiVectorEmbedding
 from headrace.engines.text.token_rows import TokenRows, Tokens, offsets_of
-from headrace.engines.text.tokenizing import TOKEN_MASK, TextTokens, listed
+from headrace.engines.text.tokenizing import TOKEN_PLACES, TextTokens, listed
 from headrace.errors import EngineError, RecordError
 from headrace.records import Json
 
@@ -54,7 +54,6 @@ class MultiVectorEngine(TextEngine):
         named_folder(options.model)
         encoder = open_encoder(MultiVectorEncoder, options)
         mask = _mask_of(encoder)
-        keep_padding(encoder.module[0].model)  # expansion tokens must stay, though nothing attends to them
         named = encoder.prompts.named
         asks = options.prompt_name == _QUERY
         queries = encoder.tokens(replace(encoder.prompts, default=named.get(_QUERY, "")), _query_length(encoder))
@@ -71,7 +70,7 @@ class MultiVectorEngine(TextEngine):
             "prompt": encoder.prompts.default,
             "query": asks,
         }
-        network = encoder.network(_Caller(encoder.module), documents.inputs | {TOKEN_MASK}, per_token=True)
+        network = encoder.network(_Caller(encoder.module), documents.inputs | {TOKEN_PLACES}, per_token=True)
         super().__init__(network, documents, list, facts, per_token=True)
         self.preparer = self._texts
         self.profile = replace(self.profile, prompt_names=tuple(named))
@@ -153,13 +152,16 @@ class _Caller:
         self._rest = [part.float() for part in rest if not isinstance(part, MultiVectorMask)]
 
     def __call__(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        features = {name: tensor for name, tensor in tensors.items() if name != TOKEN_MASK}
-        features = self._encoder(features)
+        row = packing.current()
+        if row is not None:
+            features = {"token_embeddings": packing.states(self._encoder.model, tensors, row)}
+        else:
+            features = self._encoder({name: tensor for name, tensor in tensors.items() if name != TOKEN_PLACES})
         features["token_embeddings"] = features["token_embeddings"].float()
         for part in self._rest:
             features = part(features)
-        vectors: torch.Tensor = features["token_embeddings"][tensors[TOKEN_MASK].bool()]
-        return vectors
+        vectors: torch.Tensor = features["token_embeddings"]
+        return vectors if row is not None else vectors.flatten(0, 1)[tensors[TOKEN_PLACES]]
 
 
 def _where(inputs: Sequence[object], wanted: Sequence[bool]) -> list[object]:

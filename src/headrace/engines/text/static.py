@@ -6,15 +6,13 @@ import json
 from collections.abc import Mapping
 from dataclasses import replace
 
-import numpy as np
 import torch
 from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from headrace.device.pipeline import NetworkCall
-from headrace.device.streams import to_device
-from headrace.engines.networks.pytorch import HOST_MASK
+from headrace.engines.networks import packing
 from headrace.engines.profile import EngineProfile
 from headrace.errors import ConfigError
 
@@ -34,15 +32,13 @@ def tokenizer_of(module: StaticEmbedding) -> PreTrainedTokenizerFast:
 def bagged(call: NetworkCall) -> NetworkCall:
     """Calls the modules with the tokens of all texts in one row, and where each text begins."""
 
-    def on_padded(tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        mask = HOST_MASK.get()
-        assert mask is not None, "`TorchNetwork.run` sets it"
-        ids, lengths = tensors["input_ids"], mask.sum(1)
-        real = to_device(np.flatnonzero(mask), ids.device)
-        offsets = to_device(np.cumsum(lengths) - lengths, ids.device)
-        return call({"input_ids": ids.flatten()[real], "offsets": offsets})
+    def on_row(tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        ids, row = tensors["input_ids"], packing.current()
+        if row is None:  # one text, without padding
+            return call({"input_ids": ids.flatten(), "offsets": torch.zeros_like(ids[:, 0])})
+        return call({"input_ids": ids[: row.plan.tokens], "offsets": row.firsts()})
 
-    return on_padded
+    return on_row
 
 
 def profile(found: EngineProfile, max_model_len: int | None) -> EngineProfile:

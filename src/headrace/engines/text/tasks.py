@@ -10,7 +10,7 @@ from headrace.batching.policy.cost import BatchCost, BatchLimits
 from headrace.device.pipeline import OutputRows
 from headrace.engines.base import Chunks, Prepared
 from headrace.engines.model_config import ModelConfig
-from headrace.engines.networks.base import BATCH_TOKENS, Network, NetworkEngine
+from headrace.engines.networks.base import Network, NetworkEngine
 from headrace.engines.networks.heads import (
     BestLabels,
     Function,
@@ -53,7 +53,7 @@ class ZeroShotEngine(NetworkEngine):
         self._entailment, self._contradiction = _entailment_columns(config)
         self._head = LabelHead(candidates.labels, "none", len(candidates.labels))
         candidates.check_length(tokens)
-        self._row_tokens = max(BATCH_TOKENS[network.kind], tokens.max_model_len)
+        self._row_tokens = max(network.batch_tokens, tokens.max_model_len)
         # The longest text with all its labels fits in the budget.
         budget = max(self._row_tokens, len(candidates.labels) * tokens.max_model_len)
         self.profile = text_profile(network, tokens, budget)

@@ -30,8 +30,9 @@ from headrace.records import kind_of, text_refusal
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-TOKEN_MASK = "token_mask"
-"""The input array that marks the tokens of a text, also those that nothing attends to."""
+TOKEN_PLACES = "token_places"
+"""The input array that says where the tokens of all texts are in the flattened batch, also those that nothing attends
+to."""
 
 
 Join: TypeAlias = Callable[[Sequence[OutputRows], Sequence[int]], object]
@@ -262,9 +263,24 @@ class TextTokens(Vocabulary):
             arrays["token_type_ids"] = (
                 _scattered(batch.flat[1], real, 0) if self._typed else np.zeros(real.shape, dtype=np.int64)
             )
-        if TOKEN_MASK in names:
-            arrays[TOKEN_MASK] = real.astype(np.int64)
+        if TOKEN_PLACES in names:
+            arrays[TOKEN_PLACES] = np.flatnonzero(real)
         return arrays
+
+    def packed(self, batch: TokenRows, names: frozenset[str], length: int) -> dict[str, NDArray[np.int32]]:
+        """The input arrays listed in `names`, and `position_ids`, of shape (length,), with the tokens of all texts.
+
+        Positions count from 0. The row ends with copies of its first token.
+        """
+        tokens = batch.flat.shape[1]
+        filling = length - tokens
+        positions = np.arange(tokens, dtype=np.int32) - np.repeat(batch.offsets[:-1].astype(np.int32), batch.lengths)
+        arrays = {"input_ids": batch.flat[0], "position_ids": positions}
+        if "token_type_ids" in names:
+            arrays["token_type_ids"] = batch.flat[1] if self._typed else np.zeros(tokens, dtype=np.int32)
+        if filling:
+            return {name: np.concatenate([array, np.repeat(array[:1], filling)]) for name, array in arrays.items()}
+        return {name: array if array.flags.writeable else array.copy() for name, array in arrays.items()}
 
     def _ready(self, value: str | Sequence[str] | PromptedText | TokenIds) -> Ready | None:
         """The model input of a value that the tokenizer does not handle; None for others."""
