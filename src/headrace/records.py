@@ -13,6 +13,10 @@ Json: TypeAlias = Any
 JsonObject: TypeAlias = dict[str, object]
 """A JSON object, as `json.loads` returns it."""
 
+Shape: TypeAlias = "str | list[Shape] | dict[str, Shape]"
+"""The type of a value of a schema: an object's fields, `[shape]` for a list, or "integer", "number", "boolean",
+"string", and "json" for JSON as text."""
+
 MOST_MESSAGE = 4096
 """Maximum characters of an error's message."""
 
@@ -199,6 +203,8 @@ class Failed:
     """OpenAI's error code if the record itself is invalid."""
     param: str | None = None
     """The invalid field of a request body."""
+    answers: Sequence[Mapping[str, str]] = ()
+    """All answers that do not have the form that the job gives them, with what is wrong."""
 
     @classmethod
     def of(cls, record: Record, error: Exception, attempts: int) -> Failed:

@@ -47,6 +47,11 @@ class JobKeywords(TypedDict, total=False):
     text_pair_column: str | None
     id_column: str | None
     prompt_template: str | None
+    output_schema: object
+    answer_regex: str | None
+    choices: str | tuple[str, ...]
+    schema_in_prompt: bool
+    reask: int
     keep_columns: str | Sequence[str]
     flatten: str | Sequence[str]
     dedupe: bool | None

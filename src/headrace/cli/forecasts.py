@@ -38,8 +38,7 @@ def print_forecast(survey: Survey, forecast: Forecast, gpu_hour_price: float | N
         print(f"precision   {survey.precision.dtype}: {survey.precision.detail}")
     for left_out in survey.left_out:
         print(f"left out    {left_out}")
-    for example in survey.examples:
-        print(f"  as the model sees it: {_short(example)}")
+    _print_examples(survey)
     if survey.repeats is not None:
         print_repeats(survey.repeats, survey.order)
     if forecast.seconds is None:
@@ -57,6 +56,13 @@ def print_forecast(survey: Survey, forecast: Forecast, gpu_hour_price: float | N
         print(f"disk        {_size(forecast.bytes)} while it runs{free}")
 
 
+def _print_examples(survey: Survey) -> None:
+    if survey.form is not None:
+        print("form        " + (survey.form.replace("\n", "\n  ") or "not said in the prompt: --no-schema-in-prompt"))
+    for example in survey.examples:
+        print(f"  as the model sees it: {_short(example)}")
+
+
 def as_figures(survey: Survey, forecast: Forecast, gpu_hour_price: float | None) -> dict[str, object]:
     """Survey and forecast for a script: what `print_forecast` prints, in records, seconds and bytes."""
     repeats, memory = survey.repeats, forecast.memory
@@ -72,6 +78,7 @@ def as_figures(survey: Survey, forecast: Forecast, gpu_hour_price: float | None)
         "model": survey.model,
         "dtype": None if survey.precision is None else survey.precision.dtype,
         "left_out": list(map(str, survey.left_out)),
+        "form": survey.form,
         "examples": [_short(example) for example in survey.examples],
         "seconds": seconds,
         "inference_s": forecast.engine_s,

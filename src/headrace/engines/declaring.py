@@ -99,6 +99,8 @@ class EngineOptions(_Dataclasses):
     """`module:attribute` of what makes the engine from these options. Imported when the engine is loaded."""
     extra: ClassVar[str] = ""
     """The extra of its package that installs what `factory` imports."""
+    holds_forms: ClassVar[bool] = False
+    """Whether it holds answers to a form with llguidance, which says before it is loaded what it cannot do."""
     default_model: ClassVar[str | None] = None
     weights: ClassVar[frozenset[str] | None] = None
     """Suffixes of the weight files, one of which must be in the model's folder; None if the model is not a folder."""

@@ -87,6 +87,8 @@ class EngineProfile:
     """Whether it prepares the inputs of a block at once (`ColumnEngine`)."""
     draws: bool = False
     """Whether it may draw random numbers for an answer, by the request's place (`Placed`)."""
+    holds_forms: bool = False
+    """Whether it takes a `FormedRequest`, and holds the answer to its form as far as it can."""
     caches_prefixes: bool = False
     """Whether prompts that begin with the same tokens are computed once (`PrefixCachingEngine`)."""
     workers_cache_prefixes: bool = False

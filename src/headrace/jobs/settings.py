@@ -213,6 +213,30 @@ class JobSettings:
         per_step=True,
         changes_output=True,
     )
+    output_schema: object = option(
+        None,
+        'JSON schema of each answer, or a file with one; the value becomes the field "parsed" of the output. In '
+        "Python also a class of pydantic, a dataclass or a dict of types.",
+        metavar="SCHEMA",
+        changes_output=True,
+    )
+    answer_regex: str | None = option(
+        None, "Regular expression that each answer matches as a whole. Default: none.", changes_output=True
+    )
+    choices: tuple[str, ...] = option(
+        (),
+        "Texts of which each answer is one, such as yes,no. Default: none.",
+        parse=comma_separated,
+        changes_output=True,
+    )
+    schema_in_prompt: bool = option(
+        True, "Whether the prompt says the form of the answer before all else.", changes_output=True
+    )
+    reask: int = option(
+        2,
+        "How often to ask again, with the error, where an answer does not have the form that the job gives it.",
+        minimum=0,
+    )
     keep_columns: tuple[str, ...] = option(
         (),
         "Columns to copy to the output, such as a,b, or '*' for all that the first rows have. Default: none.",
@@ -276,7 +300,7 @@ SETTING_NAMES = (*(one.name for one in all_declared(JobSettings)), "config", "se
 
 
 _PER_RUN = frozenset(
-    {"config", "sink", "limits", "overwrite", "ignore_changes", "retry", "order", "trace", "listeners"}
+    {"config", "sink", "limits", "overwrite", "ignore_changes", "retry", "order", "reask", "trace", "listeners"}
 )
 """Settings that may differ between runs of one job."""
 
@@ -312,6 +336,7 @@ def from_json(kept: Mapping[str, Json], sink: str | Path, limits: Limits, *, ign
         **kept,
         "keep_columns": tuple(kept["keep_columns"]),
         "flatten": tuple(kept.get("flatten", ())),
+        "choices": tuple(kept.get("choices", ())),
         "selection": selection,
     }
     if (step := kept.get("step")) is not None:

@@ -28,6 +28,7 @@ def settling(*, max_attempts: int = 3, listener: Listener = lambda event: None) 
         stop=StopRequest(),
         user=UserCode(),
         listener=listener,
+        form=None,
     )
     return Settling(job, Memory(1_000_000))
 

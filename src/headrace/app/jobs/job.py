@@ -278,6 +278,7 @@ def build(  # noqa: PLR0913 - keyword-only beyond what every caller gives
         order=order_plan(plan, profile_of(engine)),
         preparers=preparers,
         in_flight=in_flight,
+        form=plan.form,
         run_on=None if shared is None else shared.run_on,
     )
 

@@ -16,6 +16,7 @@ from headrace.engines.choosing.config import EngineConfig
 from headrace.engines.choosing.identity import identity
 from headrace.engines.declaring import Task
 from headrace.engines.requests.generation import SAMPLING
+from headrace.engines.requests.grammar_text import problem_in
 from headrace.engines.requests.long_prompts import splits
 from headrace.engines.tasks import task_named, tasks_for
 from headrace.errors import ConfigError
@@ -32,6 +33,7 @@ from headrace.io.sources.opening import open_source, pinned, warn_if_empty
 from headrace.io.sources.selection import SelectedSource
 from headrace.io.storage.atomic import remove_throwaway, target_of, throwaway_folder
 from headrace.io.storage.rows import FileSource
+from headrace.jobs.answer_form import AnswerForm, schema_of
 from headrace.jobs.pipeline.prepare import Columns
 from headrace.jobs.pipeline.user_code import UserCode
 from headrace.jobs.planning.columns import resolve
@@ -68,6 +70,8 @@ class Plan:
     """Entries of the input that a listing shows but the job does not read."""
     opened: Source
     """What the settings name; `source` may select from it."""
+    form: AnswerForm | None = None
+    """The form that each answer must have."""
 
     def __enter__(self) -> Self:
         return self
@@ -132,6 +136,7 @@ def _checked(
     if url is None and task.pairs == ("always" if settings.text_pair_column is None else "never"):
         need = "takes pairs: name the column of" if task.pairs == "always" else "takes no pairs: leave out"
         raise ConfigError(f"task {config.task!r} {need} the second text (``text_pair_column``)")
+    settings, form = _form(settings, task, url, own_engine=own_engine)
     source, shown = _selected(source, settings, url)
     column, makes_folder = task.output, False
     if settings.step is not None:
@@ -141,7 +146,7 @@ def _checked(
     if settings.step is None or not settings.step.earlier:
         warn_if_empty(opened, settings.source)
     found = resolve(shown, _columns(settings, task, url), user if settings.prepare else None)
-    output = JobOutput(target, _writer(settings, target, column, found, url), makes_folder=makes_folder)
+    output = JobOutput(target, _writer(settings, target, column, found, url, form), makes_folder=makes_folder)
     if column in found.keep:
         raise ConfigError(f"cannot keep column {column!r}: the output of task {config.task!r} has that name")
     found = replace(found, exact=target.check_column is not None and url is None, on_empty=settings.on_empty)
@@ -152,7 +157,38 @@ def _checked(
     _check_output(settings, output)
     if own_engine:
         settings = replace(settings, config=resolved_for(settings, output))
-    return Plan(settings, source, found, output, user, left_out, opened)
+    return Plan(settings, source, found, output, user, left_out, opened, form)
+
+
+def _form(
+    settings: JobSettings, task: Task, url: str | None, *, own_engine: bool
+) -> tuple[JobSettings, AnswerForm | None]:
+    """The form of the answers, with its schema among the settings as JSON.
+
+    Raises:
+        ConfigError: it is invalid, or the engine cannot hold answers to it.
+    """
+    if settings.output_schema is not None:
+        settings = replace(settings, output_schema=schema_of(settings.output_schema))
+    form = AnswerForm.of(settings)
+    if form is None:
+        return settings, None
+    name = form.structure.said_in
+    if not task.requests or url is not None or settings.step is not None:
+        here = (
+            "a batch file, whose requests say it"
+            if url
+            else "a job of several steps"
+            if settings.step
+            else (f"task {settings.config.task!r}, whose outputs are no answers")
+        )
+        raise ConfigError(f"{name} gives answers their form, which does not go with {here}; leave it out")
+    if splits(settings.config.engine_options, settings.prompt_template):
+        raise ConfigError(f"{name} does not go with ``on_too_long=split``: chunks have other answers; leave one out")
+    holds = registry.holds_forms(settings.config.task or "", settings.config.engine) if own_engine else False
+    if holds and (problem := problem_in(form.structure)) is not None:
+        raise ConfigError(f"{name}: {problem}")
+    return settings, form
 
 
 def _columns(settings: JobSettings, task: Task, url: str | None) -> Columns:
@@ -272,12 +308,15 @@ def _joined(source: Source, step: StepSettings) -> JoinedSource:
     return JoinedSource(source, outputs, facts, as_answer=step.choice is not None)
 
 
-def _writer(settings: JobSettings, target: Target, column: str, columns: Columns, url: str | None) -> PartWriter:
+def _writer(
+    settings: JobSettings, target: Target, column: str, columns: Columns, url: str | None, form: AnswerForm | None
+) -> PartWriter:
     if url is None or not isinstance(settings.sink, (str, Path)):
         if target.vectors and settings.finish is None:
             _check_vectors(target, settings.config)
         kept = columns.keep if "*" in settings.keep_columns else settings.keep_columns
-        layout, fields = Layout(column, kept, settings.on_nan), _fields(settings, column, kept)
+        parsed = None if form is None or form.validator is None else form.shape
+        layout, fields = Layout(column, kept, settings.on_nan, parsed=parsed), _fields(settings, column, kept)
         writer = target.writer(layout if fields is None else layout.flattened(fields))
         writer.fields = fields
         return writer
@@ -390,6 +429,7 @@ def fingerprint(plan: Plan, engine: Mapping[str, object]) -> dict[str, object]:
         "keep_columns": list(plan.columns.keep),
         **({"flatten": list(plan.settings.flatten)} if plan.settings.flatten else {}),
         **plan.user.describe(),
+        **({} if plan.form is None else plan.form.describe()),
         **({"table": plan.output.table} if plan.output.table is not None else {}),
         **_step_facts(plan.settings.step),
     }

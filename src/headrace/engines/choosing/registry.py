@@ -76,6 +76,12 @@ def is_remote(engine: object) -> bool:
     return any(kind.remote and kind.engine == engine for kind in declared_engines())
 
 
+def holds_forms(task: str, engine: object) -> bool:
+    """Whether the engine holds answers to a form with llguidance; None stands for the task's own engine."""
+    name = _default_engine(task) if engine is None else engine
+    return any(kind.holds_forms and kind.engine == name for kind in declared_engines(task))
+
+
 def default_model(task: str, engine: object) -> str | None:
     """The model that an engine has where none is named; None if it has none.
 

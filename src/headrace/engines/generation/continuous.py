@@ -114,6 +114,7 @@ class GenerationEngine(TokenizedEngine):
             splits=prompting.long.splits,
             followable=True,
             tokenizes=True,
+            holds_forms=True,
             draws=True,
             caches_prefixes=self._shares,
         )

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import torch
 from tokenizers import Tokenizer
 
+from headrace.engines.requests.grammar_text import grammar_of, limits, worded
 from headrace.engines.requests.structure import Structure
 from headrace.errors import RecordError, attempted
 from headrace.extras import require
@@ -27,11 +28,7 @@ if TYPE_CHECKING:
 
 _KEPT = 512
 """Compiled forms that are kept, the last used."""
-_JSON = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?", "coerce_one_of": True}
-"""A model that may write any white space may never end."""
-_LIMITS = {"initial_lexer_fuel": 200_000, "max_grammar_size": 200_000}
-"""Of the work to compile a form; with them it takes less than a second."""
-_NAMES = {"json": "schema", "regex": "regular expression", "choice": "list of choices", "grammar": "grammar"}
+_WHAT = "an answer of a given form"
 
 
 class Grammars:
@@ -78,18 +75,17 @@ class Grammars:
             raise RecordError(str(error), param=structure.said_in) from None
 
     def _compile(self, structure: Structure) -> LLMatcher:
-        library = require("llguidance", "structured", "an answer of a given form")
+        library = require("llguidance", "structured", _WHAT)
         if not self._ends:
             raise RecordError("the model has no token that ends an answer, so no answer can be held to a form")
         with self._reading:
             if self._words is None:
                 self._words = self._tokens()
-        limits = library.LLParserLimits(**_LIMITS)
-        matcher: LLMatcher = library.LLMatcher(self._words, _grammar(structure), log_level=0, limits=limits)
+        matcher: LLMatcher = library.LLMatcher(self._words, grammar_of(structure), log_level=0, limits=limits())
         if not matcher.is_error():
             matcher.compute_bitmask()  # the first has the most work, and may fail too
         if problem := matcher.get_error():
-            raise RecordError(f"the {_NAMES[structure.kind]} cannot be used: {' '.join(problem.split())[:300]}")
+            raise RecordError(worded(structure, problem))
         return matcher
 
     def _tokens(self) -> LLTokenizer:
@@ -98,7 +94,7 @@ class Grammars:
         Raises:
             RecordError: it cannot read it.
         """
-        library = require("llguidance", "structured", "an answer of a given form")
+        library = require("llguidance", "structured", _WHAT)
         ends, content = sorted(self._ends), self._tokenizer.to_str()
         try:
             if json.loads(content)["decoder"] == {"type": "Fuse"}:  # it does not know this one
@@ -126,21 +122,6 @@ class _PlainTokens:
 
     def __call__(self, text: bytes) -> list[int]:
         return list(self._tokenizer.encode(text.decode(), add_special_tokens=False).ids)
-
-
-def _grammar(structure: Structure) -> str:
-    """The form in llguidance's own words."""
-    matcher = require("llguidance", "structured", "an answer of a given form").LLMatcher
-    match structure.kind:
-        case "json":
-            return str(matcher.grammar_from_json_schema(structure.text, overrides=_JSON))
-        case "regex":
-            return str(matcher.grammar_from_regex(structure.text))
-        case "choice":
-            choices = " | ".join(json.dumps(one, ensure_ascii=False) for one in structure.value)
-            return str(matcher.grammar_from_lark(f"start: {choices}"))
-        case _:
-            return str(matcher.grammar_from_lark(structure.text))
 
 
 class TokenGuide:

@@ -15,6 +15,7 @@ class LanguageModelOptions(LongPromptOptions, SamplingOptions, ChatOptions, Devi
     default_model = "arithmetic"
     weights = WEIGHTS
     by_transformers = True
+    holds_forms = True
 
     max_model_len: int | None = option(
         None, "Maximum tokens in a text. Default: the model's limit.", panel="Engine", minimum=1

@@ -62,6 +62,7 @@ class StaticGenerationEngine(TokenizedEngine):
             batch_size=options.max_num_seqs,
             max_model_len=self._lm.max_model_len,
             tokenizes=True,
+            holds_forms=True,
             draws=True,
         )
 

@@ -14,7 +14,9 @@ from headrace.concurrency.loop_thread import LoopThread
 from headrace.engines.base import Prepared
 from headrace.engines.profile import EngineProfile
 from headrace.engines.remote.options import Endpoint, EndpointClassification, EndpointEmbedding, EndpointOptions
+from headrace.engines.requests.formed import FormedRequest
 from headrace.engines.requests.generation import GeneratedText, asked_in
+from headrace.engines.requests.structure import FIELDS
 from headrace.errors import EngineDeadError, EngineError, RecordError
 from headrace.events import EndpointUsed
 from headrace.records import Json, text_refusal
@@ -51,7 +53,11 @@ class EndpointEngine:
             tokens_per_minute=options.tokens_per_minute,
         )
         self.profile = EngineProfile(
-            batching="own", cost_unit="records", max_in_flight=options.concurrency, remote=True
+            batching="own",
+            cost_unit="records",
+            max_in_flight=options.concurrency,
+            remote=True,
+            holds_forms=options.task == "generate",
         )
         self._model = None if options.model is None else str(options.model)
         self._endpoints = tuple(options.endpoints)
@@ -185,7 +191,7 @@ def classify(options: EndpointClassification) -> EndpointEngine:
 def generate(options: Endpoint) -> EndpointEngine:
     """Answers from /v1/chat/completions, or for prompts from /v1/completions; sampling is for requests without it."""
     options.sampling()  # checks it
-    ask = functools.partial(_request, chat=options.chat or bool(options.system_prompt), system=options.system_prompt)
+    ask = functools.partial(_asked, chat=options.chat or bool(options.system_prompt), system=options.system_prompt)
     return EndpointEngine(options, ask, _generation, options.given_sampling())
 
 
@@ -200,6 +206,13 @@ def _text(value: object) -> str:
     if not value:
         raise RecordError("the text is empty")
     return str(value)
+
+
+def _asked(value: object, chat: bool, system: str | None) -> tuple[str, dict[str, object]]:
+    """The path and body of a record, which may come with the form of its answer."""
+    if isinstance(value, FormedRequest):
+        return _formed(value, *_request(value.value, chat, system))
+    return _request(value, chat, system)
 
 
 def _request(value: object, chat: bool, system: str | None) -> tuple[str, dict[str, object]]:
@@ -228,6 +241,22 @@ def _request(value: object, chat: bool, system: str | None) -> tuple[str, dict[s
     if system and value[0]["role"] not in ("system", "developer"):
         value = [{"role": "system", "content": system}, *value]
     return "/v1/chat/completions", {**body, "messages": value}
+
+
+def _formed(asked: FormedRequest, path: str, body: dict[str, Json]) -> tuple[str, dict[str, object]]:
+    """The request with the form of its answer: a schema as OpenAI has it; of other forms the prompt speaks alone."""
+    if said := [name for name in FIELDS if body.get(name) is not None]:
+        raise RecordError(
+            f"the record says the form of its answer ({said[0]}), as the job does: give one", param=said[0]
+        )
+    if "messages" in body:
+        body = {**body, "messages": asked.in_chat(body["messages"])}
+    elif isinstance(body["prompt"], str):
+        body = {**body, "prompt": asked.in_prompt(body["prompt"])}
+    if asked.structure.kind == "json":
+        schema = {"name": "answer", "schema": asked.structure.value}
+        body = {**body, "response_format": {"type": "json_schema", "json_schema": schema}}
+    return path, body
 
 
 def _generation(answer: Json) -> GeneratedText:

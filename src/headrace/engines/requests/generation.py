@@ -6,9 +6,11 @@ import hashlib
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import Any, NotRequired, TypedDict
 
 from headrace.engines.requests.chat import TEXT_ONLY, checked_messages
+from headrace.engines.requests.formed import FormedRequest
 from headrace.engines.requests.structure import FIELDS, Structure, structure_in
 from headrace.errors import ConfigError, RecordError, misspelt, nearest
 from headrace.records import kind_of
@@ -192,6 +194,20 @@ def parse(  # noqa: PLR0913 - keyword-only; each engine sets those that concern 
         RecordError: another type, an empty prompt, an unknown role or field, or a parameter out of range. Its `param`
             names the field of the request body.
     """
+    if isinstance(value, FormedRequest):
+        return _formed(
+            value,
+            partial(
+                parse,
+                defaults=defaults,
+                system_prompt=system_prompt,
+                chat=chat,
+                extra=extra,
+                parts=parts,
+                token_ids=token_ids,
+                structures=structures,
+            ),
+        )
     body: Mapping[str, object] = value if isinstance(value, dict) else {}
     if body:
         value = asked_in(body, token_ids=token_ids)
@@ -215,6 +231,25 @@ def parse(  # noqa: PLR0913 - keyword-only; each engine sets those that concern 
     if system_prompt and messages[0]["role"] not in ("system", "developer"):
         messages = [{"role": "system", "content": system_prompt}, *messages]
     return Request(None, messages, sampling, known, structure=structure)
+
+
+def _formed(asked: FormedRequest, parse_plain: Callable[[object], Request]) -> Request:
+    """The request with the form that the job gives its answer, and what the prompt says of it."""
+    request = parse_plain(asked.value)
+    _check_ends(request.sampling)
+    if request.structure is not None:
+        name = request.structure.said_in
+        raise RecordError(f"the record says the form of its answer ({name}), as the job does: give one", param=name)
+    if request.prompt is not None:
+        return replace(request, prompt=asked.in_prompt(request.prompt), structure=asked.structure)
+    if request.messages is not None:
+        return replace(request, messages=asked.in_chat(request.messages), structure=asked.structure)
+    if asked.words or asked.tries:
+        raise RecordError(
+            "the prompt is token ids, which cannot say the form of the answer: pass ``schema_in_prompt=False`` and "
+            "``reask=0``"
+        )
+    return replace(request, structure=asked.structure)
 
 
 def _check_ends(sampling: Sampling) -> None:

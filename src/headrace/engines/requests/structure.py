@@ -206,7 +206,7 @@ def _has_finite_value(schema: Mapping[str, Json]) -> bool:
     """Whether some value of a schema ends, although it may refer to itself."""
     references = {part for place, part in _parts(schema, ()) if place[-1:] == ("$ref",) and isinstance(part, str)}
     ending: set[str] = set()
-    while found := {one for one in references - ending if _ends(_referred(schema, one), ending)}:
+    while found := {one for one in references - ending if _ends(referred(schema, one), ending)}:
         ending |= found
     return _ends(schema, ending)
 
@@ -229,7 +229,7 @@ def _ends(part: Json, ending: Collection[str]) -> bool:
     return all(_ends(one, ending) for one in needed)
 
 
-def _referred(schema: Mapping[str, Json], reference: str) -> Json:
+def referred(schema: Mapping[str, Json], reference: str) -> Json:
     """What a reference within the schema refers to; None if there is nothing, which the compiler refuses."""
     part: Json = schema
     for key in reference.removeprefix("#").strip("/").split("/") if reference.strip("#/") else ():

@@ -71,6 +71,7 @@ class VllmEngine:
             max_model_len=self.max_model_len,
             splits=self._long.splits,
             followable=True,
+            holds_forms=True,
             draws=options.seed is not None,
             caches_prefixes=bool(config.cache_config.enable_prefix_caching),
         )

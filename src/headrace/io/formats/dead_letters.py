@@ -26,6 +26,7 @@ def dead_letter(failed: Failed) -> dict[str, object]:
         "reason": failed.reason,
         "message": failed.message,
         "attempts": failed.attempts,
+        **({"answers": failed.answers} if failed.answers else {}),
         "record": data.read if isinstance(data, JoinedRow) else data,
     }
 

@@ -9,6 +9,7 @@ import io
 import itertools
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, BinaryIO, TypeAlias
 
 from headrace.columns import Column, FinishedRows, Outputs
@@ -36,7 +37,7 @@ from headrace.io.formats.values import (
 from headrace.io.formats.writer import RowWriter
 from headrace.io.storage.lines import interleaved
 from headrace.io.storage.locations import file_names
-from headrace.records import Ok
+from headrace.records import Ok, Shape
 
 if TYPE_CHECKING:
     import numpy
@@ -76,6 +77,7 @@ class ParquetWriter(RowWriter):
         column: the name of the output.
         on_nan: what NaN and infinities become in values that are written as JSON; numbers keep them.
         folder: where the parts are, if they stay.
+        parsed: the type of the outputs' field `parsed`; None to find it from its values.
 
     Raises:
         MissingExtraError: pyarrow is not installed.
@@ -83,12 +85,15 @@ class ParquetWriter(RowWriter):
 
     suffix = ".parquet"
 
-    def __init__(self, column: str, on_nan: OnNan = "null", folder: Path | None = None) -> None:
+    def __init__(
+        self, column: str, on_nan: OnNan = "null", folder: Path | None = None, parsed: Shape | None = None
+    ) -> None:
         super().__init__(StrictJson(own_text, on_nan, compact=False))
         self._pa = require("pyarrow", "io", "Parquet output", ", or write to a .jsonl file")
         self._pq = importlib.import_module("pyarrow.parquet")
         self._column = column
         self._folder = folder
+        self._parsed = None if parsed is None else _type_of(self._pa, parsed)
         self._fixed: pa.Schema | None = None
         """The schema of the parts in the folder, once there is one."""
         pa = self._pa
@@ -184,11 +189,24 @@ class ParquetWriter(RowWriter):
             not isinstance(block, list) or any(map(_is_vector, block)) for block in blocks
         )
         if not self._vectors:
-            return self._array(self._column, _rows(blocks))
+            return self._with_parsed(_rows(blocks))
         lists = [block for block in blocks if isinstance(block, list)]
         if others := [one for one in _rows(lists) if not isinstance(one, list) and not hasattr(one, "tolist")]:
             raise TypeError(f"the output is of type {type(others[0]).__name__}, and that of others is a vector")
         return self._vector_column(self._column, blocks)
+
+    def _with_parsed(self, outputs: list[LibraryValue]) -> pa.Array:
+        """Outputs that are no vectors; their field `parsed` with its own type, if the schema gives it one."""
+        found = self._array(self._column, outputs)
+        if self._parsed is None or not self._pa.types.is_struct(found.type) or found.null_count:
+            return found
+        try:
+            values = self._pa.array([output["parsed"] for output in outputs], self._parsed)
+        except (KeyError, TypeError, ValueError, OverflowError):  # a function has changed it, or a number is too large
+            return found
+        names = [found.type.field(number).name for number in range(found.type.num_fields)]
+        fields = [values if name == "parsed" else found.field(name) for name in names]
+        return self._pa.StructArray.from_arrays(fields, names)
 
     def _vector_column(self, name: str, blocks: Sequence[_Plain]) -> pa.Array:
         """Vectors, as text if no type of numbers holds all of them exactly."""
@@ -549,7 +567,17 @@ class _RowTaker:
 PARQUET = Format(
     name="parquet",
     reader=ParquetFormat,
-    writer=lambda layout, _, folder: ParquetWriter(layout.column, layout.on_nan, folder),
+    writer=lambda layout, _, folder: ParquetWriter(layout.column, layout.on_nan, folder, layout.parsed),
     check_column=check_parquet_column,
     extra="io",
 )
+
+
+def _type_of(pa: ModuleType, shape: Shape) -> pa.DataType:
+    """The type of values of this shape."""
+    if isinstance(shape, dict):
+        return pa.struct([(name, _type_of(pa, inner)) for name, inner in shape.items()])
+    if isinstance(shape, list):
+        return pa.list_(_type_of(pa, shape[0]))
+    known = {"integer": pa.int64(), "number": pa.float64(), "boolean": pa.bool_()}
+    return known.get(shape, pa.string())

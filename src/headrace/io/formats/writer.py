@@ -15,7 +15,7 @@ from headrace.io.formats.strict_json import OnNan, StrictJson
 from headrace.io.formats.values import plain
 from headrace.io.storage.compression import compress
 from headrace.io.storage.lines import interleaved, lines_of, rearranged, taker
-from headrace.records import Failed, Ok
+from headrace.records import Failed, Ok, Shape
 
 _WRITTEN_BYTES = 4 * 1024 * 1024
 """Size of a compressed stream in a merged file, before compression."""
@@ -31,6 +31,8 @@ class Layout:
     """The columns to copy from the input."""
     on_nan: OnNan = "null"
     """What NaN and infinities become in JSON."""
+    parsed: Shape | None = None
+    """The type of the field `parsed` of the outputs, if there is one."""
 
     def flattened(self, fields: Fields) -> Layout:
         """The layout with columns for the fields in place of that of the output."""

@@ -17,6 +17,7 @@ from headrace.engines.profile import profile_of
 from headrace.errors import TooManyErrorsError
 from headrace.events import Listener
 from headrace.io.base import Source
+from headrace.jobs.answer_form import AnswerForm
 from headrace.jobs.pipeline.prepare import Columns
 from headrace.jobs.pipeline.preparers import PreparerPool
 from headrace.jobs.pipeline.user_code import UserCode
@@ -114,6 +115,8 @@ class Job:
     """The order of work; None if the engine reads every prompt anew."""
     preparers: PreparerPool | None = None
     """The processes that prepare blocks; None for this one."""
+    form: AnswerForm | None = None
+    """The form that each answer must have."""
     in_flight: InFlightFile | None = None
     """Records the batch in the engine; None if a crash of the engine does not end this process."""
     run_on: Callable[[Coroutine[object, None, bool]], bool] | None = None
@@ -134,6 +137,7 @@ class Job:
         """Whether its rows stay together from preparation to commit: where nothing needs each record on its own."""
         profile, settings = profile_of(self.engine), self.settings
         needs_records = self.user.prepares or self.user.finishes or settings.dedupe or profile.splits or profile.draws
+        needs_records = needs_records or self.form is not None
         return (
             profile.runs_batches
             and not needs_records

@@ -17,6 +17,7 @@ from headrace.columns import Column, PayloadList, PreparedColumn, RowTable, valu
 from headrace.engines.base import Engine, Placed, Prepared
 from headrace.engines.capabilities import ColumnPreparer
 from headrace.engines.profile import profile_of
+from headrace.engines.requests.formed import FormedRequest, Try
 from headrace.engines.requests.templates import FilledTemplate, field_text, filled, template_fields
 from headrace.errors import (
     BadResultError,
@@ -30,6 +31,7 @@ from headrace.errors import (
 )
 from headrace.events import StageDone
 from headrace.io.base import Chunk
+from headrace.jobs.answer_form import AnswerForm
 from headrace.jobs.pipeline import arrow
 from headrace.jobs.pipeline.blocks import Block, Labels
 from headrace.jobs.pipeline.dedupe import RepeatCounter, key_of
@@ -391,6 +393,8 @@ class Preparation:
     """Prepares a column at once; None if the engine cannot."""
     needs_keys: threading.Event = field(default_factory=threading.Event)
     """Set once an input was prepared for which equal ones have one answer: these are compared one by one."""
+    form: AnswerForm | None = None
+    """The form that each answer must have."""
     place: Callable[[int], int] | None = None
     """Numbers positions in the order of work; None if they are in order themselves."""
 
@@ -404,20 +408,24 @@ class Preparation:
 
     def prepare_again(self, again: Sequence[Retry]) -> tuple[PreparedChunk, StageDone]:
         """Prepare records for a retry."""
-        return self._prepare([item.record for item in again], (), {a.record.position: a.attempt for a in again})
+        return self._prepare([item.record for item in again], (), {a.record.position: a for a in again})
 
     def _prepare(
-        self, rows: Sequence[Record], failures: Sequence[Failed], attempts: Mapping[int, int]
+        self, rows: Sequence[Record], failures: Sequence[Failed], again: Mapping[int, Retry]
     ) -> tuple[PreparedChunk, StageDone]:
         since = time.monotonic(), time.thread_time()
         done = PreparedChunk(answered=[unreadable(failed) for failed in failures])
+        attempts = {position: retry.attempt for position, retry in again.items()}
         selected, inputs = self._select(rows, attempts, done)
         sees = self.user.finishes
         in_tokens = profile_of(self.engine).counts_tokens
         draws = profile_of(self.engine).draws
         asked: Sequence[object] = inputs
+        if self.form is not None:
+            tries = [again[row.position].tries if row.position in again else () for row, _, _ in selected]
+            asked = [self._formed(value, before) for value, before in zip(inputs, tries, strict=True)]
         if draws:
-            asked = [Placed(value, row.position) for value, (row, _, _) in zip(inputs, selected, strict=True)]
+            asked = [Placed(value, row.position) for value, (row, _, _) in zip(asked, selected, strict=True)]
         answers = self.in_time.prepare(self.engine, asked) if asked else []
         for (row, mapped, kept), value, prepared in zip(selected, inputs, answers, strict=True):
             attempt = attempts.get(row.position, 1) if attempts else 1
@@ -426,15 +434,24 @@ class Preparation:
                 continue
             # Equal requests that are sampled have different answers.
             merges = prepared.greedy if draws or self.dedupe is None else True
-            key = key_of(value) if merges and self.dedupe is not False else None
+            tries_before = again[row.position].tries if row.position in again else ()
+            key = key_of(value) if merges and self.dedupe is not False and not tries_before else None
             cost, payload = prepared.cost, prepared.payload
             size = 0 if payload is value else value_bytes(payload)
-            done.work.append(Work(kept, row.data, payload, cost, attempt, mapped.data if sees else None, key, size))
+            done.work.append(
+                Work(kept, row.data, payload, cost, attempt, mapped.data if sees else None, key, size, tries_before)
+            )
             done.tokens += cost if in_tokens else 0
             done.truncated += prepared.truncated
             done.split += prepared.parts > 0
             done.chunks += prepared.parts
         return done, self._event(done, len(rows), inputs, since)
+
+    def _formed(self, value: object, tries: tuple[Try, ...]) -> object:
+        """The input with the form of its answer, as the engine takes it."""
+        assert self.form is not None, "asked for by the caller"
+        asked = FormedRequest(value, self.form.structure, self.form.words, tries)
+        return asked if profile_of(self.engine).holds_forms else asked.spoken()
 
     def _event(self, done: PreparedChunk, rows: int, inputs: Sequence[object], since: tuple[float, float]) -> StageDone:
         """What preparing these inputs took, and what was seen in them."""

@@ -6,6 +6,7 @@ import heapq
 from collections.abc import Callable
 from typing import NamedTuple
 
+from headrace.engines.requests.formed import Try
 from headrace.records import Record
 from headrace.retry import RetryPolicy, is_transient
 
@@ -16,6 +17,8 @@ class Retry(NamedTuple):
     record: Record
     attempt: int
     """Number of the next attempt; the first attempt of a record is 1."""
+    tries: tuple[Try, ...] = ()
+    """The answers so far that do not have their form."""
 
 
 class RetryQueue:
@@ -39,10 +42,14 @@ class RetryQueue:
         """Whether to retry a record that failed with `error` at this attempt."""
         return self._policy.allows(attempt) and is_transient(error)
 
-    def add(self, record: Record, attempt: int, now: float) -> None:
+    def again(self, retry: Retry, now: float) -> None:
+        """Add a record that is asked again at once."""
+        heapq.heappush(self._waiting, (now, retry.record.position, retry))
+
+    def add(self, record: Record, attempt: int, now: float, tries: tuple[Try, ...] = ()) -> None:
         """Add a record that failed at this attempt."""
         due = now + self._policy.wait_s(attempt, chance=self._chance)
-        heapq.heappush(self._waiting, (due, record.position, Retry(record, attempt + 1)))
+        heapq.heappush(self._waiting, (due, record.position, Retry(record, attempt + 1, tries)))
 
     def due_in(self, now: float) -> float | None:
         """Seconds until the first retry is due; None if no record waits."""

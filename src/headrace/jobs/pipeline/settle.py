@@ -6,12 +6,15 @@ import asyncio
 import math
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Self
 
 from headrace.batching.results import own
 from headrace.engines.profile import profile_of
+from headrace.engines.requests.formed import Try
 from headrace.errors import BrokenOffError, EngineDeadError, ProcessTimeoutError, StoppedError
 from headrace.events import DuplicatesFound
+from headrace.jobs.answer_form import InvalidAnswerError
 from headrace.jobs.pipeline.blocks import BlockRows, RowsDone
 from headrace.jobs.pipeline.dedupe import Deduplicator
 from headrace.jobs.pipeline.job import Job
@@ -93,7 +96,7 @@ class Settling:
         self._settled.set()
         if isinstance(run, BlockRows):
             return self._settle_rows(run, answers, some_failed)
-        if not some_failed and self._dedupe is None:
+        if not some_failed and self._dedupe is None and self._job.form is None:
             return self._suspects.release() + [
                 self._ok(work, answer) for work, answer in zip(run, answers, strict=True)
             ]
@@ -158,6 +161,7 @@ class Settling:
     def _settle_one(self, work: Work, answer: object, outcomes: list[Outcome]) -> None:
         if isinstance(answer, ProcessTimeoutError):
             answer = self._suspects.judged(answer)
+        answer = self._with_form(answer)
         likewise: list[Work] = []
         if self._dedupe is not None:
             likewise = (
@@ -171,9 +175,25 @@ class Settling:
             elif self._job.stop.requested and isinstance(answer, StoppedError):
                 self.handed_back += 1
             elif self._retries.wants(answer, item.attempt):
-                self._retries.add(item.original, item.attempt, time.monotonic())
+                self._retries.add(item.original, item.attempt, time.monotonic(), item.tries)
+            elif isinstance(answer, InvalidAnswerError) and answer.may_pass and self._asks_again(item):
+                tries = (*item.tries, Try(answer.text, str(answer)))
+                self._retries.again(Retry(item.original, item.attempt, tries), time.monotonic())
             else:
                 self._suspects.add(answer, _failed(item, answer), outcomes)
+
+    def _with_form(self, answer: object) -> object:
+        """The answer as its form has it, or its error."""
+        form = self._job.form
+        if form is None or isinstance(answer, Exception) or type(answer) is StepAnswer:
+            return answer
+        try:
+            return form.checked(answer)
+        except InvalidAnswerError as error:
+            return error
+
+    def _asks_again(self, work: Work) -> bool:
+        return self._job.form is not None and len(work.tries) < self._job.form.reask
 
     def _count_duplicates(self, records: int) -> None:
         if records:
@@ -199,4 +219,8 @@ def _failed(work: Work, error: Exception) -> Outcome:
         raise BrokenOffError(
             f"the engine cannot continue: {error}; finished records are kept; run again to continue"
         ) from error
-    return Failed.of(work.original, error, work.attempt)
+    failed = Failed.of(work.original, error, work.attempt + len(work.tries))
+    if isinstance(error, InvalidAnswerError):
+        tries = (*work.tries, Try(error.text, str(error)))
+        failed = replace(failed, answers=[one._asdict() for one in tries])
+    return failed

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from headrace.engines.base import ModelInput
+from headrace.engines.requests.formed import Try
 from headrace.records import Failed, Record
 from headrace.retry import is_transient
 
@@ -35,6 +36,9 @@ class Work(NamedTuple):
     """Equal for equal inputs; None for a record that is always computed."""
     bytes: int = 0
     """Size of the payload, without the row."""
+
+    tries: tuple[Try, ...] = ()
+    """The answers so far that do not have their form."""
 
     @property
     def original(self) -> Record:

@@ -63,6 +63,8 @@ class Survey:
     """The model's dtype, if the sample decided it."""
     repeats: Repeats | None = None
     """What the prompts repeat, for an engine that reads a common beginning once."""
+    form: str | None = None
+    """What each prompt says of the form of its answer; None for no form."""
     order: OrderPlan | None = None
     """The order of work, as far as it is known before the prompts."""
 
@@ -79,7 +81,12 @@ def survey(job: Job, *, spread: bool) -> Survey:
         JobError: the input cannot be read.
     """
     preparation = Preparation(
-        job.columns, job.engine, job.user, dedupe=False, in_time=InTime(job.settings.config.call_timeout_s)
+        job.columns,
+        job.engine,
+        job.user,
+        dedupe=False,
+        in_time=InTime(job.settings.config.call_timeout_s),
+        form=job.form,
     )
     sample = _SampleReader(job.source)
     work: list[Work] = []
@@ -109,6 +116,7 @@ def survey(job: Job, *, spread: bool) -> Survey:
         chunks=chunks,
         work=tuple(work),
         examples=tuple(examples[:_EXAMPLES]),
+        form=None if job.form is None else job.form.words,
         prepare_s=prepare_s / max(sampled, 1),
         left_out=tuple(left_out),
     )

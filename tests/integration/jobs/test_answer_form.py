@@ -1,0 +1,139 @@
+"""The form of a job's answers: typed columns, answers asked for again, dead letters with all answers, refusals."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pydantic import BaseModel
+
+import headrace
+from headrace.errors import ConfigError
+from headrace.jobs.answer_form import AnswerForm, InvalidAnswerError, schema_of
+
+ROWS = [{"id": number, "text": f"row {number}"} for number in range(4)]
+
+
+class Home(BaseModel):
+    street: str
+    number: int | None = None
+
+
+@dataclasses.dataclass
+class Person:
+    age: float
+    mood: Literal["good", "bad"]
+    tags: list[str]
+    home: Home | None = None
+
+
+def answering(*answers: str) -> Any:
+    """A model that gives its first answer first, and the next one each time it is told that one is not valid."""
+
+    def model(prompts: Sequence[str]) -> list[str]:
+        return [answers[min(prompt.count("not valid"), len(answers) - 1)] for prompt in prompts]
+
+    return model
+
+
+def run(sink: Any, engine: Any, **settings: Any) -> Any:
+    return headrace.run(source=ROWS, sink=sink, task="generate", engine=engine, progress=False, **settings)
+
+
+def letters(path: Path) -> list[Any]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_a_class_becomes_the_type_of_a_column(tmp_path: Path) -> None:
+    model = answering('{"age": 3, "mood": "good", "tags": []}')
+    run(tmp_path / "out.parquet", model, output_schema=Person)
+    table = pq.read_table(tmp_path / "out.parquet")
+    assert table.schema.field("generation").type.field("parsed").type == pa.struct([
+        ("age", pa.float64()), ("mood", pa.string()), ("tags", pa.list_(pa.string())),
+        ("home", pa.struct([("street", pa.string()), ("number", pa.int64())])),
+    ])  # fmt: skip
+    assert table["generation"][0].as_py()["parsed"] == {"age": 3.0, "mood": "good", "tags": [], "home": None}
+
+
+@pytest.mark.parametrize(
+    ("form", "wrong", "right", "error"),
+    [
+        ({"output_schema": {"n": int}}, "{n: 1}", '```json\n{"n": 1}\n```', "no JSON"),
+        ({"output_schema": {"n": int}}, '{"n": "x"}', '{"n": 1}', "n: 'x' is not of type 'integer'"),
+        ({"answer_regex": "[0-9]+"}, "12a", "12", "[0-9]+"),
+        ({"choices": ("yes", "no")}, "maybe", " no ", "'yes', 'no'"),
+    ],
+)
+def test_an_answer_without_its_form_is_asked_for_again(
+    tmp_path: Path, form: Any, wrong: str, right: str, error: str
+) -> None:
+    again = run("list", answering(wrong, wrong, right), **form)
+    assert [
+        row["generation"] if isinstance(row["generation"], str) else row["generation"]["text"] for row in again
+    ] == [right] * 4
+    sink = tmp_path / "out.jsonl"
+    report = run(sink, answering(wrong, wrong, right), **form, reask=1, max_error_rate=1)
+    assert report.failures == {"InvalidAnswerError": 4}
+    for letter in letters(tmp_path / "out.errors.jsonl"):
+        assert letter["attempts"] == 2
+        assert [answer["text"] for answer in letter["answers"]] == [wrong, wrong]
+        assert all(error in answer["error"] for answer in letter["answers"])
+        assert error in letter["message"]
+
+
+def test_an_answer_that_was_cut_is_not_asked_for_again() -> None:
+    form = AnswerForm.of_schema(schema_of({"n": int}), 2, in_prompt=True)
+    with pytest.raises(InvalidAnswerError, match="max_tokens") as caught:
+        form.checked({"text": '{"n": 1', "finish_reason": "length"})
+    assert not caught.value.may_pass
+
+
+def test_the_prompt_says_the_form_unless_it_shall_not() -> None:
+    def model(prompts: Sequence[str]) -> list[str]:
+        return ["yes" if prompt.startswith("Answer with one of these") else "no" for prompt in prompts]
+
+    assert {row["generation"] for row in run("list", model, choices=("yes", "no"))} == {"yes"}
+    assert {row["generation"] for row in run("list", model, choices="yes,no", schema_in_prompt=False)} == {"no"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"output_schema": {"enum": []}}, "output_schema: the enum at the top is empty"),
+        ({"output_schema": {"type": "strin"}}, "output_schema is no JSON schema: at type"),
+        ({"output_schema": {"a": 1}}, "must be a JSON schema"),
+        ({"output_schema": "nowhere.json"}, "cannot read output_schema"),
+        ({"output_schema": {"a": int}, "choices": ("a",)}, "give one"),
+        ({"answer_regex": "["}, "answer_regex is '\\['"),
+        ({"choices": ("a",), "task": "embed"}, "task 'embed'"),
+        ({"output_schema": {"type": "object", "properties": {"a": {"not": {}}}}, "engine": "torch"}, "Unimplemented"),
+    ],
+)
+def test_what_cannot_be_a_form_is_refused_before_the_job_starts(settings: Any, words: str) -> None:
+    given = {"task": "generate", "engine": answering("a"), **settings}
+    with pytest.raises(ConfigError, match=words):
+        headrace.run(source=ROWS, sink="list", progress=False, **given)
+
+
+def test_a_value_has_one_type_in_every_row() -> None:
+    schema: Any = {
+        "properties": {
+            "any": {}, "either": {"anyOf": [{"type": "string"}, {"type": "integer"}]}, "self": {"$ref": "#"},
+            "list": {"type": ["array", "null"], "items": {"enum": ["a", None]}}, "flag": {"const": "x"},
+        },
+        "type": "object",
+    }  # fmt: skip
+    form = AnswerForm.of_schema(schema_of(schema), 0, in_prompt=False)
+    value = {"any": [1], "either": 3, "list": ["a", None], "self": {"flag": "x"}}
+    found: Any = form.checked({"text": json.dumps(value)})
+    assert found["parsed"]["any"] == "[1]"
+    assert found["parsed"]["either"] == "3"
+    assert found["parsed"]["list"] == ["a", None]
+    assert found["parsed"]["self"]["flag"] == "x"
+    assert found["parsed"]["flag"] is None
