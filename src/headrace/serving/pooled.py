@@ -21,10 +21,10 @@ from headrace.pool.pool import ModelPool
 from headrace.records import Json, JsonObject
 from headrace.serving.admission.waiting import disconnected
 from headrace.serving.app import bare_app, no_route, wrong_method
-from headrace.serving.errors import ApiError, ClientGoneError, one_line
+from headrace.serving.errors import ApiError, ClientGoneError, as_openai, one_line
 from headrace.serving.http.direct import DirectRoutes, read_body
 from headrace.serving.http.docs_page import documents_page
-from headrace.serving.http.middleware import RequestMiddleware
+from headrace.serving.http.middleware import RequestMiddleware, error_response
 from headrace.serving.protocol.requests import HEAVY_BYTES, MOST_TIMEOUT_S, check_doubled, check_values
 from headrace.serving.protocol.responses import JsonReply
 from headrace.serving.protocols import tasks_by_path
@@ -53,6 +53,12 @@ class ModelApp:
     """Names of the API keys that may use it; None for all."""
     paths: frozenset[str] = field(init=False)
     """Its routes that take a request body."""
+
+    @property
+    def direct(self) -> DirectRoutes:
+        """Its direct routes."""
+        found: DirectRoutes = self.app.state.direct
+        return found
 
     def __post_init__(self) -> None:
         found = (route for route in self.app.routes if "POST" in (getattr(route, "methods", None) or ()))
@@ -99,11 +105,31 @@ class ModelRouter:
         """Answer one request.
 
         Raises:
+            ClientGoneError: the client left while it waited for the model.
+        """
+        path: str = scope["path"].removeprefix(scope.get("root_path", ""))
+        try:
+            await self._answer(path, scope, receive, send)
+        except ApiError as error:
+            routes = (model.direct.find(scope["method"], path) for model in self._models)
+            shape = next((found[0].shape for found in routes if found is not None), as_openai)
+            await error_response(error, shape)(scope, receive, send)
+
+    async def _answer(self, path: str, scope: Scope, receive: Receive, send: Send) -> None:
+        """Give a request to the app of its model.
+
+        Raises:
             ApiError: the request names no model or an unknown one, its key may not use the model, or the model cannot
                 be loaded.
             ClientGoneError: the client left while it waited for the model.
         """
-        path: str = scope["path"].removeprefix(scope.get("root_path", ""))
+        named = [(model, found[1]) for model in self._models if (found := model.direct.find(scope["method"], path))]
+        if in_path := [(model, given["model"]) for model, given in named if "model" in given]:
+            model = self._chosen(in_path[0][1], [one for one, _ in in_path], path)
+            self._check_key(model, scope)
+            replay = _Replay(await read_body(receive), receive)
+            await self._use(model, scope, replay, send, self._state.time_limit(scope["headers"], None))
+            return
         offering = [model for model in self._models if path in model.paths]
         if not offering:
             raise ApiError(404, no_route(path, scope["app"]), code="not_found")
@@ -112,15 +138,19 @@ class ModelRouter:
         body = await read_body(receive)
         fields = _fields(body) if len(body) <= HEAVY_BYTES else await asyncio.to_thread(_fields, body)
         model = self._chosen(fields.get("model"), offering, path)
-        caller = scope.get("headrace_caller")
-        if model.keys is not None and caller not in model.keys:
-            raise ApiError(
-                403, f"this API key may not use model {model.names[0]!r}", code="model_not_allowed", param="model"
-            )
+        self._check_key(model, scope)
         timeout_s = self._state.time_limit(scope["headers"], _timeout(fields))
         replay = _Replay(body, receive)
         del body, fields  # they may be long, and the answer may take long
         await self._use(model, scope, replay, send, timeout_s)
+
+    @staticmethod
+    def _check_key(model: ModelApp, scope: Scope) -> None:
+        """Raise 403 if the request's key may not use the model."""
+        if model.keys is not None and scope.get("headrace_caller") not in model.keys:
+            raise ApiError(
+                403, f"this API key may not use model {model.names[0]!r}", code="model_not_allowed", param="model"
+            )
 
     async def _use(self, model: ModelApp, scope: Scope, replay: _Replay, send: Send, timeout_s: float) -> None:
         name = model.names[0]
@@ -268,7 +298,7 @@ def create_pooled_app(
     app.openapi = lambda: _documents(own(), models)  # type: ignore[method-assign]
     app.add_api_route("/docs", lambda: documents_page(app.openapi()), include_in_schema=False)
     app.router.routes.append(Mount("/", router))
-    app.add_middleware(RequestMiddleware, state=state, direct=DirectRoutes(()))
+    app.add_middleware(RequestMiddleware, state=state, direct=DirectRoutes(()), shapes=[one.direct for one in models])
     return app
 
 

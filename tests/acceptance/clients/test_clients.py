@@ -184,6 +184,14 @@ def test_huggingface_hub(servers: Servers, expected: dict[str, Any]) -> None:
     check(found, expected, completed_in_pieces="completed")
 
 
+def test_voyage(servers: Servers, expected: dict[str, Any]) -> None:
+    check(said("use_voyage.py", servers), expected)
+
+
+def test_triton(servers: Servers, expected: dict[str, Any]) -> None:
+    check(said("use_triton.py", servers), expected, as_json="vectors", completed_as_json="completed")
+
+
 def test_llm(servers: Servers, expected: dict[str, Any]) -> None:
     check(said("use_llm.py", servers), expected)
 

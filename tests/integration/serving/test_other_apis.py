@@ -71,7 +71,7 @@ APIS = {
         {"model": "m", "messages": USER},
         lambda found: found["message"]["content"][0]["text"],
         lambda event: event["delta"]["message"]["content"]["text"] if event["type"] == "content-delta" else "",
-        lambda found: tuple(found["usage"]["tokens"].values()),  # type: ignore[return-value]
+        lambda found: tuple(found["usage"]["tokens"].values()),
         {"max_tokens": 2},
         lambda found: found["finish_reason"],
         "messages",

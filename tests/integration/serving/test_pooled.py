@@ -406,3 +406,26 @@ def test_the_example_can_be_served() -> None:
     example = Path(__file__).resolve().parents[3] / "examples" / "models.yaml"
     _, state = build_pooled(read_models(example), ServerSettings())
     assert [part.name for part in state.parts] == ["minilm", "docstrings", "sums"]
+
+
+def test_other_apis_choose_a_model_by_the_body_or_the_path(tmp_path: Path) -> None:
+    with serving(tmp_path) as client:
+        tensor = {"name": "text", "datatype": "BYTES", "shape": [1], "data": ["a b"]}
+        for name, length in (("small", 4), ("org/large", 16)):
+            path = f"/v2/models/{quote(name, safe='')}/infer"
+            found = client.post(path, json={"inputs": [tensor]})
+            if "/" in name:  # a path cannot hold it
+                assert found.status_code == 404
+                continue
+            assert found.json()["outputs"][0]["shape"] == [1, length]
+        assert client.post("/predictions/small", content=b"a b").status_code == 200
+        unknown = client.post("/predictions/other", content=b"a b")
+        assert (unknown.status_code, unknown.json()["type"]) == (404, "ModelNotFoundException")
+        wrong = client.post("/v2/models/missing/infer", json={"inputs": [tensor]})
+        assert (wrong.status_code, list(wrong.json())) == (404, ["error"])
+        asked = {"model": "talker", "max_tokens": 9, "messages": [{"role": "user", "content": "a b"}]}
+        assert client.post("/v1/messages", json=asked).json()["content"][0]["text"] == "a b"
+        refused = client.post("/v1/messages", json={**asked, "model": "other"}).json()
+        assert refused["error"]["type"] == "not_found_error"
+        nameless = {"model": "tgi", "messages": asked["messages"]}
+        assert client.post("/v1/chat/completions", json=nameless).json()["model"] == "talker"

@@ -98,8 +98,9 @@ def test_labels_of_texts_and_pairs(tmp_path: Path) -> None:
         asked = {"inputs": "a mill", "parameters": {"top_k": 1, "function_to_apply": None}}
         [[only]] = server.post("/", asked).json()
         assert only["label"] == both[0][0]["label"]
-        for inputs in (["a", "b", "c"], [["a", "b", "c"]], [], 5, [[]]):
-            refused = server.post("/predict", {"inputs": inputs})
+        several: list[Any] = [["a", "b", "c"], [["a", "b", "c"]], [], 5, [[]]]
+        for wrong in several:
+            refused = server.post("/predict", {"inputs": wrong})
             assert refused.status_code in (413, 422)
             assert "inputs" in refused.json()["error"], refused.text
 

@@ -81,6 +81,8 @@ class DirectRoute(APIRoute):
 
     async def _read(self, raw: bytes, scope: Scope) -> RequestFields | bytes:
         if self._model is bytes:
+            if any(name == b"origin" for name, _ in scope["headers"]):  # a web page's, which sends other types unasked
+                _check_type(scope["headers"])
             return raw
         _check_type(scope["headers"])
         return self._parse(raw) if len(raw) <= HEAVY_BYTES else await asyncio.to_thread(self._parse_heavy, raw)

@@ -7,7 +7,7 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Generator, Hashable
+from collections.abc import Generator, Hashable, Sequence
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -15,7 +15,7 @@ from headrace.events import RequestDone
 from headrace.serving.admission.controller import AdmissionController
 from headrace.serving.auth import KeyAccount, Keys
 from headrace.serving.errors import ApiError, ClientGoneError, ErrorShape, as_openai
-from headrace.serving.http.direct import DirectRoutes
+from headrace.serving.http.direct import DirectRoute, DirectRoutes
 from headrace.serving.http.request_id import HEADER, request_id
 from headrace.serving.limits import ServeLimits
 from headrace.serving.protocol.responses import JsonReply
@@ -85,12 +85,16 @@ class RequestMiddleware:
         app: the wrapped app.
         state: the server's state.
         direct: routes that are called directly, bypassing all other layers.
+        shapes: routes within `app` that say how errors are told.
     """
 
-    def __init__(self, app: ASGIApp, state: ServerState, direct: DirectRoutes) -> None:
+    def __init__(
+        self, app: ASGIApp, state: ServerState, direct: DirectRoutes, shapes: Sequence[DirectRoutes] = ()
+    ) -> None:
         self._app = app
         self._state = state
         self._direct = direct
+        self._shapes = (direct, *shapes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -137,9 +141,12 @@ class RequestMiddleware:
     def _shape(self, scope: Scope) -> ErrorShape:
         """How an error of this request is told: before its route is called, as the protocol of its path tells it."""
         route = scope.get("route")
-        if route is None and (found := self._direct.find(scope["method"], _path(scope))) is not None:
-            route = found[0]
-        return getattr(route, "shape", as_openai)
+        for routes in self._shapes:
+            if isinstance(route, DirectRoute):
+                break
+            found = routes.find(scope["method"], _path(scope))
+            route = None if found is None else found[0]
+        return route.shape if isinstance(route, DirectRoute) else as_openai
 
     def _begin_span(self, scope: Scope) -> RequestTrace | None:
         tracing = self._state.tracing

@@ -32,7 +32,9 @@ def ranking_body(request: RerankRequest, found: RequestAnswers) -> JsonObject:
         for result, text in zip(results, request.listed(), strict=True):
             result["document"] = {"text": text}
     ranked = [results[index] for index in ranking(found.outputs)[: request.most]]
-    return {"results": ranked, "usage": input_usage(found.cost, found.truncated)}
+    usage = input_usage(found.cost, found.truncated)
+    listed: JsonObject = {"object": "list", "data": ranked} if request.as_voyage else {"results": ranked}
+    return {**listed, "usage": usage}
 
 
 def ranking(scores: Sequence[float]) -> list[int]:

@@ -83,6 +83,11 @@ class RerankRequest(TextsRequest):
         """How many documents are wanted; None for all."""
         return cast("int | None", self.given_as("top_n", "top_k"))
 
+    @property
+    def as_voyage(self) -> bool:
+        """Whether the answer has Voyage's shape, whose clients send `truncation`."""
+        return self.truncation is not None
+
     def listed(self) -> list[str]:
         """The documents' texts."""
         return [one if isinstance(one, str) else one.text for one in self.documents]
@@ -124,5 +129,7 @@ class Ranking(BaseModel):
 
     id: str
     model: str
-    results: list[Ranked]
+    results: list[Ranked] | None = None
+    data: list[Ranked] | None = None
+    """Instead of `results`, for a request with `truncation`, as Voyage has it."""
     usage: EmbeddingUsage

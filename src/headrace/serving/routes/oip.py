@@ -1,0 +1,156 @@
+"""The Open Inference Protocol (KServe's V2): /v2, /v2/models/{model} and its /ready, /config and /infer."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from fastapi import APIRouter, Request, Response
+
+from headrace.engines.declaring import Task
+from headrace.io.formats.strict_json import json_default
+from headrace.records import JsonObject
+from headrace.serving.errors import ApiError
+from headrace.serving.http.direct import DirectRoute
+from headrace.serving.protocol.oip import InferRequest, Tensor, answer, errors, parse
+from headrace.serving.protocol.requests import HEAVY_BYTES
+from headrace.serving.protocol.responses import JsonReply
+from headrace.serving.protocol.schemas import ERRORS
+from headrace.serving.protocols import ServerProtocol
+from headrace.serving.state import ServerState
+
+_LENGTH = b"inference-header-content-length"
+_VERSION = "1"
+_OUTPUTS: dict[str, list[tuple[str, str, list[int]]]] = {
+    "vector": [("embedding", "FP32", [-1, -1])],
+    "labels": [("label", "BYTES", [-1]), ("score", "FP32", [-1])],
+    "score": [("score", "FP32", [-1])],
+    "text": [("text", "BYTES", [-1])],
+}
+"""Name, type and shape of the tensors of each kind of output; others are texts of JSON."""
+
+
+def _routers(state: ServerState, task: Task) -> Iterator[APIRouter]:
+    if not task.images:
+        yield _router(state, task)
+
+
+def _router(state: ServerState, task: Task) -> APIRouter:
+    router = APIRouter(tags=["Open Inference Protocol"], responses=ERRORS, route_class=DirectRoute)
+    inputs = ["query", "text"] if task.pairs == "always" else ["text"]
+    outputs = _OUTPUTS.get(task.outputs, [("output", "BYTES", [-1])])
+
+    def check(request: Request) -> None:
+        state.check_model(request.path_params["model"])
+        if (version := request.path_params.get("version", _VERSION)) != _VERSION:
+            raise ApiError(404, f"the model has no version {version!r}, only {_VERSION!r}", code="no_such_version")
+
+    async def server(request: Request) -> Response:
+        """Describe the server."""
+        return JsonReply({"name": "headrace", "version": request.app.version, "extensions": ["binary_tensor_data"]})
+
+    async def metadata(request: Request) -> Response:
+        """Describe the model's tensors."""
+        check(request)
+        return JsonReply({
+            "name": state.service.name,
+            "versions": [_VERSION],
+            "platform": f"headrace_{task.name}",
+            "inputs": [{"name": name, "datatype": "BYTES", "shape": [-1]} for name in inputs],
+            "outputs": [{"name": name, "datatype": kind, "shape": shape} for name, kind, shape in outputs],
+        })  # fmt: skip
+
+    async def ready(request: Request) -> Response:
+        """Whether the model takes requests."""
+        check(request)
+        return JsonReply({"name": state.service.name, "ready": True})
+
+    async def infer(body: bytes, request: Request) -> Response:
+        """Run the model on a tensor of texts."""
+        check(request)
+        size = _header_bytes(request)
+        if len(body) > HEAVY_BYTES:
+            asked, texts = await asyncio.to_thread(parse, body, size)
+        else:
+            asked, texts = parse(body, size)
+        del body  # it may be long, and the answer may take long
+        records, cost, timeout_s = _records(state, task, asked, texts)
+        answers = await state.service.infer(records, cost, state.call(request, timeout_s, "inputs"))
+        head: JsonObject = {"model_name": state.service.name, "model_version": _VERSION}
+        content, header = answer(asked, _tensors(task, answers.outputs), head)
+        if header is None:
+            return Response(content, media_type="application/json")
+        return Response(content, 200, {_LENGTH.decode(): str(header)}, "application/octet-stream")
+
+    router.get("/v2")(server)
+    for path in ("/v2/models/{model}", "/v2/models/{model}/versions/{version}"):
+        router.get(path)(metadata)
+        router.get(f"{path}/ready")(ready)
+        router.post(f"{path}/infer")(infer)
+    return router
+
+
+def _header_bytes(request: Request) -> int | None:
+    for name, value in request.scope["headers"]:
+        if name == _LENGTH:
+            if not value.isdigit():
+                message = f"Inference-Header-Content-Length is {value.decode('latin-1')!r:.60}: it must be a number"
+                raise ApiError(400, message, code="bad_length")
+            return int(value)
+    return None
+
+
+def _records(
+    state: ServerState, task: Task, asked: InferRequest, texts: Sequence[list[str]]
+) -> tuple[Sequence[object], int, float | None]:
+    """The records of a request, their estimated cost, and its time limit in seconds.
+
+    Raises:
+        ApiError: 400 for a wrong number of tensors or texts, or a parameter that is not known.
+    """
+    wanted = 2 if task.pairs == "always" else 1
+    if len(texts) != wanted:
+        message = f"inputs holds {len(texts)} tensors; the model takes {wanted}"
+        raise ApiError(400, message, code="bad_shape", param="inputs")
+    given = {name: value for name, value in asked.parameters.items() if name not in ("binary_data_output", "priority")}
+    timeout = given.pop("timeout", None)
+    if timeout is not None and (type(timeout) is not int or timeout <= 0):
+        raise ApiError(400, "timeout must be microseconds > 0", code="invalid_value", param="parameters.timeout")
+    timeout_s = None if timeout is None else timeout / 1e6
+    if given and not task.requests:
+        name = next(iter(given))
+        raise ApiError(400, f"the model takes no parameter {name!r}", code="unknown_field", param=f"parameters.{name}")
+    if wanted == 1:
+        cost = state.check_texts(texts[0], "inputs")
+        return [{**given, "prompt": text} for text in texts[0]] if task.requests else texts[0], cost, timeout_s
+    queries, others = texts
+    if len(queries) == 1:
+        queries = queries * len(others)
+    if len(queries) != len(others):
+        message = f"inputs holds {len(queries)} and {len(others)} texts: give one and several, or as many of both"
+        raise ApiError(400, message, code="bad_shape", param="inputs")
+    pairs = list(zip(queries, others, strict=True))
+    return pairs, state.check_pairs(pairs, "inputs", "inputs"), timeout_s
+
+
+def _tensors(task: Task, outputs: Sequence[Any]) -> list[Tensor]:
+    if task.outputs == "vector":
+        return [Tensor("embedding", np.asarray(outputs, np.float32))]
+    if task.outputs == "score":
+        return [Tensor("score", np.asarray(outputs, np.float32))]
+    if task.outputs == "labels":
+        scores = np.asarray([one["score"] for one in outputs], np.float32)
+        return [Tensor("label", _objects([one["label"] for one in outputs])), Tensor("score", scores)]
+    if task.outputs == "text":
+        return [Tensor("text", _objects([one["text"] for one in outputs]))]
+    return [Tensor("output", _objects([json.dumps(one, default=json_default) for one in outputs]))]
+
+
+def _objects(texts: list[str]) -> np.ndarray[Any, Any]:
+    return np.array([str(text) for text in texts], dtype=object)
+
+
+PROTOCOL = ServerProtocol(name="oip", routers=_routers, errors=errors, order=16)
