@@ -96,7 +96,7 @@ class _CpuBatch:
         pass
 
     def wait(self) -> Computed:
-        return Computed(self._output.float().numpy(), self._seconds)
+        return Computed(_for_numpy(self._output).numpy(), self._seconds)
 
 
 class _CudaStreams:
@@ -134,7 +134,7 @@ class _CudaBatch:
         stream = torch.cuda.current_stream(self._out.device)
         stream.wait_event(self._copied)
         self._started.record(stream)
-        self._output = call(self._tensors).float()
+        self._output = _for_numpy(call(self._tensors))
         self._ended.record(stream)
 
     def copy_out(self) -> None:
@@ -150,6 +150,11 @@ class _CudaBatch:
         self._done.synchronize()
         rows: OutputRows = self._rows.numpy().copy()  # frees the page-locked memory for the next batch
         return Computed(rows, self._started.elapsed_time(self._ended) / 1000)
+
+
+def _for_numpy(output: torch.Tensor) -> torch.Tensor:
+    """Numbers of 16 bits as float32; others as they are."""
+    return output.float() if output.dtype in (torch.bfloat16, torch.float16) else output
 
 
 def _cast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

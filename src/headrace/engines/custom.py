@@ -23,6 +23,8 @@ ListFunction: TypeAlias = Callable[[list[Any]], Sequence[object]]
 """Returns one output for each value."""
 
 BATCH_SIZE = 32
+_OF_MODULES = ("device", "dtype", "batch_size")
+"""Options of PyTorch modules."""
 _FOR_ASYNC = (
     "; wrap it, as in `def engine(batch): return asyncio.run(fn(batch))`, or give an engine with an async `infer` "
     "(docs/engines.md)"
@@ -99,9 +101,10 @@ def load(engine: object, model: str | Path | None, options: Mapping[str, object]
     """
     found, reference = (load_factory(engine), engine) if isinstance(engine, str) else (engine, _name(engine))
     chosen = dict(options)
+    is_object = "torch" in sys.modules and isinstance(found, sys.modules["torch"].nn.Module)
     if callable(found):
         plain_function(repr(reference), found, _FOR_ASYNC)
-    parameters = _parameters(found, reference) if callable(found) else []
+    parameters = _parameters(found, reference) if callable(found) and not is_object else []
     facts: dict[str, object] = {}
     made: Any = found
     used_model: str | Path | None = None
@@ -122,10 +125,24 @@ def load(engine: object, model: str | Path | None, options: Mapping[str, object]
         check_methods(made, profile_of(made))
         complete: BatchEngine = made
         return complete
+    if is_own_module(made):
+        own = {name: chosen.pop(name) for name in _OF_MODULES if name in chosen}
+        _refuse(reference, chosen, (*_OF_MODULES, *known))
+        modules = importlib.import_module("headrace.engines.own_modules")  # here, as it imports PyTorch
+        whole_engine: BatchEngine = modules.ModuleEngine(made, reference, used_model, facts, own)
+        return whole_engine
     size = chosen.pop("batch_size", BATCH_SIZE)
     _refuse(reference, chosen, ("batch_size", *known))
     size = whole("``batch_size``", size, 1)
     return FunctionEngine(_one_function(made, reference), reference, used_model, size, facts)
+
+
+def is_own_module(made: object) -> bool:
+    """Whether it is a PyTorch module, or an object with `collate` and `forward` of batches of tensors."""
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(made, torch.nn.Module):
+        return True
+    return all(callable(getattr(made, name, None)) for name in ("collate", "forward"))
 
 
 def search_current_folder() -> None:

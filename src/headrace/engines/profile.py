@@ -29,6 +29,7 @@ CostUnit: TypeAlias = Literal["tokens", "records"]
 
 _TYPICAL_TOKENS = 16
 """Tokens of a short text."""
+_LIMITS = ("batch_size", "batch_cost", "max_in_flight", "max_cost")
 _OWN_COST = 65_536
 """The cost in flight assumed for an engine that does its own batching."""
 
@@ -49,6 +50,8 @@ class EngineProfile:
     (`StepEngine`). "own": takes single requests and batches them itself (`StreamEngine`)."""
     cost_unit: CostUnit = "tokens"
     """What `Prepared.cost` counts; "records" for anything but tokens."""
+    uniform: bool = False
+    """Whether all records take the same time, so that a job finds the best number of them in a batch by measuring."""
     pads: bool = False
     """Whether a batch costs records × its longest record instead of the sum."""
     batch_cost: float = 0
@@ -100,7 +103,7 @@ class EngineProfile:
         for field in fields(self):
             if isinstance(field.default, bool):
                 one_of(field.name, getattr(self, field.name), (False, True))
-        for name in ("batch_size", "batch_cost", "max_in_flight", "max_cost", "pads", "overlaps", "batch_delay_s"):
+        for name in (*_LIMITS, *InBatches.optional):
             value = getattr(self, name)
             if name in self.kind.needed:
                 number(name, value, above=0) if name.endswith("_cost") else whole(name, value, 1)
@@ -172,6 +175,8 @@ class EngineProfile:
         A larger window would pad a little less. But finished records are scattered over the window, and only
         contiguous runs can be committed, so a kill would lose more of a slow engine's work.
         """
+        if self.uniform:
+            return 2 * self.batch_size
         return max(16 * min(self.batch_size, int(self.batch_cost / _TYPICAL_TOKENS)), 256)
 
 
@@ -281,7 +286,7 @@ class InBatches(Kind):
 
     methods = ("forward",)
     needed = ("batch_cost", "batch_size")
-    optional = ("pads", "overlaps", "batch_delay_s")
+    optional = ("pads", "uniform", "overlaps", "batch_delay_s")
     attributes: ClassVar = {"pads": "pads", "batch_cost": "default_batch_cost", "batch_size": "default_batch_size"}
 
     def tuned(self, profile: EngineProfile, batch_tokens: int | None, batch_size: int | None) -> EngineProfile:

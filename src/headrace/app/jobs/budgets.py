@@ -74,11 +74,12 @@ def starting_budget(
 
 
 def _followed(config: EngineConfig, engine: Engine) -> TunableEngine | None:
-    """The engine, if its budget is adjusted: in tokens, for one of Headrace's own engines, and not set by the user."""
+    """The engine, if its budget is adjusted: its model is known, and the user has not set a budget."""
     if config.batch_tokens is not None or config.batch_size is not None:
         return None
     profile = profile_of(engine)
-    if not (profile.counts_tokens and profile.pads) or engine.describe().get("model_digest") is None:
+    varies = profile.uniform or (profile.counts_tokens and profile.pads)
+    if not varies or engine.describe().get("model_digest") is None:
         return None
     return TUNING.of(engine)
 

@@ -25,7 +25,7 @@ from headrace.app.jobs.tracing import job_spans
 from headrace.app.jobs.tuning import Tuned, in_dtype, load, tune, wants_sample
 from headrace.batching.batcher import Batcher
 from headrace.engines.base import Engine
-from headrace.engines.capabilities import PREPARING, TUNING
+from headrace.engines.capabilities import COLUMNS, PREPARING, TUNING
 from headrace.engines.choosing.config import EngineConfig
 from headrace.engines.choosing.survivor import surviving
 from headrace.engines.profile import BatcherSettings, EngineProfile, profile_of
@@ -266,7 +266,7 @@ def build(  # noqa: PLR0913 - keyword-only beyond what every caller gives
     return Job(
         settings=settings,
         source=plan.source,
-        columns=plan.columns,
+        columns=replace(plan.columns, arrays=COLUMNS.of(engine) is not None and not plan.columns.text_only),
         engine=engine,
         batcher=batcher or build_batcher(settings, engine, stop, listener, in_flight, forward),
         output=plan.output,

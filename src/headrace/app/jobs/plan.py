@@ -34,7 +34,7 @@ from headrace.io.sources.selection import SelectedSource
 from headrace.io.storage.atomic import remove_throwaway, target_of, throwaway_folder
 from headrace.io.storage.rows import FileSource
 from headrace.jobs.answer_form import AnswerForm, schema_of
-from headrace.jobs.pipeline.prepare import Columns
+from headrace.jobs.pipeline.prepare import WHOLE, Columns
 from headrace.jobs.pipeline.user_code import UserCode
 from headrace.jobs.planning.columns import resolve
 from headrace.jobs.planning.forecast import check_room
@@ -205,7 +205,14 @@ def _columns(settings: JobSettings, task: Task, url: str | None) -> Columns:
         ("model",) if url else settings.keep_columns,  # which the answer to a request repeats
         None if settings.step is None else settings.step.choice,
         task.requests and splits(settings.config.engine_options, settings.prompt_template),
+        else_row=_takes_rows(settings, task, url),
     )
+
+
+def _takes_rows(settings: JobSettings, task: Task, url: str | None) -> bool:
+    """Whether the engine is the user's own, and gets the whole row where no column is named and there is no text."""
+    given = settings.text_column not in (None, WHOLE) or settings.text_pair_column is not None
+    return url is None and task.name == "custom" and not given and settings.prompt_template is None
 
 
 def _check_output(settings: JobSettings, output: JobOutput) -> None:

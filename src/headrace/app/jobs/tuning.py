@@ -63,7 +63,7 @@ def settings_to_load(plan: Plan) -> JobSettings:
     config = settings.config
     if settings.overwrite or not (is_auto(config) or is_int8(config)):
         return settings
-    if not config.has_option("dtype"):
+    if config.declaration is not None and not config.has_option("dtype"):
         return settings
     try:
         state = plan.output.read_state()
@@ -71,6 +71,8 @@ def settings_to_load(plan: Plan) -> JobSettings:
         return settings  # starting the job reports the error
     facts = state["fingerprint"].get("engine") if state else None
     dtype = facts.get("dtype") if isinstance(facts, Mapping) else None
+    if config.declaration is None and not (isinstance(facts, Mapping) and "module" in facts):
+        return settings  # an engine of the user's own that may not have the option
     if not isinstance(dtype, str):
         return settings
     return replace(settings, config=in_dtype(settings.config, dtype))

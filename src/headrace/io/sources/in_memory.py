@@ -17,12 +17,15 @@ from headrace.io.formats.strict_json import dump_any, safe_text
 from headrace.io.storage.rows import CHUNK_ROWS, todo
 from headrace.records import Failed, Record, Unreadable
 
+ARRAY = "array"
+"""The column of rows that are arrays or lists of numbers."""
 _HEAD_ROWS = 64
 _DIGESTED_ROWS = 1024
 
 
 class RowSource:
-    """Rows in memory, which any part of can be read. A row is a dict, or text, which stands for {"text": row}."""
+    """Rows in memory, which any part of can be read. A row is a dict, or text, which stands for {"text": row}, or an
+    array or list of numbers, for {"array": row}."""
 
     def __init__(self, length: int) -> None:
         self._length = length
@@ -171,7 +174,7 @@ def chunk_of(rows: Sequence[tuple[int, object]]) -> Chunk:
     records: list[Record] = []
     failures: list[Failed] = []
     for position, row in rows:
-        data = {"text": str(row)} if isinstance(row, str) else row
+        data = {"text": str(row)} if isinstance(row, str) else {ARRAY: row} if _is_array(row) else row
         if type(row) is Unreadable:
             failures.append(Failed(Record(position, position, str(row)), "RecordError", row.reason))
         elif isinstance(data, Mapping):
@@ -180,6 +183,13 @@ def chunk_of(rows: Sequence[tuple[int, object]]) -> Chunk:
             message = f"the row is of type {type(row).__name__}, neither a dict nor a text: {_way_out(row)}"
             failures.append(Failed(Record(position, position, safe_text(row)[:200]), "TypeError", message))
     return Chunk(records, failures, 0)
+
+
+def _is_array(row: object) -> bool:
+    """Whether a row is an array, a tensor or a number of theirs, or a list of numbers, or of such lists."""
+    if type(row) is list:
+        return bool(row) and (type(row[0]) in (int, float) or _is_array(row[0]))
+    return hasattr(row, "__array__") and hasattr(row, "ndim") and hasattr(row, "dtype")
 
 
 def _way_out(row: object) -> str:

@@ -12,6 +12,7 @@ from headrace.errors import ConfigError
 from headrace.io.base import Source, SourcePlugin, class_names
 from headrace.io.formats.known import Format, format_of, known_formats, known_suffixes
 from headrace.io.sources import folders, images
+from headrace.io.sources.arrays import ArraySource, array_of
 from headrace.io.sources.folders import Entry
 from headrace.io.sources.images import ImageSource
 from headrace.io.sources.in_memory import IterableSource, SequenceSource
@@ -122,6 +123,8 @@ def _from_python(source: Any) -> Source:
         raise ConfigError(
             f"the input is of type {type(source).__name__}; give a file's name, or rows as a list of dicts or a table"
         )
+    if (array := array_of(source)) is not None:
+        return ArraySource(array)
     if hasattr(source, "__len__") and hasattr(source, "__getitem__"):
         return SequenceSource(source)
     return IterableSource(source)

@@ -51,6 +51,20 @@ def is_text(column: pa.Array) -> bool:
     return _holds_texts(column.type) and column.null_count < len(column)
 
 
+def is_numeric(column: pa.Array) -> bool:
+    """Whether each value is a number, or a list of numbers or of such lists."""
+    return not column.null_count and _holds_numbers(column.type)
+
+
+def _holds_numbers(kind: pa.DataType) -> bool:
+    import pyarrow as pa
+
+    types = pa.types
+    if types.is_fixed_size_list(kind) or types.is_list(kind) or types.is_large_list(kind):
+        return _holds_numbers(kind.value_type)
+    return bool(types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind))
+
+
 def is_identity(column: pa.Array) -> bool:
     """Whether each value is an id."""
     return not column.null_count and holds_ids(column)
@@ -90,10 +104,12 @@ def can_be_kept(column: pa.Array | None, exact: bool, typed: bool) -> bool:
 
 
 def count_empty(column: pa.Array) -> int:
-    """How many texts are empty."""
+    """How many texts are empty; none of other values."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
+    if not _holds_texts(column.type):
+        return 0
     full = pc.sum(pc.binary_length(column).cast(pa.bool_())).as_py() or 0
     return len(column) - int(column.null_count) - int(full)
 

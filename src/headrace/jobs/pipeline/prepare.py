@@ -49,6 +49,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from numpy.typing import NDArray
 
+WHOLE = "*"
+"""In the place of a column: the whole row."""
 _ROWS = 64
 """Records prepared per time limit if the engine has no batch size."""
 
@@ -75,17 +77,28 @@ class Columns:
     on_empty: OnEmpty = "keep"
     exact: bool = False
     """Whether the output takes the columns to copy as a table has them, not only as Python objects."""
+    else_row: bool = False
+    """Whether the input is the whole row where there is no column `text`."""
+    arrays: bool = False
+    """Whether the engine takes columns of numbers, and of lists of numbers, as they are."""
 
     def inputs(self) -> tuple[str, ...]:
         """The names that the input for the engine is made of: columns, or `column.key` of mappings in them."""
         if self.template is not None:
             return template_fields(self.template)
+        if self.is_row:
+            return ()
         return (self.text,) if self.pair is None else (self.text, self.pair)
 
     @property
     def are_plain(self) -> bool:
         """Whether the input is made of whole columns, and of every row."""
-        return self.template is None and self.choice is None
+        return self.template is None and self.choice is None and not self.is_row
+
+    @property
+    def is_row(self) -> bool:
+        """Whether the input is the whole row."""
+        return self.else_row and self.text == WHOLE
 
     def used(self) -> tuple[str, ...]:
         """The names of all columns that are looked at, in a job without a template."""
@@ -129,6 +142,8 @@ class Columns:
         if self.template is not None:
             make = FilledTemplate if self.splits else filled
             return make(self.template, self.fields_of(record))
+        if self.is_row:
+            return {name: _value(record, name) for name in record.data}
         value = _value(record, self.text)
         if self.text_only:
             _check_text(value, self.text)
@@ -350,7 +365,7 @@ def table_columns(columns: Columns, table: RowTable | None) -> TableColumns | No
     texts = [
         text
         for name in names
-        if (text := arrow.plain(arrow.column_at(table, name))) is not None and arrow.is_text(text)
+        if (text := arrow.plain(arrow.column_at(table, name))) is not None and _is_taken(columns, text)
     ]
     if len(texts) < len(names) or (columns.on_empty == "error" and any(map(arrow.count_empty, texts))):
         return None
@@ -361,6 +376,11 @@ def table_columns(columns: Columns, table: RowTable | None) -> TableColumns | No
     if not all(arrow.can_be_kept(one, columns.exact, table.typed) for one in kept.values()):
         return None
     return TableColumns(texts, ids, kept)
+
+
+def _is_taken(columns: Columns, column: pa.Array) -> bool:
+    """Whether the engine takes this column as it is."""
+    return arrow.is_text(column) or (columns.arrays and arrow.is_numeric(column))
 
 
 class _Selected(NamedTuple):
@@ -459,7 +479,8 @@ class Preparation:
         looks = self.repeats is not None and not self.repeats.ends
         empty = sum(map(is_empty, inputs)) if isinstance(inputs, list) else arrow.count_empty(inputs)
         if self.repeats is not None and looks:
-            hashes = [hash(value) for value in values_of(inputs) if type(value) is str]
+            texts = inputs if isinstance(inputs, list) or arrow.is_text(inputs) else ()
+            hashes = [hash(value) for value in values_of(texts) if type(value) is str]
             compared, repeated = self.repeats.look(hashes, len(inputs))
         (started, cpu), ended = since, time.monotonic()
         return StageDone(

@@ -9,7 +9,8 @@ from dataclasses import replace
 
 from headrace.errors import ConfigError, nearest
 from headrace.io.base import Source
-from headrace.jobs.pipeline.prepare import Columns
+from headrace.io.sources.in_memory import ARRAY
+from headrace.jobs.pipeline.prepare import WHOLE, Columns
 from headrace.jobs.pipeline.user_code import UserCode
 from headrace.records import Record, has_value
 
@@ -38,6 +39,8 @@ def resolve(source: Source, wanted: Columns, user: UserCode | None = None) -> Co
     """
     head = next(_prepared(source, user), [])
     known = _names(head)
+    if wanted.else_row and head and wanted.text not in known:
+        wanted = replace(wanted, text=ARRAY if ARRAY in known else WHOLE)
     chosen_by = wanted.choice.column if wanted.choice is not None else None
     for column in filter(None, (*wanted.inputs(), wanted.id, chosen_by)):
         if head and not any(has_value(record.data, column) for record in head):
