@@ -120,7 +120,7 @@ def test_a_job_in_a_running_loop_is_refused_before_it_starts() -> None:
     async def awaited() -> Any:
         return await job(engine=lengths)
 
-    with pytest.raises(ConfigError, match=r"await asyncio\.to_thread\(headrace\.run, \.\.\.\) instead"):
+    with pytest.raises(ConfigError, match=r"await headrace\.arun\(\.\.\.\) in place of headrace\.run"):
         asyncio.run(awaited())
     assert not Path("out.jsonl").exists()
 
