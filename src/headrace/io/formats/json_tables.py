@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from headrace.io.base import Chunk
 from headrace.io.formats.arrow_memory import of_numbers, of_pieces
+from headrace.io.formats.json_alike import columns_of
 from headrace.io.formats.text_tables import TextLines, TextTable, places_of
 from headrace.io.storage.files import InputFile
 from headrace.io.storage.row_tables import TABLE_BYTES, TABLE_ROWS, LazyRecords
@@ -241,6 +242,8 @@ def _parsed(lines: TextLines, types: Mapping[str, pa.DataType]) -> tuple[list[_P
 
     There are no pieces if it would refuse many lines.
     """
+    if types and len(lines) and (columns := columns_of(lines, types)) is not None:
+        return [_ParsedLines(0, len(lines), columns)], []
     refused = _suspects(lines) if types else []
     if not types or not len(lines) or len(refused) > _MOST_REFUSED:
         return [], list(range(len(lines)))

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     Positions: TypeAlias = NDArray[numpy.int64]
     ArraysByName: TypeAlias = Mapping[str, pa.Array | None]
 
-_CACHED_BYTES = 64 * 1024
+CACHED_BYTES = 64 * 1024
+"""Of a text that are looked at together."""
 
 
 class TextLines:
@@ -88,8 +89,8 @@ def places_of(codes: Codes, one: int, other: int | None = None) -> RowNumbers:
     import numpy
 
     found = [numpy.empty(0, numpy.intp)]
-    for start in range(0, len(codes), _CACHED_BYTES):
-        part = codes[start : start + _CACHED_BYTES]
+    for start in range(0, len(codes), CACHED_BYTES):
+        part = codes[start : start + CACHED_BYTES]
         matches = part == one if other is None else (part == one) | (part == other)
         found.append(numpy.flatnonzero(matches) + start)
     return numpy.concatenate(found)
