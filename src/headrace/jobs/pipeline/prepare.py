@@ -369,6 +369,8 @@ def table_columns(columns: Columns, table: RowTable | None) -> TableColumns | No
     ]
     if len(texts) < len(names) or (columns.on_empty == "error" and any(map(arrow.count_empty, texts))):
         return None
+    if not columns.text_only and any(text.null_count for text in texts):  # the engine decides
+        return None
     ids = arrow.of_positions(table.positions) if columns.id is None else arrow.plain(arrow.column_at(table, columns.id))
     if ids is None or not arrow.is_identity(ids):
         return None
