@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -27,8 +28,6 @@ from headrace.engines.generation.paged_attention import NAME
 from headrace.observe.reporting.table import as_text
 
 ROUNDS = 3
-PEERS = 6
-"""The usual ways run every n-th of the inputs, for they are slow and time on a GPU is short."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +39,7 @@ class Row:
     unit: str
     per_second: float
     slower: float
-    """How many times as fast headrace is."""
+    """How many times as fast headrace is, which is measured first."""
     busy: float | None
     """Share of the time in which the device computed."""
     mfu: float
@@ -57,7 +56,8 @@ class Setting:
     peak: float
     """Of the device, measured, in FLOP/s."""
     ends: float
-    """When to stop, by the monotonic clock: no round begins later."""
+    """When to stop, by `clock`: no round begins that would end later."""
+    clock: Callable[[], float] = time.monotonic
 
     @property
     def dtype(self) -> str:
@@ -87,20 +87,22 @@ def device_clock(engine: Any) -> Callable[[], float]:
 
 @dataclass
 class Contest:
-    """Variants on the same inputs; those called headrace are ours, and all are compared with the last one by rate."""
+    """Variants on the same inputs, ours first. Each runs as many of them as its share of the time allows."""
 
     model: str
     unit: str
-    amount: int
-    """Units of work in the inputs."""
-    flops: float
-    """Of the model for all inputs, padding not counted."""
-    variants: Mapping[str, Callable[[], Any]]
+    inputs: Sequence[Any]
+    units: Sequence[int]
+    """Of work, in each input."""
+    flops: Callable[[Sequence[int]], float]
+    """Of the model for inputs of so many units, padding not counted."""
+    variants: Mapping[str, Callable[[Sequence[Any]], Any]]
     busy_s: Callable[[], float]
     """Seconds in which headrace's engine was at work so far."""
-    shares: Mapping[str, float] = field(default_factory=dict)
-    """Of the inputs, for the variants that run only a part of them because they are slow."""
-    rounds: int = ROUNDS
+    least: int
+    """Inputs of the first run, which tells how many fit."""
+    fewer: Mapping[str, int] = field(default_factory=dict)
+    """The same, for slow variants."""
 
 
 def matrix_peak(device: str, size: int, dtype: torch.dtype) -> float:
@@ -122,60 +124,90 @@ def finish(device: str) -> None:
         torch.cuda.synchronize()
 
 
-def measure(contest: Contest, setting: Setting) -> list[Row]:
-    """All variants in turn, after one round that is not counted. Stops when the time is up, with what there is."""
-    rates: dict[str, list[float]] = {name: [] for name in contest.variants}
-    busy: dict[str, list[float]] = {name: [] for name in contest.variants}
-    count = 1 if setting.tiny else contest.rounds
-    for number in range(count + 1):
-        for name, run in contest.variants.items():
-            if number > 1 and time.monotonic() > setting.ends:
-                break
-            before, started = contest.busy_s(), time.perf_counter()
-            run()
-            finish(setting.device)
-            took = time.perf_counter() - started
-            if number:
-                rates[name].append(contest.amount * contest.shares.get(name, 1.0) / took)
-                busy[name].append((contest.busy_s() - before) / took)
-    ours = statistics.median(rates[list(contest.variants)[-1]])
-    rows: list[Row] = []
-    for name, found in rates.items():
-        rate = statistics.median(found)
-        working = statistics.median(busy[name]) if name.startswith("headrace") else None
-        used = contest.flops / contest.amount * rate / setting.peak
-        rows.append(Row(contest.model, name, contest.unit, rate, ours / rate, working, used))
-    return rows
+def measure(contest: Contest, setting: Setting, tell: Callable[[Row], None]) -> None:
+    """One variant after the other, ours first; each row is told as soon as it is known.
+
+    A variant has an equal share of the time that is left. Two runs of a few inputs tell how many fit into it three
+    times; what they say is the row where not even one such run fits.
+    """
+    ours = 0.0
+    for place, (name, run) in enumerate(contest.variants.items()):
+        until = setting.clock() + (setting.ends - setting.clock()) / (len(contest.variants) - place)
+        count = few = min(contest.fewer.get(name, contest.least), len(contest.inputs))
+        found = [_run(contest, setting, run, count)]
+        if setting.clock() + found[0][0] <= until:
+            found = [_run(contest, setting, run, count)]  # kernels are loaded now
+        left = until - setting.clock()
+        count = max(min(int(count * left / (ROUNDS + 0.5) / found[0][0]), len(contest.inputs)), count)
+        rounds: list[tuple[float, float, float]] = []
+        expected = found[0][0] * sum(contest.units[:count]) / sum(contest.units[:few])
+        while len(rounds) < (1 if setting.tiny else ROUNDS) and setting.clock() + expected <= until:
+            rounds.append(_run(contest, setting, run, count))
+            expected = max(one[0] for one in rounds)
+        _, rate, busy = statistics.median_low(sorted(rounds or found, key=lambda one: one[1]))
+        ours = ours or rate
+        used = contest.flops(contest.units) / sum(contest.units) * rate / setting.peak
+        working = busy if name.startswith("headrace") else None
+        tell(Row(contest.model, name, contest.unit, rate, ours / rate, working, used))
+
+
+def _run(
+    contest: Contest, setting: Setting, run: Callable[[Sequence[Any]], Any], count: int
+) -> tuple[float, float, float]:
+    """Seconds, units per second, and the share of the time in which headrace's engine was at work."""
+    before, started = contest.busy_s(), setting.clock()
+    run(contest.inputs[:count])
+    finish(setting.device)
+    took = max(setting.clock() - started, 1e-9)
+    return took, sum(contest.units[:count]) / took, (contest.busy_s() - before) / took
+
+
+def mixed(inputs: Sequence[Any]) -> list[Any]:
+    """In an order in which the first ones are like all."""
+    return random.Random(0).sample(list(inputs), len(inputs))
+
+
+def all_threads(run: Callable[[Sequence[Any]], Any]) -> Callable[[Sequence[Any]], Any]:
+    """A peer with a tokenizer that uses all cores: Headrace switches that off for its own."""
+
+    def running(inputs: Sequence[Any]) -> Any:
+        before = os.environ.get("TOKENIZERS_PARALLELISM")
+        os.environ["TOKENIZERS_PARALLELISM"] = "true"
+        try:
+            return run(inputs)
+        finally:
+            os.environ.pop("TOKENIZERS_PARALLELISM")
+            if before is not None:
+                os.environ["TOKENIZERS_PARALLELISM"] = before
+
+    return running
 
 
 def embedding(setting: Setting) -> Contest:
     """BERT-base, the mean of its token states, on texts of mixed length."""
     from sentence_transformers import SentenceTransformer
 
-    folder, inputs = bert(setting.folder / "bert", setting.tiny), texts(setting.tiny)
+    folder, inputs = bert(setting.folder / "bert", setting.tiny), mixed(texts(setting.tiny))
     engine = registry.create("embed", folder, device=setting.device, dtype=setting.dtype, max_model_len=256)
     numbers = {"dtype": getattr(torch, setting.dtype)}
     peer = SentenceTransformer(str(folder), device=setting.device, model_kwargs=numbers)
     peer.max_seq_length = 256
     name = version("sentence-transformers")
-    lengths = [one.cost for one in engine.prepare(inputs)]
-    some = inputs[:: 1 if setting.tiny else PEERS]
-    peers = {
-        f"{name}, encode": lambda: peer.encode(some),
-        **{f"{name}, encode, batch_size={n}": partial(peer.encode, some, batch_size=n) for n in (128, 512)},
-    }
     return Contest(
         "BERT-base",
         "tokens",
-        sum(lengths),
-        FLOPS["bert"](peer[0].model, lengths),
+        inputs,
+        [one.cost for one in engine.prepare(inputs)],
+        partial(FLOPS["bert"], peer[0].model),
         {
-            **peers,
-            "headrace, one batch at a time": lambda: streamed(engine, inputs, chunk=256, overlap=False),
-            "headrace": lambda: streamed(engine, inputs, chunk=256),
+            "headrace": lambda some: streamed(engine, some, chunk=256),
+            f"{name}, encode, batch_size=512": all_threads(partial(peer.encode, batch_size=512)),
+            f"{name}, encode, batch_size=128": all_threads(partial(peer.encode, batch_size=128)),
+            f"{name}, encode": all_threads(peer.encode),
+            "headrace, one batch at a time": lambda some: streamed(engine, some, chunk=256, overlap=False),
         },
         device_clock(engine),
-        dict.fromkeys(peers, len(some) / len(inputs)),
+        least=2_048,
     )
 
 
@@ -184,40 +216,40 @@ def long_texts(setting: Setting) -> Contest:
     folder = bert(setting.folder / "bert", setting.tiny)
     engine = registry.create("embed", folder, device=setting.device, dtype=setting.dtype)
     length = engine.profile.max_model_len
-    ready = [one.payload for one in engine.prepare(["canal " * length] * (4 if setting.tiny else 4_096))]
+    ready = [one.payload for one in engine.prepare(["canal " * length] * (4 if setting.tiny else 8_192))]
     size = max(round(engine.profile.batch_cost / length), 1)
-    batches = [ready[start : start + size] for start in range(0, len(ready), size)]
 
-    def run() -> None:
+    def run(some: Sequence[Any]) -> None:
         with ThreadPoolExecutor(2) as threads:
-            list(threads.map(engine.forward, batches))
+            list(threads.map(engine.forward, [list(some[at : at + size]) for at in range(0, len(some), size)]))
 
+    flops = partial(FLOPS["bert"], engine.network.module[0].model)
     lengths = [one.shape[1] for one in ready]
-    flops = FLOPS["bert"](engine.network.module[0].model, lengths)
     model = f"BERT-base, {length} tokens"
-    return Contest(model, "tokens", sum(lengths), flops, {"headrace": run}, device_clock(engine))
+    return Contest(model, "tokens", ready, lengths, flops, {"headrace": run}, device_clock(engine), least=4 * size)
 
 
 def small_batches(setting: Setting) -> Contest:
     """BERT-base on batches of 8 short texts, as a server gets them, with and without CUDA graphs."""
     folder = bert(setting.folder / "bert", setting.tiny)
     engine = registry.create("embed", folder, device=setting.device, dtype=setting.dtype, max_model_len=64)
-    ready = [one.payload for one in engine.prepare(texts(setting.tiny)[:2_048])]
+    ready = [one.payload for one in engine.prepare(mixed(texts(setting.tiny))[:4_096])]
     graphs = engine.network.graphs
 
-    def run(with_graphs: bool) -> None:
+    def run(with_graphs: bool, some: Sequence[Any]) -> None:
         engine.network.graphs = graphs if with_graphs else None
-        for start in range(0, len(ready), 8):
-            engine.forward(ready[start : start + 8])
+        for start in range(0, len(some), 8):
+            engine.forward(list(some[start : start + 8]))
 
-    lengths = [one.shape[1] for one in ready]
     return Contest(
         "BERT-base, batches of 8",
         "tokens",
-        sum(lengths),
-        FLOPS["bert"](engine.network.module[0].model, lengths),
-        {"headrace, eager": lambda: run(False), "headrace": lambda: run(True)},
+        ready,
+        [one.shape[1] for one in ready],
+        partial(FLOPS["bert"], engine.network.module[0].model),
+        {"headrace": partial(run, True), "headrace, eager": partial(run, False)},
         device_clock(engine),
+        least=512,
     )
 
 
@@ -231,26 +263,21 @@ def images(setting: Setting) -> Contest:
     peer = pipeline(
         "image-classification", str(folder), device=setting.device, dtype=getattr(torch, setting.dtype), top_k=1
     )
-    name = f"{version('transformers')} pipeline"
-    some = files[: len(files) // (1 if setting.tiny else PEERS)]
-    peers = {
-        f"{name}, one by one": lambda: list(peer(some)),
-        f"{name}, batch_size=64": lambda: list(peer(some, batch_size=64)),
-    }
+    name, chunk = f"{version('transformers')} pipeline", engine.profile.prepare_rows
     return Contest(
         "ViT-B/16",
         "images",
-        len(files),
-        FLOPS["vit"](peer.model, [0] * len(files)),
+        files,
+        [1] * len(files),
+        partial(FLOPS["vit"], peer.model),
         {
-            **peers,
-            "headrace, one batch at a time": lambda: streamed(
-                engine, files, chunk=engine.profile.prepare_rows, overlap=False
-            ),
-            "headrace": lambda: streamed(engine, files, chunk=engine.profile.prepare_rows),
+            "headrace": lambda some: streamed(engine, some, chunk=chunk),
+            f"{name}, batch_size=64": lambda some: list(peer(list(some), batch_size=64)),
+            f"{name}, one by one": lambda some: list(peer(list(some))),
+            "headrace, one batch at a time": lambda some: streamed(engine, some, chunk=chunk, overlap=False),
         },
         device_clock(engine),
-        dict.fromkeys(peers, len(some) / len(files)),
+        least=128,
     )
 
 
@@ -262,24 +289,57 @@ def generation(setting: Setting) -> Contest:
         "generate", folder, device=setting.device, dtype=setting.dtype, max_num_seqs=slots, max_model_len=1024
     )
     asks = [prepared.payload for prepared in engine.prepare(requests)]
-    answered = sum(ask.sampling.max_tokens for ask in asks)
-    some = asks[:: 1 if setting.tiny else 4]
-    share = sum(ask.sampling.max_tokens for ask in some) / answered
-    peers = {f"{version('transformers')}, generate, batches of {size}": size for size in (16, slots)}
+    answers = [ask.sampling.max_tokens for ask in asks]
+    average = sum(len(ask.prompt) for ask in asks) / sum(answers)
     model = engine._lm.model  # one copy of the weights is enough for both
     attention = model.config._attn_implementation
     return Contest(
         "Qwen2.5-7B",
         "answer tokens",
-        answered,
-        FLOPS["qwen"](model, [len(ask.prompt) + ask.sampling.max_tokens for ask in asks]),
+        asks,
+        answers,
+        lambda some: FLOPS["qwen"](model, [round(count * (1 + average)) for count in some]),
         {
-            **{name: partial(static, model, some, size) for name, size in peers.items()},
-            f"headrace, continuous, {slots} slots": lambda: continuous(engine, asks, attention),
+            f"headrace, continuous, {slots} slots": lambda some: continuous(engine, some, attention),
+            **{
+                f"{version('transformers')}, generate, batches of {size}": partial(static, model, size=size)
+                for size in (slots, 16)
+            },
         },
         step_clock(engine),
-        dict.fromkeys(peers, share),
-        rounds=1,
+        least=slots,
+        fewer={f"{version('transformers')}, generate, batches of 16": 16},
+    )
+
+
+def on_vllm(setting: Setting) -> Contest:
+    """The same model and prompts on vLLM, through Headrace and by itself. Each has the device for itself."""
+    import vllm
+
+    folder, requests = qwen(setting.folder / "qwen", setting), prompts(setting.tiny)
+    sizes = {"max_num_seqs": 128, "max_model_len": 1024, "dtype": setting.dtype}
+
+    def ours(some: Sequence[Any]) -> None:
+        rows = [{"id": str(number), **ask} for number, ask in enumerate(some)]
+        headrace.run(rows, str(folder), sink=drop, task="generate", engine="vllm", progress=False, **sizes)
+
+    peers: list[Any] = []
+
+    def alone(some: Sequence[Any]) -> None:
+        if not peers:
+            peers.append(vllm.LLM(str(folder), **sizes))
+        sampling = [vllm.SamplingParams(temperature=0, max_tokens=ask["max_tokens"], ignore_eos=True) for ask in some]
+        peers[0].generate([ask["prompt"] for ask in some], sampling, use_tqdm=False)
+
+    return Contest(
+        "Qwen2.5-7B",
+        "answer tokens",
+        requests,
+        [ask["max_tokens"] for ask in requests],
+        lambda _: 0.0,
+        {"headrace, vllm, loading included": ours, f"{version('vllm')}, LLM.generate": alone},
+        lambda: 0.0,
+        least=len(requests),
     )
 
 
@@ -346,4 +406,5 @@ CONTESTS: Mapping[str, Callable[[Setting], Contest]] = {
     "small": small_batches,
     "vit": images,
     "qwen": generation,
+    "vllm": on_vllm,
 }

@@ -9,10 +9,12 @@ from typing import Any
 
 import torch
 from PIL import Image
+from tokenizers import BertWordPieceTokenizer
 from transformers import (
     AutoTokenizer,
     BertConfig,
     BertModel,
+    PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen2ForCausalLM,
     ViTConfig,
@@ -22,7 +24,6 @@ from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPi
 
 from examples.docstrings import collect
 from headrace.engines.generation.causal_lm import ARITHMETIC
-from headrace.engines.model_folder import find_folder
 
 SMALL: Mapping[str, Any] = {
     "hidden_size": 64,
@@ -32,11 +33,20 @@ SMALL: Mapping[str, Any] = {
 }
 
 
+def words(longest: int) -> PreTrainedTokenizerFast:
+    """A tokenizer of BERT's kind and size, made from docstrings: no model's files are needed."""
+    made = BertWordPieceTokenizer()
+    made.train_from_iterator(collect().values(), vocab_size=30_522, show_progress=False)
+    special = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
+    return PreTrainedTokenizerFast(
+        tokenizer_object=made._tokenizer, model_max_length=longest, mask_token="[MASK]", **special
+    )
+
+
 def bert(folder: Path, tiny: bool) -> Path:
     """BERT-base, 110 million parameters."""
     torch.manual_seed(0)
-    words = AutoTokenizer.from_pretrained(str(find_folder(None)), model_max_length=512)
-    words.save_pretrained(folder)
+    words(512).save_pretrained(folder)
     BertModel(BertConfig(**(SMALL if tiny else {}))).save_pretrained(folder)
     return folder
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import statistics
 import time
 from collections import deque
@@ -15,7 +16,8 @@ import headrace
 from benchmarks.common import job_time, new_cache, ratio, rounds
 from headrace import DynamicBatcher
 
-WORKERS = 2
+WORKERS = max(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 2, 2)
+"""Threads that prepare: the cores."""
 Timed: TypeAlias = tuple[list[dict[str, Any]], float]
 """Outputs, and the seconds that they took."""
 

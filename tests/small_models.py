@@ -13,6 +13,21 @@ from PIL import Image
 NLI = ("contradiction", "neutral", "entailment")
 
 
+def words(longest: int) -> Any:
+    """The tokenizer of all-MiniLM-L6-v2, or one of its kind where that is not installed, as on a machine with a GPU."""
+    from transformers import AutoTokenizer
+
+    from headrace.engines.model_folder import find_folder
+    from headrace.errors import ConfigError
+
+    try:
+        return AutoTokenizer.from_pretrained(str(find_folder(None)), model_max_length=longest)
+    except ConfigError:
+        from benchmarks.gpu_models import words as made
+
+        return made(longest)
+
+
 def text_model(
     folder: Path, labels: Sequence[str] = ("no", "yes"), *, seed: int = 0, head: bool = True, **config: Any
 ) -> Path:
@@ -22,22 +37,24 @@ def text_model(
     `config` may name another `hidden_size` than 32.
     """
     import torch
-    from transformers import AutoTokenizer, BertConfig, BertForSequenceClassification, BertModel
+    from transformers import BertConfig, BertForSequenceClassification, BertModel
 
-    from headrace.engines.model_folder import find_folder
-
-    tokenizer = AutoTokenizer.from_pretrained(str(find_folder(None)), model_max_length=128)
+    tokenizer = words(128)
     tokenizer.save_pretrained(str(folder))
     torch.manual_seed(seed)
     settings = BertConfig(
         vocab_size=len(tokenizer),
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=64,
         max_position_embeddings=128,
         id2label=dict(enumerate(labels)),
         label2id={name: index for index, name in enumerate(labels)},
-        **{"hidden_size": 32, "initializer_range": 0.5, **config},
+        **{
+            "hidden_size": 32,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "intermediate_size": 64,
+            "initializer_range": 0.5,
+            **config,
+        },
     )
     (BertForSequenceClassification if head else BertModel)(settings).save_pretrained(str(folder))
     return folder

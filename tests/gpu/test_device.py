@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import gc
+import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, cast
@@ -12,15 +14,30 @@ import numpy as np
 import pytest
 import torch
 from tests.contract.engines.fixtures import assert_same, payloads, together
+from tests.small_models import text_model
 
 import headrace
 from headrace import DynamicBatcher
 from headrace.device.memory import MemoryWatch
 from headrace.device.streams import pipeline_on
 from headrace.engines.capabilities import SLEEPING, memory_of
-from headrace.engines.choosing.registry import create
+from headrace.engines.choosing import registry
 from headrace.engines.networks import packing
 from headrace.errors import EngineError, EngineOutOfMemoryError
+
+MINILM = {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12, "intermediate_size": 1_536}
+
+
+@functools.cache
+def encoder() -> Path:
+    """all-MiniLM-L6-v2 with random weights: its package need not be there."""
+    return text_model(Path(tempfile.mkdtemp()), head=False, initializer_range=0.02, **MINILM)
+
+
+def create(task: str, **options: Any) -> Any:
+    """An engine: for `embed` on that model."""
+    return registry.create(task, *([encoder()] if task == "embed" else []), **options)
+
 
 WORDS = "the canal feeds the mill wheel so that it never runs dry " * 12
 
