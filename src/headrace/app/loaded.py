@@ -8,17 +8,17 @@ import functools
 import threading
 import time
 import weakref
-from collections.abc import AsyncGenerator, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self, TypeVar, Unpack, overload
+from typing import Any, Literal, Self, TypeAlias, TypeVar, Unpack, overload
 
 from headrace.app.jobs.budgets import follow
 from headrace.app.jobs.job import SharedBatcher, already_finished, carry_out, check
 from headrace.app.jobs.running import RunningModel
-from headrace.app.jobs.tables import TableKind
+from headrace.app.jobs.tables import AnyTable, TableKind
 from headrace.app.keywords import JobKeywords, LoadKeywords
-from headrace.app.row_stream import Row, RowStream, finished_rows
+from headrace.app.row_stream import RowStream, StreamedRow, finished_rows
 from headrace.app.run import check_sink, off_loop, settings_of, to_sink
 from headrace.app.running_job import RunningJob, refuse_cancelled
 from headrace.app.servers.warm_up import warm_up
@@ -35,6 +35,10 @@ from headrace.options import split
 from headrace.tracebacks import naming, public
 
 T = TypeVar("T")
+AnyInput: TypeAlias = Any
+"""What the model's task takes."""
+AnyOutput: TypeAlias = Any
+"""What the model's task gives."""
 
 _open_models: weakref.WeakSet[LoadedModel] = weakref.WeakSet()
 
@@ -106,13 +110,13 @@ class LoadedModel:
     # -- calls -----------------------------------------------------------------------------------------------------
 
     @overload
-    def __call__(self, inputs: list[Any], /, *, return_exceptions: bool = False) -> list[Any]: ...
+    def __call__(self, inputs: list[AnyInput], /, *, return_exceptions: bool = False) -> list[AnyOutput]: ...
 
     @overload
-    def __call__(self, inputs: object, /, *, return_exceptions: bool = False) -> Any: ...
+    def __call__(self, inputs: object, /, *, return_exceptions: bool = False) -> AnyOutput: ...
 
     @public
-    def __call__(self, inputs: object, /, *, return_exceptions: bool = False) -> Any:
+    def __call__(self, inputs: object, /, *, return_exceptions: bool = False) -> AnyOutput:
         """The output of one input, or those of a list or array of them, in order. Blocks.
 
         Args:
@@ -131,7 +135,7 @@ class LoadedModel:
             _raise_first(outputs)
         return outputs if many else outputs[0]
 
-    async def submit(self, value: object, /) -> Any:
+    async def submit(self, value: object, /) -> AnyOutput:
         """The output of one input, from any event loop. Many calls at the same time share batches.
 
         A call that is cancelled leaves the batch if that has not begun.
@@ -151,12 +155,12 @@ class LoadedModel:
     @overload
     def run(  # type: ignore[overload-overlap]  # of all texts, this one has a result of its own
         self, source: object, *, sink: Literal["list"], progress: bool = False, **settings: Unpack[JobKeywords]
-    ) -> list[Row]: ...
+    ) -> list[StreamedRow]: ...
 
     @overload
     def run(
         self, source: object, *, sink: TableKind, progress: bool = False, **settings: Unpack[JobKeywords]
-    ) -> Any: ...
+    ) -> AnyTable: ...
 
     @overload
     def run(
@@ -167,7 +171,7 @@ class LoadedModel:
     @naming
     def run(
         self, source: object, *, sink: str | Path | Receiver, progress: bool = False, **settings: Unpack[JobKeywords]
-    ) -> Any:
+    ) -> object:
         """`headrace.run` with this model, which stays loaded. Other calls, and other jobs, may run at the same time.
 
         Args:
@@ -186,12 +190,12 @@ class LoadedModel:
     @overload
     def arun(  # type: ignore[overload-overlap]  # as above
         self, source: object, *, sink: Literal["list"], progress: bool = False, **settings: Unpack[JobKeywords]
-    ) -> RunningJob[list[Row]]: ...
+    ) -> RunningJob[list[StreamedRow]]: ...
 
     @overload
     def arun(
         self, source: object, *, sink: TableKind, progress: bool = False, **settings: Unpack[JobKeywords]
-    ) -> RunningJob[Any]: ...
+    ) -> RunningJob[AnyTable]: ...
 
     @overload
     def arun(
@@ -202,7 +206,7 @@ class LoadedModel:
     @naming
     def arun(
         self, source: object, *, sink: str | Path | Receiver, progress: bool = False, **settings: Unpack[JobKeywords]
-    ) -> RunningJob[Any]:
+    ) -> RunningJob[AnyTable]:
         """`run` in the background: await the job that it returns, ask for its `progress`, or `cancel()` it.
 
         Args:
@@ -251,7 +255,7 @@ class LoadedModel:
 
         @public
         @naming
-        def opened() -> AsyncGenerator[list[Row], None]:
+        def opened() -> AsyncGenerator[list[StreamedRow], None]:
             self._check_open()
             plan = check(self._settings(source, Rows(), given), own_engine=False)
             return finished_rows(self._model, plan, ordered=ordered)
@@ -283,13 +287,13 @@ class LoadedModel:
 
     # -- inside ----------------------------------------------------------------------------------------------------
 
-    def _settings(self, source: object, sink: object, given: Any) -> JobSettings:
+    def _settings(self, source: object, sink: object, given: Mapping[str, object]) -> JobSettings:
         own, unknown = split(JobSettings, given)
         if name := next(iter(unknown), None):
             raise UnknownOptionError(name, self.task, None, (), (), SETTING_NAMES)
         return settings_of({"source": source, "sink": sink, **own}, self._config)
 
-    def _run(self, settings: JobSettings, stop: StopRequest, *, progress: bool) -> Any:
+    def _run(self, settings: JobSettings, stop: StopRequest, *, progress: bool) -> AnyTable:
         self._check_open()
         return to_sink(settings, functools.partial(self._report, stop=stop, progress=progress))
 

@@ -22,7 +22,7 @@ from headrace.jobs.pipeline.prepare import Preparation
 from headrace.jobs.pipeline.work import PreparedChunk, RefusedError, Work
 from headrace.records import Failed, Ok
 
-Row: TypeAlias = dict[str, Any]
+StreamedRow: TypeAlias = dict[str, Any]
 """An id, the columns that are kept and the output; or an id and `error`, with its `reason` and `message`."""
 
 
@@ -36,11 +36,11 @@ class RowStream:
         open_rows: begins to read, and gives lists of finished rows on that loop. Blocks.
     """
 
-    def __init__(self, loop: LoopThread, open_rows: Callable[[], AsyncGenerator[list[Row], None]]) -> None:
+    def __init__(self, loop: LoopThread, open_rows: Callable[[], AsyncGenerator[list[StreamedRow], None]]) -> None:
         self._loop = loop
         self._open = open_rows
 
-    def __iter__(self) -> Iterator[Row]:
+    def __iter__(self) -> Iterator[StreamedRow]:
         """Each row.
 
         Raises:
@@ -56,7 +56,7 @@ class RowStream:
         finally:
             self._loop.run(rows.aclose())
 
-    async def __aiter__(self) -> AsyncIterator[Row]:
+    async def __aiter__(self) -> AsyncIterator[StreamedRow]:
         """Each row. Raises as `__iter__`."""
         rows = await asyncio.to_thread(self._open)
         try:
@@ -67,18 +67,18 @@ class RowStream:
             await asyncio.wrap_future(self._loop.submit(_closed(rows)))
 
 
-async def _following(rows: AsyncGenerator[list[Row], None]) -> list[Row]:
+async def _following(rows: AsyncGenerator[list[StreamedRow], None]) -> list[StreamedRow]:
     """The next rows; none at the end."""
     return await anext(rows, [])
 
 
-async def _closed(rows: AsyncGenerator[list[Row], None]) -> None:
+async def _closed(rows: AsyncGenerator[list[StreamedRow], None]) -> None:
     await rows.aclose()
 
 
-async def finished_rows(model: RunningModel, plan: Plan, *, ordered: bool) -> AsyncGenerator[list[Row], None]:
+async def finished_rows(model: RunningModel, plan: Plan, *, ordered: bool) -> AsyncGenerator[list[StreamedRow], None]:
     """Lists of finished rows, none of which is empty. Runs on the loop of the model, and closes the plan."""
-    feed = _Feed(model, plan, ordered=ordered)
+    feed = _RowFeed(model, plan, ordered=ordered)
     try:
         async with aclosing(answers(model.batcher, feed.runs())) as answered:
             async for run, outputs, _ in answered:
@@ -92,7 +92,7 @@ async def finished_rows(model: RunningModel, plan: Plan, *, ordered: bool) -> As
         feed.close()
 
 
-class _Feed:
+class _RowFeed:
     """Reads and prepares the rows of a source, and gives out those that are finished."""
 
     def __init__(self, model: RunningModel, plan: Plan, *, ordered: bool) -> None:
@@ -105,7 +105,7 @@ class _Feed:
         self._most = 2 * model.profile.window if model.profile.runs_batches else 4 * model.profile.width
         self._waiting: deque[int] | None = deque() if ordered else None
         """The positions of the rows that were read and not given out, in the order of the input."""
-        self._done: dict[int, Row] = {}
+        self._done: dict[int, StreamedRow] = {}
         self._moved = asyncio.Event()
 
     async def runs(self) -> AsyncGenerator[Sequence[Work], None]:
@@ -134,7 +134,7 @@ class _Feed:
             raise answer
         self._done[work.record.position] = self._row(work, answer)
 
-    def take(self) -> list[Row]:
+    def take(self) -> list[StreamedRow]:
         """The finished rows whose turn it is."""
         if self._waiting is None:
             rows = list(self._done.values())
@@ -156,7 +156,7 @@ class _Feed:
         chunk = next(self._chunks, None)
         return None if chunk is None else self._preparation.prepare(chunk)[0]
 
-    def _row(self, work: Work, answer: object) -> Row:
+    def _row(self, work: Work, answer: object) -> StreamedRow:
         record = work.record
         if not isinstance(answer, Exception):
             return row_of(Ok(record, answer, work.cost, work.row), self._column)

@@ -7,12 +7,12 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Literal, TypeVar, Unpack, overload
+from typing import Any, Literal, TypeAlias, TypeVar, Unpack, overload
 
 from headrace.app.jobs.job import execute
 from headrace.app.jobs.step_settings import parse_steps, refuse_beside_steps
 from headrace.app.jobs.steps import prepare_steps, run_steps
-from headrace.app.jobs.tables import TableKind, is_table_kind, refuse_unknown_kind, run_to_table
+from headrace.app.jobs.tables import AnyTable, TableKind, is_table_kind, refuse_unknown_kind, run_to_table
 from headrace.app.keywords import RunKeywords
 from headrace.app.running_job import RunningJob, refuse_cancelled
 from headrace.argument_types import build
@@ -27,6 +27,8 @@ from headrace.options import split
 from headrace.tracebacks import naming, public
 
 T = TypeVar("T")
+ListedRow: TypeAlias = dict[str, Any]
+"""A row of a list."""
 
 
 @overload
@@ -37,7 +39,7 @@ def run(  # type: ignore[overload-overlap]  # of all texts, this one has a resul
     sink: Literal["list"],
     progress: bool = True,
     **options: Unpack[RunKeywords],
-) -> list[dict[str, Any]]: ...
+) -> list[ListedRow]: ...
 
 
 @overload
@@ -48,7 +50,7 @@ def run(
     sink: TableKind,
     progress: bool = True,
     **options: Unpack[RunKeywords],
-) -> Any: ...
+) -> AnyTable: ...
 
 
 @overload
@@ -71,7 +73,7 @@ def run(
     sink: str | Path | Receiver,
     progress: bool = True,
     **settings: Unpack[RunKeywords],
-) -> Any:
+) -> AnyTable:
     """Run a bulk job to its end and report where the time went; the same call again continues or finds it finished.
 
     With sink="pandas", "polars" or "arrow" it returns the finished table instead, a row for each record; with
@@ -109,7 +111,7 @@ def arun(  # type: ignore[overload-overlap]  # of all texts, this one has a resu
     sink: Literal["list"],
     progress: bool = False,
     **options: Unpack[RunKeywords],
-) -> RunningJob[list[dict[str, Any]]]: ...
+) -> RunningJob[list[ListedRow]]: ...
 
 
 @overload
@@ -120,7 +122,7 @@ def arun(
     sink: TableKind,
     progress: bool = False,
     **options: Unpack[RunKeywords],
-) -> RunningJob[Any]: ...
+) -> RunningJob[AnyTable]: ...
 
 
 @overload
@@ -143,7 +145,7 @@ def arun(
     sink: str | Path | Receiver,
     progress: bool = False,
     **settings: Unpack[RunKeywords],
-) -> RunningJob[Any]:
+) -> RunningJob[AnyTable]:
     """Start a bulk job in the background: `report = await headrace.arun(...)`, or keep the job that it returns.
 
     The job has `cancel()`, `progress`, `is_done` and `result()`. Cancelling the task that awaits it cancels the job.
@@ -165,13 +167,13 @@ Change = Callable[[JobSettings], JobSettings]
 """Changes the settings of a job before it runs."""
 
 
-def _prepared(given: dict[str, Any], *, progress: bool) -> Callable[[StopRequest, Change | None], Any]:
+def _prepared(given: dict[str, AnyTable], *, progress: bool) -> Callable[[StopRequest, Change | None], AnyTable]:
     """What runs a job with these keyword arguments, checked as far as can be without looking at its input."""
     steps, model_column = given.pop("steps", None), given.pop("model_column", None)
     job, engine = split(JobSettings, given)
     made = settings_of(job, config_from(engine))
 
-    def run_it(stop: StopRequest, change: Change | None) -> Any:
+    def run_it(stop: StopRequest, change: Change | None) -> AnyTable:
         report = functools.partial(_run, steps=steps, model_column=model_column, progress=progress, stop=stop)
         return to_sink(made if change is None else change(made), report)
 
@@ -185,7 +187,7 @@ def settings_of(job: Mapping[str, Any], config: EngineConfig) -> JobSettings:
     return build(JobSettings, {**given, **names, "config": config})
 
 
-def to_sink(settings: JobSettings, report: Callable[[JobSettings], Report]) -> Any:
+def to_sink(settings: JobSettings, report: Callable[[JobSettings], Report]) -> AnyTable:
     """Run a job with `report`; returns what it returns, or the table or list that the sink names."""
     return run_to_table(settings, report) if is_table_kind(settings.sink) else report(settings)
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Generic, TypeVar
 
 from headrace.batching.blocking import current_loop
-from headrace.errors import ConfigError, JobError
+from headrace.errors import ConfigError, JobError, attempted
 from headrace.events import Event
 from headrace.jobs.pipeline.job import StopRequest
 from headrace.jobs.settings import JobSettings
@@ -80,11 +80,14 @@ class RunningJob(Generic[ResultT]):
 
     def _work(self, run: Callable[[StopRequest, Callable[[JobSettings], JobSettings]], ResultT]) -> None:
         try:
-            result = run(self._stop, self._watched)
-        except BaseException as error:  # noqa: BLE001 - raised again for whoever waits
-            self._ended.set_exception(error)
-        else:
-            self._ended.set_result(result)
+            result = attempted(run, self._stop, self._watched)
+            if isinstance(result, BaseException):
+                self._ended.set_exception(result)
+            else:
+                self._ended.set_result(result)
+        finally:
+            if not self._ended.done():
+                self._ended.set_exception(JobError("the process ends; run the job again to continue"))
 
     def _watched(self, settings: JobSettings) -> JobSettings:
         return replace(settings, listeners=(*settings.listeners, self._hear))

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import headrace
 from headrace.app.jobs.budgets import BudgetListener, follow
 from headrace.app.jobs.prefix_caching import PrefixCacheListener, prefix_cache_listener
-from headrace.app.jobs.running import Inputs, RunningModel
+from headrace.app.jobs.running import PreparedInputs, RunningModel
 from headrace.app.jobs.tuning import exact, in_dtype, is_settled, try_on
 from headrace.batching.tasks import Raised, attempt, attempt_async
 from headrace.cluster.worker_pool import WorkUnitReply
@@ -177,7 +177,7 @@ class WorkerActor:
         costs = [entry.cost if isinstance(entry, Prepared) else 0 for entry in inputs.entries]
         return self._reply(await self._model.outputs(inputs), costs)
 
-    def _prepare(self, payloads: Sequence[bytes]) -> Inputs:
+    def _prepare(self, payloads: Sequence[bytes]) -> PreparedInputs:
         started = time.monotonic()
         inputs = self._model.prepare([_unpickled(payload) for payload in payloads])
         ended = time.monotonic()

@@ -58,14 +58,14 @@ class Loading:
         self.ready.set_exception(error)
 
 
-class _LoadedModel(Loading):
+class _LoadedBatcher(Loading):
     """A model that is loading, in use or shutting down: a thread with an event loop, and its batcher."""
 
     def __init__(
         self,
         factory: Callable[[], object],
         previous: threading.Thread | None,
-        idle_check: Callable[[_LoadedModel], float | None] | None,
+        idle_check: Callable[[_LoadedBatcher], float | None] | None,
     ) -> None:
         super().__init__()
         self.users = 0
@@ -131,7 +131,7 @@ class Reusable(Generic[RecordT, ResultT]):
         self._idle_timeout_s = optional("idle_timeout_s", idle_timeout_s, above=0)
         self._name = name
         self._lock = threading.Lock()
-        self._loaded_model: _LoadedModel | None = None
+        self._loaded_model: _LoadedBatcher | None = None
         self._last_thread: threading.Thread | None = None
         self._ended = BatchStats()
 
@@ -211,7 +211,7 @@ class Reusable(Generic[RecordT, ResultT]):
     def _use(self) -> Iterator[Loading]:
         with self._lock:
             if self._loaded_model is None:
-                self._loaded_model = _LoadedModel(
+                self._loaded_model = _LoadedBatcher(
                     self._factory, self._last_thread, self._idle if self._idle_timeout_s else None
                 )
                 self._last_thread = self._loaded_model.thread
@@ -226,7 +226,7 @@ class Reusable(Generic[RecordT, ResultT]):
                 if self._loaded_model is loaded and loaded.ready.done() and not loaded.is_ready:
                     self._loaded_model = None  # loading failed: the next call tries again
 
-    def _idle(self, loaded: _LoadedModel) -> float | None:
+    def _idle(self, loaded: _LoadedBatcher) -> float | None:
         """Drop the model if it was idle for long enough; otherwise return the seconds until the next check."""
         assert self._idle_timeout_s is not None
         with self._lock:

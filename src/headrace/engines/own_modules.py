@@ -19,17 +19,16 @@ from headrace.columns import Column, PreparedColumn, RowNumbers, values_of
 from headrace.device.cuda_memory import cuda_memory
 from headrace.device.forward import ForwardMeter
 from headrace.device.native import gpu_uuid, hardware, speeds
-from headrace.device.pipeline import OutputRows
 from headrace.device.placement import DTYPES, choose_device, choose_dtype, release, running
 from headrace.device.streams import pipeline_on
-from headrace.engines.base import Prepared
+from headrace.engines.base import ModelInput, Prepared
 from headrace.engines.profile import EngineProfile
 from headrace.errors import BadResultError, EngineDeadError, RecordError, attempted, text_of
 from headrace.wording import shown
 
-Array: TypeAlias = NDArray[Any]
-Row: TypeAlias = "Array | dict[str, Array]"
-"""One input: an array, or one for each column of a row."""
+Array: TypeAlias = NDArray[np.generic]
+OwnCode: TypeAlias = Any
+"""A module, or an object, of the user's own."""
 Tensors: TypeAlias = Any
 """A tensor, or a tuple, list or mapping of tensors, as `collate` gives it."""
 
@@ -51,7 +50,7 @@ class ModuleInputs:
 
     arrays: Mapping[str, Array] | None
     """By column, one row for each input; under "" if an input is one array."""
-    rows: Sequence[Any] = ()
+    rows: Sequence[ModelInput] = ()
     """One by one, if they are no arrays."""
 
     @property
@@ -64,7 +63,7 @@ class ModuleInputs:
     def __len__(self) -> int:
         return len(self.rows if self.arrays is None else next(iter(self.arrays.values())))
 
-    def __getitem__(self, row: int, /) -> Any:
+    def __getitem__(self, row: int, /) -> ModelInput:
         """One input."""
         if self.arrays is None:
             return self.rows[row]
@@ -90,7 +89,7 @@ class ModuleInputs:
         return cls({name: np.concatenate([one[name] for one in arrays]) for name in arrays[0]})
 
     @classmethod
-    def of(cls, rows: Sequence[Row]) -> Self:
+    def of(cls, rows: Sequence[ModelInput]) -> Self:
         """Inputs of the same shapes as arrays."""
         columns: dict[str, list[Array]] = {}
         for row in rows:
@@ -117,25 +116,26 @@ class ModuleEngine:
     """
 
     def __init__(
-        self, own: Any, name: str, model: object, facts: Mapping[str, object], options: Mapping[str, Any]
+        self, own: OwnCode, name: str, model: object, facts: Mapping[str, object], options: Mapping[str, object]
     ) -> None:
         self._name, self._model, self._facts = name, model, facts
-        self._device = choose_device(options.get("device", "auto"))
-        dtype = choose_dtype(options.get("dtype", "auto"), self._device)
+        asked = str(options.get("dtype", "auto"))
+        self._device = choose_device(str(options.get("device", "auto")))
+        dtype = choose_dtype(asked, self._device)
         modules = list(_modules_of(own).values())
         floats = [one for module in modules for one in module.parameters() if one.is_floating_point()]
         self._dtype = floats[0].dtype if floats else torch.float32
         self._size = sum(one.numel() for one in floats)
-        if options.get("dtype", "auto") in DTYPES and dtype != self._dtype:  # the user's own stays as it is
-            self._dtype = DTYPES[options["dtype"]]
+        if asked in DTYPES and dtype != self._dtype:  # the user's own stays as it is
+            self._dtype = DTYPES[asked]
             own = _converted(own, self._dtype)
             modules = list(_modules_of(own).values())
         for module in modules:
             module.to(self._device).eval()
-        self._own: Any = own
+        self._own: OwnCode = own
         self._digest = _digest(modules)
-        self._collate: Callable[[list[Any]], Tensors] | None = getattr(own, "collate", None)
-        self._preprocess: Callable[[Any], object] | None = getattr(own, "preprocess", None)
+        self._collate: Callable[[list[ModelInput]], Tensors] | None = getattr(own, "collate", None)
+        self._preprocess: Callable[[object], object] | None = getattr(own, "preprocess", None)
         self._call = own if isinstance(own, torch.nn.Module) else own.forward
         self._takes = _names(own.forward)
         self._pipeline = pipeline_on(self._device, self._dtype)
@@ -179,7 +179,7 @@ class ModuleEngine:
             return PreparedColumn(ModuleInputs({_ONE: array}), np.ones(len(array), np.int64))
         answers = self.prepare(values_of(inputs))
         errors = {row: answer for row, answer in enumerate(answers) if isinstance(answer, Exception)}
-        payloads: list[Any] = [answer.payload if isinstance(answer, Prepared) else None for answer in answers]
+        payloads: list[ModelInput] = [answer.payload if isinstance(answer, Prepared) else None for answer in answers]
         costs = np.ones(len(payloads), np.int64)
         if not errors and self._collate is None and len({_key(row) for row in payloads}) == 1:
             return PreparedColumn(ModuleInputs.of(payloads), costs)
@@ -203,7 +203,7 @@ class ModuleEngine:
 
     # -- forward ---------------------------------------------------------------------------------------------------
 
-    def forward(self, batch: ModuleInputs | list[Any]) -> Sequence[object]:
+    def forward(self, batch: ModuleInputs | list[ModelInput]) -> Sequence[object]:
         """One output for each input: an array, or a list of arrays, mappings or tuples of arrays.
 
         Raises:
@@ -238,7 +238,7 @@ class ModuleEngine:
         size = len(next(iter(arrays.values())))
         return self._run_on(arrays.get(_ONE, arrays), size, named=_ONE not in arrays)
 
-    def _run_on(self, inputs: Any, size: int, *, named: bool = False) -> Sequence[object]:
+    def _run_on(self, inputs: Tensors, size: int, *, named: bool = False) -> Sequence[object]:
         """Call the module on a batch, as tensors on the device.
 
         `named` says that its inputs are arguments, not one mapping.
@@ -265,7 +265,7 @@ class ModuleEngine:
                 return found[0]  # type: ignore[return-value]  # whoever runs the batch names it
             return self._split(found[0], size)
 
-    def _counted(self, rows: OutputRows, size: int) -> OutputRows:
+    def _counted(self, rows: Array, size: int) -> Array:
         if rows.ndim and len(rows) == size:
             return rows
         raise BadResultError(
@@ -273,7 +273,7 @@ class ModuleEngine:
             "dimension must be the batch"
         )
 
-    def _split(self, output: Any, size: int) -> list[object]:
+    def _split(self, output: Tensors, size: int) -> list[object]:
         """A mapping, tuple or list of tensors as one of their rows for each record."""
         if not isinstance(output, Mapping) and len(output) == size and not _are_tensors(output):
             return list(output)
@@ -300,7 +300,7 @@ def _caught(prepare: Callable[[object], object], value: object) -> Prepared[obje
     return Prepared(found, cost=1)
 
 
-def _modules_of(own: Any) -> dict[str, torch.nn.Module]:
+def _modules_of(own: OwnCode) -> dict[str, torch.nn.Module]:
     """The modules that an object is, or has as attributes of its own or of its class, by attribute."""
     if isinstance(own, torch.nn.Module):
         return {"": own}
@@ -308,7 +308,7 @@ def _modules_of(own: Any) -> dict[str, torch.nn.Module]:
     return {name: one for name, one in attributes if isinstance(one, torch.nn.Module)}
 
 
-def _converted(own: Any, dtype: torch.dtype) -> Any:
+def _converted(own: OwnCode, dtype: torch.dtype) -> OwnCode:
     """A copy whose modules are in another dtype."""
     if isinstance(own, torch.nn.Module):
         return copy.deepcopy(own).to(dtype)
@@ -404,7 +404,7 @@ def _to_numpy(tensor: torch.Tensor) -> Array:
     return found
 
 
-def _flat(tensors: Any) -> list[tuple[str, Any]]:
+def _flat(tensors: Tensors) -> list[tuple[str, Tensors]]:
     """The tensors in a structure, by name."""
     if isinstance(tensors, Mapping):
         return [(str(name), one) for name, one in tensors.items()]
@@ -413,7 +413,7 @@ def _flat(tensors: Any) -> list[tuple[str, Any]]:
     return [(_ONE, tensors)]
 
 
-def _rebuilt(like: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
+def _rebuilt(like: Tensors, tensors: Mapping[str, torch.Tensor]) -> Tensors:
     if isinstance(like, Mapping):
         return dict(tensors)
     if isinstance(like, (tuple, list)):
@@ -430,14 +430,14 @@ def _kinds(arrays: Mapping[str, Array]) -> object:
     return tuple((name, array.shape[1:], array.dtype) for name, array in arrays.items())
 
 
-def _key(row: Any) -> object:
+def _key(row: ModelInput) -> object:
     """The same for inputs that can be stacked."""
     if isinstance(row, dict):
         return tuple((name, one.shape, one.dtype.kind) for name, one in row.items())
     return row.shape, row.dtype.kind
 
 
-def _alike(batch: Sequence[Row]) -> list[list[int]]:
+def _alike(batch: Sequence[ModelInput]) -> list[list[int]]:
     """The places of inputs of the same shapes."""
     groups: dict[object, list[int]] = {}
     for place, row in enumerate(batch):

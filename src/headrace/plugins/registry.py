@@ -15,7 +15,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
 from importlib import metadata
-from typing import Any, Literal, TypeAlias, TypeVar, get_args
+from typing import Literal, TypeAlias, TypeVar, cast, get_args
 
 from headrace.argument_types import check_types
 from headrace.errors import ConfigError, attempted, nearest, text_of
@@ -148,13 +148,13 @@ def working(group: Group, kind: type[T], tell: Callable[[str], object] | None = 
         tell: called with the reason for each that is left out, if nobody will name it and read the reason then.
     """
     if tell is None:
-        quietly: Callable[[Group, type], dict[str, T]] = _quietly
+        quietly = cast("Callable[[Group, type[T]], dict[str, T]]", _quietly)
         return dict(quietly(group, kind))
     return _working(group, kind, tell)
 
 
 @functools.cache
-def _quietly(group: Group, kind: type) -> dict[str, Any]:
+def _quietly(group: Group, kind: type[object]) -> dict[str, object]:
     return _working(group, kind, None)
 
 

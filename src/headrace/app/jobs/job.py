@@ -128,15 +128,9 @@ def carry_out(  # noqa: PLR0913 - keyword-only, and each caller leaves most of t
     try:
         remote = batcher(broadcast) if batcher is not None else None
         job = build(plan, engine, stop, broadcast, remote, shared, kept=kept)
-        found = None
         works = not plan.settings.retry and (plan.settings.overwrite or not plan.output.is_finished)
-        if works and shared is None and (on_survey or wants_sample(plan, engine)):
-            found = _survey(plan, job, spread=False)
-            if on_survey is not None:
-                on_survey(found)
-        tuned = Tuned(engine, None)  # a shared model is tuned when it is loaded
-        if shared is None:
-            tuned = tune(plan, engine, found, tuned_profile(plan.settings, engine))
+        # A shared model is tuned when it is loaded.
+        tuned = _tuned(plan, engine, job if works else None, on_survey) if shared is None else Tuned(engine, None)
         if tuned.engine is not engine:
             engine = tuned.engine
             job = build(plan, engine, stop, broadcast, kept=kept)
@@ -167,6 +161,19 @@ def carry_out(  # noqa: PLR0913 - keyword-only, and each caller leaves most of t
             _close(engine)
         plan.output.writer.close()
     return end, _placed(report.build(), plan)
+
+
+def _tuned(plan: Plan, engine: Engine, job: Job | None, on_survey: Callable[[Survey], None] | None) -> Tuned:
+    """The engine in the dtype that suits the records of the job, which are sampled if that is wanted.
+
+    `job` is None if there is nothing to sample.
+    """
+    found = None
+    if job is not None and (on_survey or wants_sample(plan, engine)):
+        found = _survey(plan, job, spread=False)
+        if on_survey is not None:
+            on_survey(found)
+    return tune(plan, engine, found, tuned_profile(plan.settings, engine))
 
 
 def _tracing(plan: Plan, began: float) -> contextlib.AbstractContextManager[TraceWriter | None]:

@@ -22,8 +22,8 @@ from headrace.records import Record
 
 
 @dataclass(frozen=True, slots=True)
-class Inputs:
-    """Inputs of a model, prepared together."""
+class PreparedInputs:
+    """PreparedInputs of a model, prepared together."""
 
     entries: Sequence[Prepared[object] | Exception]
     """Each input, or its error."""
@@ -67,7 +67,7 @@ class RunningModel:
         for listener in tuple(self._listeners):
             listener(event)
 
-    def prepare(self, inputs: Sequence[object]) -> Inputs:
+    def prepare(self, inputs: Sequence[object]) -> PreparedInputs:
         """Prepare some inputs. Blocks for as long as the engine's `prepare`; may be called on any thread.
 
         An exception in the place of an input stays as it is.
@@ -83,13 +83,13 @@ class RunningModel:
             for place, entry in enumerate(entries)
             if isinstance(entry, Prepared)
         ]
-        return Inputs(entries, work)
+        return PreparedInputs(entries, work)
 
     def _placed(self, value: object) -> object:
         """Equal requests get different answers, unless they have a seed or a place of their own."""
         return Placed(value, randbits(64)) if self.profile.draws and not isinstance(value, Placed) else value
 
-    async def outputs(self, inputs: Inputs) -> list[object]:
+    async def outputs(self, inputs: PreparedInputs) -> list[object]:
         """The output of each input, or its error, in order. Runs on the loop of the batcher."""
         found: list[object] = [entry if isinstance(entry, Exception) else None for entry in inputs.entries]
         stream = stream_in_order if self.profile.caches_prefixes else stream_longest_first

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("headrace")
 
+AnyTable: TypeAlias = Any
+"""A table of one of these libraries."""
 TableKind: TypeAlias = Literal["pandas", "polars", "arrow", "numpy"]
 _KEPT = "finished records are kept"
 """What errors say of jobs that can be resumed."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, cast
 
 from headrace.io.base import Chunk
 from headrace.io.sources.in_memory import ARRAY, SequenceSource
@@ -18,20 +18,20 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-def array_of(rows: Any) -> NDArray[Any] | None:
+def array_of(rows: object) -> NDArray[numpy.generic] | None:
     """The array of numbers that rows are, without a copy; None if they are none."""
     found = rows
-    if hasattr(rows, "detach") and hasattr(rows, "numpy"):  # a tensor
-        found = rows.detach().cpu().numpy()
+    if callable(detach := getattr(rows, "detach", None)):  # a tensor
+        found = detach().cpu().numpy()
     kind = getattr(getattr(found, "dtype", None), "kind", "")
     is_array = type(found).__module__.partition(".")[0] == "numpy" and getattr(found, "ndim", 0) > 0
-    return found if is_array and isinstance(kind, str) and kind and kind in "biuf" else None
+    return cast("NDArray[numpy.generic]", found) if is_array and kind and kind in "biuf" else None
 
 
 class ArraySource(SequenceSource):
     """The rows of an array of numbers, of one dimension or more."""
 
-    def __init__(self, array: NDArray[Any]) -> None:
+    def __init__(self, array: NDArray[numpy.generic]) -> None:
         super().__init__(array)  # type: ignore[arg-type]  # it has a length, and rows by number
         self._array = array
 
@@ -58,7 +58,7 @@ class _ArrayColumns(ArraySource):
 class ArrayTable:
     """Some rows of an array."""
 
-    array: NDArray[Any]
+    array: NDArray[numpy.generic]
     positions: NDArray[numpy.int64]
     typed: bool = False
 
