@@ -37,6 +37,8 @@ class JobKeywords(TypedDict, total=False):
     limits: Limits | None
     selection: Selection | None
     input_format: str | None
+    input_delimiter: str | None
+    input_encoding: str | None
     output_format: str | None
     sql: str | None
     on_nan: OnNan

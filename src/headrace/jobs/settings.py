@@ -165,6 +165,20 @@ class JobSettings:
     input_format: str | None = option(
         None, f"Format of the input: {', '.join(known_formats())}. Default: from the name.", panel=FILES_PANEL
     )
+    input_delimiter: str | None = option(
+        None,
+        "What separates the fields of a row of CSV input, such as ';'. Default: a comma, or a tab for tsv.",
+        flags=("--input-delimiter", "--delimiter"),
+        panel=FILES_PANEL,
+        changes_output=True,
+    )
+    input_encoding: str | None = option(
+        None,
+        "Encoding of input files of text, such as cp1252 or utf-16. Default: utf-8.",
+        flags=("--input-encoding", "--encoding"),
+        panel=FILES_PANEL,
+        changes_output=True,
+    )
     output_format: str | None = option(
         None,
         f"Format of the output: {', '.join(written_formats(own=True))}. Default: from the name.",

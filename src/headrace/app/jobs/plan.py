@@ -29,7 +29,7 @@ from headrace.io.sinks.targets import Target, find_target, openai_writer, refuse
 from headrace.io.sources.images import ImageSource
 from headrace.io.sources.in_memory import IterableSource
 from headrace.io.sources.joined import JoinedSource, StepOutput
-from headrace.io.sources.opening import open_source, pinned, warn_if_empty
+from headrace.io.sources.opening import TextRules, open_source, pinned, warn_if_empty
 from headrace.io.sources.selection import SelectedSource
 from headrace.io.storage.atomic import remove_throwaway, target_of, throwaway_folder
 from headrace.io.storage.rows import FileSource
@@ -103,7 +103,8 @@ def check(settings: JobSettings, *, own_engine: bool = True) -> Plan:
         settings = replace(settings, source=pinned(settings.source, lambda: _begun(settings, target)))
     if isinstance(settings.source, (str, Path)):
         refuse_output_in_input(settings.source, target)
-    opened = open_source(settings.source, settings.input_format, settings.sql)
+    rules = TextRules(settings.input_delimiter, settings.input_encoding)
+    opened = open_source(settings.source, settings.input_format, settings.sql, rules)
     with contextlib.ExitStack() as undo:
         undo.callback(_release, opened)
         plan = _checked(settings, opened, target, undo, own_engine=own_engine)
@@ -435,6 +436,7 @@ def fingerprint(plan: Plan, engine: Mapping[str, object]) -> dict[str, object]:
         "prompt_template": plan.columns.template,
         "keep_columns": list(plan.columns.keep),
         **({"flatten": list(plan.settings.flatten)} if plan.settings.flatten else {}),
+        **{name: given for name in ("input_delimiter", "input_encoding") if (given := getattr(plan.settings, name))},
         **plan.user.describe(),
         **({} if plan.form is None else plan.form.describe()),
         **({"table": plan.output.table} if plan.output.table is not None else {}),

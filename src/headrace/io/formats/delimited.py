@@ -43,6 +43,8 @@ class DelimitedFormat(FileFormat):
     at its position. Where a quote is not closed, the lines up to the next whole row are one `Failed`.
     """
 
+    is_text = True
+
     def __init__(self, name: str, delimiter: str) -> None:
         self.name = name
         self._delimiter = delimiter
@@ -73,6 +75,18 @@ class DelimitedFormat(FileFormat):
                 records, failures, rows_in_chunk = [], [], 0
         yield Chunk(records, failures, lines.take())
         return base - begin
+
+    def delimited(self, delimiter: str) -> FileFormat:
+        """The same with another mark between fields.
+
+        Raises:
+            ConfigError: it is not one character of ASCII, or has another meaning.
+        """
+        if len(delimiter) != 1 or not delimiter.isascii() or delimiter in '"\r\n\0':
+            raise ConfigError(
+                f"``input_delimiter`` is {delimiter!r}; it must be one ASCII character other than a quote or a newline"
+            )
+        return DelimitedFormat(self.name, delimiter)
 
     def in_columns(self, names: Sequence[str]) -> FileFormat:
         """The rows as tables; as they are if Arrow or NumPy is not installed, or no column is needed."""

@@ -27,6 +27,7 @@ class JsonlFormat(FileFormat):
     """
 
     name = "jsonl"
+    is_text = True
 
     def read(self, file: InputFile, base: int, next_todo: Callable[[int], int]) -> Generator[Chunk, None, int]:
         """At most 512 rows per chunk, from one block of 256 KiB (or one longer line)."""

@@ -33,6 +33,8 @@ class Format:
     check_column: Callable[[str, Sequence[object]], None] | None = None
     """Checks that its files can hold a column of the input with these first values, and says which change their type.
     Raises ConfigError."""
+    common: bool = False
+    """Whether such files often lie beside data, as a README does: a folder is read for them if it has nothing else."""
     compressible: bool = False
     """Whether files may be compressed as a whole, with `.gz` or `.zst` behind their suffix."""
     extra: str = ""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import codecs
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +32,44 @@ _SMALL = 16 * 1024
 """Bytes of an input that may hold a header and no records."""
 
 
-def open_source(source: object, format: str | None = None, sql: str | None = None) -> Source:  # noqa: A002 - the flag's own word
+@dataclass(frozen=True, slots=True)
+class TextRules:
+    """How files of text are read."""
+
+    delimiter: str | None = None
+    """Between the fields of a row of CSV; None for that of the format."""
+    encoding: str | None = None
+    """Of the text; None for UTF-8."""
+
+    def applied(self, file: InputFile, form: FileFormat) -> tuple[InputFile, FileFormat]:
+        """A file and its format by these rules.
+
+        Raises:
+            ConfigError: the format has no delimiter, or is no text, or there is no such encoding.
+        """
+        if self.delimiter is not None:
+            form = form.delimited({"\\t": "\t"}.get(self.delimiter, self.delimiter))
+        if self.encoding is None:
+            return file, form
+        if not form.is_text:
+            raise ConfigError(f"``input_encoding`` is for text, and the input is {form.name}: leave it out")
+        try:
+            if not codecs.lookup(self.encoding)._is_text_encoding:
+                raise LookupError(self.encoding)
+        except LookupError:
+            raise ConfigError(
+                f"``input_encoding`` is {self.encoding!r}, which is none that Python knows; such as latin-1, cp1252, "
+                "utf-16 or shift-jis"
+            ) from None
+        return replace(file, encoding=self.encoding), form
+
+
+def open_source(
+    source: object,
+    format: str | None = None,  # noqa: A002 - the flag's own word
+    sql: str | None = None,
+    rules: TextRules = TextRules(),
+) -> Source:
     """The source for a name or a Python object.
 
     Args:
@@ -38,6 +77,7 @@ def open_source(source: object, format: str | None = None, sql: str | None = Non
             async iterable, or a function that returns one; or an address, folder or object that a plugin takes.
         format: one of `known_formats`, for files without a known suffix; for stdin it may end in .gz or .zst.
         sql: the query, if the source is a database.
+        rules: how files of text are read.
 
     Raises:
         ConfigError: it is missing or unreadable, or its format is unknown; the message lists the known ones.
@@ -46,19 +86,19 @@ def open_source(source: object, format: str | None = None, sql: str | None = Non
     if sql is not None or format is None or not isinstance(source, (str, Path)) or is_address(source):
         opened = _plugged(source, sql, has_format=format is not None)
         if opened is not None:
-            return opened
+            return _without_rules(opened, rules)
     if not isinstance(source, (str, Path)):
-        return _from_python(source)
+        return _without_rules(_from_python(source), rules)
     if not str(source):
         raise ConfigError("the input has an empty name; name a file, folder, glob or address, or - for stdin")
     if str(source) == "-":
-        return FileSource([_with_format(look_at(spool(_stdin_suffix(format))), None)])
+        return FileSource([_with_format(look_at(spool(_stdin_suffix(format))), None, rules)])
     place = locate(source)
     if folders.is_pattern(place) and (is_remote(place) or not os.path.lexists(place)):
-        return _many(folders.expand(place), folders.anchor_of(place), format)
+        return _many(folders.expand(place), folders.anchor_of(place), format, rules)
     if _is_folder(place):
-        return _many(folders.walk(place), place, format)
-    return FileSource([_with_format(look_at(place), format)])
+        return _many(folders.walk(place), place, format, rules)
+    return FileSource([_with_format(look_at(place), format, rules)])
 
 
 def pinned(address: str, begun: Callable[[], str | None]) -> str:
@@ -130,22 +170,42 @@ def _from_python(source: Any) -> Source:
     return IterableSource(source)
 
 
-def _many(names: Sequence[Entry], root: Path, format: str | None) -> Source:  # noqa: A002 - as above
+def _without_rules(source: Source, rules: TextRules) -> Source:
+    """A source that is no files.
+
+    Raises:
+        ConfigError: there are rules for files.
+    """
+    if (name := next((name for name in ("delimiter", "encoding") if getattr(rules, name) is not None), None)) is None:
+        return source
+    raise ConfigError(f"``input_{name}`` is for files of text, and the input is none: leave it out")
+
+
+def _many(names: Sequence[Entry], root: Path, format: str | None, rules: TextRules) -> Source:  # noqa: A002 - as above
     """The files of a folder or glob: those of known formats, or otherwise the images.
 
     Raises:
         ConfigError: there are neither, or a file cannot be read.
     """
-    data = [name.path for name in names if not name.left_out and (format or format_of(name.path))]
-    pictures = [name.path for name in names if not name.left_out and name.path.suffix.lower() in images.SUFFIXES]
+    forms = {name.path: format_of(name.path) for name in names if not name.left_out}
+    common = [path for path, form in forms.items() if not format and form is not None and form.common]
+    data = [path for path, form in forms.items() if format or (form is not None and not form.common)]
+    pictures = [path for path in forms if path.suffix.lower() in images.SUFFIXES]
+    if not data and not pictures:
+        data = common
     chosen, beside = set(data or pictures), set(pictures)
     left_out = folders.group_by_reason(
-        (path.relative_to(root).as_posix(), why or ("an image beside data" if path in beside else "of no known format"))
+        (
+            path.relative_to(root).as_posix(),
+            why
+            or ("an image beside data" if path in beside else "text or JSON beside data" if path in common else "")
+            or "of no known format",
+        )
         for path, why in names
         if path not in chosen
     )
     if data:
-        return FileSource([_with_format(look_at(path), format) for path in data], root, left_out)
+        return FileSource([_with_format(look_at(path), format, rules) for path in data], root, left_out)
     if pictures:
         return ImageSource(root, [look_at(path) for path in pictures], left_out)
     more = f"; it holds {'; '.join(map(str, left_out))}" if left_out else ""
@@ -154,16 +214,16 @@ def _many(names: Sequence[Entry], root: Path, format: str | None) -> Source:  # 
     )
 
 
-def _with_format(file: InputFile, format: str | None) -> tuple[InputFile, FileFormat]:  # noqa: A002 - as above
+def _with_format(file: InputFile, format: str | None, rules: TextRules) -> tuple[InputFile, FileFormat]:  # noqa: A002
     if format is not None:
         if format not in known_formats():
             raise ConfigError(f"unknown input format {format!r}; known: {', '.join(known_formats())}")
-        return file, load("formats", format, Format).reader()
+        return rules.applied(file, load("formats", format, Format).reader())
     found = format_of(file.path)
     if found is None:
         raise ConfigError(f"cannot tell the format of {file.path} from its name; {_known()}; or pass ``input_format``")
-    special = None if found.recognized is None else found.recognized(file)
-    return file, special or found.reader()
+    special = None if found.recognized is None or rules.encoding else found.recognized(file)
+    return rules.applied(file, special or found.reader())
 
 
 def _stdin_suffix(format: str | None) -> str:  # noqa: A002 - as above

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, cast
 
@@ -27,6 +27,8 @@ class InputFile:
     """In bytes; None if a web server does not report it."""
     stamp: str
     """Differs after any change: modification time and inode, or the store's content tag."""
+    encoding: str | None = field(default=None, compare=False)
+    """Of its text; None for UTF-8."""
 
     def open(self) -> BinaryIO:
         """Open for reading, seekable.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import copy
 import hashlib
 import json
@@ -38,7 +39,7 @@ MAX_LINE_BYTES = 64 * 1024 * 1024
 RAW_KEPT_BYTES = 4096
 _HEAD_BYTES = 16
 """Bytes that tell a text in UTF-16 without a mark."""
-_BOM = b"\xef\xbb\xbf"
+BOM = b"\xef\xbb\xbf"
 _BINARY = {
     b"PAR1\x15": "a Parquet file",
     b"ARROW1\0\0": "an Arrow file",
@@ -62,10 +63,17 @@ decode_json = json.JSONDecoder().decode
 """Parses one line."""
 
 
+_INVALID = "headrace-invalid"
+"""The name of a handler of bytes that are not in an encoding: each becomes half of a surrogate pair."""
+codecs.register_error(_INVALID, lambda error: ("\udc80", error.end))  # type: ignore[attr-defined]
+
+
 class FileFormat:
     """Reads the rows of one file."""
 
     name: str
+    is_text: bool = False
+    """Whether it reads text, which may be in another encoding than UTF-8."""
 
     def read(self, file: InputFile, base: int, next_todo: Callable[[int], int]) -> Generator[Chunk, None, int]:
         """Yield the file's rows that are not done; its first row has position `base`. Returns its row count.
@@ -85,6 +93,14 @@ class FileFormat:
             ConfigError: the file is damaged.
         """
         return None
+
+    def delimited(self, delimiter: str) -> FileFormat:  # noqa: ARG002 - subclasses need it
+        """The same format with another mark between the fields of a row.
+
+        Raises:
+            ConfigError: it has no such mark.
+        """
+        raise ConfigError(f"``input_delimiter`` is for csv, and the input is {self.name}: leave it out")
 
     def in_columns(self, names: Sequence[str]) -> FileFormat:  # noqa: ARG002 - subclasses need it
         """The same format, for a job that uses these columns alone: see `headrace.io.base.ColumnSource`."""
@@ -215,7 +231,17 @@ def blocks(file: InputFile) -> Iterator[tuple[bytes, int]]:
     """
     raw = _raw_blocks(file)
     suffix = file.path.suffix.lower().replace(".tgz", ".gz")
-    return compression.decompress_blocks(suffix, raw, str(file.path)) if suffix in compression.SUFFIXES else raw
+    found = compression.decompress_blocks(suffix, raw, str(file.path)) if suffix in compression.SUFFIXES else raw
+    return found if file.encoding is None else _in_utf_8(found, file.encoding)
+
+
+def _in_utf_8(found: Iterator[tuple[bytes, int]], encoding: str) -> Iterator[tuple[bytes, int]]:
+    """The blocks of a text in UTF-8. What is not in its encoding becomes bytes that are no UTF-8, and fails its row."""
+    decoder = codecs.getincrementaldecoder(encoding)(_INVALID)
+    for block, size in found:
+        yield decoder.decode(block).encode(errors="surrogatepass"), size
+    if rest := decoder.decode(b"", final=True):
+        yield rest.encode(errors="surrogatepass"), 0
 
 
 def _raw_blocks(file: InputFile) -> Iterator[tuple[bytes, int]]:
@@ -267,8 +293,8 @@ def text_blocks(file: InputFile, least: int = 0) -> Iterator[tuple[bytes, int]]:
         for block, size in blocks(file):
             pending += size
             if first and block:
-                _check_is_text(block, file)
-                block, first = block.removeprefix(_BOM), False
+                check_is_text(block, file)
+                block, first = block.removeprefix(BOM), False
             newline = block.find(b"\n")
             if begun > MAX_LINE_BYTES:
                 if newline < 0:
@@ -294,11 +320,14 @@ def text_blocks(file: InputFile, least: int = 0) -> Iterator[tuple[bytes, int]]:
         yield last, pending
 
 
-def _check_is_text(start: bytes, file: InputFile) -> None:
+def check_is_text(start: bytes, file: InputFile) -> None:
+    """Check that the first bytes of a file are not those of a binary format or of another encoding.
+
+    Raises:
+        ConfigError: they are; the message says the way out.
+    """
     if (encoding := _encoding_of(start)) is not None:
-        raise ConfigError(
-            f"{file.path} is text in {encoding}; convert it to UTF-8 first: iconv -f {encoding} -t UTF-8 FILE > NEW"
-        )
+        raise ConfigError(f"{file.path} is text in {encoding}: take ``input_encoding={encoding.lower()}``")
     found = next((known for magic, known in _BINARY.items() if start.startswith(magic)), None)
     if found is not None:
         raise ConfigError(f"{file.path} is {found}, not text; {_WAYS_OUT.get(found, 'decompress or convert it first')}")

@@ -17,9 +17,9 @@ from headrace.records import Record, has_value
 _LOOK_S = 3.0
 """Maximum seconds to look for a column to keep that the first rows lack."""
 _SEPARATORS = {
-    ";": "write it with commas, or with tabs as .tsv",
+    ";": "take ``input_delimiter=;``",
     "\t": "take ``input_format=tsv``",
-    "|": "write it with commas, or with tabs as .tsv",
+    "|": "take ``input_delimiter=|``",
     ",": "take ``input_format=csv``",
 }
 """Marks that separate columns in other files than the format says, and the way out."""
