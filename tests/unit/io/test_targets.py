@@ -47,7 +47,8 @@ def test_a_name_tells_format_and_place(
 @pytest.mark.parametrize(
     ("name", "format", "message"),
     [
-        ("out.txt", None, r"it must end in one of \.csv, \.jsonl, \.parquet, \.tsv, or in / for a folder"),
+        ("out.dat", None, r"it must end in one of \.csv, \.jsonl, \.parquet, \.tsv, or in / for a folder"),
+        ("out.json", None, r"json is only read; end it in one of \.csv, \.jsonl"),
         ("out", None, "it must end in"),
         ("out.csv", "parquet", r"cannot write out\.csv as parquet: the name says csv; end it in \.parquet, or leave"),
         ("OUT.TSV.gz", "csv", "the name says tsv"),

@@ -151,6 +151,8 @@ def _written_format(name: str | Path, chosen: str, found: str, packing: str) -> 
     Raises:
         ConfigError: the output cannot be of that format.
     """
+    if found and found != chosen and not found.startswith(".") and load("formats", found, Format).common:
+        found = ""  # a suffix of many kinds of files
     if found.startswith(".") or (found and load("formats", found, Format).writer is None):
         raise ConfigError(f"cannot write {name}: {found.removeprefix('.')} is only read; end it in one of {_endings()}")
     if not chosen:
