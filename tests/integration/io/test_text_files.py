@@ -47,7 +47,7 @@ def said(source: Path, **given: Any) -> str:
 def test_another_encoding_is_named(tmp_path: Path, encoding: str, name: str, ending: str) -> None:
     text = '{"id": 1, "text": "Grüße"}\n' if ending == "jsonl" else "id,text\n1,Grüße\n"
     message = said(written(tmp_path, f"in.{ending}", text.encode(encoding)))
-    assert f"is text in {name}; take input_encoding={name.lower()}" in message
+    assert f'is text in {name}: take input_encoding="{name.lower()}"' in message
 
 
 def test_a_short_text_and_one_with_zeros_are_utf_8(tmp_path: Path) -> None:
@@ -59,7 +59,7 @@ def test_a_short_text_and_one_with_zeros_are_utf_8(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "hint"),
     [
-        ("in.csv", b"id;text\n1;a\n", "the file looks separated by ';': take input_delimiter=;"),
+        ("in.csv", b"id;text\n1;a\n", "the file looks separated by ';': take input_delimiter=\";\""),
         ("in.csv", b"id|text\n1|a\n", "the file looks separated by '|'"),
         ("in.csv", b"id\ttext\n1\ta\n", "the file looks separated by '\\t': take input_format=\"tsv\""),
         ("in.tsv", b"id,text\n1,a\n", "the file looks separated by ',': take input_format=\"csv\""),
