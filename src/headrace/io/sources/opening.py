@@ -176,9 +176,10 @@ def _without_rules(source: Source, rules: TextRules) -> Source:
     Raises:
         ConfigError: there are rules for files.
     """
-    if (name := next((name for name in ("delimiter", "encoding") if getattr(rules, name) is not None), None)) is None:
+    given = {"input_delimiter": rules.delimiter, "input_encoding": rules.encoding}
+    if (name := next((name for name, value in given.items() if value is not None), None)) is None:
         return source
-    raise ConfigError(f"``input_{name}`` is for files of text, and the input is none: leave it out")
+    raise ConfigError(f"``{name}`` is for files of text, and the input is none: leave it out")
 
 
 def _many(names: Sequence[Entry], root: Path, format: str | None, rules: TextRules) -> Source:  # noqa: A002 - as above
