@@ -150,9 +150,9 @@ def test_the_cache_takes_four_fifths_of_a_gpu_with_weights_and_a_step(monkeypatc
     tokens = shapes.room(cuda)
     assert tokens * (28 + 1) * 4 * 256 * 2 == pytest.approx((64 - 15 - 1) * gib, rel=1e-3)
     lm: Any = SimpleNamespace(device=cuda, max_model_len=131_072)
-    assert paging.choose_size(lm, shapes, 256, None, None).tokens == tokens
+    assert paging.choose_size(lm, shapes, 256, tokens, None, None).tokens == tokens
     assert lm.max_model_len == 131_072
-    assert paging.choose_size(lm, shapes, 2, None, None).tokens == 2 * 131_072  # more is of no use
+    assert paging.choose_size(lm, shapes, 2, tokens, None, None).tokens == 2 * 131_072  # more is of no use
 
 
 def test_a_model_of_a_long_context_loads_and_says_what_fits(

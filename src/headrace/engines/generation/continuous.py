@@ -103,7 +103,8 @@ class GenerationEngine(TokenizedEngine):
             check_length(self._lm)
             trial = trial_of(self._lm)  # before its attention is replaced; all ranks of a split model take part
             self._shapes = CacheShapes(self._lm, slots)
-            self._size = choose_size(self._lm, self._shapes, slots, options.kv_cache_tokens, options.max_model_len)
+            room, wanted = self._shapes.room(self._lm.device, size > 1), options.kv_cache_tokens
+            self._size = choose_size(self._lm, self._shapes, slots, room, wanted, options.max_model_len)
             self._open()
             failed.pop_all()
         self.profile = EngineProfile(

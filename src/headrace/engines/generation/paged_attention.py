@@ -26,6 +26,8 @@ PAGE = 32
 _HALVES = (torch.float16, torch.bfloat16)
 _WIDEST = 256
 """Components of a head that FlashAttention takes."""
+_FLASH_SINCE = (8, 0)
+"""The compute capability that it needs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +170,7 @@ class PagedModel:
         self._model = model
         self._device = model.device
         self.gathers = self._device.type != "cpu" if gathers is None else gathers
+        self.has_varlen = has_varlen(self._device)
         with torch.inference_mode():
             self.layers: list[Stored] = [
                 (
@@ -205,9 +208,7 @@ class PagedModel:
 
 def to_device(host: torch.Tensor, device: torch.device) -> torch.Tensor:
     """The tensor on the device; the host does not wait for the copy."""
-    if device.type == "cuda" and torch.cuda.is_available():
-        host = host.pin_memory()
-    return host.to(device, non_blocking=True)
+    return (host.pin_memory() if device.type == "cuda" else host).to(device, non_blocking=True)
 
 
 class _PagedStep:
@@ -263,7 +264,7 @@ class _PagedStep:
     def _takes_varlen(self, call: AttentionCall) -> bool:
         width = call.key.shape[-1]
         fits = width == call.value.shape[-1] <= _WIDEST and width % 8 == 0
-        return has_varlen() and call.is_plain and fits and call.query.dtype in _HALVES
+        return self._paged.has_varlen and call.is_plain and fits and call.query.dtype in _HALVES
 
     def _varlen(self, call: AttentionCall, stored: Stored) -> torch.Tensor:
         """All parts in one kernel, over the keys of each one after the other."""
@@ -319,6 +320,8 @@ class _PagedStep:
             keys, values = (_read(one, table, count - first) for one in stored)
         seen = None
         window = call.window if call.window is not None and call.window < count else None
+        if new == count and window is None and call.is_plain:
+            return _attention(call, query, keys, values, None, is_causal=new > 1)
         if new > 1 or window is not None:
             own = torch.arange(count - new, count, device=query.device)[:, None]
             other = torch.arange(first, count, device=query.device)
@@ -328,9 +331,11 @@ class _PagedStep:
         return _attention(call, query, keys, values, seen)
 
 
-def has_varlen() -> bool:
-    """Whether PyTorch has attention over texts of different lengths, with shared heads and windows."""
-    return varlen_attn is not None and "enable_gqa" in inspect.signature(varlen_attn).parameters
+def has_varlen(device: torch.device) -> bool:
+    """Whether PyTorch has attention over texts of different lengths there, with shared heads and windows."""
+    if varlen_attn is None or "enable_gqa" not in inspect.signature(varlen_attn).parameters:
+        return False
+    return device.type != "cuda" or bool(torch.cuda.get_device_capability(device) >= _FLASH_SINCE)
 
 
 def _read(stored: torch.Tensor, table: torch.Tensor, count: int) -> torch.Tensor:
@@ -340,7 +345,13 @@ def _read(stored: torch.Tensor, table: torch.Tensor, count: int) -> torch.Tensor
 
 
 def _attention(
-    call: AttentionCall, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, seen: torch.Tensor | None
+    call: AttentionCall,
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    seen: torch.Tensor | None,
+    *,
+    is_causal: bool = False,
 ) -> torch.Tensor:
     """Attention of shape (batch, heads, queries, width), in which some query heads share a key head.
 
@@ -350,6 +361,7 @@ def _attention(
         keys: of shape (batch, key heads, keys, width).
         values: likewise.
         seen: which keys each query attends to; None for all.
+        is_causal: whether each attends to the keys up to its own.
     """
     batch, heads, new, _ = query.shape
     group = heads // keys.shape[1]
@@ -360,7 +372,7 @@ def _attention(
     if group > 1:
         keys, values = keys.repeat_interleave(group, 1), values.repeat_interleave(group, 1)
     if call.is_plain:
-        return scaled_dot_product_attention(query, keys, values, attn_mask=seen, scale=call.scaling)
+        return scaled_dot_product_attention(query, keys, values, seen, is_causal=is_causal, scale=call.scaling)
     scores = query @ keys.transpose(2, 3) * (query.shape[-1] ** -0.5 if call.scaling is None else call.scaling)
     if call.softcap is not None:
         scores = (scores / call.softcap).tanh() * call.softcap

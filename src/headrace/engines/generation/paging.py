@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 from headrace.device.cuda_memory import cuda_memory
 from headrace.device.memory import TARGET_SHARE, memory_limit
+from headrace.device.placement import running
 from headrace.engines.generation.causal_lm import CausalLM
 from headrace.engines.generation.company import switches_at
 from headrace.engines.generation.paged_attention import (
@@ -21,6 +22,7 @@ from headrace.engines.generation.paged_attention import (
     forward,
     use_paged_attention,
 )
+from headrace.engines.generation.tensor_parallel import least_of_ranks
 from headrace.errors import ConfigError, EngineError, ModelCodeError, model_code
 
 logger = logging.getLogger("headrace")
@@ -74,7 +76,8 @@ class CacheShapes:
         probe = ShapeProbe()
         before = self._restart(device)
         try:
-            with model_code():  # of any model, which may need what it is not given
+            # Any model may need what it is not given.
+            with model_code(), running(device, lambda: f"a step of {tokens:,} tokens"):
                 use_paged_attention(lm.model)
                 places = torch.arange(tokens, device=device)
                 logits = forward(lm.model, torch.zeros_like(places), places, places[-slots:], probe)
@@ -99,16 +102,19 @@ class CacheShapes:
         """What a token takes in the cache."""
         return sum(shape.token_bytes for shape in self.shapes)
 
-    def room(self, device: torch.device) -> int:
-        """Tokens for which there is memory."""
+    def room(self, device: torch.device, is_split: bool = False) -> int:
+        """Tokens for which there is memory, on every device of a split model."""
         if device.type != "cuda":
             return int(memory_limit().bytes * _CPU_SHARE) // self.token_bytes
         free = TARGET_SHARE * cuda_memory(device)[0].bytes - torch.cuda.memory_allocated(device) - self.step_bytes
         gathered = max(shape.token_bytes for shape in self.shapes)  # the keys of all answers, one attention at a time
-        return max(int(free) // (self.token_bytes + gathered), 0)
+        room = max(int(free) // (self.token_bytes + gathered), 0)
+        return least_of_ranks(room, device) if is_split else room
 
 
-def choose_size(lm: CausalLM, shapes: CacheShapes, slots: int, wanted: int | None, longest: int | None) -> CacheSize:
+def choose_size(
+    lm: CausalLM, shapes: CacheShapes, slots: int, room: int, wanted: int | None, longest: int | None
+) -> CacheSize:
     """The size of the cache: what was asked for, else what the device has room for.
 
     If one answer of the model's longest length does not fit, its length is limited to what does.
@@ -117,6 +123,7 @@ def choose_size(lm: CausalLM, shapes: CacheShapes, slots: int, wanted: int | Non
         lm: the model.
         shapes: what it stores.
         slots: maximum concurrent answers.
+        room: the tokens for which there is memory.
         wanted: the tokens that were asked for.
         longest: the longest answer that was asked for.
 
@@ -124,7 +131,6 @@ def choose_size(lm: CausalLM, shapes: CacheShapes, slots: int, wanted: int | Non
         ConfigError: `wanted` is less than one answer may need.
         EngineError: the device has no room for it.
     """
-    room = shapes.room(lm.device)
     if wanted is not None and wanted < lm.max_model_len:
         raise ConfigError(
             f"``kv_cache_tokens`` is {wanted}: one answer may need {lm.max_model_len}; raise it or lower "

@@ -215,6 +215,13 @@ class _Rank:
         self._engine.repeat_step(parts)
 
 
+def least_of_ranks(count: int, device: torch.device) -> int:
+    """The smallest of the ranks' numbers, for which each of them must ask."""
+    least = torch.tensor(count, device=device)
+    dist.all_reduce(least, dist.ReduceOp.MIN)
+    return int(least)
+
+
 def is_follower() -> bool:
     """Whether this process is a rank that repeats rank 0's steps."""
     return bool(dist.is_initialized() and dist.get_rank() > 0)
