@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from pydantic import FailFast, Field
@@ -17,6 +17,7 @@ from headrace.records import JsonObject
 from headrace.serving.errors import ApiError
 from headrace.serving.protocol.requests import ChatRequest, RequestFields, Seconds, prompted
 from headrace.serving.protocol.responses import as_base64
+from headrace.serving.protocol.vectors import VectorNumbers
 
 _PROMPTS = {
     "search_query": ("search_query", "query"),
@@ -34,7 +35,7 @@ def errors(error: ApiError) -> tuple[int, JsonObject]:
     return error.status_code, {"message": error.message}
 
 
-class EmbedV1Request(RequestFields):
+class CohereEmbedV1Request(RequestFields):
     """POST /v1/embed."""
 
     model: str | None = None
@@ -50,7 +51,7 @@ class EmbedV1Request(RequestFields):
         return prompted(self.texts, next((name for name in wanted if name in known), None))
 
 
-class EmbedRequest(EmbedV1Request):
+class CohereEmbedRequest(CohereEmbedV1Request):
     """POST /v2/embed."""
 
     output_dimension: Annotated[int | None, Field(ge=1)] = None
@@ -112,7 +113,7 @@ def usage(answer: GeneratorAnswer) -> JsonObject:
     return {"billed_units": tokens, "tokens": tokens}
 
 
-def in_type(vectors: Sequence[Any], wanted: EmbeddingType) -> list[Any]:
+def in_type(vectors: Sequence[VectorNumbers], wanted: EmbeddingType) -> list[object]:
     """Vectors in a type of numbers.
 
     Raises:

@@ -6,10 +6,11 @@ import json
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import orjson
+from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from headrace.records import JsonObject
@@ -32,7 +33,7 @@ class InputTensor(BaseModel):
     shape: list[Annotated[int, Field(ge=0)]]
     datatype: Literal["BYTES"]
     parameters: JsonObject = {}
-    data: list[Any] | None = None
+    data: list[object] | None = None
 
 
 class OutputTensor(BaseModel):
@@ -60,7 +61,7 @@ class Tensor:
     """A tensor of an answer."""
 
     name: str
-    values: np.ndarray[Any, Any]
+    values: NDArray[np.float32] | NDArray[np.object_]
     """Numbers of 32 bits, or texts as objects."""
 
     @property
@@ -72,7 +73,7 @@ class Tensor:
         """Its binary form."""
         if self.values.dtype != object:
             return self.values.astype("<f4", copy=False).tobytes()
-        texts = [text.encode() for text in self.values.ravel()]
+        texts = [str(text).encode() for text in self.values.ravel()]
         return b"".join(struct.pack("<I", len(text)) + text for text in texts)
 
 
@@ -117,7 +118,7 @@ def _texts(tensor: InputTensor, rest: memoryview, place: str) -> tuple[list[str]
     size = tensor.parameters.get("binary_data_size")
     if size is None:
         found: list[str] = []
-        todo = [tensor.data]
+        todo: list[object] = [tensor.data]
         while todo:
             one = todo.pop()
             if isinstance(one, list):

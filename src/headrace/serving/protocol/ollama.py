@@ -19,7 +19,7 @@ def errors(error: ApiError) -> tuple[int, JsonObject]:
     return error.status_code, {"error": error.message}
 
 
-class Options(BaseModel):
+class OllamaOptions(BaseModel):
     """Sampling parameters, and where Ollama would compute, which changes no answer here."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
@@ -61,7 +61,7 @@ class _Asking(RequestFields):
     model: str
     stream: bool | None = None
     format: JsonObject | Literal["json", ""] | None = None
-    options: Options | None = None
+    options: OllamaOptions | None = None
     keep_alive: Annotated[float | str | None, Field(description="No effect: the model stays loaded.")] = None
     think: Annotated[Literal[False] | None, Field(description="False, or null.")] = None
 
@@ -125,7 +125,7 @@ class EmbedAsked(RequestFields):
     input: TextOrTexts
     truncate: bool | None = None
     dimensions: Annotated[int | None, Field(ge=1)] = None
-    options: Options | None = None
+    options: OllamaOptions | None = None
     keep_alive: float | str | None = None
 
 
@@ -134,7 +134,7 @@ class OldEmbedAsked(RequestFields):
 
     model: str
     prompt: str
-    options: Options | None = None
+    options: OllamaOptions | None = None
     keep_alive: float | str | None = None
 
 

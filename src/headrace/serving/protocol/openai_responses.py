@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import time
 import uuid
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from datetime import UTC, datetime
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -126,7 +126,7 @@ class ResponsesRequest(BaseRequest):
 
 def new_head() -> JsonObject:
     """The id of a response, and when it was made."""
-    return {"id": f"resp_{uuid.uuid4().hex}", "created_at": int(time.time())}
+    return {"id": f"resp_{uuid.uuid4().hex}", "created_at": int(datetime.now(UTC).timestamp())}
 
 
 def message(identity: str, text: str | None, answer: GeneratorAnswer | None) -> JsonObject:
@@ -169,12 +169,13 @@ def _messages(item: JsonObject, place: str) -> list[JsonObject]:
     raise _unknown(item, place, "message, function_call and function_call_output")
 
 
-def _part(part: Any, place: str) -> JsonObject:
-    kind = part.get("type") if isinstance(part, dict) else None
+def _part(part: object, place: str) -> JsonObject:
+    found = part if isinstance(part, dict) else {}
+    kind = found.get("type")
     if kind in _PARTS:
-        return {"type": "text", "text": part.get("text")}
-    if kind == "input_image" and isinstance(part.get("image_url"), str):
-        return {"type": "image_url", "image_url": {"url": part["image_url"]}}
+        return {"type": "text", "text": found.get("text")}
+    if kind == "input_image" and isinstance(found.get("image_url"), str):
+        return {"type": "image_url", "image_url": {"url": found["image_url"]}}
     raise _unknown(part, place, "input_text, output_text and input_image with image_url")
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypeAlias
+from collections.abc import Mapping
+from typing import Annotated, Literal, NotRequired, TypeAlias, TypedDict, cast
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, FailFast, Field, GetCoreSchemaHandler
 from pydantic_core import core_schema
 
@@ -40,7 +42,7 @@ class _Truncating(BaseRequest):
         return self.truncate is True
 
 
-class EmbedRequest(_Truncating):
+class TeiEmbedRequest(_Truncating):
     """POST /embed, /embed_all and /embed_sparse."""
 
     inputs: TextOrTexts
@@ -60,7 +62,7 @@ class _DenseFields(_Truncating):
     encoding_format: Literal["float"] | None = None
 
 
-class EmbedDenseRequest(_DenseFields, EmbedRequest):
+class TeiDenseRequest(_DenseFields, TeiEmbedRequest):
     """POST /embed."""
 
 
@@ -100,10 +102,10 @@ class EmbedOrCompareRequest(_DenseFields):
     inputs: TextOrTexts | Compared
     parameters: ComparedParameters | None = None
 
-    def meant(self) -> EmbedDenseRequest | SimilarityRequest:
+    def meant(self) -> TeiDenseRequest | SimilarityRequest:
         """The request that it stands for."""
         given = {name: value for name, value in self if value is not None}
-        return (SimilarityRequest if isinstance(self.inputs, Compared) else EmbedDenseRequest).model_construct(**given)
+        return (SimilarityRequest if isinstance(self.inputs, Compared) else TeiDenseRequest).model_construct(**given)
 
 
 class _Sequences:
@@ -146,7 +148,7 @@ class PredictRequest(_Truncating):
 
     def records(self) -> list[str | tuple[str, str]]:
         """The inputs for the engine."""
-        given: list[Any] = [self.inputs] if self.single else list(self.inputs)
+        given = cast("list[str | list[str]]", [self.inputs] if self.single else self.inputs)
         return [one if isinstance(one, str) else one[0] if len(one) == 1 else (one[0], one[1]) for one in given]
 
 
@@ -165,7 +167,7 @@ class RankRequest(_Truncating):
             raise ApiError(400, message, code="invalid_value", param="raw_scores")
 
 
-class TokenizeRequest(RequestFields):
+class TeiTokenizeRequest(RequestFields):
     """POST /tokenize."""
 
     inputs: TextOrTexts
@@ -173,7 +175,7 @@ class TokenizeRequest(RequestFields):
     prompt_name: None = None
 
 
-class _Ids:
+class _IdsOfTexts:
     """Schema of the token ids of one or more texts."""
 
     @classmethod
@@ -189,11 +191,11 @@ class _Ids:
 class DecodeRequest(RequestFields):
     """POST /decode."""
 
-    ids: Annotated[list[int] | list[list[int]], _Ids]
+    ids: Annotated[list[int] | list[list[int]], _IdsOfTexts]
     skip_special_tokens: bool = True
 
 
-class Ranked(BaseModel):
+class TeiRanked(BaseModel):
     """One ranked text."""
 
     index: int
@@ -215,7 +217,7 @@ class Component(BaseModel):
     value: float
 
 
-class Token(BaseModel):
+class TeiToken(BaseModel):
     """A token of a text."""
 
     id: int
@@ -225,15 +227,24 @@ class Token(BaseModel):
     stop: int | None
 
 
-def sparse_list(vector: Any) -> list[JsonObject]:
+class TeiLabels(TypedDict):
+    """The best label of a text, and perhaps others."""
+
+    label: str
+    score: float
+    labels: NotRequired[list[str]]
+    scores: NotRequired[list[float]]
+
+
+def sparse_list(vector: Mapping[str, NDArray[np.float32]]) -> list[JsonObject]:
     """A sparse vector as its components."""
     pairs = zip(np.asarray(vector["indices"]).tolist(), np.asarray(vector["values"]).tolist(), strict=True)
     return [{"index": index, "value": value} for index, value in pairs]
 
 
-def labels_list(output: Any, most: int | None) -> list[JsonObject]:
+def labels_list(output: TeiLabels, most: int | None) -> list[JsonObject]:
     """The labels that an engine gives, the best first."""
-    if not isinstance(output, dict) or "label" not in output:
+    if "label" not in output:
         raise ApiError(500, f"the engine's output is {shown(output, 80)}: it has no label", code="engine")
     labels, scores = output.get("labels", [output["label"]]), output.get("scores", [output.get("score")])
     return [{"label": label, "score": score} for label, score in zip(labels[:most], scores[:most], strict=True)]

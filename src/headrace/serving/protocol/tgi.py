@@ -21,7 +21,7 @@ def errors(error: ApiError) -> tuple[int, JsonObject]:
     return status, {"error": error.message, "error_type": _TYPES.get(status, "validation")}
 
 
-class Grammar(BaseModel):
+class TgiGrammar(BaseModel):
     """What an answer must look like."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -37,7 +37,7 @@ class Grammar(BaseModel):
         return {"response_format": {"type": "json_schema", "json_schema": schema}}
 
 
-class Parameters(BaseModel):
+class TgiParameters(BaseModel):
     """Sampling parameters. Those that no engine here has are refused unless they have their neutral value."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
@@ -53,7 +53,7 @@ class Parameters(BaseModel):
     stop: Annotated[list[str] | None, Field(max_length=64)] = None
     return_full_text: bool | None = None
     details: bool | None = None
-    grammar: Grammar | None = None
+    grammar: TgiGrammar | None = None
     best_of: Literal[1] | None = None
     decoder_input_details: Literal[False] | None = None
     watermark: Literal[False] | None = None
@@ -63,11 +63,11 @@ class Parameters(BaseModel):
     adapter_id: None = None
 
 
-class GenerateRequest(RequestFields):
+class TgiRequest(RequestFields):
     """POST /generate and /generate_stream."""
 
     inputs: str
-    parameters: Parameters = Parameters()
+    parameters: TgiParameters = TgiParameters()
     timeout: Seconds | None = None
 
     def completion(self, *, stream: bool) -> CompletionRequest:
@@ -105,13 +105,13 @@ class GenerateRequest(RequestFields):
         }
 
 
-class CompatGenerateRequest(GenerateRequest):
+class TgiRootRequest(TgiRequest):
     """POST /, as older clients and Hugging Face's `InferenceClient` have it."""
 
     stream: bool | None = None
 
 
-class TokenizeRequest(RequestFields):
+class TgiTokenizeRequest(RequestFields):
     """POST /tokenize."""
 
     inputs: str
@@ -119,7 +119,7 @@ class TokenizeRequest(RequestFields):
     add_special_tokens: bool = True
 
 
-class Details(BaseModel):
+class TgiDetails(BaseModel):
     """How a text ended."""
 
     finish_reason: Literal["length", "eos_token", "stop_sequence"]
@@ -129,8 +129,8 @@ class Details(BaseModel):
     tokens: list[JsonObject]
 
 
-class Generated(BaseModel):
+class TgiGenerated(BaseModel):
     """A generated text."""
 
     generated_text: str
-    details: Details | None = None
+    details: TgiDetails | None = None

@@ -42,7 +42,8 @@ def _router(state: ServerState) -> APIRouter:
             content: list[JsonObject] = [{"type": "text", "text": answer["text"]}]
             return {**_message(name, content, usage(answers)), "stop_reason": stop_reason(answer)}
 
-        return await converse(state, body.request(), request, AnswerForm(whole, lambda: _Events(name), "messages"))
+        form = AnswerForm(whole, lambda: _AnthropicEvents(name), "messages")
+        return await converse(state, body.request(), request, form)
 
     @router.post("/v1/messages/count_tokens")
     async def count_tokens(body: CountTokensRequest, request: Request) -> Response:
@@ -72,7 +73,7 @@ def _message(model: str, content: Sequence[JsonObject], tokens: JsonObject) -> J
     }
 
 
-class _Events(StreamChunks):
+class _AnthropicEvents(StreamChunks):
     """The events of a message of one block. What its prompt costs is known at its end."""
 
     def __init__(self, model: str) -> None:

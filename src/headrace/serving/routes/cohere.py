@@ -14,8 +14,8 @@ from headrace.serving.errors import ApiError
 from headrace.serving.http.direct import DirectRoute
 from headrace.serving.protocol.cohere import (
     CohereChatRequest,
-    EmbedRequest,
-    EmbedV1Request,
+    CohereEmbedRequest,
+    CohereEmbedV1Request,
     errors,
     finish_reason,
     in_type,
@@ -23,7 +23,7 @@ from headrace.serving.protocol.cohere import (
 )
 from headrace.serving.protocol.responses import JsonReply
 from headrace.serving.protocol.schemas import ERRORS
-from headrace.serving.protocol.vectors import shortener
+from headrace.serving.protocol.vectors import VectorNumbers, shortener
 from headrace.serving.protocols import ServerProtocol
 from headrace.serving.routes.generation import AnswerForm, converse
 from headrace.serving.routes.streams import StreamChunks, event
@@ -42,14 +42,16 @@ def _routers(state: ServerState, task: Task) -> Iterator[APIRouter]:
 def _embeddings(state: ServerState) -> APIRouter:
     router = APIRouter(tags=["Cohere"], responses=ERRORS, route_class=DirectRoute)
 
-    async def infer(body: EmbedV1Request, request: Request) -> RequestAnswers:
+    async def infer(body: CohereEmbedV1Request, request: Request) -> RequestAnswers:
         state.check_model(body.model)
         texts = body.inputs(state.service.profile.prompt_names)
         size = state.check_texts(texts, "texts")
         call = state.call(request, body.timeout, "texts", may_cut=body.truncate != "NONE")
         return await state.service.infer(texts, size, call)
 
-    def reply(body: EmbedV1Request, answers: RequestAnswers, vectors: Sequence[object], version: str) -> Response:
+    def reply(
+        body: CohereEmbedV1Request, answers: RequestAnswers, vectors: Sequence[VectorNumbers], version: str
+    ) -> Response:
         kinds = body.embedding_types or (["float"] if version == "2" else None)
         found: object = vectors
         if kinds is not None:
@@ -64,14 +66,14 @@ def _embeddings(state: ServerState) -> APIRouter:
         return JsonReply(content, headers=truncation_header(answers))
 
     @router.post("/v2/embed")
-    async def embed(body: EmbedRequest, request: Request) -> Response:
+    async def embed(body: CohereEmbedRequest, request: Request) -> Response:
         """Embed texts, in one type of numbers or several."""
         shorten = shortener(body.output_dimension, state.service)
         answers = await infer(body, request)
         return reply(body, answers, [shorten(one) for one in answers.outputs], "2")
 
     @router.post("/v1/embed")
-    async def embed_v1(body: EmbedV1Request, request: Request) -> Response:
+    async def embed_v1(body: CohereEmbedV1Request, request: Request) -> Response:
         """Embed texts, as the older client has it."""
         answers = await infer(body, request)
         return reply(body, answers, answers.outputs, "1")
@@ -92,12 +94,12 @@ def _chats(state: ServerState) -> APIRouter:
             ending = {"finish_reason": finish_reason(answer), "usage": usage(answer)}
             return {"id": str(uuid.uuid4()), "message": message, **ending}
 
-        return await converse(state, body.request(), request, AnswerForm(whole, _Events, "messages"))
+        return await converse(state, body.request(), request, AnswerForm(whole, _CohereEvents, "messages"))
 
     return router
 
 
-class _Events(StreamChunks):
+class _CohereEvents(StreamChunks):
     """The events of a message of one text."""
 
     def __init__(self) -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import numpy as np
 from fastapi import APIRouter, Request, Response
+from numpy.typing import NDArray
 
 from headrace.engines.declaring import Task
 from headrace.io.formats.strict_json import json_default
@@ -20,6 +20,7 @@ from headrace.serving.protocol.requests import HEAVY_BYTES
 from headrace.serving.protocol.responses import JsonReply
 from headrace.serving.protocol.schemas import ERRORS
 from headrace.serving.protocols import ServerProtocol
+from headrace.serving.service import RequestAnswers
 from headrace.serving.state import ServerState
 
 _LENGTH = b"inference-header-content-length"
@@ -80,7 +81,7 @@ def _router(state: ServerState, task: Task) -> APIRouter:
         records, cost, timeout_s = _records(state, task, asked, texts)
         answers = await state.service.infer(records, cost, state.call(request, timeout_s, "inputs"))
         head: JsonObject = {"model_name": state.service.name, "model_version": _VERSION}
-        content, header = answer(asked, _tensors(task, answers.outputs), head)
+        content, header = answer(asked, _tensors(task, answers), head)
         if header is None:
             return Response(content, media_type="application/json")
         return Response(content, 200, {_LENGTH.decode(): str(header)}, "application/octet-stream")
@@ -136,7 +137,8 @@ def _records(
     return pairs, state.check_pairs(pairs, "inputs", "inputs"), timeout_s
 
 
-def _tensors(task: Task, outputs: Sequence[Any]) -> list[Tensor]:
+def _tensors(task: Task, answers: RequestAnswers) -> list[Tensor]:
+    outputs = answers.outputs
     if task.outputs == "vector":
         return [Tensor("embedding", np.asarray(outputs, np.float32))]
     if task.outputs == "score":
@@ -149,7 +151,7 @@ def _tensors(task: Task, outputs: Sequence[Any]) -> list[Tensor]:
     return [Tensor("output", _objects([json.dumps(one, default=json_default) for one in outputs]))]
 
 
-def _objects(texts: list[str]) -> np.ndarray[Any, Any]:
+def _objects(texts: list[str]) -> NDArray[np.object_]:
     return np.array([str(text) for text in texts], dtype=object)
 
 

@@ -77,10 +77,10 @@ def _form(state: ServerState, said: Callable[[str], JsonObject], param: str) -> 
         head = {"model": name, "created_at": now()}
         return {**head, **said(answer["text"]), **ending(answer, time.monotonic() - began)}
 
-    return AnswerForm(whole, lambda: _Lines(name, said, began), param)
+    return AnswerForm(whole, lambda: _OllamaLines(name, said, began), param)
 
 
-class _Lines(StreamChunks):
+class _OllamaLines(StreamChunks):
     """A line of JSON for each piece of text, and one for the end."""
 
     media_type = "application/x-ndjson"

@@ -38,7 +38,7 @@ def _router(state: ServerState) -> APIRouter:
             item = message(_identity(), answer["text"], answer)
             return body.answer(name, [item], answer, new_head())
 
-        form = AnswerForm(whole, lambda: _Events(body, name), "input")
+        form = AnswerForm(whole, lambda: _ResponsesEvents(body, name), "input")
         return await converse(state, body.request(), request, form)
 
     return router
@@ -48,7 +48,7 @@ def _identity() -> str:
     return f"msg_{uuid.uuid4().hex}"
 
 
-class _Events(StreamChunks):
+class _ResponsesEvents(StreamChunks):
     """The events of a response with one message of one text."""
 
     def __init__(self, body: ResponsesRequest, model: str) -> None:

@@ -21,16 +21,16 @@ from headrace.serving.protocol.schemas import ERRORS
 from headrace.serving.protocol.tei import (
     Component,
     DecodeRequest,
-    EmbedDenseRequest,
     EmbedOrCompareRequest,
-    EmbedRequest,
     Labeled,
     PredictRequest,
-    Ranked,
     RankRequest,
     SimilarityRequest,
-    Token,
-    TokenizeRequest,
+    TeiDenseRequest,
+    TeiEmbedRequest,
+    TeiRanked,
+    TeiToken,
+    TeiTokenizeRequest,
     errors,
     labels_list,
     sparse_list,
@@ -70,7 +70,7 @@ def _vectors(router: APIRouter, state: ServerState) -> None:
         return await (similarity(meant, request) if isinstance(meant, SimilarityRequest) else embed(meant, request))
 
     @router.post("/embed", response_model=list[list[float]])
-    async def embed(body: EmbedDenseRequest, request: Request) -> Response:
+    async def embed(body: TeiDenseRequest, request: Request) -> Response:
         """Embed texts: a list of vectors, of length 1 unless `normalize` is false."""
         shorten = shortener(body.dimensions, state.service)
         answers = await _infer(state, body, body.texts(), request)
@@ -90,7 +90,7 @@ def _vectors(router: APIRouter, state: ServerState) -> None:
 
 def _token_vectors(router: APIRouter, state: ServerState) -> None:
     @router.post("/embed_all", response_model=list[list[list[float]]])
-    async def embed_all(body: EmbedRequest, request: Request) -> Response:
+    async def embed_all(body: TeiEmbedRequest, request: Request) -> Response:
         """Embed texts: a list of vectors for each, one for each token."""
         answers = await _infer(state, body, body.texts(), request)
         return JsonReply(answers.outputs, headers=truncation_header(answers))
@@ -99,7 +99,7 @@ def _token_vectors(router: APIRouter, state: ServerState) -> None:
 def _sparse_vectors(router: APIRouter, state: ServerState) -> None:
     @router.post("/", response_model=list[list[Component]], include_in_schema=False)
     @router.post("/embed_sparse", response_model=list[list[Component]])
-    async def embed_sparse(body: EmbedRequest, request: Request) -> Response:
+    async def embed_sparse(body: TeiEmbedRequest, request: Request) -> Response:
         """Embed texts: the components of each that are not zero."""
         answers = await _infer(state, body, body.texts(), request)
         return JsonReply([sparse_list(one) for one in answers.outputs], headers=truncation_header(answers))
@@ -131,8 +131,8 @@ def _labels(router: APIRouter, state: ServerState) -> None:
 
 
 def _rankings(router: APIRouter, state: ServerState) -> None:
-    @router.post("/", response_model=list[Ranked], include_in_schema=False)
-    @router.post("/rerank", response_model=list[Ranked], include_in_schema=False)
+    @router.post("/", response_model=list[TeiRanked], include_in_schema=False)
+    @router.post("/rerank", response_model=list[TeiRanked], include_in_schema=False)
     async def rerank(body: RankRequest, request: Request) -> Response:
         """Rank texts by their relevance to a query, the best first."""
         body.check()
@@ -148,8 +148,8 @@ def _rankings(router: APIRouter, state: ServerState) -> None:
 
 
 def _tokens(router: APIRouter, state: ServerState) -> None:
-    @router.post("/tokenize", response_model=list[list[Token]], include_in_schema=False)
-    async def tokenize(body: TokenizeRequest, request: Request) -> Response:
+    @router.post("/tokenize", response_model=list[list[TeiToken]], include_in_schema=False)
+    async def tokenize(body: TeiTokenizeRequest, request: Request) -> Response:
         """The tokens of texts, as the model gets them before they are cut."""
         return JsonReply(await token_entries(state, texts_of(body.inputs), body.add_special_tokens, request))
 
@@ -188,7 +188,7 @@ def _info(router: APIRouter, state: ServerState, kind: str) -> None:
 
 
 async def _infer(
-    state: ServerState, body: EmbedRequest, texts: Sequence[str | PromptedText], request: Request
+    state: ServerState, body: TeiEmbedRequest, texts: Sequence[str | PromptedText], request: Request
 ) -> RequestAnswers:
     state.check_model(body.model)
     size = state.check_texts(texts, "inputs")

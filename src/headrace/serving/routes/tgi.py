@@ -14,7 +14,7 @@ from headrace.serving.http.direct import DirectRoute
 from headrace.serving.protocol.requests import CompletionRequest
 from headrace.serving.protocol.responses import JsonReply
 from headrace.serving.protocol.schemas import ERRORS
-from headrace.serving.protocol.tgi import CompatGenerateRequest, Generated, GenerateRequest, TokenizeRequest, errors
+from headrace.serving.protocol.tgi import TgiGenerated, TgiRequest, TgiRootRequest, TgiTokenizeRequest, errors
 from headrace.serving.protocols import ServerProtocol
 from headrace.serving.routes.generation import AnswerForm, complete
 from headrace.serving.routes.streams import StreamChunks, event
@@ -33,23 +33,23 @@ def _routers(state: ServerState, task: Task) -> Iterator[APIRouter]:
 def _router(state: ServerState) -> APIRouter:
     router = APIRouter(tags=["Text Generation Inference"], responses=ERRORS, route_class=DirectRoute)
 
-    @router.post("/generate", response_model=Generated, include_in_schema=False)
-    async def generate(body: GenerateRequest, request: Request) -> Response:
+    @router.post("/generate", response_model=TgiGenerated, include_in_schema=False)
+    async def generate(body: TgiRequest, request: Request) -> Response:
         """Complete a prompt."""
         return await _completed(state, body, request, stream=False)
 
     @router.post("/generate_stream", responses={200: {"content": {"text/event-stream": {}}}})
-    async def generate_stream(body: GenerateRequest, request: Request) -> Response:
+    async def generate_stream(body: TgiRequest, request: Request) -> Response:
         """Complete a prompt, in pieces."""
         return await _completed(state, body, request, stream=True)
 
-    @router.post("/", response_model=list[Generated], include_in_schema=False)
-    async def compat_generate(body: CompatGenerateRequest, request: Request) -> Response:
+    @router.post("/", response_model=list[TgiGenerated], include_in_schema=False)
+    async def compat_generate(body: TgiRootRequest, request: Request) -> Response:
         """Complete a prompt, in pieces with `stream`: what Hugging Face's `InferenceClient` asks for."""
         return await _completed(state, body, request, stream=body.stream is True, listed=True)
 
     @router.post("/tokenize", include_in_schema=False)
-    async def tokenize(body: TokenizeRequest, request: Request) -> Response:
+    async def tokenize(body: TgiTokenizeRequest, request: Request) -> Response:
         """The tokens of a prompt."""
         [found] = await token_entries(state, [body.inputs], body.add_special_tokens, request)
         return JsonReply([{name: one[name] for name in ("id", "text", "start", "stop")} for one in found])
@@ -75,7 +75,7 @@ def _router(state: ServerState) -> APIRouter:
 
 
 async def _completed(
-    state: ServerState, body: GenerateRequest, request: Request, *, stream: bool, listed: bool = False
+    state: ServerState, body: TgiRequest, request: Request, *, stream: bool, listed: bool = False
 ) -> Response:
     def whole(answers: Sequence[GeneratorAnswer]) -> object:
         found: JsonObject = {"generated_text": body.text(answers[0])}
@@ -84,13 +84,13 @@ async def _completed(
         return [found] if listed else found
 
     asked: CompletionRequest = body.completion(stream=stream)
-    return await complete(state, asked, request, AnswerForm(whole, lambda: _Events(body), "inputs"))
+    return await complete(state, asked, request, AnswerForm(whole, lambda: _TgiEvents(body), "inputs"))
 
 
-class _Events(StreamChunks):
+class _TgiEvents(StreamChunks):
     """An event for each piece of text, and one for the end token, which has the whole text."""
 
-    def __init__(self, body: GenerateRequest) -> None:
+    def __init__(self, body: TgiRequest) -> None:
         self._body = body
         self._sent = 0
 

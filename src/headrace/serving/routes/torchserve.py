@@ -6,7 +6,6 @@ import json
 from collections.abc import Iterator
 from email.parser import BytesParser
 from email.policy import HTTP
-from typing import Any
 from urllib.parse import parse_qs
 
 from fastapi import APIRouter, Request, Response
@@ -88,7 +87,7 @@ def _from_json(body: bytes) -> object:
     if len(body) > HEAVY_BYTES:
         check_values(body)
     try:
-        content: Any = json.loads(body)
+        content: object = json.loads(body)
     except (ValueError, RecursionError):
         raise ApiError(400, "the body is not valid JSON", code="json_invalid") from None
     if isinstance(content, dict) and len(content) == 1:
