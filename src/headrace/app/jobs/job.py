@@ -119,9 +119,8 @@ def carry_out(  # noqa: PLR0913 - keyword-only, and each caller leaves most of t
         JobError: the job cannot start or continue; finished records are kept.
     """
     began = began or time.monotonic()
-    report = ReportBuilder(
-        began, host_of(plan, tuned_profile(plan.settings, engine), workers, preparers_of(plan.settings, engine))
-    )
+    host = host_of(plan, tuned_profile(plan.settings, engine), workers, preparers_of(plan.settings, engine))
+    report = ReportBuilder(began, host)
     listeners: list[Listener] = [report, *map(Guarded, plan.settings.listeners)]
     broadcast = Broadcast(listeners)
     kept = contextlib.ExitStack()
