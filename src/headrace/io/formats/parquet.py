@@ -467,9 +467,9 @@ def _is_vector(output: LibraryValue) -> bool:
 
 def _plain(outputs: LibraryValue) -> _Plain:
     """Outputs as plain values, or as the array that they are in if each row of it is a vector."""
-    if (columns := by_key(outputs)) is not None and all(map(are_plain, columns.values())):
-        return list(outputs)
     array = rows_of_array(outputs)
+    if array is None and (columns := by_key(outputs)) is not None and all(map(are_plain, columns.values())):
+        return list(outputs)
     if array is None or (array.ndim == 2 and array.dtype.kind == "b"):
         return [plain(output) for output in outputs]
     vectors: NDArray[numpy.generic] = array
