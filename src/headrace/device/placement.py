@@ -101,7 +101,7 @@ def running(device: torch.device, what: Callable[[], str]) -> Iterator[None]:
         # Kernels of Triton and of packages run on the current device, wherever their tensors are.
         with torch.inference_mode(), torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
             yield
-    except Exception as error:  # the border to PyTorch, whose libraries tell of the device in errors of many classes
+    except (RuntimeError, MemoryError) as error:  # PyTorch's own, and those of its libraries
         if is_out_of_memory(error):
             # The frames that it came through hold the tensors of the batch, and who handles the error holds it.
             traceback.clear_frames(error.__traceback__)

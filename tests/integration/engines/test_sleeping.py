@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,51 @@ def test_all_weights_move_and_tied_ones_stay_tied() -> None:
         assert torch.equal(module.late, torch.arange(12.0).view(3, 4).t())
         del held
     assert torch.equal(module(torch.tensor([1, 2])), expected)
+
+
+class Cudart:
+    """Page-locks whole memory that is there, as CUDA's runtime; knows what is locked."""
+
+    def __init__(self) -> None:
+        self.locked: dict[int, int] = {}
+
+    def cudaHostRegister(self, address: int, size: int, flags: int) -> int:  # noqa: N802 - CUDA's names
+        self.locked[address] = size
+        return 0
+
+    def cudaHostUnregister(self, address: int) -> int:  # noqa: N802
+        del self.locked[address]
+        return 0
+
+
+def rounded_up(*args: Any, **options: Any) -> None:
+    """PyTorch's page-locked memory is rounded up to powers of two and kept for ever."""
+    assert not options.get("pin_memory"), "15 GB of weights would take 27"
+
+
+def test_a_model_that_sleeps_takes_its_own_size_of_host_memory_and_gives_it_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cudart, real = Cudart(), torch.empty_like
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: cudart)
+    monkeypatch.setattr(torch, "empty_like", lambda *args, **options: rounded_up(**options) or real(*args, **options))
+    monkeypatch.setattr(sleeping, "synchronize", lambda device: None)
+    monkeypatch.setattr(sleeping, "release", lambda device: None)
+    module = torch.nn.Sequential(*(torch.nn.Linear(1_000, 33 + 2 * number) for number in range(8)))
+    size = sum(one.numel() * one.element_size() for one in module.parameters())
+    expected = [one.detach().clone() for one in module.parameters()]
+    for _ in range(2):
+        sleeping.to_host(module, torch.device("cuda"))
+        assert size <= sum(cudart.locked.values()) <= 1.01 * size
+        [block] = cudart.locked
+        assert all(block <= one.data_ptr() < block + size * 1.01 for one in module.parameters())
+        sleeping.to_device(module, CPU)  # there is no other device here
+        assert not cudart.locked, "given back"
+        assert all(map(torch.equal, module.parameters(), expected))
+    sleeping.to_host(module, torch.device("cuda"))
+    del module
+    gc.collect()
+    assert not cudart.locked, "a model that is closed while it sleeps gives it back too"
 
 
 @pytest.mark.parametrize("task", ["classify", "image-classify"])

@@ -11,7 +11,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from headrace.batching.results import checked_results
 from headrace.device.forward import Forwarded, ForwardMeter
@@ -216,7 +215,7 @@ class ProcessEngine:
                 self._actor = None
                 lost.kill()
 
-    def _ask(self, method: str, *arguments: object) -> Any:
+    def _ask(self, method: str, *arguments: object) -> object:
         """A fact of the running process; None where it has ended."""
         actor = self._actor
         if actor is None:
@@ -262,13 +261,14 @@ class _Gate:
 class _RemotePeaks(PeakMeter):
     """The peaks of the process, as of its last answer."""
 
-    def __init__(self, ask: Callable[..., Any]) -> None:
+    def __init__(self, ask: Callable[..., object]) -> None:
         self._ask = ask
         self.last: tuple[int, ...] = ()
 
     def restart(self) -> bool:
         """Start again."""
-        self.last = tuple(self._ask("restart_peaks") or ())
+        found = self._ask("restart_peaks")
+        self.last = found if isinstance(found, tuple) else ()
         return bool(self.last)
 
     def peak(self) -> int | None:
@@ -283,7 +283,7 @@ class _RemotePeaks(PeakMeter):
 class _RemoteMeter(ForwardMeter):
     """The forward passes in the process, and in those before it."""
 
-    def __init__(self, facts: _MeterFacts, ask: Callable[..., Any]) -> None:
+    def __init__(self, facts: _MeterFacts, ask: Callable[..., object]) -> None:
         super().__init__(None, facts.gpu, self._memory if facts.has_memory else None, facts.device)
         self._ask = ask
         self._peaks = _RemotePeaks(ask)
@@ -302,10 +302,12 @@ class _RemoteMeter(ForwardMeter):
 
     def device_peaks(self, dtype: str) -> Mapping[str, float]:
         """Measured by the process."""
-        return dict(self._ask("device_peaks", dtype) or {})
+        found = self._ask("device_peaks", dtype)
+        return found if isinstance(found, dict) else {}
 
     def _memory(self) -> tuple[AvailableMemory, PeakMeter]:
-        return self._ask("memory_limit") or AvailableMemory(0, "unknown"), self._peaks
+        found = self._ask("memory_limit")
+        return found if isinstance(found, AvailableMemory) else AvailableMemory(0, "unknown"), self._peaks
 
 
 class _Host:

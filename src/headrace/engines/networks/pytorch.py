@@ -290,7 +290,7 @@ def loading(folder: Path) -> Iterator[None]:
 def _fits(folder: Path) -> Iterator[None]:
     try:
         yield
-    except Exception as error:  # the border to PyTorch and transformers
+    except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
         size = sum(path.stat().st_size for path in folder.glob("*.safetensors")) / 1e9
