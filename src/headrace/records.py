@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias, cast
 
 from headrace.errors import ProcessError, RecordError, text_of
 
@@ -48,6 +48,17 @@ class Unreadable:
 
     def __str__(self) -> str:
         return f"(cannot be read: {self.reason})"
+
+
+class ExactValue(Protocol):
+    """A value as its table has it: see `headrace.io.formats.cells`."""
+
+    reason: str
+    """Why Python cannot hold it, if so."""
+
+    def inner(self, keys: Sequence[str], /) -> object:
+        """The value in this one, a struct, that the keys lead to."""
+        ...
 
 
 class TableRow(dict[str, object]):
@@ -136,7 +147,7 @@ def kept_value(row: Mapping[str, object], name: str, *, exact: bool) -> object:
         raise value.refusal(name)
     if not exact or type(table) is not TableRow:
         return value
-    cell: Any = table.exact.get(name)
+    cell = cast("ExactValue | None", table.exact.get(name))
     if cell is not None and type(value) is Unreadable:
         cell.reason = value.reason
     return value if cell is None else cell
@@ -148,7 +159,7 @@ def _inner_value(row: Mapping[str, object], name: str, *, exact: bool) -> object
         return None
     value, column = value_at(row, name), outer(name)
     table = row.read if type(row) is JoinedRow and row.read.get(column) is row[column] else row
-    cell: Any = table.exact.get(column) if exact and type(table) is TableRow else None
+    cell = cast("ExactValue | None", table.exact.get(column) if exact and type(table) is TableRow else None)
     return value if cell is None else cell.inner(name.split(".")[1:])
 
 

@@ -18,6 +18,7 @@ from headrace.io.sinks.targets import find_target
 from headrace.jobs.settings import JobSettings
 
 if TYPE_CHECKING:
+    import numpy
     import pandas as pd
     import pyarrow as pa
     from numpy.typing import NDArray
@@ -108,7 +109,7 @@ def _execute(settings: JobSettings, kind: str, execute: Callable[[JobSettings], 
         raise
 
 
-def _array(table: pa.Table) -> NDArray[Any]:
+def _array(table: pa.Table) -> NDArray[numpy.generic]:
     """The outputs: vectors of one length as rows, numbers as they are, all others as Python objects.
 
     Failed records are NaN, which makes floats of integers, or None.
@@ -122,14 +123,16 @@ def _array(table: pa.Table) -> NDArray[Any]:
     kind = column.type
     if types.is_fixed_size_list(kind) and _is_number(kind.value_type):
         there = column.is_valid().to_numpy(zero_copy_only=False)
-        values: NDArray[Any] = column.drop_null().flatten().to_numpy(zero_copy_only=False).reshape(-1, kind.list_size)
+        values: NDArray[numpy.generic] = (
+            column.drop_null().flatten().to_numpy(zero_copy_only=False).reshape(-1, kind.list_size)
+        )
         if there.all():
             return values
         found = numpy.full((len(column), kind.list_size), numpy.nan, numpy.result_type(values, numpy.float16))
         found[there] = values
         return found
     if _is_number(kind):
-        numbers: NDArray[Any] = column.to_numpy(zero_copy_only=False)
+        numbers: NDArray[numpy.generic] = column.to_numpy(zero_copy_only=False)
         return numbers
     objects = numpy.empty(len(column), object)
     objects[:] = column.to_pylist()

@@ -20,7 +20,7 @@ from headrace.io.storage.rows import (
 from headrace.records import Failed, Record
 
 
-class TextFormat(FileFormat):
+class TextLinesFormat(FileFormat):
     """The lines of a file, each a record with the column `text`. Blank lines are skipped and take no position.
 
     A line that is not UTF-8, or longer than 64 MiB, is a `Failed` at its position.
@@ -55,4 +55,4 @@ def _text(line: bytes) -> str:
     return line.decode().removesuffix("\r")
 
 
-TXT = Format(name="txt", reader=TextFormat, compressible=True, common=True)
+TXT = Format(name="txt", reader=TextLinesFormat, compressible=True, common=True)
