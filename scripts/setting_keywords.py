@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from headrace.app.servers.settings import ServerSettings
@@ -61,6 +62,14 @@ class ServerOptions(ConfigKeywords, total=False):
 
     limits: ServeLimits | None
 '''
+_SERVED = '''
+
+class ServeKeywords(TypedDict, total=False):
+    """Settings of a server of a loaded model."""
+
+    name: str | Sequence[str] | None
+    limits: ServeLimits | None
+'''
 _NAME = '''
 
 class ServerKeywords(ServerOptions, EngineKeywords, total=False):
@@ -92,13 +101,17 @@ def source() -> str:
             _SERVER,
             _lines(ServerSettings, ServeLimits),
             _NAME,
+            _SERVED,
+            _lines(ServerSettings, ServeLimits, leave_out=("batch_timeout_s", "state", "latency_target_s")),
         )
     )
 
 
-def _lines(*kinds: type) -> str:
+def _lines(*kinds: type, leave_out: Sequence[str] = ()) -> str:
     every = [(one, kind.__dataclass_fields__[one.name].type) for kind in kinds for one in declared(kind)]  # type: ignore[attr-defined]
-    return "".join(f"    {one.name}: {_type(one, kind)}\n" for one, kind in every if one.name not in _APART)
+    return "".join(
+        f"    {one.name}: {_type(one, kind)}\n" for one, kind in every if one.name not in (*_APART, *leave_out)
+    )
 
 
 def _type(one: Declared, kind: str) -> str:

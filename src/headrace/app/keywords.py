@@ -117,3 +117,27 @@ class ServerKeywords(ServerOptions, EngineKeywords, total=False):
     """Settings of a server."""
 
     name: str | Sequence[str] | None
+
+
+class ServeKeywords(TypedDict, total=False):
+    """Settings of a server of a loaded model."""
+
+    name: str | Sequence[str] | None
+    limits: ServeLimits | None
+    keys: Sequence[KeySettings]
+    allowed_hosts: Sequence[str] | None
+    listeners: Sequence[Listener]
+    max_wait_s: float
+    max_requests: int
+    max_cost: float | None
+    max_waiting_bytes: str | int
+    max_body_bytes: str | int
+    max_file_bytes: str | int
+    max_header_bytes: str | int
+    max_prompts: int
+    max_prompt_chars: int
+    timeout_s: float
+    body_timeout_s: float
+    keep_alive_s: int
+    write_timeout_s: float
+    drain_s: float

@@ -5,27 +5,30 @@ from __future__ import annotations
 import asyncio
 import atexit
 import functools
+import sys
 import threading
 import time
 import weakref
 from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self, TypeAlias, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, TypeVar, Unpack, overload
 
 from headrace.app.jobs.budgets import follow
 from headrace.app.jobs.job import SharedBatcher, already_finished, carry_out, check
 from headrace.app.jobs.running import RunningModel
 from headrace.app.jobs.tables import AnyTable, TableKind
-from headrace.app.keywords import JobKeywords, LoadKeywords
+from headrace.app.keywords import JobKeywords, LoadKeywords, ServeKeywords
 from headrace.app.row_stream import RowStream, StreamedRow, finished_rows
 from headrace.app.run import check_sink, off_loop, settings_of, to_sink
 from headrace.app.running_job import RunningJob, refuse_cancelled
 from headrace.app.servers.warm_up import warm_up
+from headrace.argument_types import build
 from headrace.concurrency.loop_thread import LoopThread
 from headrace.engines.choosing.config import EngineConfig, config_from
 from headrace.engines.choosing.resolving import resolve
-from headrace.errors import EngineDeadError, UnknownOptionError
+from headrace.errors import EngineDeadError, MissingExtraError, UnknownOptionError
 from headrace.events import JobDone
 from headrace.io.sinks.callback_sink import Receiver, Rows
 from headrace.jobs.pipeline.job import StopRequest
@@ -33,6 +36,11 @@ from headrace.jobs.settings import SETTING_NAMES, JobSettings
 from headrace.observe.reporting.report import Report
 from headrace.options import split
 from headrace.tracebacks import naming, public
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+    from headrace.serving.state import ServerState
 
 T = TypeVar("T")
 AnyInput: TypeAlias = Any
@@ -262,6 +270,53 @@ class LoadedModel:
 
         return RowStream(self._thread, opened)
 
+    # -- requests --------------------------------------------------------------------------------------------------
+
+    @public
+    @naming
+    def app(self, **settings: Unpack[ServeKeywords]) -> FastAPI:
+        """A FastAPI app that serves this model, as `headrace.build_app`; the model stays loaded when the app ends.
+
+        Args:
+            settings: of the server, each as docs/options.md has it.
+
+        Raises:
+            ConfigError: a setting is unknown, or needs a model of the server's own, as the Batch API does.
+            MissingExtraError: FastAPI is not installed.
+        """
+        return self._server(settings)[0]
+
+    @public
+    @naming
+    def serve(self, host: str = "127.0.0.1", port: int = 8000, **settings: Unpack[ServeKeywords]) -> None:
+        """Serve this model over HTTP until SIGTERM or Ctrl-C; it stays loaded, and may be used from other threads.
+
+        Args:
+            host: the address to listen at.
+            port: 0 for one that is free.
+            settings: as `app`.
+
+        Raises:
+            ConfigError: as `app`, or the address cannot be used.
+        """
+        app, state = self._server(settings)
+        server = import_module("headrace.serving.http.server")
+        off_loop(lambda: server.DrainingServer(app, state, {"host": host, "port": port}).run_app(_say_ready))
+
+    def _server(self, settings: Mapping[str, object]) -> tuple[FastAPI, ServerState]:
+        self._check_open()
+        known = ServeKeywords.__annotations__
+        if name := next((one for one in settings if one not in known), None):
+            raise UnknownOptionError(name, self.task, None, (), (), tuple(known))
+        try:
+            servers = import_module("headrace.app.servers.server")
+        except ModuleNotFoundError as error:
+            raise MissingExtraError(f'serve: {error}: pip install "headrace[serve]"') from error
+        given = {name: value for name, value in settings.items() if name != "limits" or value is not None}
+        made = build(servers.ServerSettings, {**given, "config": self._config})
+        built: tuple[FastAPI, ServerState] = servers.build(made, self._model)
+        return built
+
     # -- the end ---------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
@@ -333,6 +388,10 @@ class LoadedModel:
     def _check_open(self) -> None:
         if self._closed:
             raise EngineDeadError("the model is closed; load it again with headrace.load")
+
+
+def _say_ready(address: str, _: Sequence[str]) -> None:
+    sys.stderr.write(f"headrace: ready at {address}\n")
 
 
 def _raise_first(outputs: Sequence[object]) -> None:

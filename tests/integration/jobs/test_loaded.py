@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fastapi.testclient import TestClient
 
 import headrace
 from headrace.cluster.ray.data import Stage
@@ -141,6 +142,19 @@ def test_the_job_of_a_cancelled_task_ends(tmp_path: Path) -> None:
     engine.gate.set()
     with pytest.raises(JobError, match="cancelled"):
         job.result(timeout=60)
+
+
+def test_a_model_serves_requests_beside_its_other_work(model: headrace.LoadedModel) -> None:
+    with TestClient(model.app(name="lengths")) as client:
+        job = model.arun(TEXTS, sink="list")
+        answer = client.post("/generate", json={"prompts": ["one", "three"]})
+        assert answer.json()["results"] == [3, 5]
+        assert client.post("/generate", json={"prompts": ["bad"]}).status_code == 400
+        assert client.get("/v1/models").json()["data"][0]["id"] == "lengths"
+        assert len(job.result(timeout=60)) == 300
+    assert model("four") == 4, "it stays loaded"
+    with pytest.raises(UnknownOptionError, match="state"):
+        model.app(state="folder")  # type: ignore[call-arg]
 
 
 def test_what_blocks_is_refused_on_an_event_loop(model: headrace.LoadedModel) -> None:

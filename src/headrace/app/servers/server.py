@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Unpack
+from typing import Unpack, cast
 
 from fastapi import FastAPI
 from prometheus_client.metrics_core import Metric
@@ -17,6 +17,7 @@ from prometheus_client.metrics_core import Metric
 import headrace
 from headrace.app.jobs.describe import server_facts
 from headrace.app.jobs.job import Broadcast, Guarded
+from headrace.app.jobs.running import RunningModel
 from headrace.app.jobs.tracing import ServerTracing, server_spans
 from headrace.app.keywords import ServerKeywords
 from headrace.app.servers.batch_api import BatchApi, BatchModel
@@ -24,10 +25,13 @@ from headrace.app.servers.batch_run import MOST_WAITING, BulkModel
 from headrace.app.servers.observed import ObservedServer
 from headrace.app.servers.settings import SERVER_SETTINGS as SERVER_SETTINGS
 from headrace.app.servers.settings import ServerSettings as ServerSettings
+from headrace.app.servers.shared import KeptEngine, RequestPort
 from headrace.app.servers.warm_up import warm_up
 from headrace.argument_types import build as build_settings
 from headrace.argument_types import check_types
+from headrace.batching.batcher import Batcher
 from headrace.device.cache import TuningCache
+from headrace.engines.base import Engine
 from headrace.engines.choosing import registry
 from headrace.engines.choosing.config import EngineConfig, config_from
 from headrace.engines.choosing.resolving import resolve, served_names
@@ -73,8 +77,8 @@ def build_app(task: str | None = None, model: str | Path | None = None, **settin
     return build(build_settings(ServerSettings, {**own, "config": config_from(engine)}))[0]
 
 
-def build(settings: ServerSettings) -> tuple[FastAPI, ServerState]:
-    """The app of a server of one model, and its state.
+def build(settings: ServerSettings, loaded: RunningModel | None = None) -> tuple[FastAPI, ServerState]:
+    """The app of a server of one model, and its state. A model that is `loaded` stays so when the app has ended.
 
     Raises:
         ConfigError: a task, engine or option that does not exist.
@@ -96,7 +100,9 @@ def build(settings: ServerSettings) -> tuple[FastAPI, ServerState]:
         api = BatchApi(settings.state, [model], settings.limits)
     app = create_app(
         server,
-        functools.partial(_service, settings, server, account, spans),
+        functools.partial(_service, settings, server, account, spans)
+        if loaded is None
+        else functools.partial(_shared_service, settings, server, account, loaded),
         bulk.task,
         version=headrace.__version__,
         routers=() if api is None else api.routers(),
@@ -202,6 +208,25 @@ def _service(
     )
     if ready.per_s is not None:
         service.expect(ready.per_s)
+    return service
+
+
+def _shared_service(
+    settings: ServerSettings, server: ServerState, account: ServerAccount, loaded: RunningModel
+) -> Service:
+    """The service of a loaded model, whose batches serve others too."""
+    service: Service | None = None
+
+    def heard(event: Event) -> None:
+        server.listener(event)
+        if service is not None:
+            service.heard(event)
+
+    engine = cast("Engine", KeptEngine(loaded, heard))
+    account.facts = server_facts(settings.config, engine, loaded.profile, settings.limits.max_requests)
+    batcher = cast("Batcher[object, object]", RequestPort(loaded))
+    model = _served_model(settings.name, settings.config)
+    service = Service(model, settings.config.task or "", engine, batcher, settings.limits, server.engine_died)
     return service
 
 
