@@ -102,6 +102,11 @@ def test_the_prompt_says_the_form_unless_it_shall_not() -> None:
     assert {row["generation"] for row in run("list", model, choices="yes,no", schema_in_prompt=False)} == {"no"}
 
 
+def test_a_model_in_a_process_of_its_own_is_held_to_the_form_too() -> None:
+    rows = run("list", "static", choices=("12345", "xy"), schema_in_prompt=False, engine_process=True, max_tokens=9)
+    assert {row["generation"]["text"] for row in rows} <= {"12345", "xy"}
+
+
 @pytest.mark.parametrize(
     ("settings", "words"),
     [

@@ -27,6 +27,7 @@ from headrace.engines.networks.pytorch import load_pretrained
 from headrace.engines.requests.chat import checked_messages, rendered
 from headrace.engines.requests.generation import GeneratedText, Request, Sampling, derived_seed, parse
 from headrace.engines.requests.long_prompts import LongPrompts, Place, PromptSplitter, prepared_by, room_of
+from headrace.engines.requests.structure import Structure
 from headrace.engines.requests.vocabulary import Vocabulary, check_ids
 from headrace.engines.text.max_length import choose_length, usable_positions
 from headrace.engines.text.truncation import TextTruncator
@@ -52,6 +53,8 @@ class TokenizedRequest:
     """Whether the answer has `cached_tokens`."""
     place: Place = None
     """The place of the request among others, which its seed depends on; see `Placed`."""
+    structure: Structure | None = None
+    """The form of the answer."""
     mask: Callable[[], TokenMask] | None = None
     """Makes what says which tokens the answer may have; None for all."""
 
@@ -192,9 +195,11 @@ class CausalLM(Vocabulary):
         sampling = request.sampling
         if sampling.max_tokens > room:
             sampling = replace(sampling, max_tokens=room, min_tokens=min(sampling.min_tokens, room))
-        # Compiled here, not on the model's thread.
-        mask = None if request.structure is None else self._grammars.compiled(request.structure)
-        return TokenizedRequest(ids, sampling, logprobs=logprobs.wanted(request), place=place, mask=mask)
+        if request.structure is not None:
+            self._grammars.compiled(request.structure)  # here, not on the model's thread
+        return TokenizedRequest(
+            ids, sampling, logprobs=logprobs.wanted(request), place=place, structure=request.structure
+        )
 
     def _ids(self, request: Request) -> tuple[int, ...]:
         text = self._text(request)
@@ -242,7 +247,8 @@ class CausalLM(Vocabulary):
         if seed is None:
             seed = derived_seed(self.prompting.seed, ask.place, ask.prompt)
         rules = self._rules.processors(ask.prompt, ask.sampling.max_tokens)
-        mask = None if ask.mask is None else ask.mask()
+        make = ask.mask if ask.structure is None else self._grammars.compiled(ask.structure)
+        mask = None if make is None else make()
         return TokenSampler(ask.sampling, ask.prompt, seed, self.ends, ask.logprobs, rules, mask)
 
     def ends_of(self, ask: TokenizedRequest) -> frozenset[int]:

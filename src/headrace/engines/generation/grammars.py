@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
@@ -46,7 +46,7 @@ class Grammars:
         self._lock = threading.Lock()
         self._reading = threading.Lock()
         self._compiled: OrderedDict[Structure, Future[LLMatcher]] = OrderedDict()
-        self._threads = ThreadPoolExecutor(2, "headrace-grammar")
+        self._maker = MaskMaker()
 
     def compiled(self, structure: Structure) -> Callable[[], TokenGuide]:
         """Makes the guide of an answer. The first call for a form compiles it, in the caller's thread.
@@ -70,7 +70,7 @@ class Grammars:
             else:
                 found.set_result(matcher)
         try:
-            return partial(TokenGuide, found.result(), min(self._ends), self._threads)
+            return partial(TokenGuide, found.result(), min(self._ends), self._maker)
         except RecordError as error:
             raise RecordError(str(error), param=structure.said_in) from None
 
@@ -106,8 +106,8 @@ class Grammars:
         return words
 
     def close(self) -> None:
-        """End the threads."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        """End the thread."""
+        self._maker.close()
 
 
 class _PlainTokens:
@@ -124,21 +124,51 @@ class _PlainTokens:
         return list(self._tokenizer.encode(text.decode(), add_special_tokens=False).ids)
 
 
+class MaskMaker:
+    """Makes the next masks of answers on one thread, all of a step together, while the model runs."""
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, "headrace-grammar")
+        self._waiting: deque[TokenGuide] = deque()
+        self._working: Future[None] | None = None
+
+    def start(self, guide: TokenGuide) -> None:
+        """Make the mask of this answer. Called by the model's thread alone."""
+        self._waiting.append(guide)
+        if self._working is None or self._working.done():
+            self._working = self._thread.submit(self._work)
+
+    def wait(self) -> None:
+        """Wait until no mask is being made."""
+        if self._working is not None:
+            self._working.result()
+
+    def close(self) -> None:
+        """End the thread."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def _work(self) -> None:
+        while self._waiting:
+            self._waiting.popleft().advance()
+
+
 class TokenGuide:
-    """Says which tokens one answer may continue with. The next mask is made on another thread, while the model runs.
+    """Says which tokens one answer may continue with.
 
     Args:
         compiled: the form.
         end: a token that ends the answer.
-        threads: make masks.
+        maker: makes the next mask beforehand.
     """
 
-    def __init__(self, compiled: LLMatcher, end: int, threads: ThreadPoolExecutor) -> None:
+    def __init__(self, compiled: LLMatcher, end: int, maker: MaskMaker) -> None:
         self._matcher = compiled.deep_copy()
         self._end = end
-        self._threads = threads
+        self._maker = maker
         self._taken: list[int] = []
-        self._next: Future[bytes] | None = None
+        self._consumed = 0
+        """How many of them the matcher has seen."""
+        self._bits: bytes | None = None
         self.failed: RecordError | None = None
         """Why the answer could not be held to its form; it ends then."""
 
@@ -146,23 +176,27 @@ class TokenGuide:
         """The answer goes on with this token."""
         if self.failed is None:
             self._taken.append(token)
-            self._next = self._threads.submit(self._after, token)
+            self._bits = None
+            self._maker.start(self)
+
+    def advance(self) -> None:
+        """Make the mask after the last token."""
+        self._matcher.consume_tokens(self._taken[self._consumed :])
+        self._consumed = len(self._taken)
+        self._bits = self._matcher.compute_bitmask()
 
     def fill(self, generated: Sequence[int]) -> torch.Tensor:
         """The tokens that may come after these, see `TokenMask`."""
-        made, self._next = self._next, None
-        bits = None if made is None else made.result()
+        if self._bits is None:
+            self._maker.wait()
         if self._taken != list(generated):  # the answer began anew
             self._matcher.reset()
-            self._matcher.consume_tokens(list(generated))
-            self._taken, bits = list(generated), None
-        mask = torch.frombuffer(bytearray(bits or self._matcher.compute_bitmask()), dtype=torch.int32)
+            self._taken, self._consumed, self._bits = list(generated), 0, None
+        if self._bits is None:  # the first, or the thread had ended its work
+            self.advance()
+        mask = torch.frombuffer(bytearray(self._bits or b""), dtype=torch.int32)
         if problem := self._matcher.get_error():
             self.failed = RecordError(f"the answer cannot be held to its form: {' '.join(problem.split())[:300]}")
             mask.zero_()
             mask[self._end // 32] = 1 << self._end % 32 if self._end % 32 < 31 else -(1 << 31)
         return mask
-
-    def _after(self, token: int) -> bytes:
-        self._matcher.consume_token(token)
-        return bytes(self._matcher.compute_bitmask())

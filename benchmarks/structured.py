@@ -1,0 +1,130 @@
+"""Answers of a given form by a model of random weights: how many parse, and what the form costs.
+
+python -m benchmarks.structured
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.common import quick, report
+from benchmarks.generation import model_folder
+from headrace import ContinuousBatcher
+from headrace.engines.choosing import registry
+from headrace.jobs.answer_form import AnswerForm, InvalidAnswerError, schema_of
+
+ROWS = 3 if quick() else 50
+"""For each schema."""
+MOST_TOKENS = 256
+ROUNDS = 1 if quick() else 2
+
+_TEXT = {"type": "string", "maxLength": 12}
+_PARTS: tuple[dict[str, Any], ...] = (
+    {"type": "integer", "minimum": -5, "maximum": 120},
+    {"type": "number", "minimum": 0, "maximum": 1},
+    {"enum": ["low", "middle", "high"]},
+    _TEXT,
+    {"type": "boolean"},
+    {"type": "array", "items": _TEXT, "minItems": 1, "maxItems": 3},
+    {"type": ["string", "null"], "maxLength": 8},
+    {"type": "string", "pattern": "^[A-Z]{2}-[0-9]{4}$"},
+    {"type": "string", "format": "date"},
+    {"anyOf": [{"type": "integer", "minimum": 0, "maximum": 9}, {"type": "null"}]},
+)
+
+
+def schemas() -> list[dict[str, Any]]:
+    """Twenty of them: all pairs in a row of the parts, with optional fields, and the same nested and in lists."""
+    pairs = list(itertools.pairwise((*_PARTS, _PARTS[0])))
+    flat = [{"type": "object", "properties": {"a": one, "b": two, "c": one}, "required": ["a", "b"]}
+            for one, two in pairs]  # fmt: skip
+    nested = [
+        {
+            "type": "object",
+            "properties": {"inner": flat[number], "list": {"type": "array", "items": two, "maxItems": 2}},
+            "required": ["inner", "list"],
+        }
+        for number, (_, two) in enumerate(pairs)
+    ]
+    return [schema_of(schema) for schema in (*flat, *nested)]
+
+
+def answers(engine: Any, requests: Sequence[dict[str, Any]]) -> tuple[list[Any], float]:
+    """The answers, and the seconds of a core that they took; preparing included."""
+
+    async def main() -> list[Any]:
+        async with ContinuousBatcher(
+            engine, max_slots=engine.profile.max_in_flight, max_cost=engine.profile.max_cost
+        ) as batcher:
+            return [answer async for answer in batcher.map([one.payload for one in engine.prepare(requests)])]
+
+    started = time.process_time()
+    found = asyncio.run(main())
+    return found, time.process_time() - started
+
+
+def main() -> None:
+    """Check all answers, and generate as many tokens without a form."""
+    torch.set_num_threads(1)
+    rng = random.Random(0)
+    forms = schemas()
+    held = [
+        {
+            "prompt": "".join(rng.choices("abcdefghij +=0123456789", k=rng.randint(10, 60))),
+            "structured_outputs": {"json": schema},
+            "max_tokens": MOST_TOKENS,
+            "temperature": 1.0,
+            "seed": row,
+        }
+        for row in range(ROWS)
+        for schema in forms
+    ]
+    with tempfile.TemporaryDirectory() as temporary:
+        engine = registry.create("generate", model_folder(Path(temporary)), enable_prefix_caching=False)
+        found, _ = answers(engine, held)
+        free = [
+            {**{name: one[name] for name in ("prompt", "temperature", "seed")}, "ignore_eos": True,
+             "max_tokens": answer["completion_tokens"]}
+            for one, answer in zip(held, found, strict=True)
+        ]  # fmt: skip
+        times = [(answers(engine, free)[1], answers(engine, held)[1]) for _ in range(ROUNDS)]
+        engine.close()
+    valid = cut = 0
+    for one, answer in zip(held, found, strict=True):
+        form = AnswerForm.of_schema(one["structured_outputs"]["json"], 0, in_prompt=False)
+        try:
+            form.checked(answer)
+            valid += 1
+        except InvalidAnswerError as error:
+            cut += not error.may_pass
+    without, with_form = min(one for one, _ in times), min(two for _, two in times)
+    tokens = sum(answer["completion_tokens"] for answer in found)
+    rows: list[list[object]] = [
+        ["answers", len(found)],
+        ["valid", valid],
+        ["cut at max_tokens", cut],
+        ["invalid", len(found) - valid - cut],
+        ["tokens", tokens],
+        ["tokens/s of a core without a form", f"{tokens / without:,.0f}"],
+        ["tokens/s of a core with it", f"{tokens / with_form:,.0f}"],
+        ["speed with it", f"{without / with_form:.2f} x"],
+    ]
+    note = (
+        f"{len(forms)} schemas, {ROWS} prompts each, at most {MOST_TOKENS} tokens, temperature 1; a Llama of 4 M "
+        "random weights with 99 tokens, float32, one thread of torch; without a form, the same prompts and as many "
+        f"tokens; the best of {ROUNDS}."
+    )
+    report("structured", "Answers of a given form", ["", "value"], rows, [note])
+
+
+if __name__ == "__main__":
+    main()
