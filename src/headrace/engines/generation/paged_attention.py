@@ -238,6 +238,8 @@ class _PagedStep:
         self._counts = [part.known + len(part.ids) for part in parts]
         self._on_device = known + starts.diff()
         self._singles = next((n for n, length in enumerate(self._lengths) if length > 1), len(parts))
+        if self._singles * max(self._counts) > len(paged.layers[0][0]):  # more than the memory left for it
+            self._singles = 0
         self._packed: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
         self._padded_by: dict[int | None, tuple[torch.Tensor, torch.Tensor]] = {}
 
