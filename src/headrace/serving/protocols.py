@@ -34,6 +34,8 @@ class ServerProtocol:
     """The routes that a server of this task has; none for a task that the API does not know."""
     errors: ErrorShape = as_openai
     """Gives the status and body by which the API tells an error."""
+    any_type: bool = False
+    """Whether bodies are JSON whatever the content type says, as of `curl -d`; not of web pages."""
     order: int = 100
     """Routes are matched in this order. The body of a request decides between those with the same path: the route is
     meant whose required fields it has."""
@@ -48,7 +50,7 @@ def routers_of(state: ServerState, task: Task) -> Iterator[APIRouter]:
         for router in protocol.routers(state, task):
             for route in router.routes:
                 if isinstance(route, DirectRoute):
-                    route.shape = protocol.errors
+                    route.shape, route.any_type = protocol.errors, protocol.any_type
             yield router
 
 

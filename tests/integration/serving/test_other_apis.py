@@ -273,6 +273,16 @@ def test_vectors_of_cohere_and_ollama() -> None:
         found = server.post("/api/embed", {"model": "m:latest", "input": ["a b", "c"]}).json()
         np.testing.assert_allclose(found["embeddings"][0], unit, rtol=1e-5)
         assert found["prompt_eval_count"] == 3
+        curl = {"content-type": "application/x-www-form-urlencoded"}
+        plain = b'{"model": "m", "input": "a b"}'
+        for path, headers, status in (
+            ("/api/embed", curl, 200),
+            ("/api/embed", {**curl, "origin": "http://evil.example"}, 400),
+            ("/v1/embeddings", {}, 200),
+            ("/v1/embeddings", {"origin": "http://evil.example"}, 400),
+            ("/v1/embeddings", curl, 400),
+        ):
+            assert server.client.post(path, content=plain, headers=headers).status_code == status, (path, headers)
         old = server.post("/api/embeddings", {"model": "m", "prompt": "a b"}).json()
         np.testing.assert_allclose(old["embedding"], row, rtol=1e-5)
         assert [one["model"] for one in server.client.get("/api/tags").json()["models"]] == ["m"]

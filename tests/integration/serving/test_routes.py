@@ -151,11 +151,13 @@ def test_the_documents_name_every_route(embedder: Running, talker: Running) -> N
 
 
 def test_a_body_that_is_not_said_to_be_json_is_not_taken(embedder: Running) -> None:
-    for headers in ({"content-type": "text/plain"}, {"content-type": "application/x-www-form-urlencoded"}, {}):
+    form, page = {"content-type": "application/x-www-form-urlencoded"}, {"origin": "http://a.example"}
+    for headers in ({"content-type": "text/plain"}, form, page):
         response = embedder.client.post("/v1/embeddings", content=b'{"input": "x"}', headers=headers)
         assert (response.status_code, error(response)["code"]) == (400, "not_json")
     fine = {"content-type": "application/vnd.of-ours+json; charset=utf-8"}
-    assert embedder.client.post("/v1/embeddings", content=b'{"input": "x"}', headers=fine).status_code == 200
+    for headers in (fine, {**fine, **page}, {}):  # a web page cannot leave out that it is one
+        assert embedder.client.post("/v1/embeddings", content=b'{"input": "x"}', headers=headers).status_code == 200
 
 
 def test_a_body_that_comes_in_pieces_is_put_together(embedder: Running) -> None:

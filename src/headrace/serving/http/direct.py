@@ -39,6 +39,8 @@ class DirectRoute(APIRoute):
         self.app = self.serve
         self.shape: ErrorShape = as_openai
         """How errors are told."""
+        self.any_type = False
+        """Whether a JSON body may have another content type."""
         self.others: list[DirectRoute] = []
         """Routes of other protocols with the same path, for bodies with their required fields."""
         model = self._model
@@ -81,10 +83,9 @@ class DirectRoute(APIRoute):
 
     async def _read(self, raw: bytes, scope: Scope) -> RequestFields | bytes:
         if self._model is bytes:
-            if any(name == b"origin" for name, _ in scope["headers"]):  # a web page's, which sends other types unasked
-                _check_type(scope["headers"])
+            _check_type(scope["headers"], any_type=True)
             return raw
-        _check_type(scope["headers"])
+        _check_type(scope["headers"], any_type=self.any_type)
         return self._parse(raw) if len(raw) <= HEAVY_BYTES else await asyncio.to_thread(self._parse_heavy, raw)
 
     def _parse_heavy(self, raw: bytes) -> RequestFields:
@@ -163,12 +164,18 @@ async def read_body(receive: Receive) -> bytes:
         parts.append(part)
 
 
-def _check_type(headers: list[tuple[bytes, bytes]]) -> None:
-    """Raise 400 unless the content type is JSON, which a browser sends across origins only after a CORS preflight."""
+def _check_type(headers: list[tuple[bytes, bytes]], *, any_type: bool = False) -> None:
+    """Raise 400 unless the content type is JSON, which a browser sends across origins only after a CORS preflight.
+
+    A request without the header `Origin` is not a web page's: it may leave out the type, or have any with `any_type`.
+    """
+    kind, of_page = b"", False
     for name, value in headers:
         if name == b"content-type":
             kind = value.partition(b";")[0].strip().lower()
             if kind == b"application/json" or (kind.startswith(b"application/") and kind.endswith(b"+json")):
                 return
-            break
-    raise ApiError(400, "the body must be JSON: send Content-Type: application/json", code="not_json")
+        elif name == b"origin":
+            of_page = True
+    if of_page or (kind and not any_type):
+        raise ApiError(400, "the body must be JSON: send Content-Type: application/json", code="not_json")
