@@ -118,6 +118,8 @@ class EngineOptions(_Dataclasses):
     """The option that chooses this engine where none is named. Such an engine is never a task's default."""
     library: ClassVar[str | None] = None
     """The package whose version may change its outputs, beside the model and the options."""
+    leads_on_gpu: ClassVar[bool] = False
+    """Whether it is the default of its task where there is a GPU and its library is installed."""
     others: ClassVar[str | None] = None
     """The program whose own options it takes beside those that are declared."""
     order: ClassVar[int] = 100

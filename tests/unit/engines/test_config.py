@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import pickle
 import subprocess
 import sys
@@ -225,3 +226,36 @@ def test_a_server_refuses_what_a_setting_cannot_be(options: dict[str, Any], mess
 
     with pytest.raises(ConfigError, match=message):
         build_app(**{"engine": "headrace.testing:FakeEngine", **options})
+
+
+@pytest.mark.parametrize(
+    ("devices", "installed", "given", "engine"),
+    [
+        (1, True, {}, "vllm"),
+        (1, True, {"engine_options": {"temperature": 0.0}}, "vllm"),
+        (0, True, {}, None),
+        (1, False, {}, None),
+        (1, True, {"engine": "torch"}, "torch"),
+        (1, True, {"engine_options": {"kv_cache_tokens": 4096}}, None),  # vLLM has no such option
+        (1, True, {"task": "embed"}, None),
+    ],
+)
+def test_vllm_is_the_default_of_generate_on_a_gpu_and_says_so(
+    devices: int,
+    installed: bool,
+    given: dict[str, Any],
+    engine: str | None,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    from headrace.engines.choosing import registry
+    from headrace.engines.vllm import options
+
+    monkeypatch.setattr(registry, "cuda_devices", lambda: devices)
+    found = importlib.util.find_spec("json") if installed else None
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: found)
+    monkeypatch.setattr(options, "vllm_arguments", lambda: () if installed else None)
+    config = EngineConfig(**{"task": "generate", **given}).resolved()
+    assert config.engine == engine
+    assert ("runs on vllm" in caplog.text) == (engine == "vllm")
+    assert config.resolved() == config

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping
@@ -16,7 +17,9 @@ from headrace.engines.model_folder import is_included
 from headrace.engines.tasks import known_tasks
 from headrace.errors import ConfigError
 from headrace.options import option
-from headrace.wording import shown
+from headrace.wording import shown, spelled
+
+logger = logging.getLogger("headrace")
 
 
 class EngineChoice(Protocol):
@@ -133,9 +136,22 @@ class EngineConfig:
         if config.engine is None and config.engine_options:
             config = replace(config, engine=registry.implied_engine(config.engine_options))
         if config.task is not None:
-            return config
+            return config._led()
         own = registry.is_custom(config.engine) or config.engine in registry.engine_names("custom")
         return replace(config, task=asked or ("custom" if own else "embed"))
+
+    def _led(self) -> EngineConfig:
+        """With the engine that leads on a GPU, if it is installed and none was named; says so."""
+        if self.engine is not None or self.engine_process or self.task not in known_tasks():
+            return self
+        engine = registry.leading_engine(self.task, self.engine_options)
+        if engine is None:
+            return self
+        logger.warning(
+            "%s runs on %s, which is installed and fastest on a GPU; %s for Headrace's own engine",
+            self.task, engine, spelled("``engine=torch``"),
+        )  # fmt: skip
+        return replace(self, engine=engine)
 
     def anchored(self) -> EngineConfig:
         """A copy with absolute paths, as user code may change the current folder.

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeGuard, get_args
 
+from headrace.device.cuda import cuda_devices
 from headrace.engines.custom import load
 from headrace.engines.declaring import EngineOptions
 from headrace.engines.model_folder import WEIGHTS, is_local, named_folder
@@ -69,6 +71,20 @@ def implied_engine(options: Iterable[str]) -> str | None:
     """The engine that an option chooses where none is named."""
     implied = {kind.implied_by: kind.engine for kind in declared_engines() if kind.implied_by}
     return next((implied[option] for option in options if option in implied), None)
+
+
+def leading_engine(task: str, options: Iterable[str]) -> str | None:
+    """The engine that is the task's default on this machine's GPU; None for the usual one, or without a GPU.
+
+    It must be installed, and take all of these options.
+    """
+    given = set(options)
+    for kind in declared_engines(task):
+        if not kind.leads_on_gpu or kind.library is None or importlib.util.find_spec(kind.library) is None:
+            continue
+        if given <= set(kind.names() or ()) and cuda_devices():
+            return kind.engine
+    return None
 
 
 def is_remote(engine: object) -> bool:

@@ -140,6 +140,7 @@ class Vllm(LongPromptOptions, SamplingOptions, ChatOptions, VllmArguments):
     factory = "headrace.engines.vllm.engine:VllmEngine"
     default_model = "arithmetic"
     splits = True
+    leads_on_gpu = True
 
     chat: bool | None = option(
         None,
