@@ -105,8 +105,8 @@ class AnswerForm:
         return cls(_structure("choice", list(choices), "choices"), words if in_prompt else "", reask)
 
     def describe(self) -> dict[str, object]:
-        """What of it determines the output, as JSON."""
-        return {"form": {"kind": self.structure.kind, "value": self.structure.value, "words": self.words}}
+        """What of it determines the output, by the names of the settings."""
+        return {self.structure.said_in.strip("`"): self.structure.value, "schema_in_prompt": bool(self.words)}
 
     def checked(self, output: object) -> object:
         """The output of an engine; with `parsed` if there is a schema: the value, with all its fields.
