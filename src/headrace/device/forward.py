@@ -6,11 +6,13 @@ import importlib
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING
 
 from headrace.device.memory import AvailableMemory, PeakMeter
+
+if TYPE_CHECKING:
+    import numpy
+    from numpy.typing import NDArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +26,10 @@ class NetworkSize:
     weight_bytes: int
     """Read from memory by each pass."""
 
-    def operations(self, lengths: Sequence[int] | NDArray[np.integer]) -> float:
+    def operations(self, lengths: Sequence[int] | NDArray[numpy.integer]) -> float:
         """Floating-point operations for texts of these lengths, padding not counted."""
+        import numpy as np
+
         real = np.asarray(lengths, np.float64)
         return float(2.0 * self.multiplied * real.sum() + 4.0 * self.attention * (real @ real))
 
@@ -88,7 +92,7 @@ class ForwardMeter:
         self._lock = threading.Lock()
         self._sum = Forwarded()
 
-    def add(self, seconds: float, lengths: Sequence[int] | NDArray[np.integer], replayed: bool = False) -> None:
+    def add(self, seconds: float, lengths: Sequence[int] | NDArray[numpy.integer], replayed: bool = False) -> None:
         """Count a pass over texts of these lengths."""
         operations = 0.0 if self._size is None else self._size.operations(lengths)
         moved = 0 if self._size is None else self._size.weight_bytes

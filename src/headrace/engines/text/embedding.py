@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 import torch
 from sentence_transformers import SentenceTransformer
@@ -78,12 +77,14 @@ class _Pooled:
         """Why it takes no row; empty if it can be tried."""
 
     def _why_not(self) -> str:
-        pooling: Any = self._rest[0] if self._rest else None
-        modes = getattr(pooling, "pooling_mode", None)
-        self._modes = (modes,) if isinstance(modes, str) else tuple(modes or ())
+        pooling = self._rest[0] if self._rest else None
+        if pooling is None or type(pooling) is not Pooling:
+            return "its vectors are not made by pooling"
+        modes = pooling.pooling_mode
+        self._modes = (modes,) if isinstance(modes, str) else tuple(modes)
         kinds = {type(part) for part in self._rest[1:]}
-        if type(pooling) is not Pooling or not self._modes or not set(self._modes) <= set(packing.POOLED):
-            return "its vectors are not made by pooling the tokens of each text"
+        if others := set(self._modes) - set(packing.POOLED):
+            return f"its pooling is {min(others)}"
         if self._prompt and not pooling.include_prompt:
             return "its pooling leaves out the prompt"
         if not kinds <= {Dense, Normalize, LayerNorm}:
