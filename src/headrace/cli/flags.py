@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import json
 import os
 import sys
 from collections import Counter
@@ -20,10 +21,11 @@ from typing import Annotated, Any, Generic, Literal, TypeAlias, TypeVar, get_arg
 import typer
 from typer.core import TyperCommand
 
+from headrace.app.settings_file import read_settings
 from headrace.argument_types import build, comma_separated, parts, read, scaled
 from headrace.engines.choosing.config import EngineConfig
 from headrace.engines.choosing.registry import declared_engines
-from headrace.errors import ConfigError, nearest
+from headrace.errors import ConfigError, HeadraceError, nearest
 from headrace.jobs.settings import FILES_PANEL
 from headrace.options import Declared, all_declared, declared
 from headrace.wording import flag_of, speak, spelled
@@ -210,6 +212,10 @@ class Command(TyperCommand):
         ctx.default_map = {name: value for name, (_, value) in variables.items()}
         typed, left, order = self.make_parser(ctx).parse_args(args=list(args))
         typed_names = {*typed, *map(option_of, left)}
+        filed = self.from_file(typed)
+        if filed:
+            variables = {**filed, **variables}
+            ctx.default_map = {name: value for name, (_, value) in variables.items()}
         variables = {name: found for name, found in variables.items() if name not in typed_names}
         speak("flags", {name: (variable, _text(value)) for name, (variable, value) in variables.items()})
         texts = {name: value for name, (_, value) in variables.items()} | typed
@@ -224,6 +230,8 @@ class Command(TyperCommand):
         for name, text in texts.items():
             if isinstance(text, str) and name in self.settings and bool not in parts(self.settings[name].kind):
                 self._check(name, text)
+        if filed:
+            ctx.params["config"] = None  # no file of steps
         more = self.more_variables().values()
         ctx.args += [f"{flag_of(name)}={_text(value)}" for name, (_, value) in variables.items() if name in more]
         for parameter, times in Counter(order).items():
@@ -245,6 +253,14 @@ class Command(TyperCommand):
         except ConfigError as found:
             raise _refused(str(found)) from found
 
+    def from_file(self, typed: Mapping[str, object]) -> Mapping[str, tuple[str, str | list[str]]]:  # noqa: ARG002
+        """Settings of a file that the arguments name, each with the name of the file; none by default.
+
+        Raises:
+            Exit: the file has a setting that the command does not know.
+        """
+        return {}
+
     def more_variables(self) -> Mapping[str, str]:
         """Variables of settings that have no flag of their own, each with its setting."""
         return {}
@@ -252,6 +268,41 @@ class Command(TyperCommand):
 
 def _text(value: object) -> str:
     return str(value[-1] if isinstance(value, list | tuple) else value)
+
+
+def filed(
+    settings: Mapping[str, Declared], more: Collection[str], path: Path
+) -> dict[str, tuple[str, str | list[str]]]:
+    """The settings in a YAML or JSON file of keys and values, each with its file; none if it has steps.
+
+    Args:
+        settings: by name.
+        more: names of others, whose values are JSON.
+        path: of the file.
+
+    Raises:
+        Exit: a key is unknown.
+    """
+    try:
+        content = read_settings(path)
+    except HeadraceError:
+        return {}  # what reads steps says why
+    if not isinstance(content, Mapping) or {"steps", "model_column"} & set(content):
+        return {}
+    flags = {flag: name for name, one in settings.items() for flag in one.option.flags or ()}
+    found: dict[str, tuple[str, str | list[str]]] = {}
+    for key, value in content.items():
+        name = str(key).replace("-", "_")
+        name = flags.get(f"--{str(key).replace('_', '-')}", name)
+        place = f"{path}: {key}"
+        if name not in settings and name not in more:
+            raise _refused(f"{place} is no setting of a job{nearest(name, [*settings, *more])}")
+        if name in settings and isinstance(value, list):
+            words = [str(one) for one in value]
+            found[name] = place, words if _kind(settings[name]) == list[str] else ",".join(words)
+        elif value is not None:
+            found[name] = place, value if isinstance(value, str) else json.dumps(value)
+    return found
 
 
 def _refused(message: str) -> typer.Exit:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from headrace.app.jobs.step_settings import Step
 from headrace.cli import steps
 from headrace.cli.cluster_flags import ClusterFlags
 from headrace.cli.engine_flags import EngineCommand, config_of, engine_and_model
-from headrace.cli.flags import Given, with_settings
+from headrace.cli.flags import Given, filed, with_settings
 from headrace.cli.forecasts import as_figures, print_forecast, print_survey
 from headrace.cli.logs import LogFlags
 from headrace.cli.outcome import STATUSES as STATUSES
@@ -126,6 +126,14 @@ class RunCommand(EngineCommand):
     """Suggests -i if the input is given without its flag."""
 
     by_environment = True
+
+    def from_file(self, typed: Mapping[str, object]) -> Mapping[str, tuple[str, str | list[str]]]:
+        """The settings of the file of `--config`, if it holds settings and no steps."""
+        given = typed.get("config")
+        if not isinstance(given, str):
+            return {}
+        settings = {name: one for name, one in self.settings.items() if name != "config"}
+        return filed(settings, self.more_variables().values(), Path(given))
 
     def parse_args(self, ctx: object, args: list[str]) -> list[str]:
         """Parse the arguments."""

@@ -32,8 +32,8 @@ class StepFlags:
 
     config: Path | None = option(
         None,
-        "YAML or JSON file of steps, each with its own model, which see the outputs of the steps before "
-        "as columns. Default: one model.",
+        "YAML or JSON file of settings, such as task: embed, which flags and variables go before; or of steps, each "
+        "with its own model, which see the outputs of the steps before as columns. Default: none.",
     )
     model_column: str | None = option(
         None,
