@@ -43,13 +43,13 @@ def resolve(source: Source, wanted: Columns, user: UserCode | None = None) -> Co
         wanted = replace(wanted, text=ARRAY if ARRAY in known else WHOLE)
     chosen_by = wanted.choice.column if wanted.choice is not None else None
     for column in filter(None, (*wanted.inputs(), wanted.id, chosen_by)):
-        if head and not any(_may_have(record, column) for record in head):
+        if head and not _may_have(head, column):
             raise _missing(column, len(head), known, _way_out(column, wanted, known) + _header_hint(source))
     if "*" in wanted.keep:
         others = [name for name in wanted.keep if name != "*"]
         its_id = "id" if wanted.id is None else wanted.id
         wanted = replace(wanted, keep=tuple(dict.fromkeys((*others, *(name for name in known if name != its_id)))))
-    if head and not all(any(_may_have(record, name) for record in head) for name in wanted.keep):
+    if head and not all(_may_have(head, name) for name in wanted.keep):
         _look_further(source, wanted.keep, user)
     read = known if head or user is None else _names(next(_prepared(source, None), []))  # if the function refused all
     identity = "id" if wanted.id is None and "id" in read else wanted.id or None
@@ -58,9 +58,12 @@ def resolve(source: Source, wanted: Columns, user: UserCode | None = None) -> Co
     return replace(wanted, id=identity, keep=tuple(name for name in wanted.keep if name != "id"))
 
 
-def _may_have(record: Record, name: str) -> bool:
-    """Whether a record has a value of this name, or null where it would be: other records may have one."""
-    return has_value(record.data, name) or ("." in name and record.data.get(outer(name), "") is None)
+def _may_have(records: Sequence[Record], name: str) -> bool:
+    """Whether a record has a value of this name, or all have null where it would be: later ones may have one."""
+    if any(has_value(record.data, name) for record in records):
+        return True
+    found = [record.data[outer(name)] for record in records if outer(name) in record.data] if "." in name else []
+    return bool(found) and all(value is None for value in found)
 
 
 def _look_further(source: Source, keep: tuple[str, ...], user: UserCode | None) -> None:
@@ -72,7 +75,7 @@ def _look_further(source: Source, keep: tuple[str, ...], user: UserCode | None) 
     for records in _prepared(source, user, whole=True):
         seen += len(records)
         known.update(dict.fromkeys(_names(records)))
-        for name in [name for name in missing if any(_may_have(record, name) for record in records)]:
+        for name in [name for name in missing if _may_have(records, name)]:
             del missing[name]
         if not missing:
             return
