@@ -62,9 +62,10 @@ def grow_segments() -> None:
     Not if the user has set how PyTorch allocates. It is a setting of this process alone: in the environment it would
     reach processes that cannot have it, such as vLLM's with its own pools of memory.
     """
-    is_set = any(os.environ.get(name) for name in _ALLOCATION_VARIABLES)
-    if not is_set and not torch._C._accelerator_getAllocatorSettings():
-        torch._C._accelerator_setAllocatorSettings(_GROWING)
+    given = getattr(torch._C, "_accelerator_getAllocatorSettings", str)  # PyTorch 2.11 does not tell
+    setting = getattr(torch._C, "_accelerator_setAllocatorSettings", None)
+    if setting is not None and not given() and not any(os.environ.get(name) for name in _ALLOCATION_VARIABLES):
+        setting(_GROWING)
 
 
 def _why_no_cuda() -> str:

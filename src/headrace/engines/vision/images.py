@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from PIL import Image
 from PIL.Image import Resampling
-from transformers import AutoImageProcessor
 from transformers.image_processing_backends import PilBackend
+from transformers.models.auto.image_processing_auto import AutoImageProcessor  # 5.17 hides it without torchvision
 from transformers.models.convnext.image_processing_pil_convnext import ConvNextImageProcessorPil
 
 from headrace.engines.base import Prepared
