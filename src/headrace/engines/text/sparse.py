@@ -66,7 +66,8 @@ class SparseEngine(TextEngine):
         most = encoder.module.max_active_dims if most is None else most
         facts: dict[str, object] = {"engine": "sparse-embedding", "max_active_dims": most, **encoder.facts}
         tokens = encoder.tokens()
-        network = encoder.network(_caller(encoder.module, most), tokens.inputs)
+        why_not = "the weights of words are pooled from padded texts"
+        network = encoder.network(_caller(encoder.module, most), tokens.inputs, no_packing=why_not)
         super().__init__(network, tokens, SparseHead(most), facts)
         most_tokens = max(tokens.max_model_len, _BATCH_WEIGHTS // int(encoder.module[0].config.vocab_size))
         budget = min(self.profile.batch_cost, most_tokens)
