@@ -154,7 +154,7 @@ def test_a_text_attends_to_itself_alone(
     plan = packing.plan_of(np.array(sorted(lengths, reverse=True)), tiled=tiled, filled=True)
     torch.manual_seed(seed)
     row = torch.randn(3, 1, 2, plan.length, 8)
-    with packing.on_row(packing.Row(plan, torch.from_numpy(plan.starts))):
+    with packing.on_row(packing.PackedRow(plan, torch.from_numpy(plan.starts))):
         found, _ = packing.attend(
             torch.nn.Identity(), row[0], row[1], row[2], None, is_causal=causal, sliding_window=window
         )
@@ -273,7 +273,7 @@ def test_texts_are_pooled_as_padded_ones(mode: str) -> None:
     pooling = Pooling(16, pooling_mode=mode)
     expected = pooling({"token_embeddings": found.clone(), "attention_mask": mask})["sentence_embedding"]
     plan = packing.plan_of(np.array(LENGTHS), tiled=False, filled=False)
-    row = packing.Row(plan, torch.from_numpy(plan.starts))
+    row = packing.PackedRow(plan, torch.from_numpy(plan.starts))
     torch.testing.assert_close(packing.pooled(found[mask.bool()], row, mode), expected, rtol=1e-5, atol=1e-6)
 
 

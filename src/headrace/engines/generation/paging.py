@@ -76,7 +76,7 @@ class CacheShapes:
         probe = ShapeProbe()
         before = self._restart(device)
         try:
-            # Any model may need what it is not given.
+            # A model may need what it is not given.
             with model_code(), running(device, lambda: f"a step of {tokens:,} tokens"):
                 use_paged_attention(lm.model)
                 places = torch.arange(tokens, device=device)

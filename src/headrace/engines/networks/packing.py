@@ -106,7 +106,7 @@ class RowPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class PackedRow:
     """A row on its device."""
 
     plan: RowPlan
@@ -121,16 +121,16 @@ class Row:
         return self.starts[1:] - 1
 
 
-_ROW: ContextVar[Row | None] = ContextVar("headrace_row", default=None)
+_ROW: ContextVar[PackedRow | None] = ContextVar("headrace_row", default=None)
 
 
-def current() -> Row | None:
+def current() -> PackedRow | None:
     """The row that the model is called with; None if it is called with a padded batch."""
     return _ROW.get()
 
 
 @contextmanager
-def on_row(row: Row) -> Iterator[None]:
+def on_row(row: PackedRow) -> Iterator[None]:
     """Say that a model is called with this row."""
     token = _ROW.set(row)
     try:
@@ -145,7 +145,7 @@ def called_with(
     """The call, for the arrays of a row."""
 
     def run(tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        with on_row(Row(plan, tensors[STARTS])):
+        with on_row(PackedRow(plan, tensors[STARTS])):
             return call(tensors)
 
     return run
@@ -388,13 +388,13 @@ def _first_position(base: PreTrainedModel) -> int:
     return 0 if padding is None else int(padding) + 1
 
 
-def states(base: PreTrainedModel, tensors: Mapping[str, torch.Tensor], row: Row) -> torch.Tensor:
+def states(base: PreTrainedModel, tensors: Mapping[str, torch.Tensor], row: PackedRow) -> torch.Tensor:
     """The last hidden states of the tokens of a row; shape (tokens, components)."""
     found: torch.Tensor = base(**inputs(base, tensors)).last_hidden_state
     return found[0, : row.plan.tokens]
 
 
-def pooled(found: torch.Tensor, row: Row, mode: str) -> torch.Tensor:
+def pooled(found: torch.Tensor, row: PackedRow, mode: str) -> torch.Tensor:
     """One vector for each text from the states of all tokens, by one of `POOLED`."""
     if mode == _FIRST:
         return found[row.firsts()]

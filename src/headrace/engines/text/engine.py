@@ -23,7 +23,7 @@ from headrace.engines.text.token_rows import TokenRows, Tokens
 from headrace.engines.text.tokenizing import TextTokens
 from headrace.errors import ConfigError, EngineError, ModelCodeError, model_code
 
-Side: TypeAlias = Literal["right", "left"]
+PaddingSide: TypeAlias = Literal["right", "left"]
 TextPadding: TypeAlias = Literal["packed", "right", "left", "equal lengths", "one at a time"]
 """The padding side; or no padding, because the texts are one row, or because a batch holds texts of one length, or one
 text."""
@@ -187,7 +187,7 @@ class TextRows:
         counts = lengths[places] if self._per_token else 1
         return rows[np.argsort(np.repeat(places, counts), kind="stable")]
 
-    def _of(self, batch: TokenRows, side: Side = "right") -> TokenBatch:
+    def _of(self, batch: TokenRows, side: PaddingSide = "right") -> TokenBatch:
         return TokenBatch(batch, self._tokens, self._network.inputs, side)
 
     def _choose_padding(self) -> TextPadding:
@@ -229,7 +229,7 @@ class TokenBatch:
     tokens: TextTokens
     inputs: frozenset[str]
     """Names of the network's input arrays."""
-    side: Side
+    side: PaddingSide
     """Where they are padded."""
 
     @property

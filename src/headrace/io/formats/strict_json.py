@@ -172,7 +172,7 @@ def depth(value: object, limit: int) -> int:
 
 
 def dump_any(value: object, default: Callable[[object], object]) -> str:
-    """Any value as ASCII JSON, even if deeply nested, circular, or with methods that raise."""
+    """A value of whatever kind as ASCII JSON, even if deeply nested, circular, or with methods that raise."""
     out: list[str] = []
     inside: set[int] = set()
     stack: list[tuple[str, Any]] = [("value", value)]

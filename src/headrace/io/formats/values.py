@@ -138,24 +138,24 @@ def by_key(dicts: Sequence[object]) -> dict[str, tuple[object, ...]] | None:
     return dict(zip(cast("tuple[str, ...]", names), values, strict=True))
 
 
-class _Shape:
+class _SeenShape:
     """The types that plain values have at one place: at the top, under one key of a dict, or in a list."""
 
     __slots__ = ("items", "keys", "types")
 
     def __init__(self) -> None:
         self.types: set[object] = set()
-        self.keys: dict[str, _Shape] = {}
-        self.items: _Shape | None = None
+        self.keys: dict[str, _SeenShape] = {}
+        self.items: _SeenShape | None = None
 
     def look(self, value: LibraryValue) -> None:
         """Note the types in a value. Those of arrays are their numbers' types."""
         kind = type(value)
         if kind is dict:
             for name, inner in value.items():
-                self.keys.setdefault(name, _Shape()).look(inner)
+                self.keys.setdefault(name, _SeenShape()).look(inner)
         elif kind is list or getattr(value, "ndim", None):
-            self.items = self.items or _Shape()
+            self.items = self.items or _SeenShape()
             if kind is not list:
                 self.items.types.add(str(value.dtype))
             elif (types := set(map(type, value))) <= _PLAIN and not types & _ZONED:
@@ -181,7 +181,7 @@ class _Shape:
         several = sum(isinstance(one, str) for one in self.types) > 1
         return several or any(inner.mixes_arrays() for inner in self._inner())
 
-    def _inner(self) -> Sequence[_Shape]:
+    def _inner(self) -> Sequence[_SeenShape]:
         return (*self.keys.values(), *([] if self.items is None else [self.items]))
 
 
@@ -193,7 +193,7 @@ def for_arrow(values: list[LibraryValue]) -> list[LibraryValue]:
     """
     if of_one_simple_type(values):
         return values
-    shape = _Shape()
+    shape = _SeenShape()
     for value in values:
         shape.look(value)
     if not shape.holds():

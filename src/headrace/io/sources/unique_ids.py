@@ -59,7 +59,7 @@ Found: TypeAlias = tuple[int, str | None]
 
 
 class SeenIds:
-    """Ids as they come, in input order or nearly so. Any two must differ.
+    """Ids as they come, in input order or nearly so. All must differ.
 
     Args:
         folder: for the runs; created if missing.

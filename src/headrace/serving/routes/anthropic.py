@@ -18,7 +18,7 @@ from headrace.serving.protocol.anthropic import CountTokensRequest, MessagesRequ
 from headrace.serving.protocol.responses import JsonReply
 from headrace.serving.protocol.schemas import ERRORS
 from headrace.serving.protocols import ServerProtocol
-from headrace.serving.routes.generation import AnswerForm, converse
+from headrace.serving.routes.generation import ReplyForm, converse
 from headrace.serving.routes.streams import StreamChunks, event
 from headrace.serving.routes.tokens import tokenizing
 from headrace.serving.state import ServerState
@@ -42,7 +42,7 @@ def _router(state: ServerState) -> APIRouter:
             content: list[JsonObject] = [{"type": "text", "text": answer["text"]}]
             return {**_message(name, content, usage(answers)), "stop_reason": stop_reason(answer)}
 
-        form = AnswerForm(whole, lambda: _AnthropicEvents(name), "messages")
+        form = ReplyForm(whole, lambda: _AnthropicEvents(name), "messages")
         return await converse(state, body.request(), request, form)
 
     @router.post("/v1/messages/count_tokens")

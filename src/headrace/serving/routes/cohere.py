@@ -25,7 +25,7 @@ from headrace.serving.protocol.responses import JsonReply
 from headrace.serving.protocol.schemas import ERRORS
 from headrace.serving.protocol.vectors import VectorNumbers, shortener
 from headrace.serving.protocols import ServerProtocol
-from headrace.serving.routes.generation import AnswerForm, converse
+from headrace.serving.routes.generation import ReplyForm, converse
 from headrace.serving.routes.streams import StreamChunks, event
 from headrace.serving.routes.text import truncation_header
 from headrace.serving.service import RequestAnswers
@@ -94,7 +94,7 @@ def _chats(state: ServerState) -> APIRouter:
             ending = {"finish_reason": finish_reason(answer), "usage": usage(answer)}
             return {"id": str(uuid.uuid4()), "message": message, **ending}
 
-        return await converse(state, body.request(), request, AnswerForm(whole, _CohereEvents, "messages"))
+        return await converse(state, body.request(), request, ReplyForm(whole, _CohereEvents, "messages"))
 
     return router
 

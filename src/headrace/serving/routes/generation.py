@@ -32,20 +32,20 @@ def router(state: ServerState) -> APIRouter:
         """Complete each prompt."""
         name = state.service.name
         whole = lambda answers: {**_head("cmpl", name), **completion(answers, body.choices)}  # noqa: E731
-        return await complete(state, body, request, AnswerForm(whole, lambda: _CompletionChunks(name, body), "prompt"))
+        return await complete(state, body, request, ReplyForm(whole, lambda: _CompletionChunks(name, body), "prompt"))
 
     @routes.post("/v1/chat/completions", response_model=ChatCompletion, responses=_STREAM)
     async def chat(body: ChatRequest, request: Request) -> Response:
         """Generate the next message of a chat."""
         name = state.service.name
         whole = lambda answers: {**_head("chatcmpl", name), **chat_completion(answers)}  # noqa: E731
-        return await converse(state, body, request, AnswerForm(whole, lambda: _ChatChunks(name, body), "messages"))
+        return await converse(state, body, request, ReplyForm(whole, lambda: _ChatChunks(name, body), "messages"))
 
     return routes
 
 
 @dataclass(frozen=True, slots=True)
-class AnswerForm:
+class ReplyForm:
     """How a protocol writes the answers to a request."""
 
     whole: Callable[[Sequence[GeneratorAnswer]], object]
@@ -56,7 +56,7 @@ class AnswerForm:
     """The field that holds the prompts or the messages."""
 
 
-async def complete(state: ServerState, body: CompletionRequest, request: Request, form: AnswerForm) -> Response:
+async def complete(state: ServerState, body: CompletionRequest, request: Request, form: ReplyForm) -> Response:
     """Complete each prompt of a request of any protocol."""
     state.check_model(body.model)
     body.check_stream()
@@ -69,7 +69,7 @@ async def complete(state: ServerState, body: CompletionRequest, request: Request
     return await _answered(state, body, request, records, size, form)
 
 
-async def converse(state: ServerState, body: ChatRequest, request: Request, form: AnswerForm) -> Response:
+async def converse(state: ServerState, body: ChatRequest, request: Request, form: ReplyForm) -> Response:
     """Generate the next message of a chat of any protocol."""
     state.check_model(body.model)
     body.check_stream()
@@ -84,7 +84,7 @@ async def _answered(
     request: Request,
     records: Sequence[object],
     size: int,
-    form: AnswerForm,
+    form: ReplyForm,
 ) -> Response:
     call = state.call(request, body.timeout, form.param)
     if body.stream:

@@ -29,7 +29,7 @@ from headrace.serving.protocol.responses import JsonReply
 from headrace.serving.protocol.schemas import ERRORS
 from headrace.serving.protocol.vectors import normalized, shortener
 from headrace.serving.protocols import ServerProtocol
-from headrace.serving.routes.generation import AnswerForm, complete, converse
+from headrace.serving.routes.generation import ReplyForm, complete, converse
 from headrace.serving.routes.streams import StreamChunks
 from headrace.serving.service import RequestAnswers
 from headrace.serving.state import ServerState
@@ -69,7 +69,7 @@ def _answers(router: APIRouter, state: ServerState) -> None:
         return await complete(state, asked, request, form)
 
 
-def _form(state: ServerState, said: Callable[[str], JsonObject], param: str) -> AnswerForm:
+def _form(state: ServerState, said: Callable[[str], JsonObject], param: str) -> ReplyForm:
     began, name = time.monotonic(), state.service.name
 
     def whole(answers: Sequence[GeneratorAnswer]) -> JsonObject:
@@ -77,7 +77,7 @@ def _form(state: ServerState, said: Callable[[str], JsonObject], param: str) -> 
         head = {"model": name, "created_at": now()}
         return {**head, **said(answer["text"]), **ending(answer, time.monotonic() - began)}
 
-    return AnswerForm(whole, lambda: _OllamaLines(name, said, began), param)
+    return ReplyForm(whole, lambda: _OllamaLines(name, said, began), param)
 
 
 class _OllamaLines(StreamChunks):

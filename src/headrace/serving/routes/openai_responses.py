@@ -15,7 +15,7 @@ from headrace.serving.http.direct import DirectRoute
 from headrace.serving.protocol.openai_responses import ResponsesRequest, message, new_head, text_part
 from headrace.serving.protocol.schemas import ERRORS
 from headrace.serving.protocols import ServerProtocol
-from headrace.serving.routes.generation import AnswerForm, converse
+from headrace.serving.routes.generation import ReplyForm, converse
 from headrace.serving.routes.streams import StreamChunks, event
 from headrace.serving.state import ServerState
 
@@ -38,7 +38,7 @@ def _router(state: ServerState) -> APIRouter:
             item = message(_identity(), answer["text"], answer)
             return body.answer(name, [item], answer, new_head())
 
-        form = AnswerForm(whole, lambda: _ResponsesEvents(body, name), "input")
+        form = ReplyForm(whole, lambda: _ResponsesEvents(body, name), "input")
         return await converse(state, body.request(), request, form)
 
     return router

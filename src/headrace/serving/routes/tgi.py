@@ -16,7 +16,7 @@ from headrace.serving.protocol.responses import JsonReply
 from headrace.serving.protocol.schemas import ERRORS
 from headrace.serving.protocol.tgi import TgiGenerated, TgiRequest, TgiRootRequest, TgiTokenizeRequest, errors
 from headrace.serving.protocols import ServerProtocol
-from headrace.serving.routes.generation import AnswerForm, complete
+from headrace.serving.routes.generation import ReplyForm, complete
 from headrace.serving.routes.streams import StreamChunks, event
 from headrace.serving.routes.tokens import token_entries
 from headrace.serving.state import ServerState
@@ -84,7 +84,7 @@ async def _completed(
         return [found] if listed else found
 
     asked: CompletionRequest = body.completion(stream=stream)
-    return await complete(state, asked, request, AnswerForm(whole, lambda: _TgiEvents(body), "inputs"))
+    return await complete(state, asked, request, ReplyForm(whole, lambda: _TgiEvents(body), "inputs"))
 
 
 class _TgiEvents(StreamChunks):
