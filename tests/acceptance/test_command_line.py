@@ -92,7 +92,7 @@ def test_an_empty_file_is_a_finished_job(tmp_path: Path) -> None:
     [
         (["-i", "none.jsonl"], "headrace: cannot read input file none.jsonl: No such file or directory"),
         (["-o", "none/out.jsonl"], "headrace: cannot write none/out.jsonl: there is no folder none; create it"),
-        (["-o", "out.txt"], "must end in one of .csv, .jsonl, .parquet, .tsv"),
+        (["-o", "out.txt"], "end it in one of .csv, .jsonl, .parquet, .tsv"),
         (["--text-column", "body"], "has a column 'body'; they have id, text; name yours with --text-column"),
         (["--text-column", "txt"], "they have id, text; name yours with --text-column; did you mean text?"),
         (["--limit", "x"], "--limit is 'x'; it must be a whole number"),

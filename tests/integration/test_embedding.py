@@ -239,7 +239,7 @@ def test_a_full_device_asks_for_a_smaller_batch_and_a_broken_one_is_dead(encoder
         return call
 
     engine.network.call = fails_with(torch.OutOfMemoryError("CUDA out of memory"))
-    with pytest.raises(EngineOutOfMemoryError, match="no room for a batch of 2 texts of up to 4 tokens"):
+    with pytest.raises(EngineOutOfMemoryError, match="no room for 2 texts of up to 4 tokens"):
         engine.forward(batch)
     engine.network.call = fails_with(torch.AcceleratorError("device-side assert"))
     with pytest.raises(EngineDeadError, match="device-side assert"):

@@ -193,7 +193,7 @@ def test_stdin_is_an_input_and_resumes(tmp_path: Path) -> None:
     assert (status, "the input's size in bytes was" in said) == (2, True)
     assert [path.name for path in tmp_path.glob("headrace-stdin-*")] == [], "the copy goes with the process"
     arguments[4] = "xls"
-    assert "needs --input-format, one of arrow, csv, jsonl" in (said := pipe(content)[1])
+    assert "needs --input-format, one of arrow, csv, json, jsonl" in (said := pipe(content)[1])
     assert said.endswith("; 'xls' is none of these; such as jsonl or csv.gz\n")
     del arguments[3:5]
     assert pipe(content)[1].endswith("behind it if compressed; such as jsonl or csv.gz\n")

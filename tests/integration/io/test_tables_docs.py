@@ -39,7 +39,7 @@ def test_the_table_names_each_source_and_sink_with_what_it_needs() -> None:
     stores = {name for name, plugin in working("sinks", SinkPlugin).items() if isinstance(plugin, TableSink)}
     assert {scheme_of(name) for row in quoted for name in row[2] if is_address(name)} == stores - {"postgres"}
     kinds = {name.split('"')[1] for row in quoted for name in row[2] if name.startswith("sink=")}
-    assert kinds == {"pandas", "polars", "arrow", "list"} and all(map(is_table_kind, kinds))
+    assert kinds == {"pandas", "polars", "arrow", "list", "numpy"} and all(map(is_table_kind, kinds))
     project: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = {extra for row in quoted for need in row[3] for extra in re.findall(r"headrace\[(\w+)\]", need)}
     assert (

@@ -164,7 +164,7 @@ def test_the_front_door_runs_a_job_and_reports(runner: Runner, capsys: pytest.Ca
         ({"sink": "none/out.jsonl"}, r"cannot write none/out.jsonl: there is no folder .*none; create it"),
         ({"sink": "in.jsonl/out.jsonl"}, "in.jsonl is not a folder"),
         ({"sink": "."}, "was not written by a job here"),
-        ({"sink": "out.txt"}, "must end in one of .csv, .jsonl, .parquet, .tsv"),
+        ({"sink": "out.txt"}, "end it in one of .csv, .jsonl, .parquet, .tsv"),
         ({"sink": "in.jsonl"}, "both input and output"),
         ({"text_column": "body"}, "no record among the first 512 has a column 'body'"),
         ({"id_column": "key"}, "no record among the first 512 has a column 'key'"),

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import fields
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
@@ -253,7 +254,7 @@ def test_vllm_is_the_default_of_generate_on_a_gpu_and_says_so(
 
     monkeypatch.setattr(registry, "cuda_devices", lambda: devices)
     found = importlib.util.find_spec("json") if installed else None
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: found)
+    monkeypatch.setattr(PathFinder, "find_spec", lambda name, *rest: found)
     monkeypatch.setattr(options, "vllm_arguments", lambda: () if installed else None)
     config = EngineConfig(**{"task": "generate", **given}).resolved()
     assert config.engine == engine

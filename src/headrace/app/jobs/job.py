@@ -291,7 +291,7 @@ def build(  # noqa: PLR0913 - keyword-only beyond what every caller gives
 
 def _as_loaded(config: EngineConfig, engine: Engine) -> EngineConfig:
     """The configuration in the dtype that the engine runs in."""
-    dtype = engine.describe().get("dtype")
+    dtype = describe_engine(engine).get("dtype")
     return in_dtype(config, dtype) if config.has_option("dtype") and isinstance(dtype, str) else config
 
 

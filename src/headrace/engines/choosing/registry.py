@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Iterable, Mapping, Sequence
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any, TypeGuard, get_args
 
@@ -80,9 +80,9 @@ def leading_engine(task: str, options: Iterable[str]) -> str | None:
     """
     given = set(options)
     for kind in declared_engines(task):
-        if not kind.leads_on_gpu or kind.library is None or importlib.util.find_spec(kind.library) is None:
+        if not kind.leads_on_gpu or kind.library is None or not given <= set(kind.names() or ()):
             continue
-        if given <= set(kind.names() or ()) and cuda_devices():
+        if PathFinder.find_spec(kind.library) is not None and cuda_devices():
             return kind.engine
     return None
 
