@@ -102,7 +102,7 @@ def test_a_job_in_an_async_function_is_refused_as_it_blocks_the_loop(tmp_path: P
     async def route() -> object:
         return headrace.run([{"text": "a"}], sink=tmp_path / "out.jsonl", engine=lengths, progress=False)
 
-    with pytest.raises(ConfigError, match=r"await asyncio\.to_thread\(headrace\.run"):
+    with pytest.raises(ConfigError, match=r"await headrace\.arun\("):
         asyncio.run(route())
     assert not (tmp_path / "out.jsonl").exists(), "nothing was begun"
     with warnings.catch_warnings():

@@ -23,15 +23,13 @@ async def awaited(batch: list[object]) -> list[int]:
 
 
 def run(source: object, folder: Path, **options: Any) -> Any:
-    options = {"engine": count, "progress": False, "overwrite": True, **options}
-    return headrace.run(source, sink=folder / "out.jsonl", **options)
+    options = {"engine": count, "progress": False, "overwrite": True, "sink": folder / "out.jsonl", **options}
+    return headrace.run(source, **options)
 
 
 @pytest.mark.parametrize(
     ("rows", "way_out"),
     [
-        ([[1.0, 2.0], [3.0, 4.0]], '[{"text": row} for row in rows]'),
-        (np.zeros((3, 2)), '[{"text": row} for row in rows]'),
         ([("a", 1), ("b", 2)], '[{"text": row[0]} for row in rows]'),
         ([1, 2], '[{"text": row} for row in rows]'),
     ],
@@ -41,6 +39,11 @@ def test_rows_that_are_no_dicts_are_refused_with_how_to_make_them(rows: Any, way
         run(rows, tmp_path)
     assert way_out in str(refused.value)
     assert run(eval(way_out, {"rows": rows}), tmp_path).ok == len(rows)
+
+
+@pytest.mark.parametrize("rows", [[[1.0, 2.0], [3.0, 4.0]], np.zeros((3, 2))])
+def test_rows_of_numbers_are_taken(rows: Any, tmp_path: Path) -> None:
+    assert run(rows, tmp_path).ok == len(rows)
 
 
 def test_pictures_are_refused_with_how_to_give_them(tmp_path: Path) -> None:
@@ -65,8 +68,23 @@ def test_a_csv_file_without_a_header_is_told_what_its_first_line_is(tmp_path: Pa
     source.write_text("hello world,3\nbye,4\n")
     with pytest.raises(ConfigError, match=r"they have hello world, 3; .*first line of a file names its columns: add"):
         run(source, tmp_path)
+    assert run(source, tmp_path, text_column="*").ok == 1
     source.write_text("text,n\n" + source.read_text())
     assert run(source, tmp_path).ok == 2
+
+
+@pytest.mark.parametrize("header", ["title,n", ",0,1"])
+def test_a_function_gets_whole_rows_of_a_csv_file_with_a_header(header: str, tmp_path: Path) -> None:
+    (source := tmp_path / "in.csv").write_text(f"{header}\na,3{',4' * (header.count(',') - 1)}\n")
+    names = header.split(",")
+    assert run(source, tmp_path, sink="list", engine=lambda rows: [sorted(row) == sorted(names) for row in rows]) == [
+        {"id": 0, "output": True}
+    ]
+
+
+def test_an_engine_given_by_its_name_gets_no_whole_rows(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"they have words; name yours with text_column"):
+        run([{"words": "a"}], tmp_path, engine="headrace.testing:FakeEngine")
 
 
 def test_several_splits_are_named(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from headrace.app.jobs.downloads import model_state, resolved_for
 from headrace.engines.choosing import registry
 from headrace.engines.choosing.config import EngineConfig
 from headrace.engines.choosing.identity import identity
+from headrace.engines.custom import may_take_rows
 from headrace.engines.declaring import Task
 from headrace.engines.requests.generation import SAMPLING
 from headrace.engines.requests.grammar_text import problem_in
@@ -197,6 +198,7 @@ def _columns(settings: JobSettings, task: Task, url: str | None) -> Columns:
     id_column = settings.id_column
     if url and id_column is None:
         id_column = "id"  # each request has one, though the first is refused
+    free = url is None and task.name == "custom" and _names_no_column(settings)
     return Columns(
         settings.text_column or (task.input if url in (None, openai.EMBEDDINGS) else "body"),
         id_column,
@@ -206,14 +208,15 @@ def _columns(settings: JobSettings, task: Task, url: str | None) -> Columns:
         ("model",) if url else settings.keep_columns,  # which the answer to a request repeats
         None if settings.step is None else settings.step.choice,
         task.requests and splits(settings.config.engine_options, settings.prompt_template),
-        else_row=_takes_rows(settings, task, url),
+        else_row=free and (settings.text_column == WHOLE or may_take_rows(settings.config.engine)),
+        else_array=free,
     )
 
 
-def _takes_rows(settings: JobSettings, task: Task, url: str | None) -> bool:
-    """Whether the engine is the user's own, and gets the whole row where no column is named and there is no text."""
-    given = settings.text_column not in (None, WHOLE) or settings.text_pair_column is not None
-    return url is None and task.name == "custom" and not given and settings.prompt_template is None
+def _names_no_column(settings: JobSettings) -> bool:
+    """Whether no column is named for the engine."""
+    named = settings.text_column not in (None, WHOLE) or settings.text_pair_column is not None
+    return not named and settings.prompt_template is None
 
 
 def _check_output(settings: JobSettings, output: JobOutput) -> None:

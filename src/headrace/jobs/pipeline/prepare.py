@@ -79,6 +79,8 @@ class Columns:
     """Whether the output takes the columns to copy as a table has them, not only as Python objects."""
     else_row: bool = False
     """Whether the input is the whole row where there is no column `text`."""
+    else_array: bool = False
+    """Whether the input is the column of arrays where there is no column `text`."""
     arrays: bool = False
     """Whether the engine takes columns of numbers, and of lists of numbers, as they are."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -39,8 +40,15 @@ def resolve(source: Source, wanted: Columns, user: UserCode | None = None) -> Co
     """
     head = next(_prepared(source, user), [])
     known = _names(head)
-    if wanted.else_row and head and wanted.text not in known:
-        wanted = replace(wanted, text=ARRAY if ARRAY in known else WHOLE)
+    if head and wanted.text not in known:
+        if wanted.else_array and ARRAY in known:
+            wanted = replace(wanted, text=ARRAY)
+        elif (
+            wanted.else_row
+            and wanted.text != WHOLE
+            and not (user is None and _header_hint(source) and _is_no_header(known))
+        ):
+            wanted = replace(wanted, text=WHOLE)
     chosen_by = wanted.choice.column if wanted.choice is not None else None
     for column in filter(None, (*wanted.inputs(), wanted.id, chosen_by)):
         if head and not _may_have(head, column):
@@ -117,6 +125,12 @@ def _header_hint(source: Source) -> str:
     if not {"csv", "tsv"} & {getattr(one, "name", "") for one in getattr(source, "formats", ())}:
         return ""
     return "; the first line of a file names its columns: add one if it holds data"
+
+
+def _is_no_header(names: Sequence[str]) -> bool:
+    """Whether the first line of a CSV file looks like one column, by a wrong separator, or like data: has numbers."""
+    numbers = [name for name in names if re.fullmatch(r"\s*[-+]?\d*\.?\d+(e[-+]?\d+)?\s*", name, re.IGNORECASE)]
+    return len(names) == 1 or numbers != [str(place) for place in range(len(numbers))]  # which pandas writes as names
 
 
 def _names(records: Iterable[Record]) -> list[str]:
