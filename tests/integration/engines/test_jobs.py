@@ -88,17 +88,17 @@ def test_blocks_of_images_end_in_the_same_rows_and_letters(
         return (tmp_path / f"{name}.jsonl").read_text(), (tmp_path / f"{name}.errors.jsonl").read_text()
 
     blocks = outputs("blocks")
-    assert outputs("processes", prepare_processes=2) == blocks
+    processes = outputs("processes", prepare_processes=2)
     monkeypatch.setattr(Job, "in_blocks", False)
-    rows = outputs("rows")
-    assert rows[1] == blocks[1]
-    for ours, theirs in zip(*(text.splitlines() for text in (blocks[0], rows[0])), strict=True):
-        ours, theirs = json.loads(ours), json.loads(theirs)
-        if task == "image-embed":  # numbers are rounded as the company in a batch has it
-            np.testing.assert_allclose(ours.pop("embedding"), theirs.pop("embedding"), atol=1e-4)
-        else:
-            assert ours["classification"].pop("score") == pytest.approx(theirs["classification"].pop("score"), abs=1e-4)
-        assert ours == theirs
+    for others in (processes, outputs("rows")):
+        assert others[1] == blocks[1]
+        for ours, theirs in zip(*(map(json.loads, text.splitlines()) for text in (blocks[0], others[0])), strict=True):
+            if task == "image-embed":  # numbers are rounded as the company in a batch has it
+                np.testing.assert_allclose(ours.pop("embedding"), theirs.pop("embedding"), atol=1e-4)
+            else:
+                score = theirs["classification"].pop("score")
+                assert ours["classification"].pop("score") == pytest.approx(score, abs=1e-4)
+            assert ours == theirs
 
 
 def test_a_job_that_was_begun_with_exact_pixels_is_not_continued_with_others(digits: Path, tmp_path: Path) -> None:

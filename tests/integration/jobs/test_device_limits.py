@@ -22,6 +22,7 @@ from headrace.device.memory import AvailableMemory, PeakMeter
 from headrace.device.placement import choose_device
 from headrace.engines.choosing.config import EngineConfig
 from headrace.engines.networks import pytorch as torch_network
+from headrace.engines.networks.base import TextBatch
 from headrace.engines.text.embedding import EmbeddingEngine
 from headrace.engines.text.options import Embedding
 from headrace.errors import ConfigError, EngineOutOfMemoryError
@@ -31,21 +32,22 @@ ROWS = [{"id": str(n), "text": "a canal feeds a mill " * (n % 9 + 1)} for n in r
 
 @pytest.fixture
 def room(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
-    """The tokens, padding included, that fit on the device by dtype; bfloat16 is found to be fast."""
+    """The tokens of a batch that fit on the device by dtype; bfloat16 is found to be fast."""
     fits = {"float32": float("inf"), "bfloat16": float("inf")}
-    run = torch_network.TorchNetwork.run
+    run = torch_network.TorchNetwork.run_texts
 
-    def limited(self: torch_network.TorchNetwork, arrays: Any) -> Any:
-        if arrays["input_ids"].size > fits[str(self.describe()["dtype"])]:
+    def limited(self: torch_network.TorchNetwork, batch: TextBatch, packed: bool) -> Any:
+        if batch.lengths.sum() > fits[str(self.describe()["dtype"])]:
             raise EngineOutOfMemoryError("the device has no room")
-        return run(self, arrays)
+        return run(self, batch, packed)
 
     def speeds(device: object) -> Mapping[str, float]:
         return {"bfloat16": 4.0}
 
-    monkeypatch.setattr(torch_network.TorchNetwork, "run", limited)
+    monkeypatch.setattr(torch_network.TorchNetwork, "run_texts", limited)
     monkeypatch.setattr(torch_network, "speeds", speeds)
     monkeypatch.setattr(torch_network, "LEAST_PARAMETERS", 0)
+    monkeypatch.setattr(torch_network, "_MOST_CPU_TOKENS", 1_024)  # a model this small would take more
     monkeypatch.setattr(tuning, "WORTH_S", 0.0)
     return fits
 
@@ -138,14 +140,15 @@ def test_a_server_takes_no_budget_that_would_fill_the_memory(
     encoder_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tokens: int, most: int
 ) -> None:
     """A job follows its memory; a server keeps the budget that it begins with."""
-    peaks, run = Peaks(), torch_network.TorchNetwork.run
+    peaks, run = Peaks(), torch_network.TorchNetwork.run_texts
 
-    def counted(self: torch_network.TorchNetwork, arrays: Any) -> Any:
-        peaks.largest = max(peaks.largest, arrays["input_ids"].size)
-        return run(self, arrays)
+    def counted(self: torch_network.TorchNetwork, batch: TextBatch, packed: bool) -> Any:
+        peaks.largest = max(peaks.largest, int(batch.lengths.sum()))
+        return run(self, batch, packed)
 
     limit = AvailableMemory(round((100_000_000 + 100_000 * tokens) / 0.8), "a test")
-    monkeypatch.setattr(torch_network.TorchNetwork, "run", counted)
+    monkeypatch.setattr(torch_network.TorchNetwork, "run_texts", counted)
+    monkeypatch.setattr(torch_network, "_MOST_CPU_TOKENS", 1_024)  # a model this small would take more
     monkeypatch.setattr(warm_up_module, "memory_of", lambda engine: (limit, peaks))
     monkeypatch.setattr(warm_up_module, "knee", lambda points, most_s: max(points, key=lambda point: point.budget))
     config = EngineConfig("embed", str(encoder_folder), engine_options={"device": "cpu", "dtype": "float32"})

@@ -21,6 +21,7 @@ from headrace.engines.base import Prepared
 from headrace.engines.choosing.config import EngineConfig
 from headrace.engines.choosing.registry import create
 from headrace.engines.networks import pytorch as torch_network
+from headrace.engines.networks.base import TextBatch
 from headrace.engines.text.embedding import EmbeddingEngine
 from headrace.engines.text.options import Embedding
 from headrace.errors import ConfigError, MissingExtraError, ResumeMismatchError
@@ -137,13 +138,13 @@ def test_nan_in_fewer_bits_falls_back_and_says_so(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    run = torch_network.TorchNetwork.run
+    run = torch_network.TorchNetwork.run_texts
 
-    def overflows(self: torch_network.TorchNetwork, arrays: Any) -> Any:
-        rows = run(self, arrays)
+    def overflows(self: torch_network.TorchNetwork, batch: TextBatch, packed: bool) -> Any:
+        rows = run(self, batch, packed)
         return rows * np.nan if self.describe()["dtype"] == "bfloat16" else rows
 
-    monkeypatch.setattr(torch_network.TorchNetwork, "run", overflows)
+    monkeypatch.setattr(torch_network.TorchNetwork, "run_texts", overflows)
     report = headrace.run(docs, encoder_folder, sink=tmp_path / "out.jsonl", task="embed", progress=False)
     assert report.precision is not None and report.precision.dtype == "float32"
     assert report.precision.detail.startswith("bfloat16 gives NaN or no output for ")
@@ -161,13 +162,13 @@ def test_labels_must_stay_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     folder = text_model(tmp_path / "model", labels)
-    run = torch_network.TorchNetwork.run
+    run = torch_network.TorchNetwork.run_texts
 
-    def flips(self: torch_network.TorchNetwork, arrays: Any) -> Any:
-        rows = run(self, arrays)
+    def flips(self: torch_network.TorchNetwork, batch: TextBatch, packed: bool) -> Any:
+        rows = run(self, batch, packed)
         return rows if same or self.describe()["dtype"] == "float32" else -rows
 
-    monkeypatch.setattr(torch_network.TorchNetwork, "run", flips)
+    monkeypatch.setattr(torch_network.TorchNetwork, "run_texts", flips)
     report = headrace.run(docs, folder, sink=tmp_path / "out.jsonl", task="classify", progress=False)
     assert report.precision is not None
     assert report.precision.dtype == ("bfloat16" if same else "float32"), report.precision.detail

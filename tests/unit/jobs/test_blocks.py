@@ -165,6 +165,11 @@ def test_runs_have_one_cost_and_hold_every_row_that_can_be_run(
         assert seen == min(run.rows) // portion
 
 
+def test_a_portion_without_a_row_to_run_gives_no_run() -> None:
+    assert [run.rows.tolist() for run in block_of(0, 6, errors=[2, 3]).runs(2)] == [[0, 1], [4, 5]]
+    assert list(block_of(0, 2, errors=[0, 1]).runs(2)) == []
+
+
 def test_the_costliest_come_first_unless_the_order_is_kept() -> None:
     block = block_of(0, 5, [1, 3, 2, 3, 1])
     assert [run.rows.tolist() for run in block.runs(10)] == [[1, 3], [2], [0, 4]]

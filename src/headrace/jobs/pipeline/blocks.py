@@ -118,6 +118,8 @@ class Block:
             rows = numpy.arange(start, min(start + portion, len(self)))
             if self.errors:
                 rows = rows[~numpy.isin(rows, list(self.errors))]
+                if not len(rows):
+                    continue
             costs = self.costs[rows]
             if not in_order:
                 order = numpy.argsort(-costs, kind="stable")  # equal ones stay in input order
