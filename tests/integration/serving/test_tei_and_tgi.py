@@ -166,6 +166,7 @@ def test_a_text_in_pieces(talker: Running) -> None:
         ({"temperature": 0}, "temperature"),
         ({"grammar": {"type": "json", "value": {}}}, "response_format"),
         ({"grammar": {"type": "regex", "value": "a"}}, "structured_outputs"),
+        ({"temperature": 101}, "temperature"),
     ],
 )
 def test_a_parameter_that_cannot_be_obeyed_is_named(talker: Running, parameters: Any, field: str) -> None:

@@ -83,7 +83,7 @@ class MessagesRequest(CountTokensRequest):
             given["tools"] = [_tool(one, f"tools.{at}") for at, one in enumerate(self.tools)]
         if self.tool_choice is not None:
             given["tool_choice"] = _choice(self.tool_choice)
-        return ChatRequest.model_validate(given)
+        return ChatRequest.of(given)
 
 
 def _messages(message: JsonObject, place: str) -> list[JsonObject]:

@@ -92,7 +92,7 @@ class CohereChatRequest(RequestFields):
             given["tool_choice"] = self.tool_choice.lower()
         if self.response_format is not None:
             given["response_format"] = _format(self.response_format)
-        return ChatRequest.model_validate(given)
+        return ChatRequest.of(given)
 
 
 def _format(wanted: JsonObject) -> JsonObject:

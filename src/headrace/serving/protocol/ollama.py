@@ -92,7 +92,7 @@ class ChatAsked(_Asking):
         """The same request as OpenAI's API has it."""
         messages = [_message(one, f"messages.{at}") for at, one in enumerate(self.messages)]
         tools = {"tools": self.tools} if self.tools else {}
-        return ChatRequest.model_validate({**self._fields(), "messages": messages, **tools})
+        return ChatRequest.of({**self._fields(), "messages": messages, **tools})
 
 
 class GenerateAsked(_Asking):
@@ -112,10 +112,10 @@ class GenerateAsked(_Asking):
             message = "context: a server keeps no earlier answers; use /api/chat with all messages"
             raise ApiError(400, message, code="invalid_value", param="context")
         if self.raw:
-            return CompletionRequest.model_validate({**self._fields(), "prompt": self.prompt})
+            return CompletionRequest.of({**self._fields(), "prompt": self.prompt})
         system: list[JsonObject] = [{"role": "system", "content": self.system}] if self.system else []
         asked = _message({"role": "user", "content": self.prompt, "images": self.images}, "prompt")
-        return ChatRequest.model_validate({**self._fields(), "messages": [*system, asked]})
+        return ChatRequest.of({**self._fields(), "messages": [*system, asked]})
 
 
 class EmbedAsked(RequestFields):

@@ -85,7 +85,7 @@ class ResponsesRequest(BaseRequest):
         effort = None if self.reasoning is None else self.reasoning.get("effort")
         if effort is not None:
             given["reasoning_effort"] = effort
-        return ChatRequest.model_validate(given)
+        return ChatRequest.of(given)
 
     def _messages(self) -> list[JsonObject]:
         said: list[JsonObject] = [] if self.instructions is None else [{"role": "system", "content": self.instructions}]

@@ -6,9 +6,9 @@ import json
 import re
 from collections import Counter
 from collections.abc import Sequence
-from typing import Annotated, ClassVar, Literal, TypeAlias, cast
+from typing import Annotated, ClassVar, Literal, Self, TypeAlias, cast
 
-from pydantic import BaseModel, ConfigDict, FailFast, Field, GetCoreSchemaHandler
+from pydantic import BaseModel, ConfigDict, FailFast, Field, GetCoreSchemaHandler, ValidationError
 from pydantic_core import core_schema
 
 from headrace.engines.base import PromptedText, TokenIds
@@ -16,7 +16,7 @@ from headrace.engines.options import OutputDtype
 from headrace.engines.requests.generation import meaningful
 from headrace.errors import nearest
 from headrace.records import JsonObject
-from headrace.serving.errors import ApiError
+from headrace.serving.errors import ApiError, invalid
 from headrace.wording import shown
 
 MOST_TIMEOUT_S = 86_400
@@ -95,6 +95,18 @@ class RequestFields(BaseModel):
     )
     passes_on: ClassVar[bool] = False
     """Whether unknown fields go to the engine, which applies or refuses them."""
+
+    @classmethod
+    def of(cls, given: JsonObject) -> Self:
+        """The request with these fields, which are made of another protocol's.
+
+        Raises:
+            ApiError: 400 for a field that is not valid.
+        """
+        try:
+            return cls.model_validate(given)
+        except ValidationError as error:
+            raise invalid(error) from None
 
     def refuse_unknown(self) -> None:
         """Raise 400 for an unknown field, unless it is null."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from http import HTTPStatus
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
 from headrace.records import JsonObject
+from headrace.serving.errors import ApiError, ErrorShape
 
 
 class ErrorDetail(BaseModel):
@@ -28,7 +30,24 @@ ERRORS: dict[int | str, JsonObject] = {
     status: {"model": ErrorResponse}
     for status in (400, 401, 403, 404, 408, 409, 413, 415, 429, 500, 501, 503, 504, 507)
 }
-"""Error responses of every route."""
+"""Error responses of every route that tells errors as OpenAI's API does."""
+
+
+def error_responses(shape: ErrorShape) -> dict[int | str, JsonObject]:
+    """Error responses of every route of a protocol that tells errors in its own shape."""
+    found: dict[int | str, JsonObject] = {}
+    for status in ERRORS:
+        told, body = shape(ApiError(int(status), "why"))
+        content = {"application/json": {"schema": _schema(body)}}
+        found[told] = {"description": HTTPStatus(told).phrase, "content": content}
+    return found
+
+
+def _schema(example: object) -> JsonObject:
+    if isinstance(example, dict):
+        properties = {name: _schema(one) for name, one in example.items()}
+        return {"type": "object", "properties": properties, "required": list(properties)}
+    return {"type": "integer" if isinstance(example, int) else "string"}
 
 
 class GenerateResponse(BaseModel):

@@ -89,7 +89,7 @@ class TgiRequest(RequestFields):
             given["temperature"] = 1.0
         if asked.grammar is not None:
             given.update(asked.grammar.fields())
-        return CompletionRequest.model_validate(given)
+        return CompletionRequest.of(given)
 
     def text(self, answer: GeneratorAnswer) -> str:
         """The answer's text, after the prompt if that is wanted."""

@@ -16,7 +16,7 @@ from headrace.serving.errors import ApiError, api_error
 from headrace.serving.http.direct import DirectRoute
 from headrace.serving.protocol.anthropic import CountTokensRequest, MessagesRequest, errors, stop_reason, usage
 from headrace.serving.protocol.responses import JsonReply
-from headrace.serving.protocol.schemas import ERRORS
+from headrace.serving.protocol.schemas import error_responses
 from headrace.serving.protocols import ServerProtocol
 from headrace.serving.routes.generation import ReplyForm, converse
 from headrace.serving.routes.streams import StreamChunks, event
@@ -30,7 +30,7 @@ def _routers(state: ServerState, task: Task) -> Iterator[APIRouter]:
 
 
 def _router(state: ServerState) -> APIRouter:
-    router = APIRouter(tags=["Anthropic"], responses=ERRORS, route_class=DirectRoute)
+    router = APIRouter(tags=["Anthropic"], responses=error_responses(errors), route_class=DirectRoute)
 
     @router.post("/v1/messages", responses={200: {"content": {"text/event-stream": {}}}})
     async def messages(body: MessagesRequest, request: Request) -> Response:

@@ -22,7 +22,7 @@ from headrace.serving.protocol.cohere import (
     usage,
 )
 from headrace.serving.protocol.responses import JsonReply
-from headrace.serving.protocol.schemas import ERRORS
+from headrace.serving.protocol.schemas import error_responses
 from headrace.serving.protocol.vectors import VectorNumbers, shortener
 from headrace.serving.protocols import ServerProtocol
 from headrace.serving.routes.generation import ReplyForm, converse
@@ -40,7 +40,7 @@ def _routers(state: ServerState, task: Task) -> Iterator[APIRouter]:
 
 
 def _embeddings(state: ServerState) -> APIRouter:
-    router = APIRouter(tags=["Cohere"], responses=ERRORS, route_class=DirectRoute)
+    router = APIRouter(tags=["Cohere"], responses=error_responses(errors), route_class=DirectRoute)
 
     async def infer(body: CohereEmbedV1Request, request: Request) -> RequestAnswers:
         state.check_model(body.model)
@@ -82,7 +82,7 @@ def _embeddings(state: ServerState) -> APIRouter:
 
 
 def _chats(state: ServerState) -> APIRouter:
-    router = APIRouter(tags=["Cohere"], responses=ERRORS, route_class=DirectRoute)
+    router = APIRouter(tags=["Cohere"], responses=error_responses(errors), route_class=DirectRoute)
 
     @router.post("/v2/chat", responses={200: {"content": {"text/event-stream": {}}}})
     async def chat(body: CohereChatRequest, request: Request) -> Response:

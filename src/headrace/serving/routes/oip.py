@@ -18,7 +18,7 @@ from headrace.serving.http.direct import DirectRoute
 from headrace.serving.protocol.oip import InferRequest, Tensor, answer, errors, parse
 from headrace.serving.protocol.requests import HEAVY_BYTES
 from headrace.serving.protocol.responses import JsonReply
-from headrace.serving.protocol.schemas import ERRORS
+from headrace.serving.protocol.schemas import error_responses
 from headrace.serving.protocols import ServerProtocol
 from headrace.serving.service import RequestAnswers
 from headrace.serving.state import ServerState
@@ -40,7 +40,7 @@ def _routers(state: ServerState, task: Task) -> Iterator[APIRouter]:
 
 
 def _router(state: ServerState, task: Task) -> APIRouter:
-    router = APIRouter(tags=["Open Inference Protocol"], responses=ERRORS, route_class=DirectRoute)
+    router = APIRouter(tags=["Open Inference Protocol"], responses=error_responses(errors), route_class=DirectRoute)
     inputs = ["query", "text"] if task.pairs == "always" else ["text"]
     outputs = _OUTPUTS.get(task.outputs, [("output", "BYTES", [-1])])
 

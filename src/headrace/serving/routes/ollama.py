@@ -26,7 +26,7 @@ from headrace.serving.protocol.ollama import (
 )
 from headrace.serving.protocol.requests import ChatRequest, texts_of
 from headrace.serving.protocol.responses import JsonReply
-from headrace.serving.protocol.schemas import ERRORS
+from headrace.serving.protocol.schemas import error_responses
 from headrace.serving.protocol.vectors import normalized, shortener
 from headrace.serving.protocols import ServerProtocol
 from headrace.serving.routes.generation import ReplyForm, complete, converse
@@ -40,7 +40,7 @@ _STREAM: dict[int | str, JsonObject] = {200: {"content": {"application/x-ndjson"
 def _routers(state: ServerState, task: Task) -> Iterator[APIRouter]:
     if task.images or task.outputs not in ("vector", "text"):
         return
-    router = APIRouter(tags=["Ollama"], responses=ERRORS, route_class=DirectRoute)
+    router = APIRouter(tags=["Ollama"], responses=error_responses(errors), route_class=DirectRoute)
     if task.outputs == "text":
         _answers(router, state)
     else:

@@ -17,7 +17,7 @@ from headrace.serving.http.direct import DirectRoute
 from headrace.serving.protocol.bodies import ranking
 from headrace.serving.protocol.requests import texts_of
 from headrace.serving.protocol.responses import JsonReply
-from headrace.serving.protocol.schemas import ERRORS
+from headrace.serving.protocol.schemas import error_responses
 from headrace.serving.protocol.tei import (
     Component,
     DecodeRequest,
@@ -48,7 +48,7 @@ _KINDS = {"vector": "embedding", "vectors": "embedding", "sparse vector": "embed
 def _routers(state: ServerState, task: Task) -> Iterator[APIRouter]:
     if task.images or task.outputs not in (*_KINDS, "score"):
         return
-    router = APIRouter(tags=["Text Embeddings Inference"], responses=ERRORS, route_class=DirectRoute)
+    router = APIRouter(tags=["Text Embeddings Inference"], responses=error_responses(errors), route_class=DirectRoute)
     added = {
         "vector": _vectors,
         "vectors": _token_vectors,

@@ -13,7 +13,7 @@ from headrace.serving.errors import ApiError
 from headrace.serving.http.direct import DirectRoute
 from headrace.serving.protocol.requests import CompletionRequest
 from headrace.serving.protocol.responses import JsonReply
-from headrace.serving.protocol.schemas import ERRORS
+from headrace.serving.protocol.schemas import error_responses
 from headrace.serving.protocol.tgi import TgiGenerated, TgiRequest, TgiRootRequest, TgiTokenizeRequest, errors
 from headrace.serving.protocols import ServerProtocol
 from headrace.serving.routes.generation import ReplyForm, complete
@@ -31,7 +31,7 @@ def _routers(state: ServerState, task: Task) -> Iterator[APIRouter]:
 
 
 def _router(state: ServerState) -> APIRouter:
-    router = APIRouter(tags=["Text Generation Inference"], responses=ERRORS, route_class=DirectRoute)
+    router = APIRouter(tags=["Text Generation Inference"], responses=error_responses(errors), route_class=DirectRoute)
 
     @router.post("/generate", response_model=TgiGenerated, include_in_schema=False)
     async def generate(body: TgiRequest, request: Request) -> Response:

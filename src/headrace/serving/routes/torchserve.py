@@ -16,7 +16,7 @@ from headrace.serving.errors import ApiError
 from headrace.serving.http.direct import DirectRoute
 from headrace.serving.protocol.requests import HEAVY_BYTES, check_values
 from headrace.serving.protocol.responses import JsonReply
-from headrace.serving.protocol.schemas import ERRORS
+from headrace.serving.protocol.schemas import error_responses
 from headrace.serving.protocols import ServerProtocol
 from headrace.serving.state import ServerState, chars_in, guess
 from headrace.wording import shown
@@ -38,7 +38,7 @@ def _routers(state: ServerState, task: Task) -> Iterator[APIRouter]:
 
 
 def _router(state: ServerState, task: Task) -> APIRouter:
-    router = APIRouter(tags=["TorchServe"], responses=ERRORS, route_class=DirectRoute)
+    router = APIRouter(tags=["TorchServe"], responses=error_responses(errors), route_class=DirectRoute)
 
     @router.post("/predictions/{model}/{version}")
     @router.post("/predictions/{model}")
