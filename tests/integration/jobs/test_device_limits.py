@@ -114,10 +114,12 @@ def test_budgets_that_run_out_of_memory_leave_the_table(
     assert [row.measured.budget for row in grid.rows] == [128, 256]
 
 
+@pytest.mark.parametrize("own", [1_024, 8_192])
 def test_a_server_whose_trial_runs_out_of_memory_takes_a_smaller_budget(
-    encoder_folder: Path, tmp_path: Path, room: dict[str, float]
+    encoder_folder: Path, tmp_path: Path, room: dict[str, float], monkeypatch: pytest.MonkeyPatch, own: int
 ) -> None:
     room["float32"] = 1_100
+    monkeypatch.setattr(torch_network, "_MOST_CPU_TOKENS", own)
     config = EngineConfig("embed", str(encoder_folder), engine_options={"device": "cpu", "dtype": "float32"})
     found = warm_up(config, None, TuningCache(tmp_path))
     assert found.tokens is not None and found.tokens <= 1_024

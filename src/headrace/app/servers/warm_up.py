@@ -39,6 +39,8 @@ _RUNS = 3
 """Runs of a budget's batch, of which the fastest counts."""
 _FACTORS = (0.5, 1, 2, 4, 8)
 """The budgets that are tried, as multiples of the engine's own."""
+_LEAST_FACTOR = 1 / 64
+"""The least of those tried where larger ones run out of memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,22 +145,29 @@ def _best_budget(engine: BatchEngine, work: Sequence[Work], own: float, target_s
     watch = MemoryWatch(*memory_of(engine))
     # A request may wait for two batches: its own and the one before.
     most_s = None if target_s is None else target_s / 2
-    for factor in sorted(_FACTORS, key=lambda factor: abs(factor - 1)):
-        if time.perf_counter() > ends or own * factor > (watch.bound or math.inf):
+    full = math.inf
+    factors = sorted(_FACTORS, key=lambda factor: abs(factor - 1))
+    for factor in factors:
+        if time.perf_counter() > ends:
             break
+        if own * factor >= full or own * factor > (watch.bound or math.inf):
+            continue
         batch = _full_batch(work, own * factor)
         try:
             timed(engine, batch)  # the first one of a shape is slower
             seconds = fastest(engine, batch, runs=_RUNS, ends=ends)
         except EngineOutOfMemoryError:
-            break
+            full = own * factor
+            if _LEAST_FACTOR < factor <= min(_FACTORS):
+                factors.append(factor / 2)
+            continue
         costs: list[float] = [item.cost for item in batch]
         watch.ran(len(batch), batch_cost(costs, padded=True))
         points.append(Measured(own * factor, sum(costs) / seconds, seconds))
     fitting = [point for point in points if point.budget <= (watch.bound or math.inf)]
     if not fitting:
         return watch.bound
-    return knee(fitting, most_s).budget if len(points) > 1 else None
+    return knee(fitting, most_s).budget if len(points) > 1 or full < math.inf else None
 
 
 def _batching(engine: Engine) -> BatchEngine:
