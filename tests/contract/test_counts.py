@@ -11,7 +11,7 @@ import pytest
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "count"
 CEILINGS = {
     "broad excepts": 30,
-    "lines with Any": 204,
+    "lines with Any": 199,
     "names in several files": 0,
     "files outside cli with --flags": 8,
 }

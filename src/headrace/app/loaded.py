@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, TypeVar, Unpack
 from headrace.app.jobs.budgets import follow
 from headrace.app.jobs.job import SharedBatcher, already_finished, carry_out, check
 from headrace.app.jobs.running import RunningModel
-from headrace.app.jobs.tables import AnyTable, TableKind
+from headrace.app.jobs.tables import AnyTable, ListedRow, TableKind
 from headrace.app.keywords import JobKeywords, LoadKeywords, ServeKeywords
-from headrace.app.row_stream import RowStream, StreamedRow, finished_rows
+from headrace.app.row_stream import RowStream, finished_rows
 from headrace.app.run import check_sink, off_loop, settings_of, to_sink
 from headrace.app.running_job import RunningJob, refuse_cancelled
 from headrace.app.servers.warm_up import warm_up
@@ -43,10 +43,8 @@ if TYPE_CHECKING:
     from headrace.serving.state import ServerState
 
 T = TypeVar("T")
-AnyInput: TypeAlias = Any
-"""What the model's task takes."""
-AnyOutput: TypeAlias = Any
-"""What the model's task gives."""
+AnyValue: TypeAlias = Any
+"""What the model's task takes or gives."""
 
 _open_models: weakref.WeakSet[LoadedModel] = weakref.WeakSet()
 
@@ -118,13 +116,13 @@ class LoadedModel:
     # -- calls -----------------------------------------------------------------------------------------------------
 
     @overload
-    def __call__(self, inputs: list[AnyInput], /, *, return_exceptions: bool = False) -> list[AnyOutput]: ...
+    def __call__(self, inputs: list[AnyValue], /, *, return_exceptions: bool = False) -> list[AnyValue]: ...
 
     @overload
-    def __call__(self, inputs: object, /, *, return_exceptions: bool = False) -> AnyOutput: ...
+    def __call__(self, inputs: object, /, *, return_exceptions: bool = False) -> AnyValue: ...
 
     @public
-    def __call__(self, inputs: object, /, *, return_exceptions: bool = False) -> AnyOutput:
+    def __call__(self, inputs: object, /, *, return_exceptions: bool = False) -> AnyValue:
         """The output of one input, or those of a list or array of them, in order. Blocks.
 
         Args:
@@ -143,7 +141,7 @@ class LoadedModel:
             _raise_first(outputs)
         return outputs if many else outputs[0]
 
-    async def submit(self, value: object, /) -> AnyOutput:
+    async def submit(self, value: object, /) -> AnyValue:
         """The output of one input, from any event loop. Many calls at the same time share batches.
 
         A call that is cancelled leaves the batch if that has not begun.
@@ -163,7 +161,7 @@ class LoadedModel:
     @overload
     def run(  # type: ignore[overload-overlap]  # of all texts, this one has a result of its own
         self, source: object, *, sink: Literal["list"], progress: bool = False, **settings: Unpack[JobKeywords]
-    ) -> list[StreamedRow]: ...
+    ) -> list[ListedRow]: ...
 
     @overload
     def run(
@@ -198,7 +196,7 @@ class LoadedModel:
     @overload
     def arun(  # type: ignore[overload-overlap]  # as above
         self, source: object, *, sink: Literal["list"], progress: bool = False, **settings: Unpack[JobKeywords]
-    ) -> RunningJob[list[StreamedRow]]: ...
+    ) -> RunningJob[list[ListedRow]]: ...
 
     @overload
     def arun(
@@ -263,7 +261,7 @@ class LoadedModel:
 
         @public
         @naming
-        def opened() -> AsyncGenerator[list[StreamedRow], None]:
+        def opened() -> AsyncGenerator[list[ListedRow], None]:
             self._check_open()
             plan = check(self._settings(source, Rows(), given), own_engine=False)
             return finished_rows(self._model, plan, ordered=ordered)

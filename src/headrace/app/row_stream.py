@@ -7,10 +7,10 @@ from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
-from typing import Any, TypeAlias
 
 from headrace.app.jobs.plan import Plan
 from headrace.app.jobs.running import RunningModel
+from headrace.app.jobs.tables import ListedRow
 from headrace.batching.blocking import current_loop
 from headrace.concurrency.loop_thread import LoopThread
 from headrace.engines.tasks import task_named
@@ -21,9 +21,6 @@ from headrace.jobs.pipeline.infer import in_order, longest_first
 from headrace.jobs.pipeline.prepare import Preparation
 from headrace.jobs.pipeline.work import PreparedChunk, RefusedError, Work
 from headrace.records import Failed, Ok
-
-StreamedRow: TypeAlias = dict[str, Any]
-"""An id, the columns that are kept and the output; or an id and `error`, with its `reason` and `message`."""
 
 
 class RowStream:
@@ -36,11 +33,11 @@ class RowStream:
         open_rows: begins to read, and gives lists of finished rows on that loop. Blocks.
     """
 
-    def __init__(self, loop: LoopThread, open_rows: Callable[[], AsyncGenerator[list[StreamedRow], None]]) -> None:
+    def __init__(self, loop: LoopThread, open_rows: Callable[[], AsyncGenerator[list[ListedRow], None]]) -> None:
         self._loop = loop
         self._open = open_rows
 
-    def __iter__(self) -> Iterator[StreamedRow]:
+    def __iter__(self) -> Iterator[ListedRow]:
         """Each row.
 
         Raises:
@@ -56,7 +53,7 @@ class RowStream:
         finally:
             self._loop.run(rows.aclose())
 
-    async def __aiter__(self) -> AsyncIterator[StreamedRow]:
+    async def __aiter__(self) -> AsyncIterator[ListedRow]:
         """Each row. Raises as `__iter__`."""
         rows = await asyncio.to_thread(self._open)
         try:
@@ -67,16 +64,16 @@ class RowStream:
             await asyncio.wrap_future(self._loop.submit(_closed(rows)))
 
 
-async def _following(rows: AsyncGenerator[list[StreamedRow], None]) -> list[StreamedRow]:
+async def _following(rows: AsyncGenerator[list[ListedRow], None]) -> list[ListedRow]:
     """The next rows; none at the end."""
     return await anext(rows, [])
 
 
-async def _closed(rows: AsyncGenerator[list[StreamedRow], None]) -> None:
+async def _closed(rows: AsyncGenerator[list[ListedRow], None]) -> None:
     await rows.aclose()
 
 
-async def finished_rows(model: RunningModel, plan: Plan, *, ordered: bool) -> AsyncGenerator[list[StreamedRow], None]:
+async def finished_rows(model: RunningModel, plan: Plan, *, ordered: bool) -> AsyncGenerator[list[ListedRow], None]:
     """Lists of finished rows, none of which is empty. Runs on the loop of the model, and closes the plan."""
     feed = _RowFeed(model, plan, ordered=ordered)
     try:
@@ -105,7 +102,7 @@ class _RowFeed:
         self._most = 2 * model.profile.window if model.profile.runs_batches else 4 * model.profile.width
         self._waiting: deque[int] | None = deque() if ordered else None
         """The positions of the rows that were read and not given out, in the order of the input."""
-        self._done: dict[int, StreamedRow] = {}
+        self._done: dict[int, ListedRow] = {}
         self._moved = asyncio.Event()
 
     async def runs(self) -> AsyncGenerator[Sequence[Work], None]:
@@ -134,7 +131,7 @@ class _RowFeed:
             raise answer
         self._done[work.record.position] = self._row(work, answer)
 
-    def take(self) -> list[StreamedRow]:
+    def take(self) -> list[ListedRow]:
         """The finished rows whose turn it is."""
         if self._waiting is None:
             rows = list(self._done.values())
@@ -156,7 +153,7 @@ class _RowFeed:
         chunk = next(self._chunks, None)
         return None if chunk is None else self._preparation.prepare(chunk)[0]
 
-    def _row(self, work: Work, answer: object) -> StreamedRow:
+    def _row(self, work: Work, answer: object) -> ListedRow:
         record = work.record
         if not isinstance(answer, Exception):
             return row_of(Ok(record, answer, work.cost, work.row), self._column)

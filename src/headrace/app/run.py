@@ -7,12 +7,19 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, TypeVar, Unpack, overload
+from typing import Any, Literal, TypeVar, Unpack, overload
 
 from headrace.app.jobs.job import execute
 from headrace.app.jobs.step_settings import parse_steps, refuse_beside_steps
 from headrace.app.jobs.steps import prepare_steps, run_steps
-from headrace.app.jobs.tables import AnyTable, TableKind, is_table_kind, refuse_unknown_kind, run_to_table
+from headrace.app.jobs.tables import (
+    AnyTable,
+    ListedRow,
+    TableKind,
+    is_table_kind,
+    refuse_unknown_kind,
+    run_to_table,
+)
 from headrace.app.keywords import RunKeywords
 from headrace.app.running_job import RunningJob, refuse_cancelled
 from headrace.argument_types import build
@@ -27,8 +34,6 @@ from headrace.options import split
 from headrace.tracebacks import naming, public
 
 T = TypeVar("T")
-ListedRow: TypeAlias = dict[str, Any]
-"""A row of a list."""
 
 
 @overload

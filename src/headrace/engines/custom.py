@@ -145,11 +145,9 @@ def is_own_module(made: object) -> bool:
     return all(callable(getattr(made, name, None)) for name in ("collate", "forward"))
 
 
-def may_take_rows(engine: object) -> bool:
+def may_take_rows(given: object) -> bool:
     """Whether it is a function or module, which may be made for whole rows; no name and no complete engine."""
-    return (
-        not isinstance(engine, str) and (callable(engine) or is_own_module(engine)) and not hasattr(engine, "prepare")
-    )
+    return not isinstance(given, str) and (callable(given) or is_own_module(given)) and not hasattr(given, "prepare")
 
 
 def search_current_folder() -> None:

@@ -27,6 +27,8 @@ logger = logging.getLogger("headrace")
 
 AnyTable: TypeAlias = Any
 """A table of one of these libraries."""
+ListedRow: TypeAlias = dict[str, Any]
+"""An id, the columns that are kept and the output; or an id and `error`, with its `reason` and `message`."""
 TableKind: TypeAlias = Literal["pandas", "polars", "arrow", "numpy"]
 _KEPT = "finished records are kept"
 """What errors say of jobs that can be resumed."""

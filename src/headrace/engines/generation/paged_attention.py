@@ -9,7 +9,7 @@ import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
@@ -87,24 +87,24 @@ class Attending(Protocol):
         ...
 
 
-def _attend(
+def _attend(  # noqa: PLR0913 - the signature that transformers calls
     module: torch.nn.Module,  # noqa: ARG001 - the order of the calls says which one it is
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
     attention_mask: torch.Tensor | None,  # noqa: ARG001 - each answer attends to its own tokens
     scaling: float | None = None,
-    **given: Any,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
+    headrace_paged: Attending | None = None,
+    **others: object,
 ) -> tuple[torch.Tensor, None]:
-    if NAME not in given:
+    if headrace_paged is None:
         raise ValueError("its layers do not pass on what their attention needs")
-    if given.get("position_bias") is not None:
+    if others.get("position_bias") is not None:
         raise ValueError("its attention adds a bias to positions")
-    attending: Attending = given[NAME]
-    call = AttentionCall(
-        query, key, value, scaling, given.get("sliding_window"), given.get("softcap"), given.get("s_aux")
-    )
-    return attending.attend(call), None
+    return headrace_paged.attend(AttentionCall(query, key, value, scaling, sliding_window, softcap, s_aux)), None
 
 
 def use_paged_attention(model: PreTrainedModel) -> None:
