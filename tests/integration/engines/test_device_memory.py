@@ -38,20 +38,25 @@ def test_failures_of_the_device_by_what_they_mean(call: Callable[[], object], ki
     assert type(caught.value) is kind
 
 
+@pytest.mark.parametrize("told", [True, False], ids=["", "PyTorch 2.11"])
 @pytest.mark.parametrize("variable", ["", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"])
 def test_memory_of_a_gpu_grows_without_gaps_unless_the_user_says_how(
-    variable: str, monkeypatch: pytest.MonkeyPatch
+    variable: str, told: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
         monkeypatch.delenv(name, raising=False)
     if variable:
         monkeypatch.setenv(variable, "max_split_size_mb:100")
+    given: list[str] = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    before = torch._C._accelerator_getAllocatorSettings()
-    try:
-        assert choose_device("cpu").type == "cpu"
-        assert torch._C._accelerator_getAllocatorSettings() == before
-        assert choose_device("auto").type == "cuda"
-        assert torch._C._accelerator_getAllocatorSettings() == (before if variable else "expandable_segments:True")
-    finally:
-        torch._C._accelerator_setAllocatorSettings(before)
+    monkeypatch.setattr(torch._C, "_accelerator_setAllocatorSettings", given.append)
+    monkeypatch.setattr(torch._C, "_accelerator_getAllocatorSettings", lambda: "".join(given), raising=False)
+    if not told:
+        monkeypatch.delattr(torch._C, "_accelerator_getAllocatorSettings")
+    assert choose_device("cpu").type == "cpu"
+    assert given == []
+    assert choose_device("auto").type == "cuda"
+    assert given == ([] if variable else ["expandable_segments:True"])
+    given[:] = ["max_split_size_mb:20"]  # by the user's own code
+    choose_device("auto")
+    assert not told or given == ["max_split_size_mb:20"]

@@ -168,3 +168,13 @@ def test_a_model_of_a_long_context_loads_and_says_what_fits(
     assert "a text may have 40000 tokens, prompt and answer together: cpu has no room" in caplog.text
     with pytest.raises(EngineError, match="no room for a cache of 50,000 tokens; lower"):
         create("generate", folder, device="cpu", max_model_len=50_000)
+
+
+def test_no_room_for_the_cache_is_said_by_whatever_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise torch.AcceleratorError("CUDA error: out of memory")
+
+    monkeypatch.setattr(paging, "PagedModel", full)
+    with pytest.raises(EngineError, match="no room for a cache of") as caught:
+        create("generate", family_model(tmp_path, "Llama", "ForCausalLM"), device="cpu")
+    assert type(caught.value) is EngineError

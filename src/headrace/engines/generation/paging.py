@@ -23,7 +23,7 @@ from headrace.engines.generation.paged_attention import (
     use_paged_attention,
 )
 from headrace.engines.generation.tensor_parallel import least_of_ranks
-from headrace.errors import ConfigError, EngineError, ModelCodeError, model_code
+from headrace.errors import ConfigError, EngineError, EngineOutOfMemoryError, ModelCodeError, model_code
 
 logger = logging.getLogger("headrace")
 
@@ -165,12 +165,13 @@ def open_cache(lm: CausalLM, shapes: Sequence[AttentionShape], size: CacheSize) 
     Raises:
         EngineError: the device has no room.
     """
+    what = f"a cache of {size.pages * PAGE:,} tokens"
     try:
-        return PagedModel(lm.model, shapes, size.pages)
-    except (torch.OutOfMemoryError, MemoryError) as error:
+        with running(lm.device, lambda: what):
+            return PagedModel(lm.model, shapes, size.pages)
+    except EngineOutOfMemoryError as error:
         raise EngineError(
-            f"{lm.device} has no room for a cache of {size.pages * PAGE:,} tokens; lower ``kv_cache_tokens``, "
-            "``max_num_seqs`` or ``max_model_len``"
+            f"{lm.device} has no room for {what}; lower ``kv_cache_tokens``, ``max_num_seqs`` or ``max_model_len``"
         ) from error
 
 
