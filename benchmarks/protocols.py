@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from tritonclient.grpc import service_pb2 as messages
 
 from benchmarks.common import quick, ratio, report
 from benchmarks.noop import Noop
@@ -23,7 +24,9 @@ from headrace.app.servers.server import ServerSettings, build
 from headrace.engines.base import Prepared
 from headrace.engines.choosing.config import EngineConfig
 from headrace.engines.requests.generation import GeneratedText, Sampling, parse
+from headrace.serving.http.over_grpc import Calls
 
+GRPC = "inference.GRPCInferenceService/ModelInfer"
 TEXT = "Return the running event loop, or start one if there is none."
 CHAT = [{"role": "user", "content": TEXT}]
 DIMENSIONS = 384
@@ -72,6 +75,31 @@ def asked(path: str, **body: Any) -> Asked:
     return Asked(path, json.dumps(body).encode())
 
 
+class Call:
+    """What the server of gRPC knows of a call."""
+
+    def time_remaining(self) -> float:
+        """As of a client with a deadline."""
+        return 60.0
+
+    def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
+        """As Triton's client sends it."""
+        return (("user-agent", "grpc-python/1.85.1"),)
+
+    def peer(self) -> str:
+        """The client's address."""
+        return "ipv4:127.0.0.1:5"
+
+
+def grpc_message() -> bytes:
+    """A message with the text, as it comes over the network."""
+    return messages.ModelInferRequest(
+        model_name="m",
+        inputs=[{"name": "text", "datatype": "BYTES", "shape": [1]}],
+        raw_input_contents=[BINARY],
+    ).SerializeToString()
+
+
 EMBED = {
     "/v1/embeddings": asked("/v1/embeddings", input=TEXT),
     "TEI /embed": asked("/embed", inputs=TEXT),
@@ -83,6 +111,7 @@ EMBED = {
         PACKED + BINARY,
         ((b"inference-header-content-length", str(len(PACKED)).encode()),),
     ),
+    "OIP, gRPC": Asked(GRPC, grpc_message()),
     "TorchServe": Asked("/predictions/m", TEXT.encode(), ((b"content-type", b"text/plain"),)),
 }
 GENERATE = {
@@ -97,11 +126,17 @@ GENERATE = {
 }
 
 
+async def _call(app: Any, request: Asked) -> None:
+    asked = messages.ModelInferRequest.FromString(request.body)
+    (await Calls(app).infer(asked, Call())).SerializeToString()
+
+
 async def spent(app: Any, request: Asked, count: int) -> float:
     """Processor seconds of `count` requests."""
+    ask = _call if request.path == GRPC else _send
     began = time.process_time()
     for _ in range(count):
-        await _send(app, request)
+        await ask(app, request)
     return time.process_time() - began
 
 

@@ -22,12 +22,14 @@ from headrace.cli.logs import LogFlags
 from headrace.cli.outcome import guarded, say
 from headrace.engines.choosing.resolving import resolve
 from headrace.errors import ConfigError, MissingExtraError
+from headrace.extras import require
 from headrace.options import option
 from headrace.wording import speak, spelled
 
 if TYPE_CHECKING:
     from headrace.events import Listener
     from headrace.serving.http.key_file import KeyFile
+    from headrace.serving.http.over_grpc import GrpcAddress
 
 EXAMPLES = """Examples:
 
@@ -60,6 +62,12 @@ class ServerFlags:
     )
     host: str = option("127.0.0.1", "Address to listen on.")
     port: int = option(8000, "Port to listen on; 0 picks a free one.", minimum=0, maximum=65_535)
+    grpc_port: int | None = option(
+        None,
+        "Port of the Open Inference Protocol over gRPC; 0 picks a free one. Default: no gRPC.",
+        minimum=0,
+        maximum=65_535,
+    )
     trace: Path | None = option(
         None, "Write a trace of batches and requests for Perfetto or Chrome (JSON). Default: none."
     )
@@ -211,19 +219,38 @@ def serve_one(settings: ServerSettings, server: ServerFlags, access: AccessFlags
     from headrace.serving.http.listening import bind
 
     settings.config.check()  # before the server's libraries are imported
-    with bind(server.host, server.port):
-        pass  # the server will be able to listen there
+    for port in (server.port, *(() if server.grpc_port is None else (server.grpc_port,))):
+        with bind(server.host, port):
+            pass  # the server will be able to listen there
     config = resolve(settings.config)
     settings = _with_access(replace(settings, config=config), server, access)
     from headrace.app.servers.server import build
     from headrace.serving.http.server import DrainingServer
 
-    encrypted = access.for_uvicorn()
+    over_http, over_grpc = _listening(server, access)
     with _tracing(server.trace, config.label or config.task or "") as listeners:
         app, state = build(replace(settings, listeners=listeners))
         say(f"loading {engine_and_model(config)} to serve {config.task} ...")
-        listening = {"host": server.host, "port": server.port, **encrypted}
-        return DrainingServer(app, state, listening, _key_file(access)).run_app(_say_ready)
+        return DrainingServer(app, state, over_http, _key_file(access), over_grpc).run_app(_say_ready)
+
+
+def _listening(server: ServerFlags, access: AccessFlags) -> tuple[dict[str, object], GrpcAddress | None]:
+    """The arguments for uvicorn, and where gRPC is served.
+
+    Raises:
+        ConfigError: a file is missing, or gRPC cannot read it.
+        MissingExtraError: gRPC is asked for and not installed.
+    """
+    over_http = {"host": server.host, "port": server.port, **access.for_uvicorn()}
+    if server.grpc_port is None:
+        return over_http, None
+    require("tritonclient.grpc", "grpc", "``grpc_port``")
+    from headrace.serving.http.over_grpc import GrpcAddress
+
+    if access.ssl_keyfile_password is not None:
+        raise ConfigError("gRPC reads no encrypted key: leave out ``ssl_keyfile_password``, or ``grpc_port``")
+    files = (access.ssl_certfile, access.ssl_keyfile, access.ssl_ca_certs)
+    return over_http, GrpcAddress(server.host, server.grpc_port, *files)
 
 
 def _key_file(access: AccessFlags) -> KeyFile | None:
@@ -270,12 +297,11 @@ def _serve_pool(
 
     speak("keys")
     content = read_models(path)
-    encrypted = access.for_uvicorn()
+    over_http, over_grpc = _listening(server, access)
     with _tracing(server.trace, f"{len(content.models)} models") as listeners:
         app, state = build_pooled(content, replace(_with_access(settings, server, access), listeners=listeners))
         say(f"serving {', '.join(entry.name for entry in content.models)}; each is loaded when it is asked for")
-        listening = {"host": server.host, "port": server.port, **encrypted}
-        return DrainingServer(app, state, listening, _key_file(access)).run_app(_say_ready)
+        return DrainingServer(app, state, over_http, _key_file(access), over_grpc).run_app(_say_ready)
 
 
 def _serve_on(cluster: ReplicaFlags, settings: ServerSettings, server: ServerFlags, access: AccessFlags) -> int:
@@ -285,6 +311,8 @@ def _serve_on(cluster: ReplicaFlags, settings: ServerSettings, server: ServerFla
     kind, address = cluster_at(cluster.on or "")
     if access.ssl_certfile is not None:
         raise ConfigError("the cluster's proxy receives the requests: leave out ``ssl_certfile``, or ``on``")
+    if server.grpc_port is not None:
+        raise ConfigError("the cluster's proxy receives the requests: leave out ``grpc_port``, or ``on``")
     if server.trace is not None:
         raise ConfigError("the replicas of ``on`` run elsewhere: leave out ``trace``, or ``on``")
     if access.api_key_file is not None:

@@ -25,6 +25,8 @@ class Running:
     server: DrainingServer
     engine: Any
     thread: int
+    grpc: str = ""
+    """Where it serves gRPC."""
     client: httpx.Client = field(init=False)
 
     def __post_init__(self) -> None:
@@ -35,17 +37,25 @@ class Running:
 
 
 @contextlib.contextmanager
-def running(settings: ServerSettings) -> Iterator[Running]:
+def running(settings: ServerSettings, *, grpc: bool = False) -> Iterator[Running]:
     """Serve while the body runs."""
     app, host = build(settings)
-    server = DrainingServer(app, host, {"host": "127.0.0.1", "port": 0, "log_level": "warning"})
-    thread = threading.Thread(target=server.run_app, name="server-under-test")
+    over_grpc = None
+    if grpc:
+        from headrace.serving.http.over_grpc import GrpcAddress
+
+        over_grpc = GrpcAddress("127.0.0.1", 0)
+    server = DrainingServer(app, host, {"host": "127.0.0.1", "port": 0, "log_level": "warning"}, grpc=over_grpc)
+    listed: list[str] = []
+    on_ready = lambda _, routes: listed.extend(routes)  # noqa: E731
+    thread = threading.Thread(target=server.run_app, args=(on_ready,), name="server-under-test")
     thread.start()
     try:
-        until(lambda: server.started or not thread.is_alive())
+        until(lambda: listed or not thread.is_alive())
         port = server.servers[0].sockets[0].getsockname()[1]
         assert host.loaded is not None
-        state = Running(f"http://127.0.0.1:{port}", host, server, host.loaded.engine, thread.ident or 0)
+        engine, also = host.loaded.engine, listed[-1].removeprefix("grpc://") if grpc else ""
+        state = Running(f"http://127.0.0.1:{port}", host, server, engine, thread.ident or 0, also)
         with state.client:
             yield state
     finally:

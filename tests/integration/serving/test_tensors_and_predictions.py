@@ -105,7 +105,7 @@ def test_the_model_is_described(embed: Running) -> None:
         assert refused.status_code == 404
         assert isinstance(refused.json()["error"], str)
     metrics = embed.client.get("/metrics").text
-    assert 'route="/v2/models/{model}"' in metrics
+    assert 'route="/v2/models/{model:path}"' in metrics
     assert "/v2/models/other" not in metrics
 
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import uvicorn
 from fastapi import FastAPI
@@ -23,6 +23,9 @@ from headrace.serving.http.bounded_protocol import protocol_options
 from headrace.serving.http.key_file import KeyFile
 from headrace.serving.http.listening import bind
 from headrace.serving.state import ServerState
+
+if TYPE_CHECKING:
+    from headrace.serving.http.over_grpc import GrpcAddress, GrpcServer
 
 _CLOSE_TIMEOUT_S = 2
 """Seconds for connections to receive their answers at the end."""
@@ -44,6 +47,7 @@ class DrainingServer(uvicorn.Server):
         state: the app's state.
         uvicorn_options: options of `uvicorn.Config`, such as host, port and TLS.
         key_file: where the API keys of `state` are from; None for no file.
+        grpc: where to serve the app over gRPC too; None for HTTP alone.
     """
 
     def __init__(
@@ -52,6 +56,7 @@ class DrainingServer(uvicorn.Server):
         state: ServerState,
         uvicorn_options: Mapping[str, Any],
         key_file: KeyFile | None = None,
+        grpc: GrpcAddress | None = None,
     ) -> None:
         super().__init__(
             uvicorn.Config(
@@ -67,6 +72,11 @@ class DrainingServer(uvicorn.Server):
         self._app = app
         self._state = state
         self._key_file = key_file
+        self._grpc: GrpcServer | None = None
+        if grpc is not None:
+            from headrace.serving.http.over_grpc import GrpcServer
+
+            self._grpc = GrpcServer(app, grpc, state.limits.max_body_bytes)
         self._drain_until = 0.0
         self._on_ready: Callable[[str, Sequence[str]], None] | None = None
         state.on_dead = self._drain
@@ -109,13 +119,25 @@ class DrainingServer(uvicorn.Server):
                 await self.serve(sockets=[listener])
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start to listen and call `on_ready`."""
+        """Start to listen and call `on_ready`.
+
+        Raises:
+            ConfigError: gRPC cannot be served.
+        """
+        also = [] if self._grpc is None else [await self._grpc.start()]
         await super().startup(sockets)
         if self._on_ready is not None and self.started and sockets:
             host, port = sockets[0].getsockname()[:2]
             address = f"{'https' if self.config.is_ssl else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
             paths = dict.fromkeys(getattr(route, "path", "") for route in self._app.routes)
-            self._on_ready(address, [path for path in paths if path and "{" not in path and path not in _UNLISTED])
+            listed = [path for path in paths if path and "{" not in path and path not in _UNLISTED]
+            self._on_ready(address, listed + also)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Close both servers. Accepted requests are answered by then, and calls of gRPC with them."""
+        if self._grpc is not None:
+            await self._grpc.stop(_CLOSE_TIMEOUT_S)
+        await super().shutdown(sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002 - the signature of a signal handler
         """Drain; exit at once on the second signal. Batches continue after a restart."""

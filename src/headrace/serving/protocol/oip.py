@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -24,6 +24,22 @@ def errors(error: ApiError) -> tuple[int, JsonObject]:
     return error.status_code, {"error": error.message}
 
 
+class InputParameters(BaseModel):
+    """What is known of a tensor of a request."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    binary_data_size: Annotated[int | None, Field(ge=0)] = None
+
+
+class OutputParameters(BaseModel):
+    """How a tensor is wanted."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    binary_data: bool | None = None
+
+
 class InputTensor(BaseModel):
     """A tensor of a request."""
 
@@ -32,7 +48,7 @@ class InputTensor(BaseModel):
     name: str
     shape: list[Annotated[int, Field(ge=0)]]
     datatype: Literal["BYTES"]
-    parameters: JsonObject = {}
+    parameters: InputParameters = InputParameters()
     data: list[object] | None = None
 
 
@@ -42,7 +58,7 @@ class OutputTensor(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     name: str
-    parameters: JsonObject = {}
+    parameters: OutputParameters = OutputParameters()
 
 
 class InferRequest(BaseModel):
@@ -115,7 +131,7 @@ def parse(raw: bytes, header_bytes: int | None) -> tuple[InferRequest, list[list
 
 
 def _texts(tensor: InputTensor, rest: memoryview, place: str) -> tuple[list[str], memoryview]:
-    size = tensor.parameters.get("binary_data_size")
+    size = tensor.parameters.binary_data_size
     if size is None:
         found: list[str] = []
         todo: list[object] = [tensor.data]
@@ -130,8 +146,8 @@ def _texts(tensor: InputTensor, rest: memoryview, place: str) -> tuple[list[str]
                 raise ApiError(400, f"{where} holds {shown(one)}: it must hold texts", code="not_text", param=where)
         return found, rest
     where = f"{place}.parameters.binary_data_size"
-    if type(size) is not int or not 0 <= size <= len(rest):
-        message = f"{where} is {shown(size)}: {len(rest)} bytes follow"
+    if size > len(rest):
+        message = f"{where} is {size}: {len(rest)} bytes follow"
         raise ApiError(400, message, code="bad_length", param=where)
     return _unpacked(rest[:size], place), rest[size:]
 
@@ -160,9 +176,10 @@ def answer(request: InferRequest, tensors: Sequence[Tensor], head: JsonObject) -
     """
     by_name = {tensor.name: tensor for tensor in tensors}
     binary = request.parameters.get("binary_data_output") is True
-    wanted: Mapping[str, object] = dict.fromkeys(by_name, binary)
+    wanted = dict.fromkeys(by_name, binary)
     if request.outputs is not None:
-        wanted = {one.name: one.parameters.get("binary_data", binary) for one in request.outputs}
+        given = {one.name: one.parameters.binary_data for one in request.outputs}
+        wanted = {name: binary if packed is None else packed for name, packed in given.items()}
     outputs: list[JsonObject] = []
     parts: list[bytes] = []
     for at, (name, packed) in enumerate(wanted.items()):
@@ -171,7 +188,7 @@ def answer(request: InferRequest, tensors: Sequence[Tensor], head: JsonObject) -
             raise ApiError(400, message, code="unknown_output", param=f"outputs.{at}.name")
         tensor = by_name[name]
         entry: JsonObject = {"name": name, "datatype": tensor.datatype, "shape": list(tensor.values.shape)}
-        if packed is True:
+        if packed:
             parts.append(tensor.as_bytes())
             entry["parameters"] = {"binary_data_size": len(parts[-1])}
         else:

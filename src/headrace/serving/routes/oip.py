@@ -87,10 +87,10 @@ def _router(state: ServerState, task: Task) -> APIRouter:
         return Response(content, 200, {_LENGTH.decode(): str(header)}, "application/octet-stream")
 
     router.get("/v2")(server)
-    for path in ("/v2/models/{model}", "/v2/models/{model}/versions/{version}"):
-        router.get(path)(metadata)
+    for path in ("/v2/models/{model:path}/versions/{version}", "/v2/models/{model:path}"):  # a name may have slashes
         router.get(f"{path}/ready")(ready)
         router.post(f"{path}/infer")(infer)
+        router.get(path)(metadata)
     return router
 
 
