@@ -44,6 +44,18 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         os.environ["XDG_CACHE_HOME"] = before
 
 
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(autouse=True, scope="module")
+def nothing_left_in_the_checkout() -> Iterator[None]:
+    """Tests write to temporary folders alone. Names that begin with a dot are those of tools."""
+    before = set(os.listdir(ROOT))
+    yield
+    left = sorted(name for name in set(os.listdir(ROOT)) - before if not name.startswith("."))
+    assert not left, f"these tests, or others that ran meanwhile, left {', '.join(left)} in {ROOT}: write to tmp_path"
+
+
 @pytest.fixture(autouse=True, scope="module")
 def left_out_of_collections() -> None:
     """Garbage collection need not visit what is loaded by now: in a process with all libraries, a visit takes most of a

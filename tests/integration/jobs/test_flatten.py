@@ -47,8 +47,9 @@ def test_each_output_has_the_fields_as_columns(tmp_path: Path) -> None:
     assert table.drop_columns(["error"]).to_pylist()[0] == FOUND | {"none": None}
 
 
-def test_a_database_has_a_column_for_each(tmp_path: Path) -> None:
+def test_a_database_has_a_column_for_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("sqlalchemy")
+    monkeypatch.chdir(tmp_path)  # the state of the job goes to the current folder
     run(f"sqlite:///{tmp_path}/a.db?table=found", flatten="text,score")
     with sqlite3.connect(tmp_path / "a.db") as db:
         assert db.execute("SELECT id, output_text, score FROM found WHERE id = 0").fetchall() == [(0, "TEXT 0", 0.5)]
