@@ -8,24 +8,30 @@ work less than half of the processor time, since nobody waits.
 
 from __future__ import annotations
 
+import atexit
 import functools
 import os
 import queue
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from typing import TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from headrace.batching.dispatch.offload import finish_calls
+
 PartT = TypeVar("PartT")
 ResultT = TypeVar("ResultT")
 
+_EXIT_S = 5.0
+"""Seconds that a part may still take when the interpreter exits."""
+
 
 class CpuLanes:
-    """Threads that compute one part of a batch each. They are daemons: a part that hangs does not block the exit.
+    """Threads that compute one part of a batch each. They are daemons: a part that hangs blocks the exit for seconds.
 
     Args:
         count: how many.
@@ -40,6 +46,15 @@ class CpuLanes:
             threading.Thread(target=_serve, args=(calls,), name=f"headrace-cpu-lane-{number}", daemon=True).start()
         self.map(_use_threads, [threads] * count)
         torch.set_num_threads(before)  # the lanes have set the number for threads to come, too
+        atexit.register(self._park)
+
+    def _park(self) -> None:
+        """Leave no lane in C++ code, where Python would abort the process by ending it; the exit waits for seconds."""
+        finish_calls()  # which may use the lanes
+        parked: list[Future[None]] = [Future() for _ in self._calls]
+        for calls, future in zip(self._calls, parked, strict=True):
+            calls.put(functools.partial(_wait_forever, future))
+        wait(parked, _EXIT_S)
 
     def map(self, call: Callable[[PartT], ResultT], parts: Sequence[PartT]) -> list[ResultT]:
         """Call with each of at most `count` parts, on a lane of its own. Waits for all, and raises the first error."""
@@ -96,6 +111,11 @@ def _use_threads(count: int) -> None:
 def _serve(calls: queue.SimpleQueue[Callable[[], None]]) -> None:
     while True:
         calls.get()()
+
+
+def _wait_forever(reached: Future[None]) -> None:
+    reached.set_result(None)
+    threading.Event().wait()
 
 
 def _queued(

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import functools
 import inspect
 import queue
 import threading
 import types
 import warnings
+import weakref
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
 from time import monotonic
 from typing import Any, TypeVar, cast
@@ -21,6 +23,8 @@ ResultT = TypeVar("ResultT")
 
 BLOCKED_LOOP_S = 0.1
 """An `async def` blocks the event loop if it runs this long without awaiting, in seconds."""
+_EXIT_S = 5.0
+"""Seconds that a call may still take when the interpreter exits."""
 
 
 class BlockedLoopWarning(RuntimeWarning):
@@ -53,7 +57,8 @@ def watched(
 class WorkerThread:
     """A thread that runs blocking calls one at a time, so that a model is always called from the same thread.
 
-    It is a daemon thread: a call that never returns blocks neither `stop()` nor the interpreter's exit.
+    It is a daemon thread: a call that never returns does not block `stop()`, and the interpreter's exit for some
+    seconds only.
     """
 
     def __init__(self, name: str) -> None:
@@ -62,6 +67,7 @@ class WorkerThread:
         self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
         self._thread.start()
+        _threads.add(self)
 
     def run(self, loop: asyncio.AbstractEventLoop, fn: Callable[[], object]) -> asyncio.Future[object]:
         """Run `fn`; returns a future of `loop`. An exception is the future's *result*, as a `Raised`.
@@ -93,6 +99,19 @@ class WorkerThread:
             call()
             del call  # an idle thread must not keep a batch alive
         self.own_loop.close()
+
+
+_threads: weakref.WeakSet[WorkerThread] = weakref.WeakSet()
+
+
+@atexit.register
+def finish_calls() -> None:
+    """End all threads after their current calls. Python aborts the process if it ends a thread in C++ code."""
+    threads, ends = list(_threads), monotonic() + _EXIT_S
+    for thread in threads:
+        thread.close()
+    for thread in threads:
+        thread.join(max(ends - monotonic(), 0.0))
 
 
 def _finish(future: asyncio.Future[object], outcome: object) -> None:
