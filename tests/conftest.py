@@ -50,9 +50,9 @@ ROOT = Path(__file__).parent.parent
 @pytest.fixture(autouse=True, scope="module")
 def nothing_left_in_the_checkout() -> Iterator[None]:
     """Tests write to temporary folders alone. Names that begin with a dot are those of tools."""
-    before = set(os.listdir(ROOT))
+    before = set(ROOT.iterdir())
     yield
-    left = sorted(name for name in set(os.listdir(ROOT)) - before if not name.startswith("."))
+    left = sorted(one.name for one in set(ROOT.iterdir()) - before if not one.name.startswith("."))
     assert not left, f"these tests, or others that ran meanwhile, left {', '.join(left)} in {ROOT}: write to tmp_path"
 
 
