@@ -12,11 +12,14 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 from sentence_transformers import SparseEncoder
+from sentence_transformers.base.modules import Transformer
+from sentence_transformers.sparse_encoder.modules import SpladePooling
 from tests.architectures import TEXTS
 from tests.families import family_model
 
 import headrace
 from headrace.engines.choosing.registry import create
+from headrace.engines.text import sparse
 from headrace.errors import ConfigError
 
 
@@ -72,3 +75,25 @@ def test_other_models_and_values_are_refused(folder: Path, tmp_path: Path) -> No
         create("sparse-embed", folder, max_active_dims=0)
     with pytest.raises(ConfigError, match="no default model"):
         create("sparse-embed")
+
+
+@pytest.mark.parametrize("strategy", ["max", "sum"])
+@pytest.mark.parametrize("activation", ["relu", "log1p_relu"])
+@pytest.mark.parametrize("architecture", ["Bert", "Roberta", "DistilBert", "ModernBert"])
+def test_tiles_give_what_the_model_gives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, architecture: str, activation: str, strategy: str
+) -> None:
+    model = Transformer(
+        str(family_model(tmp_path / "plain", architecture, "ForMaskedLM")), transformer_task="fill-mask"
+    )
+    modules = [model, SpladePooling(pooling_strategy=strategy, activation_function=activation)]
+    encoder = SparseEncoder(modules=modules, device="cpu")
+    encoder.save(str(tmp_path / "splade"))
+    # Of about seven tokens: texts share a tile, and the longer ones take several.
+    monkeypatch.setattr(sparse, "MOST_WEIGHTS", 7 * int(model.model.config.vocab_size) + 5)
+    engine = create("sparse-embed", tmp_path / "splade", device="cpu")
+    assert engine.describe().get("padding") is None and engine._rows.padding == "packed"
+    tokens = engine.prepare_column(TEXTS).payloads
+    for text, vector in zip(TEXTS, engine.forward(tokens), strict=True):
+        expected = encoder.encode(text).to_dense().numpy()
+        np.testing.assert_allclose(dense(vector, len(expected)), expected, rtol=1e-4, atol=1e-4)
