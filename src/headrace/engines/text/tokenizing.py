@@ -5,8 +5,6 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Callable, Sequence
-from itertools import chain
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeGuard, cast
 
 import numpy as np
@@ -24,6 +22,7 @@ from headrace.engines.text.prompts import Prompts
 from headrace.engines.text.splitting import LongTexts, joined_ids, tokens_before_text
 from headrace.engines.text.token_rows import TokenColumn, TokenRows, Tokens, offsets_of
 from headrace.engines.text.truncation import TextTruncator
+from headrace.engines.text.word_tokens import ID_BYTES, packed, word_tokens
 from headrace.errors import RecordError
 from headrace.records import kind_of, text_refusal
 
@@ -45,9 +44,6 @@ Takes: TypeAlias = Literal["text", "pair", "either", "premise"]
 
 _AT_ONCE = 1_024
 """Texts of a block that are encoded together: an encoding takes many times the memory of its ids."""
-
-_IDS, _TYPES, _CUT = attrgetter("ids"), attrgetter("type_ids"), attrgetter("overflowing")
-"""Of an encoding."""
 
 _LONG = 4
 """Characters per token of the limit: if both texts of a pair are longer, they are truncated here."""
@@ -111,6 +107,7 @@ class TextTokens(Vocabulary):
         takes_texts = takes in ("text", "either")
         self._plain_characters = self._cutter.most_uncut(max_model_len + 1) - len(first) if takes_texts else -1
         self._text_room = max_model_len - tokenizer.num_special_tokens_to_add()
+        self._word_tokens = word_tokens(self._tokenizer, self._cutter.ids, max_model_len, self._side)
         if long_texts.splits:
             long_texts.check_room(self._text_room if takes in ("text", "either") else self._pair_room)
         # The job's workers tokenize chunks in parallel. A thread pool inside each call would take cores from the model
@@ -163,24 +160,29 @@ class TextTokens(Vocabulary):
 
     def _encoded(self, texts: Sequence[str]) -> TokenColumn:
         """The tokens of texts that the tokenizer takes as they are."""
-        pieces = [self._piece(texts[start : start + _AT_ONCE]) for start in range(0, len(texts), _AT_ONCE)]
-        rows = TokenRows.joined([self.rows_of([]), *(piece for piece, _ in pieces)])
-        cut = np.concatenate([[], *(cut for _, cut in pieces)])
+        texts = self._with_prompt(texts)
+        if self._word_tokens is None:
+            ids, cut, left = [b""] * len(texts), [False] * len(texts), list(range(len(texts)))
+        else:
+            ids, cut, left = self._word_tokens.of(texts)
+        types: list[bytes] = []
+        for start in range(0, len(left), _AT_ONCE):
+            some = left[start : start + _AT_ONCE]
+            encodings = self._tokenizer.encode_batch_fast([texts[row] for row in some])
+            for row, encoding in zip(some, encodings, strict=True):
+                ids[row], cut[row] = packed(encoding.ids), bool(encoding.overflowing)
+            types += [packed(encoding.type_ids) for encoding in encodings if self._types_texts]
+        offsets = offsets_of(np.fromiter(map(len, ids), np.int64, len(ids)) // ID_BYTES)
+        flat = np.zeros((1 + self._typed, offsets[-1]), dtype=np.int32)
+        flat[0] = np.frombuffer(b"".join(ids), np.int32)
+        if self._types_texts:
+            flat[1] = np.frombuffer(b"".join(types), np.int32)
+        rows = TokenRows(flat, offsets)
         errors: dict[int, Exception] = dict.fromkeys(np.flatnonzero(rows.lengths == 0).tolist(), _no_tokens())
         refuses = self.long_texts.on_too_long == "error"
         if refuses:
-            errors |= {row: self._too_long() for row in np.flatnonzero(cut).tolist()}
-        return TokenColumn(rows, errors, 0 if refuses else int(cut.sum()))
-
-    def _piece(self, texts: Sequence[str]) -> tuple[TokenRows, NDArray[np.bool_]]:
-        """Their tokens, and which were cut. Lists of ids are made and dropped one by one."""
-        encodings = self._tokenizer.encode_batch_fast(self._with_prompt(texts))
-        offsets = offsets_of(np.fromiter(map(len, encodings), np.int64, len(encodings)))
-        flat = np.zeros((1 + self._typed, offsets[-1]), dtype=np.int32)
-        flat[0] = np.fromiter(chain.from_iterable(map(_IDS, encodings)), np.int32, offsets[-1])
-        if self._types_texts:
-            flat[1] = np.fromiter(chain.from_iterable(map(_TYPES, encodings)), np.int32, offsets[-1])
-        return TokenRows(flat, offsets), np.fromiter(map(bool, map(_CUT, encodings)), bool, len(encodings))
+            errors |= {row: self._too_long() for row, is_cut in enumerate(cut) if is_cut}
+        return TokenColumn(rows, errors, 0 if refuses else sum(cut))
 
     def _with_prompt(self, texts: Sequence[str]) -> list[str]:
         first = self._prompts.default

@@ -1,0 +1,113 @@
+"""Tokens of texts from the tokens of their words are those that the tokenizer gives."""
+
+import pickle
+import random
+from array import array
+
+import pytest
+from tokenizers import Tokenizer, normalizers, pre_tokenizers
+from tokenizers.models import WordPiece
+
+from headrace.engines.model_folder import find_folder
+from headrace.engines.text import word_tokens as module
+from headrace.engines.text.truncation import TextTruncator
+from headrace.engines.text.word_tokens import WordTokens, word_tokens
+
+ODD = [
+    *map(chr, range(0x250)), *map(chr, range(0x2000, 0x2070)),
+    "\u0301", "\u0338", "\u3000", "\u1fef", "\u037e", "\ufffd",
+    "[CLS]", "[MASK]", "[ SEP ]", "[sep]", "x" * 100, "x" * 101, "a" * 40, "中", "あ", "한",
+]  # fmt: skip
+USUAL = list("abcdefghijklmnopqrstuvwxyzABCDEF0123456789.,'-_!?()      \n\t")
+
+
+def bert(*, lowercase: bool = True, clean: bool = True) -> Tokenizer:
+    tokenizer: Tokenizer = Tokenizer.from_file(str(find_folder(None) / "tokenizer.json"))
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    tokenizer.normalizer = normalizers.BertNormalizer(clean_text=clean, lowercase=lowercase)
+    return tokenizer
+
+
+def of(tokenizer: Tokenizer, length: int = 256, side: module.Side = "right") -> WordTokens:
+    found = word_tokens(tokenizer, TextTruncator(tokenizer).ids, length, side)
+    assert found is not None
+    return found
+
+
+def texts(count: int) -> list[str]:
+    dice = random.Random(5)
+    letters = ODD + USUAL * 30
+    return ["".join(dice.choices(letters, k=dice.randrange(60))) for _ in range(count)]
+
+
+def listed(found: list[bytes]) -> list[list[int]]:
+    return [array("i", one).tolist() for one in found]
+
+
+@pytest.mark.parametrize("lowercase", [True, False])
+@pytest.mark.parametrize("clean", [True, False])
+@pytest.mark.parametrize("side", ["right", "left"])
+@pytest.mark.parametrize("length", [256, 9])
+def test_the_tokens_are_those_of_the_tokenizer(lowercase: bool, clean: bool, side: module.Side, length: int) -> None:
+    tokenizer = bert(lowercase=lowercase, clean=clean)
+    by_word = of(tokenizer, length, side)
+    tokenizer.enable_truncation(length, direction=side)
+    given = texts(600)
+    found, cut, left = by_word.of(given)
+    encodings = tokenizer.encode_batch_fast(given)
+    taken = [row for row in range(len(given)) if row not in set(left)]
+    assert len(taken) > len(given) // 8
+    assert [listed(found)[row] for row in taken] == [encodings[row].ids for row in taken]
+    assert [cut[row] for row in taken] == [bool(encodings[row].overflowing) for row in taken]
+
+
+def test_texts_that_may_be_read_otherwise_are_left_to_the_tokenizer() -> None:
+    given = ["plain", "a\x0bb", "a[MASK]b", "中文", "naïve", "zero\u200bwidth", ""]
+    assert of(bert()).of(given)[2] == [1, 2, 3, 5]
+
+
+def test_words_are_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer, asked = bert(), []
+
+    def ids(text: str) -> list[int]:
+        asked.append(text)
+        found: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
+        return found
+
+    by_word = word_tokens(tokenizer, ids, 256, "right")
+    assert by_word is not None
+    asked.clear()
+    expected = listed(by_word.of(["the cat, the mat"])[0])
+    assert asked == ["the", "cat", ",", "mat"]
+    assert listed(by_word.of(["the cat, the mat"])[0]) == expected
+    assert len(asked) == 4
+    monkeypatch.setattr(module, "_MOST_KEPT", 2)  # it forgets, and computes again
+    assert listed(by_word.of([" ".join(map(str, range(50))), "the cat, the mat"])[0])[1:] == expected
+    assert len(asked) > 54
+    assert listed(by_word.of(["y" * 33] * 2)[0]) == [tokenizer.encode("y" * 33).ids] * 2
+    assert asked.count("y" * 33) == 2  # too long to be kept
+
+
+def test_a_copy_for_another_process_gives_the_same() -> None:
+    by_word = of(bert())
+    assert pickle.loads(pickle.dumps(by_word)).of(["the cat"]) == by_word.of(["the cat"])
+
+
+def test_other_tokenizers_are_not_read_by_word() -> None:
+    def found(tokenizer: Tokenizer) -> WordTokens | None:
+        return word_tokens(tokenizer, lambda text: tokenizer.encode(text, add_special_tokens=False).ids, 256, "right")
+
+    assert found(bert()) is not None
+    for change in (
+        {"normalizer": normalizers.Lowercase()},
+        {"pre_tokenizer": pre_tokenizers.WhitespaceSplit()},
+        {"model": WordPiece({"[UNK]": 0})},
+    ):
+        tokenizer = bert()
+        for name, part in change.items():
+            setattr(tokenizer, name, part)
+        assert (found(tokenizer) is None) == ("model" not in change)
+    tokenizer = bert()
+    tokenizer.add_tokens(["headrace"])  # found in normalized texts, too
+    assert found(tokenizer) is None
