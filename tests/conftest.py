@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,15 @@ from tests import postgres as postgres_server
 
 TOGETHER = ("tests/contract/engines/",)
 """Folders whose files share what takes long to make, such as exported models: one process runs a whole folder."""
+
+MEMORY = Path("/dev/shm")
+ROOM_BYTES = 4 << 30
+
+
+def pytest_configure() -> None:
+    """Keep files in memory: thousands of jobs make theirs durable, and on a disk the tests mostly wait for that."""
+    if MEMORY.is_dir() and shutil.disk_usage(MEMORY).free >= ROOM_BYTES:
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
 
 
 @pytest.hookimpl(optionalhook=True)  # of pytest-xdist
