@@ -298,6 +298,14 @@ class DeviceUsed:
     """The energy that the GPU used, as NVML reports it; None if unknown."""
     clock_mhz: float | None = None
     """The clock rate of the GPU's processors at the end; None if unknown."""
+    power_limit_w: float | None = None
+    """The power that the GPU may take; None if unknown."""
+    kernels: float | None = None
+    """Fraction of the time in which any kernel ran, by the GPU's counters; None if unknown."""
+    tensor_cores: float | None = None
+    """Fraction of the time in which the tensor cores computed; None if unknown."""
+    memory_bus: float | None = None
+    """Fraction of the bandwidth of the GPU's memory; None if unknown."""
     replayed: float = 0.0
     """Share of the passes that were replays of captured work (CUDA graphs)."""
     no_graphs: str = ""

@@ -18,7 +18,7 @@ from headrace.app.jobs import device_use
 from headrace.device import native
 from headrace.device.cache import TuningCache
 from headrace.device.forward import ForwardMeter, NetworkSize
-from headrace.device.nvml import GpuReading
+from headrace.device.nvml import GpuActivity, GpuReading
 from headrace.engines.text.embedding import EmbeddingEngine
 from headrace.engines.text.options import Embedding
 from headrace.events import DeviceUsed, Event, JobDone, JobStarted
@@ -104,10 +104,14 @@ def test_peaks_of_a_model_on_the_second_gpu_are_measured_there(tmp_path: Path, m
 
 def test_energy_is_that_of_the_job(tmp_path: Path) -> None:
     class Gpu:
-        readings = iter([GpuReading(100.0, 1_000.0), GpuReading(160.0, 1_900.0)])
+        readings = iter([GpuReading(100.0, 1_000.0, 700.0), GpuReading(160.0, 1_900.0, 650.0)])
 
         def read(self) -> GpuReading:
             return next(self.readings)
+
+        def activity(self, first: GpuReading, last: GpuReading) -> GpuActivity:
+            assert (first.energy_j, last.energy_j) == (100.0, 160.0)
+            return GpuActivity(0.9, 0.5, 0.25)
 
     class Engine:
         def describe(self) -> dict[str, str]:
@@ -125,4 +129,5 @@ def test_energy_is_that_of_the_job(tmp_path: Path) -> None:
     [used] = told
     assert isinstance(used, DeviceUsed)
     assert (used.computed_s, used.energy_j, used.clock_mhz, used.operations) == (0.5, 60.0, 1_900.0, 0.0)
+    assert (used.power_limit_w, used.kernels, used.tensor_cores, used.memory_bus) == (650.0, 0.9, 0.5, 0.25)
     assert np.isfinite(used.at) and not torch.cuda.is_initialized()

@@ -24,6 +24,10 @@ USED = DeviceUsed(
     at=10.0,
     energy_j=2_000.0,
     clock_mhz=1_980.0,
+    power_limit_w=700.0,
+    kernels=0.78,
+    tensor_cores=0.4,
+    memory_bus=0.25,
 )
 
 
@@ -50,7 +54,8 @@ def test_the_figures_are_those_of_the_run() -> None:
     assert device_rows(found) == [
         ("device computed", "80.0% of wall in forward passes; limited by compute"),
         ("arithmetic", "4.0 GFLOP per record, 500.0 GFLOP/s, 50% of the measured bfloat16 peak (MFU)"),
-        ("power", "200 W, 2 J per record, 1,980 MHz at the end"),
+        ("GPU counters", "kernels ran 78% of wall; tensor cores 40%, memory 25%"),
+        ("power", "200 W of 700 W allowed, 2 J per record, 1,980 MHz at the end"),
     ]
     assert device_figures(replace(USED, computed_s=0.0), 10.0, 1_000, None, 0) is None
 

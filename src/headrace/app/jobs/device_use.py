@@ -75,7 +75,9 @@ class DeviceWatch:
         if not done.passes:
             return
         last = self._gpu.read() if self._gpu is not None else None
-        energy = last.energy_j - self._reading.energy_j if last is not None and self._reading is not None else None
+        energy = activity = None
+        if self._gpu is not None and self._reading is not None and last is not None:
+            energy, activity = last.energy_j - self._reading.energy_j, self._gpu.activity(self._reading, last)
         dtype = str(self._engine.describe().get("dtype", ""))
         peaks = self._peaks(dtype) if done.seconds >= WORTH_S and done.operations else {}
         self._tell(
@@ -88,6 +90,10 @@ class DeviceWatch:
                 dtype=dtype,
                 energy_j=energy,
                 clock_mhz=last.clock_mhz if last is not None else None,
+                power_limit_w=last.power_limit_w if last is not None else None,
+                kernels=activity.kernels if activity is not None else None,
+                tensor_cores=activity.tensor_cores if activity is not None else None,
+                memory_bus=activity.memory if activity is not None else None,
                 replayed=done.replayed / done.passes,
                 no_graphs=self._meter.no_graphs,
                 at=at,

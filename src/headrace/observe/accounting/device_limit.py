@@ -33,6 +33,14 @@ class DeviceFigures:
     """The mean of the run, by NVML; None if unknown."""
     joules_per_record: float | None
     clock_mhz: float | None
+    power_limit_w: float | None = None
+    """The power that the GPU may take; None if unknown."""
+    kernels: float | None = None
+    """Fraction of the wall time in which any kernel ran, by the GPU's counters; None if unknown."""
+    tensor_cores: float | None = None
+    """Fraction of the wall time in which the tensor cores computed."""
+    memory_bus: float | None = None
+    """Fraction of the bandwidth of the GPU's memory."""
     replayed: float = 0.0
     """Share of the passes that were replays of captured work (CUDA graphs)."""
     no_graphs: str = ""
@@ -64,6 +72,10 @@ def device_figures(
         watts=None if used.energy_j is None else used.energy_j / wall_s,
         joules_per_record=None if used.energy_j is None else used.energy_j / records,
         clock_mhz=used.clock_mhz,
+        power_limit_w=used.power_limit_w,
+        kernels=used.kernels,
+        tensor_cores=used.tensor_cores,
+        memory_bus=used.memory_bus,
         replayed=used.replayed,
         no_graphs=used.no_graphs,
     )

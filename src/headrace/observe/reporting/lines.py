@@ -23,7 +23,7 @@ _ORDERS = {"sorted": "by prompt, sorted on disk", "prefix": "by prompt", "input"
 _STAGES = ("load", "prepare", "starved", "inference", "finish", "write")
 
 DEVICE = dict.fromkeys(
-    ("device computed", "arithmetic", "CUDA graphs", "power"),
+    ("device computed", "arithmetic", "GPU counters", "CUDA graphs", "power"),
     "see [what the device itself measured](#what-the-device-itself-measured)",
 )
 BATCHES = {
@@ -125,12 +125,16 @@ def device(found: DeviceFigures) -> list[Line]:
         work = f"{_flops(found.operations_per_record)} per record, {_flops(found.operations_per_s)}/s"
         mfu = "" if found.mfu is None else f", {found.mfu:.0%} of the measured {found.dtype} peak (MFU)"
         lines.append(("arithmetic", work + mfu))
+    if found.kernels is not None:
+        parts = f"tensor cores {found.tensor_cores or 0:.0%}, memory {found.memory_bus or 0:.0%}"
+        lines.append(("GPU counters", f"kernels ran {found.kernels:.0%} of wall; {parts}"))
     if found.replayed or found.no_graphs:
         share = f"{found.replayed:.0%} of the batches were replays of captured ones" if found.replayed else ""
         lines.append(("CUDA graphs", "; ".join(filter(None, (share, found.no_graphs)))))
     if found.watts is not None:
         clock = "" if found.clock_mhz is None else f", {found.clock_mhz:,.0f} MHz at the end"
-        lines.append(("power", f"{found.watts:,.0f} W, {found.joules_per_record or 0:.3g} J per record{clock}"))
+        most = "" if found.power_limit_w is None else f" of {found.power_limit_w:,.0f} W allowed"
+        lines.append(("power", f"{found.watts:,.0f} W{most}, {found.joules_per_record or 0:.3g} J per record{clock}"))
     return lines
 
 
