@@ -161,6 +161,31 @@ def test_a_single_record_does_not_wait_for_a_turn_of_each_of_forty_callers(windo
     assert batches_until(queue, 50_000) <= 3  # at most after the oldest turn, and the last one of this round
 
 
+@pytest.mark.parametrize("window", [0, 1024])
+def test_single_records_on_one_connection_do_not_use_up_its_part(window: int) -> None:
+    """One comes after each answer, beside forty callers, in batches that were made smaller."""
+    queue = WaitingQueue(BatchLimits(target_batch_cost=4096, max_batch_size=256, padded=bool(window), window=window))
+    queue.set_budget(143)
+    for number in range(20_000):
+        queue.add(Waiting(number, cost=31 + number % 9), caller=number // 500)
+    for number in range(50_000, 50_100):
+        queue.add(Waiting(number, cost=22 + number % 8), caller="one")
+        assert batches_until(queue, number) <= 3, number
+
+
+def test_short_turns_join_batches_that_were_made_smaller() -> None:
+    """A batch holds six, and each single record takes the place of one of the many."""
+    queue = WaitingQueue(BatchLimits(target_batch_cost=4096, max_batch_size=256, padded=True, window=1024))
+    queue.set_budget(150)
+    for number in range(2_000):
+        queue.add(Waiting(number, cost=24 + number % 3), caller=number // 500)
+    queue.take("idle")
+    for number in range(5_000, 5_008):
+        queue.add(Waiting(number, cost=24 + number % 3), caller=number)
+    singles = [sum(number >= 5_000 for number in numbers(queue.take("idle").entries)) for _ in range(4)]
+    assert sum(singles) == 8, singles
+
+
 @pytest.mark.parametrize("window", [0, 64])
 def test_callers_of_one_owner_have_one_part_between_them(window: int) -> None:
     queue = WaitingQueue(BatchLimits(target_batch_cost=30, max_batch_size=30, window=window))

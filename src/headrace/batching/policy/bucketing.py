@@ -18,8 +18,8 @@ MAX_STRETCH = 2
 """Maximum ratio of longest to shortest record in a padded batch, so that at most half of it is padding."""
 PATIENCE = 4
 """Every `PATIENCE` batches, what has waited for longest goes first."""
-_SHORT_TURN = 1 / 8
-"""Share of a batch up to which a turn is short."""
+SHORT_TURN = 1 / 8
+"""Share of a full batch up to which a turn is short."""
 
 WindowItem: TypeAlias = tuple[float, int, QueueEntry, int, float, float]
 """Cost, serial number of the first record, entry, count of its records, where its turn ends and where it started: sorts
@@ -39,10 +39,15 @@ class BucketWindow:
 
     Records of one entry stay together, and each batch is the one that they would be in as single records: an entry is
     split where a batch begins or ends within it.
+
+    Args:
+        limits: of the next batch.
+        short: the most that a short turn costs, if that is less than half of a batch.
     """
 
-    def __init__(self, limits: BatchLimits) -> None:
+    def __init__(self, limits: BatchLimits, short: float = 0.0) -> None:
         self.limits = limits
+        self._most_short = short
         self.size = 0
         """Records in the window."""
         self.start = 0.0
@@ -83,7 +88,7 @@ class BucketWindow:
         item = (entry.cost, serial, entry, count, ends, start)
         insort(self._sorted, item)
         self._items[serial] = item
-        if ends - start <= _SHORT_TURN * self.limits.target_batch_cost:
+        if ends - start <= min(self._most_short, self.limits.target_batch_cost / 2):
             self._short[serial] = item
         heapq.heappush(self._order, (ends, serial))
         self._ages.append(serial)

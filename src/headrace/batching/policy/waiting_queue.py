@@ -10,6 +10,7 @@ Records are served by *priority*, then by *caller*, then in order of arrival:
   is later. So a caller with a single record goes before the waiting turns of those with 2,000, however many they are.
 * Every `PATIENCE` batches, the turn that has waited for longest goes first. So a stream of new callers cannot starve
   those with 2,000 records.
+* A caller that comes back after a short turn starts anew; after more, its turn starts where the last one ended.
 * Callers of one owner (`Share`) share a single caller's part.
 
 A turn lasts for a batch's worth of records: if callers alternated record by record, all would finish late at the same
@@ -27,7 +28,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from headrace.batching.pending import QueueEntry
-from headrace.batching.policy.bucketing import PATIENCE, BucketWindow
+from headrace.batching.policy.bucketing import PATIENCE, SHORT_TURN, BucketWindow
 from headrace.batching.policy.cost import BatchCost, BatchLimits
 from headrace.errors import ConfigError
 from headrace.events import CloseReason
@@ -74,7 +75,20 @@ class Share(NamedTuple):
 class CallerQueue:
     """One caller's waiting records at one priority, first in, first out, and its turn."""
 
-    __slots__ = ("caller", "early", "ends", "entries", "left", "owner", "scale", "start", "tag", "turn", "waits")
+    __slots__ = (
+        "began",
+        "caller",
+        "early",
+        "ends",
+        "entries",
+        "left",
+        "owner",
+        "scale",
+        "start",
+        "tag",
+        "turn",
+        "waits",
+    )
 
     def __init__(self, caller: Hashable, tag: float) -> None:
         self.caller = caller
@@ -82,6 +96,8 @@ class CallerQueue:
         self.entries: deque[QueueEntry] = deque()
         self.tag = tag
         """Where the records that were taken end."""
+        self.began = tag
+        """Where the first of them began since it last waited for nothing."""
         self.start = self.ends = 0.0
         """Where its turn starts and ends."""
         self.left = 0
@@ -127,12 +143,13 @@ class CallerQueue:
 class PriorityGroup:
     """The waiting records of one priority, shared fairly between callers."""
 
-    def __init__(self, priority: int, limits: BatchLimits) -> None:
+    def __init__(self, priority: int, limits: BatchLimits, short: float = 0.0) -> None:
         self.priority = priority
         self.limits = limits
+        self._short = short
         self.queues: dict[Hashable, CallerQueue] = {}
         """Queues that wait, and recent ones that may have had more than their part."""
-        self.window = BucketWindow(limits) if limits.window else None
+        self.window = BucketWindow(limits, short) if limits.window else None
         self._owned: Counter[Hashable] = Counter()
         """Waiting queues of each owner."""
         self._now = 0.0
@@ -178,6 +195,7 @@ class PriorityGroup:
         for queue in self._new:
             if queue.tag < self._now:
                 queue.tag = self._now
+            queue.began = queue.tag
             self._plan(queue) if queue.skip_cancelled() else self._rest(queue)
         self._new.clear()
         while self._heap:
@@ -264,8 +282,11 @@ class PriorityGroup:
         heapq.heappush(self._heap, (queue.ends, queue.turn, queue))
 
     def _rest(self, queue: CallerQueue) -> None:
-        """Remember an empty queue for a while: its caller may return, and has had its part of these batches."""
+        """Remember an empty queue for a while: its caller may return, and has had its part of these batches. One with
+        little has not: a single text on the same connection is not to wait behind another caller's 2,000."""
         queue.turn, queue.waits = 0, False
+        if queue.tag - queue.began <= self._short:
+            queue.tag = self._now
         self._idle.append((self._batches, queue))
         if queue.owner is not None:
             self._owned[queue.owner] -= 1
@@ -283,6 +304,7 @@ class WaitingQueue:
         self.limits = limits
         self.size = 0
         self.cost: float = 0
+        self._short = SHORT_TURN * limits.target_batch_cost
         self._groups: dict[int, PriorityGroup] = {}
         self._gone = 0
 
@@ -303,7 +325,7 @@ class WaitingQueue:
         if group is None:
             if not isinstance(priority, int):
                 raise ConfigError(f"priority is {priority!r}: it must be an int, higher goes first")
-            group = self._groups[priority] = PriorityGroup(priority, self.limits)
+            group = self._groups[priority] = PriorityGroup(priority, self.limits, self._short)
         return group.queue_of(caller).entries
 
     def set_budget(self, target_batch_cost: float) -> None:
