@@ -266,6 +266,17 @@ class BudgetChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class StepSizeChanged:
+    """Steps of a language model have another size, which is faster."""
+
+    answers: int
+    """Answers that a step may continue now."""
+    tokens: int
+    """Tokens that a step may have now, those of prompts included."""
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
 class MemoryUsed:
     """The peak memory of the process, or of its GPU, while a job's batches ran."""
 
@@ -422,7 +433,7 @@ class WorkUnitSent:
 Event: TypeAlias = (
     BatchFormed | BatchDone | BatchSplit | StepDone | RecordFailed | InputLeftOut | StageDone | PipelineWaited |
     RunDescribed | JobStarted | PartCommitted | PartDamaged | OrderChosen | DuplicatesFound | PrecisionChosen |
-    BudgetChanged | MemoryUsed | DeviceUsed | PrefixCacheUsed | EndpointUsed | PromptsCompared | JobDone |
-    WorkUnitDone | WorkerLost | RequestDone | ModelLoaded | WorkUnitSent
+    BudgetChanged | StepSizeChanged | MemoryUsed | DeviceUsed | PrefixCacheUsed | EndpointUsed | PromptsCompared |
+    JobDone | WorkUnitDone | WorkerLost | RequestDone | ModelLoaded | WorkUnitSent
 )  # fmt: skip
 Listener: TypeAlias = Callable[[Event], None]

@@ -12,10 +12,12 @@ from typing import Any
 
 import pytest
 
+import headrace
 from headrace import ContinuousBatcher
+from headrace.device.step_sizes import StepSize
 from headrace.engines.choosing import registry
 from headrace.errors import ConfigError, EngineDeadError, EngineError, RecordError
-from headrace.events import Event, StepDone
+from headrace.events import Event, StepDone, StepSizeChanged
 
 CONTEXT = 160
 LETTERS = "abcdefghijklmnopqrstuvwxyz 0123456789"
@@ -372,3 +374,34 @@ def test_engines_keep_their_types_promises(folder: Path, name: str) -> None:
     engine.close()
     with pytest.raises(EngineDeadError):
         engine.forward([ask]) if name == "static" else engine.step()
+
+
+def test_a_job_finds_the_size_of_its_steps_and_gives_the_same_answers(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from headrace.engines.generation import paging
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setitem(paging._START, "cpu", StepSize(2, 64))
+    rows = requests(80, max_tokens=12, temperature=0.7)
+    events: list[Event] = []
+
+    def answered(name: str, **options: Any) -> tuple[str, Any]:
+        out = tmp_path / name
+        records = [{"id": number, "text": row} for number, row in enumerate(rows)]
+        report = headrace.run(
+            records, str(folder), sink=str(out), task="generate", progress=False, listeners=[events.append], **options
+        )
+        return out.read_text(), report
+
+    expected, fixed = answered("set.jsonl", max_num_seqs=9, max_num_batched_tokens=64)
+    assert fixed.step_size is None and not any(isinstance(event, StepSizeChanged) for event in events)
+    found, report = answered("found.jsonl")
+    assert found == expected
+    assert report.step_size.answers >= 4, "two answers at once leave much of a step to its own cost"
+    assert max(event.size for event in events if isinstance(event, StepDone)) >= 4
+    events.clear()
+    again, _ = answered("again.jsonl")
+    assert again == expected
+    first = next(event.size for event in events if isinstance(event, StepDone))
+    assert first >= 4, "the next job begins with it"

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from tests.integration.jobs.harness import Runner, write_rows
 
 from headrace import ContinuousBatcher
+from headrace.device.step_sizes import StepSize
 from headrace.engines.choosing import registry
 from headrace.engines.generation import continuous, paged_attention, paging
 from headrace.errors import ConfigError, EngineError
@@ -35,7 +36,7 @@ def _small_pages() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for module in (continuous, paging, paged_attention):
             patch.setattr(module, "PAGE", PAGE)
-        patch.setitem(paging.STEP_TOKENS, "cpu", 24)  # most prompts take several steps
+        patch.setitem(paging._START, "cpu", StepSize(64, 24))  # most prompts take several steps
         yield
     torch.set_num_threads(threads)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Literal, TypeVar, cast
@@ -77,13 +76,25 @@ class ContinuousBatcher(Batcher[RecordT, ResultT]):
         )
         cost = CostRule(lambda record: model.span(record)[0], (), 0)
         super().__init__(
-            options, cost, functools.partial(StepScheduler, model=model, max_slots=slots, growth=self._growth)
+            options, cost, lambda context: StepScheduler(context, model, self._options.in_flight, self._growth)
         )
 
     def expected_cost(self, record: RecordT) -> float:
         """The final cost of a record, as far as it can be told from those that have finished."""
         start, most = self._model.span(record)
         return self._growth.expected(start, most, start, group_of(self._model, record))
+
+    def set_max_slots(self, count: int) -> None:
+        """Change the most records in the engine; the limit after an out-of-memory error stays. On its own loop.
+
+        Raises:
+            ConfigError: not a whole number > 0.
+        """
+        self._options = replace(self._options, in_flight=whole("max_slots", count, 1))
+        if self._submission is not None and self.is_running:
+            scheduler = self._submission.dispatcher
+            assert isinstance(scheduler, StepScheduler), "it was made here"
+            scheduler.set_max_slots(count)
 
     @property
     def stats(self) -> BatchStats:

@@ -132,6 +132,13 @@ class BudgetTuner:
         return min(comparison.other if behind else comparison.best, self._bound)
 
     @property
+    def largest(self) -> float:
+        """The largest of the next batches' budgets."""
+        comparison = self._comparison
+        tried = 0.0 if comparison is None or not self._has_earned(comparison) else comparison.other
+        return min(max(self.best, tried), self._bound)
+
+    @property
     def is_largest(self) -> bool:
         """Whether the best budget found is the largest one allowed, whatever the memory."""
         return self.best >= self._most

@@ -9,6 +9,7 @@ from typing import Generic, Protocol, TypeVar, cast
 from headrace.columns import Column, PreparedColumn
 from headrace.device.forward import ForwardMeter
 from headrace.device.memory import AvailableMemory, PeakMeter, memory_limit
+from headrace.device.step_sizes import StepTuner
 from headrace.engines.base import BatchEngine, ModelInput
 from headrace.engines.profile import EngineProfile, profile_of
 from headrace.errors import ConfigError
@@ -68,6 +69,20 @@ class ColumnEngine(ColumnPreparer, BatchEngine, Protocol):
 
     Its `forward` takes what `joined` of its `Payloads` gives, or a list of what `prepare` gives.
     """
+
+
+class SteppingEngine(Protocol):
+    """An engine that works in steps whose size a job may find."""
+
+    steps: StepTuner
+
+    def describe(self) -> Mapping[str, object]:
+        """What an engine describes, with its `model_digest` and `dtype`."""
+        ...
+
+    def hardware(self) -> Mapping[str, object]:
+        """As `TunableEngine`."""
+        ...
 
 
 class RequestingEngine(Protocol):
@@ -174,6 +189,7 @@ PREPARING: Capability[ColumnPreparer] = Capability(None, ("prepare_column",), at
 """An engine's `preparer` can be pickled, and prepares columns as the engine does, in processes of their own. None if
 that is not possible."""
 TUNING: Capability[TunableEngine] = Capability("tunable")
+STEPPING: Capability[SteppingEngine] = Capability("sizes_steps", ("hardware",))
 REQUESTING: Capability[RequestingEngine] = Capability("remote", ("use",))
 FOLLOWING: Capability[FollowableEngine[ModelInput]] = Capability("followable", ("follow",))
 TOKENIZING: Capability[TokenizingEngine] = Capability("tokenizes", ("tokenize", "detokenize", "token_strings"))
@@ -188,7 +204,7 @@ def check_methods(engine: object, profile: EngineProfile) -> None:
     Raises:
         ConfigError: a method is missing.
     """
-    optional = (COLUMNS, FOLLOWING, TOKENIZING, PREFIX_CACHING, REQUESTING)
+    optional = (COLUMNS, STEPPING, FOLLOWING, TOKENIZING, PREFIX_CACHING, REQUESTING)
     able = [name for one in optional if getattr(profile, str(one.flag)) for name in one.methods]
     for name in ("describe", "prepare", *profile.kind.methods, *able, "close"):
         if not callable(getattr(engine, name, None)):

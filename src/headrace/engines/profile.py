@@ -82,6 +82,8 @@ class EngineProfile:
     """Names of prompts that a record may choose (`PromptedText`)."""
     tunable: bool = False
     """Whether it can be loaded in another `dtype` (`TunableEngine`)."""
+    sizes_steps: bool = False
+    """Whether a job may find the size of its steps (`SteppingEngine`)."""
     tokenizes: bool = False
     """Whether it takes token ids and makes them (`TokenizingEngine`)."""
     remote: bool = False
@@ -334,11 +336,12 @@ class InSteps(Kind):
     def batcher(
         self, engine: Engine, profile: EngineProfile, calls: EngineCalls[RecordT], settings: BatcherSettings
     ) -> Batcher[RecordT, object]:
+        most_slots = 8 if profile.sizes_steps else 2
         return ContinuousBatcher(
             calls.steps(cast("StepEngine", engine)),
             max_slots=profile.max_in_flight,
             max_cost=profile.max_cost,
-            max_queue_size=settings.max_queue_size or max(2 * profile.max_in_flight, 64),
+            max_queue_size=settings.max_queue_size or max(most_slots * profile.max_in_flight, 64),
             on_error="isolate",
             process_timeout_s=settings.process_timeout_s,
             listener=settings.listener,

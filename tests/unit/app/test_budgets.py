@@ -10,13 +10,15 @@ from typing import Any
 
 import pytest
 
-from headrace.app.jobs.budgets import BudgetListener, follow
+from headrace.app.jobs.budgets import BudgetListener, StepListener, follow, steps_in
+from headrace.batching.continuous import ContinuousBatcher
 from headrace.batching.dynamic import DynamicBatcher
 from headrace.device.budget import BudgetTuner
 from headrace.device.cache import TuningCache
 from headrace.device.memory import AvailableMemory, MemoryModel, MemoryWatch, PeakMeter
+from headrace.device.step_sizes import StepSize, StepTuner
 from headrace.engines.choosing.config import EngineConfig
-from headrace.events import BatchDone, BudgetChanged, Event, JobDone
+from headrace.events import BatchDone, BudgetChanged, Event, JobDone, StepDone, StepSizeChanged
 from headrace.testing import FakeEngine
 
 SETTINGS = EngineConfig(task="embed")
@@ -166,3 +168,34 @@ def test_a_job_whose_first_budget_is_four_times_too_large_finishes(tmp_path: Pat
 
     assert len(asyncio.run(work())) == 5_000
     assert max(sizes) <= room and sum(sizes) / len(sizes) > room / 4
+
+
+class TwoSizes(StepTuner):
+    """Finds what the test says."""
+
+    slots = 64
+    best = StepSize(64, 512)
+    has_compared = True
+
+
+def test_as_many_answers_join_as_steps_may_have_and_the_size_is_kept(tmp_path: Path) -> None:
+    told: list[Event] = []
+    cache, key = TuningCache(tmp_path), {"model": "m"}
+    batcher: ContinuousBatcher[Any, Any] = ContinuousBatcher(lambda states: states, max_slots=9)
+    tuner = TwoSizes(StepSize(64, 512), StepSize(256, 4_096))
+    listener = StepListener(batcher, tuner, told.append, (cache, key))
+    step = StepDone(0, 64, 1, 1, 0, 0, 1.0, 0.1, 0.0, 1.0)
+    listener(step)
+    assert batcher.stats.max_batch_size == 64 and told == []
+    tuner.slots, tuner.best = 128, StepSize(128, 512)
+    listener(step)
+    listener(JobDone("finished", 1.0))
+    [event] = told
+    assert isinstance(event, StepSizeChanged) and (event.answers, event.tokens) == (128, 512)
+    assert batcher.stats.max_batch_size == 128
+    assert steps_in(cache.read(key)) == StepSize(128, 512)
+
+
+@pytest.mark.parametrize("found", [None, {}, {"step_answers": 0, "step_tokens": 5}, {"step_answers": "8"}])
+def test_a_size_that_nobody_wrote_is_ignored(found: Any) -> None:
+    assert steps_in(found) is None

@@ -267,6 +267,26 @@ def test_out_of_memory_halves_the_slots_for_good_and_fails_nobody(virtual: Virtu
     assert [len(texts) for texts in engine.steps if len(texts) > 3] == [8, 4]
 
 
+def test_slots_may_change_while_it_runs_up_to_what_fits(virtual: VirtualTime) -> None:
+    full = EngineOutOfMemoryError("full")
+    engine = FakeStepEngine(max_slots=12, fails=lambda texts: full if len(texts) > 6 else None)
+
+    async def main() -> list[Any]:
+        async with batcher_of(engine, max_slots=2) as batcher:
+            found = []
+            for slots in (5, 1, 12, 12):
+                batcher.set_max_slots(slots)
+                found += await answers(batcher, [words(2) for _ in range(24)])
+            with pytest.raises(ConfigError, match="max_slots"):
+                batcher.set_max_slots(0)
+        return found
+
+    assert virtual(main()) == ["w2 x"] * 96
+    sizes = [len(texts) for texts in engine.steps]
+    assert max(sizes[:10]) == 5 and sizes.count(1) >= 24
+    assert sizes.count(12) == 1, "what did not fit is not tried again"
+
+
 def test_a_dead_engine_fails_everyone_and_nobody_hangs(virtual: VirtualTime) -> None:
     engine = FakeStepEngine(max_slots=2, fails=lambda _: EngineDeadError("gone"))
 

@@ -8,15 +8,27 @@ import time
 from collections.abc import Mapping
 from importlib.metadata import version
 
+from headrace.batching.continuous import ContinuousBatcher
 from headrace.batching.dynamic import DynamicBatcher
 from headrace.device.budget import BudgetTuner
 from headrace.device.cache import TuningCache, cpu_facts
 from headrace.device.memory import MemoryWatch
+from headrace.device.step_sizes import StepSize, StepTuner
 from headrace.engines.base import Engine
-from headrace.engines.capabilities import TUNING, TunableEngine, memory_of
+from headrace.engines.capabilities import STEPPING, TUNING, SteppingEngine, TunableEngine, memory_of
 from headrace.engines.choosing.config import EngineConfig
 from headrace.engines.profile import EngineProfile, profile_of
-from headrace.events import BatchDone, BatchSplit, BudgetChanged, Event, JobDone, Listener, MemoryUsed
+from headrace.events import (
+    BatchDone,
+    BatchSplit,
+    BudgetChanged,
+    Event,
+    JobDone,
+    Listener,
+    MemoryUsed,
+    StepDone,
+    StepSizeChanged,
+)
 
 _RANGE = (4, 32)
 """How many times smaller and larger the budget may become than the engine's default."""
@@ -24,7 +36,7 @@ _START = 4
 """On a CPU, a job begins with this multiple of the engine's default, which must also suit requests of a server."""
 
 
-def find_key(engine: TunableEngine, task: str) -> dict[str, object]:
+def find_key(engine: TunableEngine | SteppingEngine, task: str) -> dict[str, object]:
     """What a tuning result of this model on this machine depends on."""
     facts = engine.describe()
     return {
@@ -166,3 +178,65 @@ class BudgetListener:
         if self._tuner.has_compared and self._tuner.best != self._kept:
             self._kept = self._tuner.best
             self._cache.write(self._key, {"budget": self._tuner.best})
+
+
+def follow_steps(
+    config: EngineConfig, engine: Engine, batcher: object, tell: Listener, cache: TuningCache | None = None
+) -> StepListener | None:
+    """A listener that finds the size of steps; None for an engine without steps of its own."""
+    stepping = STEPPING.of(engine)
+    if stepping is None or not isinstance(batcher, ContinuousBatcher):
+        return None
+    cache, key = cache or TuningCache(), find_key(stepping, config.task or "")
+    stepping.steps.begin(steps_in(cache.read(key)))
+    return StepListener(batcher, stepping.steps, tell, (cache, key))
+
+
+def steps_in(found: Mapping[str, object] | None) -> StepSize | None:
+    """The size of steps in a tuning result; None if there is none."""
+    answers, tokens = ((found or {}).get(name) for name in ("step_answers", "step_tokens"))
+    if not (isinstance(answers, int) and isinstance(tokens, int) and min(answers, tokens) > 0):
+        return None
+    return StepSize(answers, tokens)
+
+
+class StepListener:
+    """Lets as many answers into the engine as its steps may have, and keeps the size that was found.
+
+    Called on the batcher's event loop.
+
+    Args:
+        batcher: of the engine.
+        tuner: of the engine; it sees the steps itself.
+        tell: receives an event for each new size.
+        keep: the cache for the last size, and its key.
+    """
+
+    def __init__(
+        self,
+        batcher: ContinuousBatcher[object, object],
+        tuner: StepTuner,
+        tell: Listener,
+        keep: tuple[TuningCache, Mapping[str, object]],
+    ) -> None:
+        self._batcher = batcher
+        self._tuner = tuner
+        self._tell = tell
+        self._cache, self._key = keep
+        self._slots = tuner.slots
+        self._told = tuner.best
+        batcher.set_max_slots(self._slots)
+
+    def __call__(self, event: Event) -> None:
+        """Look at the sizes after a step."""
+        if isinstance(event, JobDone) and self._tuner.has_compared:
+            best = self._tuner.best
+            self._cache.write(self._key, {"step_answers": best.answers, "step_tokens": best.tokens})
+        if not isinstance(event, StepDone):
+            return
+        if (slots := self._tuner.slots) != self._slots:
+            self._slots = slots
+            self._batcher.set_max_slots(slots)
+        if (best := self._tuner.best) != self._told:
+            self._told = best
+            self._tell(StepSizeChanged(best.answers, best.tokens, time.monotonic()))

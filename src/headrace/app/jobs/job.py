@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from headrace.app.jobs.budgets import follow, starting_budget
+from headrace.app.jobs.budgets import follow, follow_steps, starting_budget
 from headrace.app.jobs.describe import WorkerRoom, describe, host_of
 from headrace.app.jobs.device_use import watch_device
 from headrace.app.jobs.downloads import downloaded_model
@@ -134,7 +134,8 @@ def carry_out(  # noqa: PLR0913 - keyword-only, and each caller leaves most of t
             engine = tuned.engine
             job = build(plan, engine, stop, broadcast, kept=kept)
         follower = None if shared is not None else follow(plan.settings.config, engine, job.batcher, broadcast)
-        watches = (follower, watch_device(engine, broadcast), prefix_cache_listener(engine, broadcast))
+        steps = None if shared is not None else follow_steps(plan.settings.config, engine, job.batcher, broadcast)
+        watches = (follower, steps, watch_device(engine, broadcast), prefix_cache_listener(engine, broadcast))
         with (
             _tracing(plan, began) as trace,
             job_spans(plan, began) as spans,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections import deque
 
 from headrace.batching.dispatch.isolation import should_split
@@ -34,6 +35,8 @@ class StepScheduler(DispatchLoop):
         super().__init__(context)
         self._model = model
         self._slots = Slots(max_slots, self._options.limits.target_batch_cost, growth)
+        self._fitting: float = math.inf
+        """The most records in the engine since it ran out of memory."""
         self._evicted: deque[SlotEntry] = deque()
         self._groups: deque[list[SlotEntry]] = deque()
         self._alone = False
@@ -49,6 +52,10 @@ class StepScheduler(DispatchLoop):
     def arrived(self, cost: float) -> None:  # noqa: ARG002  # the dispatcher of batches asks whether it is enough
         """A record was queued while the loop slept."""
         self._wakeup.wake()
+
+    def set_max_slots(self, count: int) -> None:
+        """Change the most records in the engine, as far as they fit into its memory."""
+        self._slots.max_slots = min(count, self._fitting)
 
     def flush(self) -> None:
         """Nothing to do: steps never wait for more records."""
@@ -264,7 +271,7 @@ class StepScheduler(DispatchLoop):
             return self._fail_all(cause)
         out_of_memory = is_out_of_memory(cause)
         if out_of_memory:
-            self._slots.max_slots = len(slots) // 2
+            self._slots.max_slots = self._fitting = len(slots) // 2
         for slot in slots:  # the state after a failed step is unknown: restart
             self._leave(slot.key)
             slot.resume, slot.held, slot.shared = None, slot.start, 0.0

@@ -98,7 +98,7 @@ class Slots:
     A single record always fits, whatever it costs.
     """
 
-    def __init__(self, max_slots: int, budget: float, growth: Growth | None = None) -> None:
+    def __init__(self, max_slots: float, budget: float, growth: Growth | None = None) -> None:
         self.max_slots = max_slots
         self.budget = budget
         self.growth = growth or Growth()

@@ -6,7 +6,7 @@ import gc
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 
 from jinja2.exceptions import TemplateError
@@ -140,7 +140,7 @@ class CausalLM(Vocabulary):
         prompting = self.prompting
         sampling = {name: getattr(prompting.sampling, name) for name in Sampling.__slots__}
         return {
-            "model_digest": digest(self._folder),
+            "model_digest": self._digest,
             "dtype": self.dtype,
             "max_model_len": self.max_model_len,
             "system_prompt": prompting.system_prompt,
@@ -149,6 +149,10 @@ class CausalLM(Vocabulary):
             **{name: list(value) if isinstance(value, tuple) else value for name, value in sampling.items()},
             **prompting.long.describe(),
         }
+
+    @cached_property
+    def _digest(self) -> str:
+        return digest(self._folder)
 
     def prepare(self, inputs: Sequence[object]) -> PreparedRecords:
         """The tokens of each request, or its chunks; a RecordError if it is invalid or longer than the context."""

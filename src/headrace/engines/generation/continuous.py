@@ -11,19 +11,21 @@ from functools import partial
 
 import torch
 
+from headrace.device.native import hardware
 from headrace.device.placement import running
+from headrace.device.step_sizes import StepTuner
 from headrace.engines.capabilities import PrefixCacheStats, Sleeper
 from headrace.engines.generation.causal_lm import CausalLM, PromptSettings, TokenizedRequest, folder_of
 from headrace.engines.generation.company import Trial
 from headrace.engines.generation.options import Generation, StaticGeneration
 from headrace.engines.generation.paged_attention import PAGE, PagedModel, StepPart
 from headrace.engines.generation.paging import (
-    STEP_TOKENS,
     CacheShapes,
     CannotBatchError,
     check_length,
     choose_size,
     open_cache,
+    step_sizes,
 )
 from headrace.engines.generation.prefix_cache import PrefixCache
 from headrace.engines.generation.sampling import Choose, TokenSampler, choose
@@ -33,7 +35,14 @@ from headrace.engines.generation.tensor_parallel import is_follower, load_option
 from headrace.engines.profile import EngineProfile
 from headrace.engines.requests.generation import GeneratedText
 from headrace.engines.requests.vocabulary import TokenizedEngine
-from headrace.errors import EngineDeadError, EngineError, ModelCodeError, RecordError, model_code
+from headrace.errors import (
+    EngineDeadError,
+    EngineError,
+    EngineOutOfMemoryError,
+    ModelCodeError,
+    RecordError,
+    model_code,
+)
 
 logger = logging.getLogger("headrace")
 
@@ -75,8 +84,8 @@ def load(options: Generation) -> GenerationEngine | StaticGenerationEngine:
     logger.warning(
         "this model cannot be batched continuously: %s; prompts run in static batches, which is slower", reason
     )
-    shared = {one.name: getattr(options, one.name) for one in fields(StaticGeneration) if hasattr(options, one.name)}
-    return StaticGenerationEngine(StaticGeneration(**shared))
+    given = {one.name: getattr(options, one.name, None) for one in fields(StaticGeneration)}
+    return StaticGenerationEngine(StaticGeneration(**{name: one for name, one in given.items() if one is not None}))
 
 
 class GenerationEngine(TokenizedEngine):
@@ -90,7 +99,7 @@ class GenerationEngine(TokenizedEngine):
 
     def __init__(self, options: Generation) -> None:
         prompting = PromptSettings.of(options)
-        slots, size = options.max_num_seqs, options.tensor_parallel_size
+        size = options.tensor_parallel_size
         self._shares = options.enable_prefix_caching is not False
         self._answers: dict[int, ActiveAnswer] = {}
         self._choose: Choose = choose
@@ -102,18 +111,22 @@ class GenerationEngine(TokenizedEngine):
             failed.callback(self._lm.close)
             check_length(self._lm)
             trial = trial_of(self._lm)  # before its attention is replaced; all ranks of a split model take part
-            self._shapes = CacheShapes(self._lm, slots)
+            kind = self._lm.device.type
+            start, most = step_sizes(kind, options.max_num_seqs, options.max_num_batched_tokens)
+            self.steps = StepTuner(start, most)
+            self._shapes = CacheShapes(self._lm, most)
             room, wanted = self._shapes.room(self._lm.device, size > 1), options.kv_cache_tokens
-            self._size = choose_size(self._lm, self._shapes, slots, room, wanted, options.max_model_len)
+            self._size = choose_size(self._lm, self._shapes, start, most, room, wanted, options.max_model_len)
             self._open()
             failed.pop_all()
         self.profile = EngineProfile(
             batching="steps",
-            max_in_flight=slots,
+            max_in_flight=start.answers,
             max_cost=self._size.tokens,
             max_model_len=self._lm.max_model_len,
             splits=prompting.long.splits,
             followable=True,
+            sizes_steps=start != most,
             tokenizes=True,
             holds_forms=True,
             draws=True,
@@ -129,8 +142,7 @@ class GenerationEngine(TokenizedEngine):
         """Make the key-value cache, and what schedules its pages."""
         self._paged = open_cache(self._lm, self._shapes.shapes, self._size)
         pages = PrefixCache(range(self._size.pages), PAGE, self._shares)
-        most = max(STEP_TOKENS[self._lm.device.type], self._size.slots)
-        self._scheduler = PageScheduler(pages, most, self._size.slots, self._stats)
+        self._scheduler = PageScheduler(pages, self._stats)
 
     def _try(self, trial: Trial) -> None:
         """Answer a few prompts together: some attentions load, and then fail at the first step, or compute nonsense.
@@ -160,6 +172,10 @@ class GenerationEngine(TokenizedEngine):
     def describe(self) -> Mapping[str, object]:
         """The model digest and all parameters that affect an answer."""
         return {"engine": "generation", **self._lm.describe()}
+
+    def hardware(self) -> Mapping[str, object]:
+        """The device, its threads and PyTorch's version."""
+        return hardware(self._lm.device)
 
     def span(self, record: TokenizedRequest | ResumedAnswer) -> tuple[float, float]:
         """Tokens of the prompt with the first token of the answer, and with the longest allowed answer."""
@@ -197,11 +213,16 @@ class GenerationEngine(TokenizedEngine):
             raise EngineDeadError("the generation engine is closed; create a new one")
         if self._paged is None:
             raise EngineError("the model sleeps in host memory; wake it first")
-        planned = self._scheduler.plan()
+        planned = self._scheduler.plan(self.steps.next)
         began = time.monotonic()
         choosing = [self._answers[part.tokens.key] for part in planned if part.chooses]
-        tokens = self._compute(planned, choosing) if planned else []
-        self._scheduler.done(planned, time.monotonic() - began)
+        try:
+            tokens = self._compute(planned, choosing) if planned else []
+        except EngineOutOfMemoryError:
+            self.steps.out_of_memory()
+            raise
+        took_s = time.monotonic() - began
+        self.steps.ran(*self._scheduler.done(planned, took_s), took_s)
         finished: list[tuple[int, GeneratedText | Exception]] = []
         for answer, token in zip(choosing, tokens, strict=True):
             generated, ask = answer.tokens.generated, answer.ask

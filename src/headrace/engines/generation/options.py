@@ -36,7 +36,15 @@ class Generation(LanguageModelOptions):
     splits = True
     order = 0
 
-    max_num_seqs: int = option(64, "Maximum concurrent answers.", minimum=1)
+    max_num_seqs: int | None = option(
+        None, "Maximum concurrent answers. Default: 64; a job then finds the fastest number.", minimum=1
+    )
+    max_num_batched_tokens: int | None = option(
+        None,
+        "Maximum tokens in a step, those of prompts included. Default: 512, on a GPU 8,192; a job then finds the "
+        "fastest number on a CPU.",
+        minimum=1,
+    )
     kv_cache_tokens: int | None = option(
         None, "Size of the key-value cache in tokens. Default: what the device has room for."
     )

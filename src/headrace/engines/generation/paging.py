@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 from headrace.device.cuda_memory import cuda_memory
 from headrace.device.memory import TARGET_SHARE, memory_limit
 from headrace.device.placement import running
+from headrace.device.step_sizes import StepSize
 from headrace.engines.generation.causal_lm import CausalLM
 from headrace.engines.generation.company import switches_at
 from headrace.engines.generation.paged_attention import (
@@ -27,8 +28,8 @@ from headrace.errors import ConfigError, EngineError, EngineOutOfMemoryError, Mo
 
 logger = logging.getLogger("headrace")
 
-STEP_TOKENS = {"cpu": 512, "cuda": 8_192}
-"""Maximum tokens per step; longer prompts take several steps."""
+_START = {"cpu": StepSize(64, 512), "cuda": StepSize(64, 8_192)}
+_MOST = {"cpu": StepSize(256, 4_096), "cuda": StepSize(512, 8_192)}
 _TOKENS_PER_SLOT = 1_024
 """Tokens per answer of the default cache on a CPU. Longer answers use the space of others."""
 _CPU_SHARE = 0.25
@@ -52,12 +53,21 @@ class CacheSize:
     tokens: int
     """What answers may hold together."""
     slots: int
-    """Maximum concurrent answers."""
+    """Maximum concurrent answers that it has pages for."""
 
     @property
     def pages(self) -> int:
         """One more page per answer, since its last page is rarely full: this keeps the budget in tokens."""
         return -(-self.tokens // PAGE) + self.slots + 1
+
+
+def step_sizes(kind: str, answers: int | None, tokens: int | None) -> tuple[StepSize, StepSize]:
+    """The first size of a step on this kind of device, and the largest; what the user has set is both."""
+    start, most = _START[kind], _MOST[kind]
+    return (
+        StepSize(answers or start.answers, tokens or start.tokens),
+        StepSize(answers or most.answers, tokens or most.tokens),
+    )
 
 
 class CacheShapes:
@@ -68,11 +78,11 @@ class CacheShapes:
         EngineOutOfMemoryError: there is no room for a step.
     """
 
-    def __init__(self, lm: CausalLM, slots: int) -> None:
+    def __init__(self, lm: CausalLM, most: StepSize) -> None:
         if not getattr(lm.model, "_supports_attention_backend", False):
             raise CannotBatchError("its attention does not support a paged cache")
         device = lm.device
-        tokens = min(STEP_TOKENS[device.type], lm.max_model_len) if device.type == "cuda" else 2
+        tokens = min(most.tokens, lm.max_model_len) if device.type == "cuda" else 2
         probe = ShapeProbe()
         before = self._restart(device)
         try:
@@ -80,10 +90,10 @@ class CacheShapes:
             with model_code(), running(device, lambda: f"a step of {tokens:,} tokens"):
                 use_paged_attention(lm.model)
                 places = torch.arange(tokens, device=device)
-                logits = forward(lm.model, torch.zeros_like(places), places, places[-slots:], probe)
+                logits = forward(lm.model, torch.zeros_like(places), places, places[-most.answers :], probe)
         except ModelCodeError as error:
             raise CannotBatchError(f"its first step fails: {error}") from error
-        self.step_bytes = _SAMPLING * 4 * slots * logits.shape[-1]
+        self.step_bytes = _SAMPLING * 4 * most.answers * logits.shape[-1]
         if device.type == "cuda":
             self.step_bytes += torch.cuda.max_memory_allocated(device) - before
         self.shapes = probe.shapes
@@ -112,8 +122,14 @@ class CacheShapes:
         return least_of_ranks(room, device) if is_split else room
 
 
-def choose_size(
-    lm: CausalLM, shapes: CacheShapes, slots: int, room: int, wanted: int | None, longest: int | None
+def choose_size(  # noqa: PLR0913 - one caller
+    lm: CausalLM,
+    shapes: CacheShapes,
+    start: StepSize,
+    most: StepSize,
+    room: int,
+    wanted: int | None,
+    longest: int | None,
 ) -> CacheSize:
     """The size of the cache: what was asked for, else what the device has room for.
 
@@ -122,7 +138,8 @@ def choose_size(
     Args:
         lm: the model.
         shapes: what it stores.
-        slots: maximum concurrent answers.
+        start: the first size of a step.
+        most: the largest size of a step.
         room: the tokens for which there is memory.
         wanted: the tokens that were asked for.
         longest: the longest answer that was asked for.
@@ -137,8 +154,11 @@ def choose_size(
             "``max_model_len``"
         )
     if wanted is None:
-        each = lm.max_model_len if lm.device.type == "cuda" else min(lm.max_model_len, _TOKENS_PER_SLOT)
-        tokens = min(max(slots * each, lm.max_model_len), room)
+        if lm.device.type == "cuda":
+            tokens = most.answers * lm.max_model_len
+        else:
+            tokens = start.answers * min(lm.max_model_len, _TOKENS_PER_SLOT)
+        tokens = min(max(tokens, lm.max_model_len), room)
     else:
         tokens = wanted
     enough = tokens >= lm.max_model_len or (longest is None and tokens >= PAGE)
@@ -156,7 +176,7 @@ def choose_size(
             lm.max_model_len,
         )
         lm.max_model_len = tokens
-    return CacheSize(tokens, slots)
+    return CacheSize(tokens, most.answers)
 
 
 def open_cache(lm: CausalLM, shapes: Sequence[AttentionShape], size: CacheSize) -> PagedModel:

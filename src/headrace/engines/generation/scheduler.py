@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from headrace.device.step_sizes import StepSize
 from headrace.engines.capabilities import PrefixCacheStats
 from headrace.engines.generation.prefix_cache import PrefixCache
 
@@ -62,10 +63,6 @@ class PageScheduler:
     """
 
     pages: PrefixCache
-    max_tokens: int
-    """Maximum tokens per step."""
-    max_requests: int
-    """Maximum requests per step."""
     stats: PrefixCacheStats
     """Counts of tokens so far."""
     _active: dict[int, AnswerTokens] = field(default_factory=dict)
@@ -81,14 +78,14 @@ class PageScheduler:
         self._active.pop(key, None)
         self.pages.release(key)
 
-    def plan(self) -> list[PlannedPart]:
+    def plan(self, most: StepSize) -> list[PlannedPart]:
         """What the next step computes."""
         parts: list[PlannedPart] = []
-        left = self.max_tokens
+        left = most.tokens
         active = list(self._active.values())
         begun = [*(one for one in active if one.decodes), *(one for one in active if not one.decodes)]
         for tokens in (*begun, *list(self._waiting.values())):
-            if left <= 0 or len(parts) == self.max_requests:
+            if left <= 0 or len(parts) == most.answers:
                 break
             if tokens.key not in self._active and (tokens in begun or not self._start(tokens)):
                 continue  # it has lost its pages in this step, or another request computes a part of its prompt
@@ -123,8 +120,11 @@ class PageScheduler:
             self._waiting = {newest: again, **self._waiting}
         return True
 
-    def done(self, parts: Sequence[PlannedPart], took_s: float) -> None:
-        """A step was computed: its full pages can be shared. Each token took an equal part of its time."""
+    def done(self, parts: Sequence[PlannedPart], took_s: float) -> tuple[int, int]:
+        """A step was computed: its full pages can be shared. Each token took an equal part of its time.
+
+        Returns how many answers it continued, and how many tokens of prompts it read.
+        """
         prompts = generated = 0
         total = sum(part.length for part in parts)
         for part in parts:
@@ -141,6 +141,7 @@ class PageScheduler:
             generated=stats.generated + generated,
             computed_s=(stats.computed_s or 0.0) + took_s * prompts / max(total, 1),
         )
+        return total - prompts, prompts
 
     def shared(self, key: int) -> int:
         """Tokens of a request in pages that others hold, and held first."""

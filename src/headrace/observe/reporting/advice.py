@@ -303,7 +303,7 @@ def _slow_dtype(run: Report) -> Advice | None:
 def _slots(run: Report) -> Advice | None:
     """So few records are generated at once that what each step takes beside its records counts."""
     now = run.host.slots
-    if not now or not _step_fixed_s(run) or run.slots_full < _LIMITED:
+    if run.step_size is not None or not now or not _step_fixed_s(run) or run.slots_full < _LIMITED:
         return None
     each = _step_fixed_s(run)
     fixed = min(each * run.batches, _device_s(run))

@@ -33,6 +33,7 @@ from headrace.events import (
     RequestDone,
     StageDone,
     StepDone,
+    StepSizeChanged,
     WorkerLost,
     WorkUnitDone,
 )
@@ -100,6 +101,7 @@ class Sums:
         self.prefix_cache: PrefixCacheUsed | None = None
         self.precision: PrecisionChosen | None = None
         self.budget: BudgetChanged | None = None
+        self.step_size: StepSizeChanged | None = None
         self.memory: MemoryUsed | None = None
         self.device: DeviceUsed | None = None
         self.endpoint: EndpointUsed | None = None
@@ -302,6 +304,7 @@ _LAST: dict[type, str] = {
     JobDone: "ended",
     PrecisionChosen: "precision",
     BudgetChanged: "budget",
+    StepSizeChanged: "step_size",
     MemoryUsed: "memory",
     DeviceUsed: "device",
     EndpointUsed: "endpoint",

@@ -17,6 +17,7 @@ from headrace.events import (
     PrefixCacheUsed,
     PromptsCompared,
     RecordFailed,
+    StepSizeChanged,
 )
 from headrace.observe.accounting.accountant import NO_ACCOUNT, Account
 from headrace.observe.accounting.device_limit import DeviceFigures, device_figures
@@ -244,6 +245,14 @@ class Report:
         text=lambda found: f"{found.budget:,.0f} tokens, found while the job ran",
     )
     """The last batch budget, in the engine's unit, if the job chose it; otherwise None."""
+    step_size: StepSizeChanged | None = figure(
+        None,
+        "the most answers and tokens in a step of a language model that the job found to be fastest: "
+        "[tuning.md](tuning.md)",
+        kept=True,
+        label="step size",
+        text=lambda found: f"{found.step_size.answers:,} answers, {found.step_size.tokens:,} tokens",
+    )
     memory: MemoryUsed | None = figure(
         None,
         "the most memory that the process or its GPU held, and of what",
