@@ -17,7 +17,7 @@ from headrace.app.jobs.plan import Plan
 from headrace.app.jobs.tuning import in_dtype
 from headrace.batching.policy.cost import batch_cost
 from headrace.device.budget import Measured, knee
-from headrace.device.cache import TuningCache, cpu_facts
+from headrace.device.cache import TuningCache, described_cpu
 from headrace.device.precision import candidates, compare
 from headrace.engines.base import BatchEngine
 from headrace.engines.capabilities import TUNING, memory_of
@@ -183,7 +183,7 @@ class _Measuring:
             TuningCache().write(way.key, {"budget": best.measured.budget})
         with _threads(best.setting.threads):
             one, many = _one_and_many(way.engine, self._work)
-        return Grid(tuple(row for row, _ in rows.values()), best, one, many, _cpu())
+        return Grid(tuple(row for row, _ in rows.values()), best, one, many, described_cpu())
 
     def close(self) -> None:
         """Free the engines."""
@@ -359,8 +359,3 @@ def _threads(count: int | None) -> Iterator[None]:
         yield
     finally:
         native.set_threads(before)
-
-
-def _cpu() -> str:
-    facts = cpu_facts()
-    return ", ".join([str(facts["cpu"]), *facts["instructions"]])

@@ -6,11 +6,15 @@ import importlib.util
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from headrace.app.grid import Grid, GridRow, Setting
+from headrace.app.step_grid import StepGrid
 from headrace.errors import ConfigError, MissingExtraError
 from headrace.io.storage.locations import no_folder
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _FORMATS = (".svg", ".png")
 
@@ -36,19 +40,50 @@ def draw(grid: Grid, path: Path) -> None:
     Raises:
         ConfigError: the file cannot be written.
     """
-    import matplotlib as mpl
-    from matplotlib.figure import Figure
-
     lines: defaultdict[Setting, list[GridRow]] = defaultdict(list)
     for row in grid.rows:
         lines[row.setting].append(row)
-    with mpl.rc_context({"svg.hashsalt": "headrace", "svg.fonttype": "none"}):  # the same picture for the same figures
-        figure = Figure(figsize=(9, 6), layout="constrained")
+
+    def panels(figure: Figure) -> None:
         axes = figure.subplots(2, 2).flatten()
         for place, (title, value) in enumerate(_PANELS.items()):
             _panel(axes[place], title, value, lines, grid.chosen)
         axes[0].legend(fontsize="small")
-        figure.suptitle(f"measured on {grid.cpu}", fontsize="small")
+
+    _saved(panels, path, grid.cpu)
+
+
+def draw_steps(grid: StepGrid, path: Path) -> None:
+    """Throughput by the answers in a step, one line for each number of tokens, and the chosen point.
+
+    Raises:
+        ConfigError: the file cannot be written.
+    """
+
+    def panels(figure: Figure) -> None:
+        axis = figure.subplots()
+        for tokens in sorted({row.size.tokens for row in grid.rows}):
+            points = [(row.size.answers, row.tokens_per_s) for row in grid.rows if row.size.tokens == tokens]
+            axis.plot(*zip(*points, strict=True), marker="o", label=f"{tokens:,} tokens a step")
+        best = grid.chosen
+        axis.plot([best.size.answers], [best.tokens_per_s], marker="*", markersize=16, color="black", linestyle="none")
+        axis.set_xscale("log", base=2)
+        axis.set_ylim(bottom=0)
+        axis.set_title("tokens/s", fontsize="medium")
+        axis.set_xlabel("answers in a step")
+        axis.legend(fontsize="small")
+
+    _saved(panels, path, grid.cpu)
+
+
+def _saved(panels: Callable[[Figure], None], path: Path, cpu: str) -> None:
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
+    with mpl.rc_context({"svg.hashsalt": "headrace", "svg.fonttype": "none"}):  # the same picture for the same figures
+        figure = Figure(figsize=(9, 6), layout="constrained")
+        panels(figure)
+        figure.suptitle(f"measured on {cpu}", fontsize="small")
         try:
             figure.savefig(path, metadata={"Date": None} if path.suffix.lower() == ".svg" else None)
         except OSError as error:

@@ -12,8 +12,9 @@ import typer
 
 from headrace.app.grid import Grid, GridOptions, GridRow, measure
 from headrace.app.jobs.job import JobSettings
+from headrace.app.step_grid import StepGrid, measure_steps
 from headrace.argument_types import comma_separated
-from headrace.cli.curve import check_picture, draw
+from headrace.cli.curve import check_picture, draw, draw_steps
 from headrace.cli.engine_flags import EngineCommand, config_of
 from headrace.cli.flags import Given, positive_numbers, with_settings
 from headrace.cli.outcome import aligned, guarded, say
@@ -68,6 +69,8 @@ class GridFlags:
 def tune(context: typer.Context, given: Given[JobSettings], grid: GridFlags) -> None:
     """Measure a model on your records: throughput, latency, memory and padding by batch budget, dtype and engine.
 
+    For a language model: throughput by the answers and tokens in a step.
+
     Jobs find good settings by themselves. This command shows the whole curve.
 
     It keeps the best budget for later jobs on this machine.
@@ -80,15 +83,33 @@ def tune(context: typer.Context, given: Given[JobSettings], grid: GridFlags) -> 
             check_picture(grid.plot)
         config = config_of(given, context.args, "-i {}?")
         settings = given.build(config=config, sink=lambda rows: None)  # noqa: ARG005 - nothing is written
-        found = measure(settings, grid.options(config), say)
-        for line in as_lines(found):
-            print(line)
+        if config.task == "generate":
+            steps = measure_steps(settings, grid.seconds)
+            print(*step_lines(steps), sep="\n")
+            picture = functools.partial(draw_steps, steps)
+        else:
+            found = measure(settings, grid.options(config), say)
+            print(*as_lines(found), sep="\n")
+            picture = functools.partial(draw, found)
         if grid.plot is not None:
-            draw(found, grid.plot)
+            picture(grid.plot)
             say(f"drew {grid.plot}")
         return 0
 
     sys.exit(guarded(work, context))
+
+
+def step_lines(grid: StepGrid) -> list[str]:
+    """The table of a language model, and the flags that fix the best size of its steps."""
+    head = ("answers", "tokens", "tokens/s", "records/s", "ms/step", "")
+    table = [head]
+    for row in grid.rows:
+        mark = "<- chosen" if row is grid.chosen else ""
+        rates = f"{row.tokens_per_s:,.0f}", f"{row.records_per_s:,.1f}", f"{1000 * row.step_s:,.1f}"
+        table.append((f"{row.size.answers:,}", f"{row.size.tokens:,}", *rates, mark))
+    size = grid.chosen.size
+    chosen = f"chosen: --max-num-seqs {size.answers} --max-num-batched-tokens {size.tokens}"
+    return [*aligned(table, 0), "", chosen, f"measured on {grid.cpu}"]
 
 
 def as_lines(grid: Grid) -> list[str]:

@@ -45,6 +45,12 @@ def cpu_facts(cpuinfo: Path = Path("/proc/cpuinfo")) -> dict[str, str | list[str
     }
 
 
+def described_cpu() -> str:
+    """The CPU and its instructions, for people."""
+    facts = cpu_facts()
+    return ", ".join([str(facts["cpu"]), *facts["instructions"]])
+
+
 class TuningCache:
     """Results by model, device, versions and threads. Files that cannot be read or written are ignored.
 

@@ -46,6 +46,12 @@ class StepTuner:
             self._tokens = BudgetTuner(first.tokens, start.tokens / _LEAST, most.tokens)
 
     @property
+    def choices(self) -> tuple[list[int], list[int]]:
+        """The numbers of answers, and of tokens, that it may choose among."""
+        start, most = self._start, self._most
+        return _doubled(start.answers, most.answers), _doubled(start.tokens, most.tokens)
+
+    @property
     def next(self) -> StepSize:
         """The size of the next step."""
         return _size(self._answers.budget, self._tokens.budget)
@@ -82,6 +88,11 @@ class StepTuner:
 
 def _fixed(value: int) -> BudgetTuner:
     return BudgetTuner(value, value, value)
+
+
+def _doubled(start: int, most: int) -> list[int]:
+    least = start if most == start else max(start // _LEAST, 1)
+    return [least << power for power in range((most // least).bit_length())]
 
 
 def _size(answers: float, tokens: float) -> StepSize:

@@ -84,6 +84,10 @@ class SteppingEngine(Protocol):
         """As `TunableEngine`."""
         ...
 
+    def forget(self) -> None:
+        """Forget the prompts in the prefix cache. No request is in the engine."""
+        ...
+
 
 class RequestingEngine(Protocol):
     """An engine that sends requests to servers."""
@@ -189,7 +193,7 @@ PREPARING: Capability[ColumnPreparer] = Capability(None, ("prepare_column",), at
 """An engine's `preparer` can be pickled, and prepares columns as the engine does, in processes of their own. None if
 that is not possible."""
 TUNING: Capability[TunableEngine] = Capability("tunable")
-STEPPING: Capability[SteppingEngine] = Capability("sizes_steps", ("hardware",))
+STEPPING: Capability[SteppingEngine] = Capability("sizes_steps", ("hardware", "forget"))
 REQUESTING: Capability[RequestingEngine] = Capability("remote", ("use",))
 FOLLOWING: Capability[FollowableEngine[ModelInput]] = Capability("followable", ("follow",))
 TOKENIZING: Capability[TokenizingEngine] = Capability("tokenizes", ("tokenize", "detokenize", "token_strings"))

@@ -15,10 +15,13 @@ from tests.acceptance.command import ROOT, headrace
 
 from headrace.app.grid import Grid, GridOptions, GridRow, Setting, measure
 from headrace.app.jobs.job import JobSettings
-from headrace.cli.curve import check_picture, draw
-from headrace.cli.tune import GridFlags, as_lines
+from headrace.app.step_grid import measure_steps
+from headrace.cli.curve import check_picture, draw, draw_steps
+from headrace.cli.tune import GridFlags, as_lines, step_lines
 from headrace.device.budget import Measured
+from headrace.device.step_sizes import StepSize
 from headrace.engines.choosing.config import EngineConfig
+from headrace.engines.generation import paging
 from headrace.engines.networks import pytorch as torch_network
 from headrace.errors import ConfigError, MissingExtraError
 
@@ -40,6 +43,36 @@ def settings(docs: Path, folder: Path, **more: Any) -> JobSettings:
 def row(budget: int, rate: float, dtype: str = "float32", *, passes: bool = True) -> GridRow:
     measured = Measured(budget, rate, budget / rate, 0.05, 500_000_000 + budget)
     return GridRow(Setting("torch", dtype, None), measured, rate / 50, "" if passes else "cosine >= 0.9", passes)
+
+
+def test_a_language_model_is_measured_by_the_size_of_its_steps(
+    tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sums = tmp_path / "sums.jsonl"
+    sums.write_text("".join(json.dumps({"id": n, "text": f"{n}+{n}="}) + "\n" for n in range(30)))
+    monkeypatch.setitem(paging._START, "cpu", StepSize(4, 64))
+    monkeypatch.setitem(paging._MOST, "cpu", StepSize(8, 128))
+    given = JobSettings(sums, lambda rows: None, EngineConfig("generate"))
+    grid = measure_steps(given, 60)
+    sizes = [(row.size.answers, row.size.tokens) for row in grid.rows]
+    best = grid.chosen.size
+    assert set(sizes) == {(1, 64), (2, 64), (4, 64), (8, 64)} | {(best.answers, n) for n in (16, 32, 64, 128)}
+    assert grid.chosen.records_per_s == max(row.records_per_s for row in grid.rows)
+    assert all(row.tokens_per_s > 4 * row.records_per_s > 0 and row.step_s > 0 for row in grid.rows)
+    kept = [json.loads(one.read_text())["found"] for one in (own_cache / "headrace" / "tuning").glob("*.json")]
+    assert {"step_answers": best.answers, "step_tokens": best.tokens} in kept
+    lines = step_lines(grid)
+    assert len(lines) == len(grid.rows) + 4
+    assert lines[-2] == f"chosen: --max-num-seqs {best.answers} --max-num-batched-tokens {best.tokens}"
+    draw_steps(grid, tmp_path / "curve.svg")
+    assert "answers in a step" in (tmp_path / "curve.svg").read_text()
+    assert len(measure_steps(given, 1e-9).rows) == 2, "the time was up"
+    fixed = JobSettings(
+        sums, lambda rows: None,
+        EngineConfig("generate", engine_options={"max_num_seqs": 2, "max_num_batched_tokens": 9}),
+    )  # fmt: skip
+    with pytest.raises(ConfigError, match="max_num_seqs"):
+        measure_steps(fixed, 1)
 
 
 def test_every_setting_is_measured_and_the_best_kept(

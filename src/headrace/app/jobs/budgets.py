@@ -200,6 +200,11 @@ def steps_in(found: Mapping[str, object] | None) -> StepSize | None:
     return StepSize(answers, tokens)
 
 
+def kept_steps(size: StepSize) -> dict[str, object]:
+    """The tuning result that `steps_in` reads."""
+    return {"step_answers": size.answers, "step_tokens": size.tokens}
+
+
 class StepListener:
     """Lets as many answers into the engine as its steps may have, and keeps the size that was found.
 
@@ -229,9 +234,8 @@ class StepListener:
 
     def __call__(self, event: Event) -> None:
         """Look at the sizes after a step."""
-        if isinstance(event, JobDone) and self._tuner.has_compared:
-            best = self._tuner.best
-            self._cache.write(self._key, {"step_answers": best.answers, "step_tokens": best.tokens})
+        if isinstance(event, JobDone):
+            self.keep()
         if not isinstance(event, StepDone):
             return
         if (slots := self._tuner.slots) != self._slots:
@@ -240,3 +244,8 @@ class StepListener:
         if (best := self._tuner.best) != self._told:
             self._told = best
             self._tell(StepSizeChanged(best.answers, best.tokens, time.monotonic()))
+
+    def keep(self) -> None:
+        """Keep the size for the next job, if others were tried."""
+        if self._tuner.has_compared:
+            self._cache.write(self._key, kept_steps(self._tuner.best))

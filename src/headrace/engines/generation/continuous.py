@@ -141,8 +141,15 @@ class GenerationEngine(TokenizedEngine):
     def _open(self) -> None:
         """Make the key-value cache, and what schedules its pages."""
         self._paged = open_cache(self._lm, self._shapes.shapes, self._size)
+        self._schedule(self._stats)
+
+    def forget(self) -> None:
+        """Forget the prompts in the prefix cache. No request is in the engine."""
+        self._schedule(self._scheduler.stats)
+
+    def _schedule(self, stats: PrefixCacheStats) -> None:
         pages = PrefixCache(range(self._size.pages), PAGE, self._shares)
-        self._scheduler = PageScheduler(pages, self._stats)
+        self._scheduler = PageScheduler(pages, stats)
 
     def _try(self, trial: Trial) -> None:
         """Answer a few prompts together: some attentions load, and then fail at the first step, or compute nonsense.
