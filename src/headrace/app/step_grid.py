@@ -75,8 +75,8 @@ def _measured(plan: Plan, engine: Engine, seconds: float) -> StepGrid:
     batcher = job.batcher
     if stepping is None or not isinstance(batcher, ContinuousBatcher):
         raise ConfigError(
-            f"task {plan.settings.config.task!r} has no batches to tune: its engine batches by itself, or its "
-            "``max_num_seqs`` and ``max_num_batched_tokens`` are set"
+            f"task {plan.settings.config.task!r} has no steps to tune: its engine has none, or ``max_num_seqs`` and "
+            "``max_num_batched_tokens`` are set"
         )
     found = survey(job, spread=True).work
     work = list(found[:: max(1, len(found) // _RECORDS)])

@@ -142,7 +142,7 @@ def test_a_picture_that_cannot_be_drawn_is_refused_first(tmp_path: Path, monkeyp
     [
         (("--budgets", "12,x"), "--budgets 12,x: 'x' is not a whole number"),
         (("--plot", "curve.pdf"), "must end in .svg or .png"),
-        (("--task", "generate"), "has no batches to tune"),
+        (("--task", "generate", "--engine", "static"), "has no steps to tune"),
         (("--dtypes", "float8"), "dtype 'float8' is unknown; it may be auto, float32, float16, bfloat16"),
         (("--batch_tokens", "5"), "--batch_tokens: task 'embed' has no such flag"),
     ],
