@@ -104,9 +104,10 @@ class BudgetTuner:
         start: the first budget.
         least: minimum budget.
         most: maximum budget.
+        settled: whether an earlier job found `start`, so that the first comparison may wait.
     """
 
-    def __init__(self, start: float, least: float, most: float) -> None:
+    def __init__(self, start: float, least: float, most: float, *, settled: bool = False) -> None:
         self._least = least
         self._most = max(most, least)
         self._bound = float("inf")
@@ -116,7 +117,7 @@ class BudgetTuner:
         """The budget found so far."""
         self._computed = 0.0
         self._comparison: _BudgetComparison | None = None
-        self._next = [self.best * _STEP, self.best / _STEP]
+        self._next = [] if settled else [self.best * _STEP, self.best / _STEP]
         self._hold = _HOLD
         self._left = 0
         self._turns = itertools.cycle((1 / _FAR, _STEP, 1 / _STEP))

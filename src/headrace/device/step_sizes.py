@@ -39,11 +39,11 @@ class StepTuner:
     def begin(self, kept: StepSize | None) -> None:
         """Try other sizes from now on, from the size that an earlier job kept."""
         start, most = self._start, self._most
-        first = start if kept is None else kept
+        first, settled = kept or start, kept is not None
         if most.answers > start.answers:
-            self._answers = BudgetTuner(first.answers, start.answers / _LEAST, most.answers)
+            self._answers = BudgetTuner(first.answers, start.answers / _LEAST, most.answers, settled=settled)
         if most.tokens > start.tokens:
-            self._tokens = BudgetTuner(first.tokens, start.tokens / _LEAST, most.tokens)
+            self._tokens = BudgetTuner(first.tokens, start.tokens / _LEAST, most.tokens, settled=settled)
 
     @property
     def choices(self) -> tuple[list[int], list[int]]:

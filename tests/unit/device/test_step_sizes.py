@@ -83,6 +83,17 @@ def test_what_is_set_stays_and_what_was_kept_is_the_first(kept: StepSize | None)
     assert tuner.best.answers == 16
 
 
+def test_what_an_earlier_job_found_is_not_questioned_at_once() -> None:
+    tuner = StepTuner(START, MOST)
+    tuner.begin(StepSize(128, 512))
+    for _ in range(60):
+        tuner.ran(tuner.next.answers, 0, 1.0)
+        assert tuner.next == StepSize(128, 512)
+    for _ in range(2_000):  # of a model that time does not tell apart from a slower one
+        tuner.ran(tuner.next.answers, 0, 1.0)
+    assert tuner.best.answers == 256
+
+
 def test_a_step_that_does_not_fit_is_not_tried_again() -> None:
     tuner = StepTuner(START, MOST)
     tuner.begin(None)
