@@ -10,8 +10,8 @@ from typing import Literal, TypeAlias
 
 import torch
 from transformers import GenerationConfig
-from transformers.generation.logits_process import LogitsProcessor, LogitsProcessorList
-from transformers.generation.stopping_criteria import StoppingCriteria, StoppingCriteriaList
+from transformers.generation.logits_process import LogitsProcessorList
+from transformers.generation.stopping_criteria import StoppingCriteriaList
 
 from headrace.device.placement import running
 from headrace.engines.capabilities import Sleeper
@@ -163,7 +163,7 @@ def generate(
     for row, ask in enumerate(batch):
         ids[row, width - len(ask.prompt) :] = torch.tensor(ask.prompt)
         mask[row, width - len(ask.prompt) :] = 1
-    rows = _BatchAnswers(lm, batch, samplers, choose, width)
+    rows = _BatchAnswers(lm, batch, samplers, choose)
     config = GenerationConfig(
         do_sample=False,
         max_new_tokens=max(ask.sampling.max_tokens for ask in batch),
@@ -175,8 +175,8 @@ def generate(
             ids.to(lm.device),
             attention_mask=mask.to(lm.device),
             generation_config=config,
-            logits_processor=LogitsProcessorList([_ChosenTokens(rows)]),
-            stopping_criteria=StoppingCriteriaList([_AllFinished(rows)]),
+            logits_processor=LogitsProcessorList([rows.choose_tokens]),
+            stopping_criteria=StoppingCriteriaList([rows.finished]),
         )
     return rows.generated
 
@@ -185,60 +185,28 @@ class _BatchAnswers:
     """The state of each answer in a running batch."""
 
     def __init__(
-        self,
-        lm: CausalLM,
-        batch: Sequence[TokenizedRequest],
-        samplers: Sequence[TokenSampler],
-        choose: Choose,
-        width: int,
+        self, lm: CausalLM, batch: Sequence[TokenizedRequest], samplers: Sequence[TokenSampler], choose: Choose
     ) -> None:
-        self.lm = lm
-        self.batch = batch
-        self.samplers = samplers
-        self.choose = choose
+        self._lm, self._batch, self._samplers, self._choose = lm, batch, samplers, choose
         self.generated: list[tuple[int, ...]] = [() for _ in batch]
-        self.done = [False] * len(batch)
-        self._width = width
+        self._done = [False] * len(batch)
 
-    def update(self, ids: torch.Tensor) -> None:
-        """Append the last token of `ids`, of shape (answers, prompt and answer so far)."""
-        if ids.shape[1] == self._width:
-            return
-        for row, token in enumerate(ids[:, -1].tolist()):
-            if self.done[row]:
-                continue
-            ask = self.batch[row]
-            generated = self.generated[row] = (*self.generated[row], token)
-            self.done[row] = (
-                token in self.lm.ends_of(ask)
-                or len(generated) == ask.sampling.max_tokens
-                or self.lm.stopped(ask, generated)
-            )
-
-
-class _ChosenTokens(LogitsProcessor):  # type: ignore[misc]  # transformers has no types
-    """Gives the token sampled for each answer the highest score."""
-
-    def __init__(self, rows: _BatchAnswers) -> None:
-        self._rows = rows
-
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:  # noqa: ARG002
-        """Scores of shape (answers, vocabulary)."""
-        rows = [row for row, done in enumerate(self._rows.done) if not done]
-        samplers, generated = self._rows.samplers, self._rows.generated
+    def choose_tokens(self, _: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        """The scores of the next tokens, of shape (answers, vocabulary): the highest is that of the chosen token."""
+        rows = [row for row, done in enumerate(self._done) if not done]
         own = scores[rows]
-        tokens = self._rows.choose(own, [samplers[row] for row in rows], [generated[row] for row in rows])
+        tokens = self._choose(own, [self._samplers[row] for row in rows], [self.generated[row] for row in rows])
         scores[rows] = only(tokens, own)
+        for row, token in zip(rows, tokens, strict=True):
+            ask = self._batch[row]
+            generated = self.generated[row] = (*self.generated[row], token)
+            self._done[row] = (
+                token in self._lm.ends_of(ask)
+                or len(generated) == ask.sampling.max_tokens
+                or self._lm.stopped(ask, generated)
+            )
         return scores
 
-
-class _AllFinished(StoppingCriteria):  # type: ignore[misc]  # transformers has no types
-    """Stops generation when all answers are done."""
-
-    def __init__(self, rows: _BatchAnswers) -> None:
-        self._rows = rows
-
-    def __call__(self, input_ids: torch.Tensor, scores: object, **_: object) -> torch.Tensor:  # noqa: ARG002
-        """One bool for each answer."""
-        self._rows.update(input_ids)
-        return torch.tensor(self._rows.done, device=input_ids.device)
+    def finished(self, ids: torch.Tensor, *_: object, **__: object) -> torch.Tensor:
+        """Whether each answer is done, as a tensor."""
+        return torch.tensor(self._done, device=ids.device)
