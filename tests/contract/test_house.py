@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import subprocess
 import sys
@@ -15,10 +16,16 @@ PACKAGE = ROOT / "src" / "headrace"
 MODULES = sorted(path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py"))
 
 
-def imports(path: Path) -> set[str]:
-    """Top-level names of everything a file imports, also inside functions."""
+@functools.cache
+def nodes_of(module: str) -> list[ast.AST]:
+    """All nodes of a module."""
+    return list(ast.walk(ast.parse((PACKAGE / module).read_text(encoding="utf-8"))))
+
+
+def imports(module: str) -> set[str]:
+    """Top-level names of everything a module imports, also inside functions."""
     names: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in nodes_of(module):
         if isinstance(node, ast.Import):
             names.update(alias.name.partition(".")[0] for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -51,15 +58,15 @@ def test_a_job_over_local_files_imports_no_client_of_a_store(tmp_path: Path) -> 
     assert done.stdout.splitlines()[-1] == "[]", done.stderr
 
 
-@pytest.mark.parametrize("module", [name for name in MODULES if name.startswith("batching/")])
-def test_batching_is_written_on_the_standard_library(module: str) -> None:
-    assert imports(PACKAGE / module) <= sys.stdlib_module_names | {"headrace"}
+def test_batching_is_written_on_the_standard_library() -> None:
+    own = sys.stdlib_module_names | {"headrace"}
+    assert [name for name in MODULES if name.startswith("batching/") and not imports(name) <= own] == []
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_heavy_libraries_are_imported_in_their_own_room(module: str) -> None:
-    found = imports(PACKAGE / module) & {"torch", "transformers", "sentence_transformers", "tokenizers"}
-    assert not found or module.startswith(("engines/", "device/"))
+def test_heavy_libraries_are_imported_in_their_own_room() -> None:
+    heavy = {"torch", "transformers", "sentence_transformers", "tokenizers"}
+    elsewhere = [name for name in MODULES if not name.startswith(("engines/", "device/"))]
+    assert [name for name in elsewhere if imports(name) & heavy] == []
 
 
 def lines_of(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
@@ -72,7 +79,7 @@ def test_no_function_is_long() -> None:
     long = [
         f"{module}:{node.name}"
         for module in MODULES
-        for node in ast.walk(ast.parse((PACKAGE / module).read_text(encoding="utf-8")))
+        for node in nodes_of(module)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and lines_of(node) > 60
     ]
     assert long == []
@@ -86,10 +93,10 @@ def test_the_map_has_one_line_for_every_folder() -> None:
     assert sorted(named) == sorted(name.removesuffix("__init__.py") for name in MODULES if name.count("/__init__.py"))
 
 
-@pytest.mark.parametrize("module", sorted(set(re.findall(r"`([\w/]+\.py)`", MAP))))
-def test_a_file_on_the_map_is_there(module: str) -> None:
-    known = (*MODULES, *(f"scripts/{path.name}" for path in (ROOT / "scripts").glob("*.py")))
-    assert module in known or any(name.endswith(f"/{module}") for name in known)
+def test_the_files_on_the_map_are_there() -> None:
+    known = [f"/{name}" for name in (*MODULES, *(f"scripts/{path.name}" for path in (ROOT / "scripts").glob("*.py")))]
+    named = sorted(set(re.findall(r"`([\w/]+\.py)`", MAP)))
+    assert [name for name in named if not any(path.endswith(f"/{name}") for path in known)] == []
 
 
 def test_durations_never_come_from_the_wall_clock() -> None:
@@ -106,10 +113,10 @@ def reads_an_engine(node: ast.AST) -> bool:
     return name.lstrip("_") == "engine"
 
 
-def guesses_about_engines(source: str) -> list[int]:
+def guesses_about_engines(nodes: list[ast.AST]) -> list[int]:
     """Lines that ask an engine for its type, or for what it may not have, instead of reading its profile."""
     lines = []
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes:
         if isinstance(node, ast.Attribute) and node.attr == "profile" and reads_an_engine(node.value):
             lines.append(node.lineno)  # an engine of the user's may have none: `profile_of` knows what to do
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and len(node.args) >= 2:
@@ -122,11 +129,9 @@ def guesses_about_engines(source: str) -> list[int]:
     return lines
 
 
-@pytest.mark.parametrize(
-    "module", [name for name in MODULES if name not in ("engines/profile.py", "engines/capabilities.py")]
-)
-def test_only_the_profile_knows_what_an_engine_may_not_say(module: str) -> None:
-    assert guesses_about_engines((PACKAGE / module).read_text(encoding="utf-8")) == []
+def test_only_the_profile_knows_what_an_engine_may_not_say() -> None:
+    others = [name for name in MODULES if name not in ("engines/profile.py", "engines/capabilities.py")]
+    assert {name: lines for name in others if (lines := guesses_about_engines(nodes_of(name)))} == {}
 
 
 @pytest.mark.parametrize(
@@ -142,7 +147,7 @@ def test_only_the_profile_knows_what_an_engine_may_not_say(module: str) -> None:
     ],
 )
 def test_a_guess_about_an_engine_is_found(line: str) -> None:
-    assert guesses_about_engines(line) == [1]
+    assert guesses_about_engines(list(ast.walk(ast.parse(line)))) == [1]
 
 
 SHORT = re.compile(
@@ -180,10 +185,12 @@ def test_a_wait_that_is_too_short_is_found(line: str, short: str) -> None:
 DOTTED = re.compile(r"`(?:headrace\.)?([a-z_]+(?:\.[A-Za-z_]+)+)[`(]")
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_a_module_that_a_docstring_names_is_there(module: str) -> None:
-    """Of names such as `jobs.state.ledger.Ledger`: the module, and the next word in it. A package names its own."""
-    path = PACKAGE / module
+def names_that_are_gone(module: str) -> list[str]:
+    """Names in docstrings such as `jobs.state.ledger.Ledger`, of which the module or the next word in it is not there.
+
+    A package names its own modules.
+    """
+    path, gone = PACKAGE / module, []
     for name in DOTTED.findall(path.read_text(encoding="utf-8")):
         folder, parts = path.parent if module.endswith("/__init__.py") else PACKAGE, name.split(".")
         known = (folder / parts[0]).is_dir() or (folder / f"{parts[0]}.py").exists()
@@ -192,5 +199,10 @@ def test_a_module_that_a_docstring_names_is_there(module: str) -> None:
         file = folder / "__init__.py"
         if parts and (folder / f"{parts[0]}.py").exists():
             file = folder / f"{parts.pop(0)}.py"
-        if known and parts:
-            assert re.search(rf"\b{parts[0]}\b", file.read_text(encoding="utf-8")), name
+        if known and parts and not re.search(rf"\b{parts[0]}\b", file.read_text(encoding="utf-8")):
+            gone.append(name)
+    return gone
+
+
+def test_the_modules_that_docstrings_name_are_there() -> None:
+    assert {module: gone for module in MODULES if (gone := names_that_are_gone(module))} == {}
