@@ -89,7 +89,6 @@ class UnknownOptionError(ConfigError):
         super().__init__(f"{self.place} has no option {option!r}; {self.way_out(str, settings)}")
 
     def __reduce__(self) -> tuple[type[UnknownOptionError], tuple[object, ...]]:
-        """Support pickling."""
         return UnknownOptionError, (self.option, self.task, self.engine, self.known, self.owners, self.settings)
 
     @property

@@ -73,7 +73,6 @@ class TableRow(dict[str, object]):
         self.exact = exact
 
     def __reduce__(self) -> tuple[type[TableRow], tuple[dict[str, object], Mapping[str, object]]]:
-        """Support pickling."""
         return TableRow, (dict(self), self.exact)
 
 
@@ -177,7 +176,6 @@ class JoinedRow(dict[str, object]):
         """The output of the steps before, if the record names another model than this step's."""
 
     def __reduce__(self) -> tuple[type[JoinedRow], tuple[object, ...]]:
-        """Support pickling."""
         return JoinedRow, (self.read, dict(self), self.answer)
 
 

@@ -84,7 +84,6 @@ class BenchResult:
     versions: Mapping[str, str]
 
     def as_json(self) -> str:
-        """The result as JSON text."""
         return json.dumps(asdict(self), indent=1, ensure_ascii=False)
 
 

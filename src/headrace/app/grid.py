@@ -186,7 +186,6 @@ class _Measuring:
         return Grid(tuple(row for row, _ in rows.values()), best, one, many, described_cpu())
 
     def close(self) -> None:
-        """Free the engines."""
         for engine in self._engines:
             engine.close()
 

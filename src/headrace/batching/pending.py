@@ -102,7 +102,6 @@ class PendingResult(asyncio.Future[Any]):
 
     @property
     def records(self) -> tuple[object]:
-        """The single record."""
         return (self.record,)
 
     def split(self, count: int) -> Self:

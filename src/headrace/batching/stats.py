@@ -189,7 +189,6 @@ class BatchMeter:
         self._past: deque[tuple[float, float]] = deque()  # (wall, busy) at each change between busy and idle
 
     def start(self, now: float) -> None:
-        """The batcher has started."""
         self._started = now
 
     def stop(self, now: float) -> None:
@@ -231,7 +230,6 @@ class BatchMeter:
         self._begin(now, size, cost, cost)
 
     def step_ended(self, now: float, duration: float) -> None:
-        """The step ended."""
         self._end(now, duration)
 
     def snapshot(self, now: float, waiting: int, waiting_cost: float, max_batch_size: int) -> BatchStats:

@@ -126,13 +126,11 @@ class StepFunction(Generic[RecordT, StateT, ResultT]):
         return cost, cost
 
     def add(self, key: int, record: RecordT) -> None:
-        """Add the record's first state."""
         self._states[key] = cast("StateT", record) if self._start is None else self._start(record)
         self._steps[key] = 0
         self._costs[key] = self.span(record)[0]
 
     def step(self) -> list[tuple[int, ResultT | Exception]]:
-        """Call the step function once."""
         keys = list(self._states)
         states = checked_results(self._step_fn(list(self._states.values())), len(keys))
         finished: list[tuple[int, ResultT | Exception]] = []
@@ -151,11 +149,9 @@ class StepFunction(Generic[RecordT, StateT, ResultT]):
         return finished
 
     def needs(self, key: int) -> float:
-        """The record's cost."""
         return self._costs[key]
 
     def remove(self, key: int) -> RecordT | None:
-        """Remove a state."""
         self._states.pop(key, None)
         self._steps.pop(key, None)
         self._costs.pop(key, None)

@@ -40,7 +40,6 @@ class _Commands(TyperGroup):
     _brief = False
 
     def list_commands(self, ctx: Click) -> list[str]:  # noqa: ARG002 - click's
-        """Their names, in order."""
         return list(VERBS)
 
     def get_command(self, ctx: Click, cmd_name: str) -> Click:  # noqa: ARG002
@@ -50,7 +49,6 @@ class _Commands(TyperGroup):
         return TyperCommand(cmd_name, help=VERBS[cmd_name]) if self._brief else _command(cmd_name)
 
     def format_help(self, ctx: Click, formatter: Click) -> None:
-        """Write the help."""
         self._brief = True
         try:
             super().format_help(ctx, formatter)

@@ -43,7 +43,6 @@ class EngineCommand(Command):
         return {f"HEADRACE_{name.upper()}": name for name in names if name not in self.settings}
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Write the help."""
         own = {flag for parameter in self.params for flag in parameter.opts}
         before = self.epilog
         self.epilog = "\n\n".join([more_flags(own), before or ""])

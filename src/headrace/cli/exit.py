@@ -21,9 +21,7 @@ class Named(Protocol):
     """A thread or a process."""
 
     @property
-    def name(self) -> str:
-        """Its name."""
-        ...
+    def name(self) -> str: ...
 
 
 def exit_in_time(status: str | int | None) -> None:

@@ -243,7 +243,6 @@ class Command(TyperCommand):
 
     @property
     def settings(self) -> Mapping[str, Declared]:
-        """Its settings by name."""
         found: Mapping[str, Declared] = getattr(self.callback, "settings", {})
         return found
 

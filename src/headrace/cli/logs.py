@@ -42,14 +42,12 @@ class LogStream:
         return len(text)
 
     def say(self, level: str, message: str) -> None:
-        """Write one message."""
         if self.as_json:
             self.emit(level, message)
         else:
             self._stream.write(f"{_PREFIX}{message}\n")
 
     def emit(self, level: str, message: str, **facts: object) -> None:
-        """Write one JSON object on its own line."""
         at = datetime.now(UTC).isoformat(timespec="milliseconds")
         entry = {"time": at, "level": level, "message": message.removeprefix(_PREFIX).rstrip(), **facts}
         self._stream.write(json.dumps(entry, default=str) + "\n")
@@ -71,7 +69,6 @@ class _Handler(logging.Handler):
         self._to = stream
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write one."""
         facts: dict[str, object] = dict(getattr(record, "facts", {}))
         if record.exc_info and record.exc_info[1] is not None:
             facts["error"] = f"{type(record.exc_info[1]).__name__}: {record.exc_info[1]}"

@@ -33,7 +33,6 @@ class SafeStream:
         return len(text)
 
     def flush(self) -> None:
-        """Flush; an error is recorded in `error`."""
         try:
             self._stream.flush()
         except OSError as error:
@@ -42,7 +41,6 @@ class SafeStream:
             pass
 
     def close(self) -> None:
-        """Flush only."""
         self.flush()
 
     def _lose(self, error: OSError) -> None:

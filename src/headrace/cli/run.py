@@ -136,7 +136,6 @@ class RunCommand(EngineCommand):
         return filed(settings, self.more_variables().values(), Path(given))
 
     def parse_args(self, ctx: object, args: list[str]) -> list[str]:
-        """Parse the arguments."""
         first = args[0] if args else ""
         try:
             return super().parse_args(ctx, args)

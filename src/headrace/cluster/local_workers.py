@@ -96,7 +96,6 @@ class LocalWorker:
 
     @property
     def alive(self) -> bool:
-        """Whether the process runs."""
         return self._process.ended is None
 
     async def load(self) -> float:
@@ -109,7 +108,6 @@ class LocalWorker:
             raise
 
     def choose(self, sample: WorkerSample) -> Future[WorkerInfo | Portable]:
-        """Choose the dtype; see `WorkerActor.choose`."""
         return self._process.call("choose", sample)
 
     def use(self, spec: WorkerSpec) -> None:
@@ -121,7 +119,6 @@ class LocalWorker:
         return self._process.call("clock")
 
     async def work(self, payloads: list[bytes]) -> WorkUnitReply:
-        """Process a work unit."""
         return unpack(await asyncio.wrap_future(self._process.call("work", payloads)))
 
     async def watch(self) -> NoReturn:
@@ -175,7 +172,6 @@ class LocalWorkers:
         return self._workers[index]
 
     def close(self) -> None:
-        """Kill all workers."""
         for worker in self._workers:
             worker.kill()
 

@@ -103,7 +103,6 @@ class WorkerActor:
         return f"{socket.gethostname()}, process {os.getpid()}"
 
     async def clock(self) -> float:
-        """`time.monotonic()` here."""
         return time.monotonic()
 
     async def load(self) -> WorkerInfo | Portable:

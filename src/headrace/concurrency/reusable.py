@@ -48,7 +48,6 @@ class Loading:
 
     @property
     def is_ready(self) -> bool:
-        """Whether it is loaded."""
         return self.ready.done() and self.ready.exception() is None
 
     def fail(self, error: BaseException) -> None:
@@ -193,7 +192,6 @@ class Reusable(Generic[RecordT, ResultT]):
 
     @property
     def is_loaded(self) -> bool:
-        """Whether the model is loaded."""
         with self._lock:
             return self._loaded_model is not None and self._loaded_model.is_ready
 

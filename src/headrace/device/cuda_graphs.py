@@ -44,7 +44,6 @@ class MemoryRead(TorchDispatchMode):  # type: ignore[misc]  # torch's types are 
         args: tuple[object, ...] = (),
         kwargs: dict[str, object] | None = None,
     ) -> object:
-        """Run an operation."""
         taken = _tensors((args, kwargs))
         target = (kwargs or {}).get("device")
         self._check(func, args, [one.device for one in taken] + ([target] if target else []))

@@ -112,6 +112,5 @@ class ForwardMeter:
         return dict(native.peaks(self.device, dtype))
 
     def read(self) -> Forwarded:
-        """All passes so far."""
         with self._lock:
             return self._sum

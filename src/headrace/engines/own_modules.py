@@ -55,7 +55,6 @@ class ModuleInputs:
 
     @property
     def nbytes(self) -> int:
-        """Bytes in memory."""
         if self.arrays is None:
             return sum(sum(map(_bytes, one.values())) if isinstance(one, dict) else _bytes(one) for one in self.rows)
         return sum(array.nbytes for array in self.arrays.values())
@@ -64,7 +63,6 @@ class ModuleInputs:
         return len(self.rows if self.arrays is None else next(iter(self.arrays.values())))
 
     def __getitem__(self, row: int, /) -> ModelInput:
-        """One input."""
         if self.arrays is None:
             return self.rows[row]
         if _ONE in self.arrays:

@@ -203,7 +203,6 @@ class PoolEntry:
                     yield one
 
     def fail(self, error: Exception) -> None:
-        """Fail all that wait."""
         for waiter in self.waiters():
             waiter.granted.set_exception(error)
 
@@ -216,7 +215,6 @@ class PoolEntry:
             )
 
     def stats(self) -> ModelStats:
-        """A snapshot of the counters."""
         return ModelStats(
             self.phase.value,
             self.loads,

@@ -144,7 +144,6 @@ class _PooledReusable(Reusable[RecordT, ResultT]):
 
     @property
     def is_loaded(self) -> bool:
-        """Whether the model is loaded."""
         found = self._shared.stats().get(self._name)
         return found is not None and found.phase == Phase.LOADED.value
 

@@ -96,7 +96,6 @@ class LiveState:
             self._task = asyncio.create_task(self._run(), name="headrace-live")
 
     def leave(self) -> None:
-        """End to watch."""
         self._viewers -= 1
 
     async def next(self) -> bytes | None:

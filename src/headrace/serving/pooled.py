@@ -81,9 +81,7 @@ class PooledBatches(Protocol):
         """Runs batches on the models of the pool."""
         ...
 
-    def routers(self) -> Sequence[APIRouter]:
-        """Its routes."""
-        ...
+    def routers(self) -> Sequence[APIRouter]: ...
 
 
 class ModelRouter:

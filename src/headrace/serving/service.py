@@ -249,7 +249,6 @@ class Service:
         self._pool = ThreadPoolExecutor(2 if (os.cpu_count() or 1) > 2 else 1, "headrace-prepare")
 
     async def start(self) -> None:
-        """Start the batcher."""
         await self.batcher.start()
 
     async def stop(self, timeout_s: float | None) -> None:
@@ -270,7 +269,6 @@ class Service:
             await on_daemon_thread(sleeper.sleep)
 
     async def wake(self) -> None:
-        """Undo `sleep`."""
         if (sleeper := SLEEPING.of(self.engine)) is not None:
             await on_daemon_thread(sleeper.wake)
         await self.batcher.start()
@@ -378,7 +376,6 @@ class Service:
         )
 
     def submit(self, entry: Prepared[object], call: Call) -> asyncio.Future[object]:
-        """Queue one prepared record."""
         if isinstance(entry.payload, Chunks):
             return asyncio.ensure_future(run_chunks(entry.payload, partial(self._part, call=call)))
         estimate = self.profile.kind.estimate(entry.cost)

@@ -68,7 +68,6 @@ class ServerState:
 
     @property
     def ready(self) -> bool:
-        """Whether the server accepts requests."""
         return (self.loaded is not None or self.serving) and not self.draining and not self.dead
 
     @property

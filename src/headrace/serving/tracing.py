@@ -25,9 +25,7 @@ class RequestTrace(Protocol):
         """The records have these outputs; `read` and `generated` are tokens, 0 if unknown."""
         ...
 
-    def end(self, route: str, status: int) -> None:
-        """The request has ended."""
-        ...
+    def end(self, route: str, status: int) -> None: ...
 
 
 class RequestTracing(Protocol):

@@ -133,7 +133,6 @@ class BudgetListener:
         batcher.set_target_batch_cost(tuner.budget)
 
     def __call__(self, event: Event) -> None:
-        """Learn from an event."""
         match event:
             case BatchSplit():
                 self._split.add(event.batch)

@@ -19,7 +19,6 @@ class PrefixCacheListener:
         self._before = read()
 
     def __call__(self, event: Event) -> None:
-        """Look at the counts."""
         if isinstance(event, PartCommitted | JobDone):
             self.tell()
 

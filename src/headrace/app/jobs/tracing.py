@@ -22,9 +22,7 @@ logger = logging.getLogger("headrace")
 class JobTracing(contextlib.AbstractContextManager["JobTracing"], Protocol):
     """A listener that traces one job, and ends with it."""
 
-    def __call__(self, event: Event) -> None:
-        """Take in an event."""
-        ...
+    def __call__(self, event: Event) -> None: ...
 
 
 class ServerTracing(RequestTracing, Protocol):

@@ -238,7 +238,6 @@ def none_faster(engine: TunableEngine, config: EngineConfig) -> str:
 
 
 def is_auto(config: EngineConfig) -> bool:
-    """Whether Headrace chooses the dtype."""
     return bool(config.engine_options.get("dtype", "auto") == "auto")
 
 

@@ -68,7 +68,6 @@ class BatchModel:
 
     @property
     def endpoints(self) -> tuple[str, ...]:
-        """The endpoints that it supports."""
         return task_named(self.bulk.task).endpoints
 
 

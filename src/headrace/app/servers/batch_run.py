@@ -200,7 +200,6 @@ class ModelRun:
             self._stop.leave(self.model.backfill)
 
     def stop(self) -> None:
-        """Stop the run early."""
         self._stopped = True
         if self._stop is not None:
             self._stop.request()

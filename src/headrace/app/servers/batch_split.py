@@ -102,7 +102,6 @@ class SplitRun(Generic[ModelT]):
         return await on_thread(lambda: self._joined(ends, complete=True))
 
     def stop(self) -> None:
-        """Stop the run early."""
         self._stopped = True
         if self._now is not None:
             self._now.stop()

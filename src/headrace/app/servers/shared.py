@@ -24,7 +24,6 @@ class RequestPort:
 
     @property
     def stats(self) -> BatchStats:
-        """The counters of the model."""
         return self._batcher.stats
 
     @property

@@ -59,12 +59,10 @@ class RunSlice:
 
     @property
     def count(self) -> int:
-        """How many records."""
         return self.end - self.start
 
     @property
     def records(self) -> Sequence[object]:
-        """The records."""
         return self.run.records[self.start : self.end]
 
     def split(self, count: int) -> RunSlice:

@@ -137,7 +137,6 @@ class Submission:
         pending.add_done_callback(lambda _: timer.cancel())
 
     def close(self) -> None:
-        """Accept no more records."""
         self.accepts = False
         self.admission.inspect_all()
 

@@ -27,6 +27,5 @@ class Wakeup:
                 timer.cancel()
 
     def wake(self) -> None:
-        """Wake the sleeper, if any."""
         if self.sleeper is not None and not self.sleeper.done():
             self.sleeper.set_result(None)

@@ -94,7 +94,6 @@ class BucketWindow:
         self._ages.append(serial)
 
     def sweep(self) -> None:
-        """Drop cancelled records."""
         self._sorted = [item for item in self._sorted if item[2].holder is not None]
         self.size = sum(map(_count, self._sorted))
         self._items = {item[1]: item for item in self._sorted}

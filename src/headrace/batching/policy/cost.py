@@ -142,7 +142,6 @@ class BatchCost:
         return self.limits.computed(self.size, self.cost, self.longest)
 
     def add(self, cost: float, count: int = 1) -> None:
-        """Add records of this cost."""
         self.size += count
         self.cost += cost * count
         if cost > self.longest:

@@ -27,7 +27,6 @@ class CostLine:
         self._least, self._most = math.inf, 0.0
 
     def add(self, cost: float, seconds: float) -> None:
-        """Add a batch."""
         decay = self._decay
         self._weight = self._weight * decay + 1
         self._cost = self._cost * decay + cost

@@ -112,7 +112,6 @@ class Slots:
 
     @property
     def full(self) -> bool:
-        """Whether no slot is free."""
         return len(self._by_key) >= self.max_slots
 
     @property

@@ -268,7 +268,6 @@ class PriorityGroup:
         return None if queue is None else queue.entries[0]
 
     def sweep(self) -> None:
-        """Drop cancelled records."""
         if self.window is not None:
             self.window.sweep()
         for queue in self.queues.values():
@@ -337,7 +336,6 @@ class WaitingQueue:
                 group.window.limits = self.limits
 
     def discard(self, entry: QueueEntry) -> None:
-        """Drop a cancelled record."""
         entry.holder = None
         self.size -= entry.count
         self._spend(entry.cost * entry.count)

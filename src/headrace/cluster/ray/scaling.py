@@ -41,7 +41,6 @@ class ColdError(BackPressureError):  # type: ignore[misc] # Ray is untyped
 
     @property
     def message(self) -> str:
-        """The body of the response."""
         return self._body
 
 

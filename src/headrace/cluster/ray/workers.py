@@ -173,8 +173,6 @@ class RayWorkers:
         return self._started[-1]
 
     def close(self) -> None:
-        """Kill all workers."""
-
         def end() -> None:
             for worker in self._started:
                 worker.end()
@@ -267,7 +265,6 @@ class RayWorker:
         return await self._heartbeat.clock_offset()
 
     def choose(self, sample: WorkerSample) -> ray.ObjectRef[WorkerInfo | Portable]:
-        """Choose the dtype; see `WorkerActor.choose`."""
         return self._actor.choose.remote(sample)
 
     def use(self, spec: WorkerSpec) -> None:
@@ -275,7 +272,6 @@ class RayWorker:
         self.loading = self._actor.use.remote(spec)
 
     async def work(self, payloads: list[bytes]) -> WorkUnitReply:
-        """Process a work unit."""
         with self._ray_errors():
             return unpack(await self._actor.work.remote(payloads))
 

@@ -266,7 +266,6 @@ class _RemotePeaks(PeakMeter):
         self.last: tuple[int, ...] = ()
 
     def restart(self) -> bool:
-        """Start again."""
         found = self._ask("restart_peaks")
         self.last = found if isinstance(found, tuple) else ()
         return bool(self.last)

@@ -171,7 +171,6 @@ class EndpointEngine:
 
 
 def embed(options: EndpointEmbedding) -> EndpointEngine:
-    """Vectors from /v1/embeddings."""
     return EndpointEngine(
         options,
         lambda value: ("/v1/embeddings", {"input": _text(value)}),
@@ -180,7 +179,6 @@ def embed(options: EndpointEmbedding) -> EndpointEngine:
 
 
 def classify(options: EndpointClassification) -> EndpointEngine:
-    """Labels from /classify."""
     return EndpointEngine(
         options,
         lambda value: ("/classify", {"input": _text(value)}),

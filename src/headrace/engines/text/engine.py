@@ -234,11 +234,9 @@ class TokenBatch:
 
     @property
     def lengths(self) -> NDArray[np.int64]:
-        """The tokens of each."""
         return self.rows.lengths
 
     def take(self, rows: RowNumbers) -> TokenBatch:
-        """Some of them."""
         return replace(self, rows=self.rows.take(rows))
 
     def padded(self, length: int | None = None) -> Arrays:

@@ -20,7 +20,6 @@ class Prompts:
     """Those that a text may choose."""
 
     def before(self, value: str | PromptedText) -> str:
-        """The text with its prompt."""
         if isinstance(value, PromptedText):
             return self.named[value.prompt_name] + value.text
         return self.default + value

@@ -44,7 +44,6 @@ class LongTexts:
 
     @property
     def splits(self) -> bool:
-        """Whether texts are split."""
         return self.on_too_long == "split"
 
     def describe(self) -> dict[str, object]:

@@ -44,13 +44,11 @@ class TokenRows:
 
     @property
     def nbytes(self) -> int:
-        """Bytes in memory."""
         marks = 0 if self.expanded is None else self.expanded.nbytes
         return self.flat.nbytes + self.offsets.nbytes + marks
 
     @property
     def lengths(self) -> NDArray[np.int64]:
-        """The tokens of each text."""
         return np.diff(self.offsets)
 
     @property

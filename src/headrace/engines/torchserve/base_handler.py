@@ -80,7 +80,6 @@ class BaseHandler:
         return torch.as_tensor([row.get("data") or row.get("body") for row in data], device=self.device)
 
     def inference(self, data: torch.Tensor, *args: object, **kwargs: object) -> Any:
-        """Run the model."""
         with torch.inference_mode():
             return self.model(data.to(self.device), *args, **kwargs)
 
@@ -98,7 +97,6 @@ class BaseHandler:
         """Describe the handler; None unless overridden."""
 
     def get_device(self) -> torch.device | None:
-        """The model's device."""
         return self.device
 
 

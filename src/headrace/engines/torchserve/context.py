@@ -68,7 +68,6 @@ class Context:
             self._sent.setdefault(row, []).append(part)
 
     def get_request_id(self, idx: int = 0) -> str | None:
-        """A unique id of the row."""
         return self.request_ids.get(idx)
 
     def get_sequence_id(self, idx: int) -> str:
@@ -88,12 +87,10 @@ class Context:
         self.request_processor[idx].report_status(code, phrase)
 
     def set_all_response_status(self, code: int = 200, phrase: str = "") -> None:
-        """Set the status of all rows."""
         for request in self.request_processor:
             request.report_status(code, phrase)
 
     def get_response_status(self, idx: int) -> tuple[int, str]:
-        """The status code and phrase of a row."""
         return self.request_processor[idx].status, self.request_processor[idx].phrase
 
     def set_response_header(self, idx: int, key: str, value: str) -> None:
@@ -105,11 +102,9 @@ class Context:
         return self.request_processor[idx].headers
 
     def set_response_content_type(self, idx: int, value: str) -> None:
-        """Set the content-type header of a row."""
         self.set_response_header(idx, "content-type", value)
 
     def get_response_content_type(self, idx: int) -> str | None:
-        """The content-type header of a row."""
         return self.get_response_headers(idx).get("content-type")
 
 
@@ -123,19 +118,15 @@ class RequestProcessor:
         self._asked = dict(request_header or {})
 
     def get_request_property(self, key: str) -> str | None:
-        """A request header."""
         return self._asked.get(key)
 
     def get_request_properties(self) -> dict[str, str]:
-        """All request headers."""
         return self._asked
 
     def report_status(self, code: int, reason_phrase: str | None = None) -> None:
-        """Set the response status."""
         self.status, self.phrase = code, reason_phrase or ""
 
     def add_response_property(self, key: str, value: str) -> None:
-        """Set a response header."""
         self.headers[key] = value
 
 

@@ -26,7 +26,6 @@ class Dimension:
         return f"{self.name}:{self.value}"
 
     def to_dict(self) -> dict[str, object]:
-        """The dictionary that TorchServe writes."""
         return {"Name": self.name, "Value": self.value}
 
 
@@ -61,7 +60,6 @@ class Metric:
         self.add_or_update(value)
 
     def reset(self) -> None:
-        """Set to 0."""
         self.value = 0
 
 
@@ -109,7 +107,6 @@ class Metrics:
         metric_type: MetricTypes = MetricTypes.COUNTER,
         **more: object,
     ) -> Metric:
-        """Add to a counter."""
         return self.add_metric(name, value, *described, metric_type=metric_type, **more)
 
     def add_time(
@@ -120,7 +117,6 @@ class Metrics:
         metric_type: MetricTypes = MetricTypes.GAUGE,
         **more: object,
     ) -> Metric:
-        """Set a time metric."""
         return self.add_metric(name, value, *described, metric_type=metric_type, **more)
 
     add_error = add_counter

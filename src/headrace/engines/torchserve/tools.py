@@ -175,12 +175,10 @@ class MicroBatching:
         self._here = threading.local()
 
     def __call__(self, data: Sequence[object], context: object) -> list[object]:
-        """One answer per request."""
         self.handler.context = context
         return self.handle(data)
 
     def handle(self, data: Sequence[object]) -> list[object]:
-        """One answer per request."""
         size = self.micro_batch_size
         parts = [data[start : start + size] for start in range(0, len(data), size)]
         slots = [(step, threading.Semaphore(self.parallelism.get(step, 1))) for step in _STEPS]
@@ -229,7 +227,6 @@ class TextIteratorStreamerBatch:
             streamer.put(row.reshape(-1))
 
     def end(self) -> None:
-        """End the stream."""
         for streamer in self.streamers:
             streamer.end()
 

@@ -63,11 +63,9 @@ class ImageClassifier(VisionHandler):
     topk = 5
 
     def set_max_result_classes(self, topk: int) -> None:
-        """Set the maximum number of classes per answer."""
         self.topk = topk
 
     def get_max_result_classes(self) -> int:
-        """The maximum number of classes per answer."""
         return self.topk
 
     def postprocess(self, data: torch.Tensor) -> Sequence[object]:

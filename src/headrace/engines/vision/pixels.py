@@ -45,7 +45,6 @@ class PixelColumn:
 
     @property
     def nbytes(self) -> int:
-        """Bytes in memory."""
         return self.values.nbytes
 
     def __len__(self) -> int:

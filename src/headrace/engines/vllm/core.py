@@ -108,7 +108,6 @@ class VllmCore:
         self.run_now(lambda engine, _: engine.sleep(level=1))
 
     def wake(self) -> None:
-        """Undo `sleep`."""
         self.run_now(lambda engine, _: engine.wake_up())
 
     def close(self) -> None:

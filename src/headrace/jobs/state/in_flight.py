@@ -61,7 +61,6 @@ class InFlightFile:
         self.forget()
 
     def forget(self) -> None:
-        """Remove the file."""
         if self._path is not None:
             self._path.unlink(missing_ok=True)
 

@@ -422,7 +422,6 @@ class Windows:
         return PartFolder(path, self._writer.suffix)
 
     def clear(self) -> None:
-        """Remove all windows."""
         self._open.clear()
         self._sorted.clear()
         if self._folder.exists():

@@ -27,7 +27,6 @@ class Histogram:
         """The bucket of the last number, which often comes again: most batches are of the same size."""
 
     def add(self, value: float) -> None:
-        """Count one number."""
         bucket = self._bucket
         if bucket is None or value != self._last:
             bucket = self._counts[math.floor(math.log2(value) * _PER_DOUBLING) if value >= _SMALLEST else None]
@@ -39,7 +38,6 @@ class Histogram:
         return bool(self._counts)
 
     def buckets(self) -> list[Bucket]:
-        """The buckets that hold anything."""
         found = [(0.0, 0.0, *self._sums(None))] if None in self._counts else []
         keys = sorted(key for key in self._counts if key is not None)
         return found + [(_bound(key), _bound(key + 1), *self._sums(key)) for key in keys]

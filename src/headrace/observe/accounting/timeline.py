@@ -211,7 +211,6 @@ class TimeBins:
                     row[place] = value * to / whole
 
     def copy(self) -> TimeBins:
-        """An independent copy."""
         other = TimeBins(self._origin)
         other.width_s = self.width_s
         other.sums = {name: list(row) for name, row in self.sums.items()}
@@ -310,7 +309,6 @@ class DeviceTimeline:
             self._push(_Segment(left, segment.end, segment.rank, ((cause, 1.0),)))
 
     def copy(self) -> DeviceTimeline:
-        """An independent copy."""
         other = DeviceTimeline(self.began, self.bins.copy(), self._empty)
         other.end, other._settled, other._segments = self.end, self._settled, list(self._segments)
         return other

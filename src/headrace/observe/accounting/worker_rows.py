@@ -29,7 +29,6 @@ class WorkerCount:
         self.busy_s = 0.0
 
     def add(self, event: WorkUnitDone | WorkerLost) -> None:
-        """Count an event."""
         if isinstance(event, WorkerLost):
             self.lost += 1
             return

@@ -57,7 +57,6 @@ class Tracing:
     failing: Callable[[], bool] = lambda: False
 
     def tracer(self) -> trace.Tracer:
-        """Headrace's tracer."""
         return self.provider.get_tracer("headrace", self.version)
 
     def flush(self) -> None:
@@ -128,7 +127,6 @@ class RequestSpan:
             self.span.set_attribute("gen_ai.response.finish_reasons", reasons[:_MOST_REASONS])
 
     def end(self, route: str, status: int) -> None:
-        """The request has ended."""
         span, route = self.span, _text(route)
         span.update_name(f"{self._method} {route}")
         if self.model:

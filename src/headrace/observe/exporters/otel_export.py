@@ -29,7 +29,6 @@ class _Watched(SpanExporter):
         self.failing = False
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        """Send them."""
         try:
             result = self._inner.export(spans)
         except Exception as error:  # noqa: BLE001 - an exporter's own code may raise anything
@@ -43,7 +42,6 @@ class _Watched(SpanExporter):
         return result
 
     def shutdown(self) -> None:
-        """End."""
         self._inner.shutdown()
 
 

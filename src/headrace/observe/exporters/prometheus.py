@@ -69,7 +69,6 @@ class PrometheusListener:
         GCCollector(registry=registry)
 
     def __call__(self, event: Event) -> None:
-        """Count an event."""
         match event:
             case RequestDone():
                 counter, histogram = self._of(event.route, event.status)
@@ -129,7 +128,6 @@ class _Pulled(Collector):
         self._now = now
 
     def collect(self) -> Iterable[Metric]:
-        """The current metrics."""
         return self._now()
 
 
@@ -157,5 +155,4 @@ class _Fixed(Collector):
         self._families = families
 
     def collect(self) -> Iterator[Metric]:
-        """The given metrics."""
         return iter(self._families)

@@ -47,7 +47,6 @@ class Meter:
         self._samples: deque[_Sample] = deque()
 
     def add(self, event: Event) -> None:
-        """Count one event."""
         self._sums.add((event,))
         match event:
             case JobStarted():
@@ -60,7 +59,6 @@ class Meter:
                 pass
 
     def snapshot(self, now: float) -> Snapshot:
-        """The state at time `now`."""
         while len(self._samples) > 1 and now - self._samples[1].at > _WINDOW_S:
             self._samples.popleft()
         sums, current = self._sums, self._sample(now)

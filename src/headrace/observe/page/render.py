@@ -71,7 +71,6 @@ def write_page(path: Path, jobs: Sequence[ReportedJob], price: float | None = No
 
 
 def render(jobs: Sequence[ReportedJob], price: float | None = None) -> str:
-    """The page as HTML."""
     found = environment()
     shown = [_job(number, job, price) for number, job in enumerate(jobs)]
     specs = {f"{name}-{job['number']}": spec for job in shown for name, spec in job["charts"].items()}

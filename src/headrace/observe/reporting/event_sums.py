@@ -133,7 +133,6 @@ class Sums:
         }
 
     def add(self, events: Iterable[Event]) -> None:
-        """Take in events."""
         takers = self._takers
         last = self.last
         for event in events:
@@ -188,7 +187,6 @@ class Sums:
 
     @property
     def worker_rows(self) -> tuple[WorkerRow, ...]:
-        """The figures of each worker."""
         return tuple(lane.build(name, self.wall_s) for name, lane in sorted(self.lanes.items()))
 
     @property

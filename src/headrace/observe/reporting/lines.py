@@ -118,7 +118,6 @@ def memory(report: Report) -> str:
 
 
 def device(found: DeviceFigures) -> list[Line]:
-    """What the device did."""
     computed = f"{found.computed:.1%} of wall in forward passes"
     lines = [("device computed", computed + (f"; limited by {found.limit}" if found.limit else ""))]
     if found.operations_per_record:
@@ -147,7 +146,6 @@ def batches(report: Report) -> list[Line]:
 
 
 def worker(lane: WorkerRow) -> Line:
-    """The figures of one worker."""
     parts = [count(lane.records, "record"), count(lane.batches, "batch", "batches"), f"busy {lane.busy:.1%}"]
     if lane.failed:
         parts.insert(1, f"{lane.failed:,} failed")

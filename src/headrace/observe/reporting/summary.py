@@ -47,7 +47,6 @@ class RunSummary:
     """How many runs it sums up."""
 
     def as_json(self) -> str:
-        """The summary as JSON text."""
         plain = {one.name: getattr(self, one.name) for one in fields(self)}
         return json.dumps({**plain, "figures": _plain(self.figures), "account": _brief(self)})
 

@@ -101,7 +101,6 @@ class StoredBatch:
         }
 
     def encode(self) -> bytes:
-        """The batch as JSON bytes."""
         return json.dumps(self.as_json()).encode()
 
     @classmethod

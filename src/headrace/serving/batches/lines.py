@@ -97,7 +97,6 @@ class RequestLines:
         self.profile = profile_of(engine)
 
     def describe(self) -> Mapping[str, object]:
-        """The engine's description."""
         return self._engine.describe()
 
     def prepare(self, inputs: Sequence[object]) -> list[Prepared[PreparedLine] | Exception]:

@@ -39,7 +39,6 @@ class _Parser(httptools.HttpRequestParser):
         self.set_dangerous_leniencies(lenient_data_after_close=True)
 
     def feed_data(self, data: bytes | bytearray | memoryview[int] | array[int]) -> None:
-        """Parse data."""
         parser, data = self, bytes(data)
         while True:
             try:

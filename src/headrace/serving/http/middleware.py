@@ -97,7 +97,6 @@ class RequestMiddleware:
         self._shapes = (direct, *shapes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
