@@ -11,7 +11,7 @@ from pathlib import Path
 def own_cores() -> list[int]:
     """The cores that this process may use, those of one physical core side by side."""
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
-    return sorted(cores, key=lambda core: (_first_sibling(core), core))
+    return sorted(cores, key=lambda core: (first_sibling(core), core))
 
 
 def divided(cores: Sequence[int], parts: int) -> list[tuple[int, ...]]:
@@ -55,7 +55,7 @@ def _near(place: str | None, allowed: Sequence[int], root: Path) -> tuple[int, .
     return tuple(core for core in allowed if core in local) or tuple(allowed)
 
 
-def _first_sibling(core: int) -> int:
+def first_sibling(core: int) -> int:
     text = _read(Path(f"/sys/devices/system/cpu/cpu{core}/topology/thread_siblings_list"))
     return min(_listed(text), default=core)
 

@@ -189,9 +189,9 @@ class ModuleEngine:
         if self._collate is not None:
             return value
         if not isinstance(value, Mapping):
-            return _as_array(value, "the value")
+            return as_array(value, "the value")
         names = value if self._takes is None else [name for name in self._takes if name in value]
-        row = {name: _as_array(value[name], f"column {name!r}") for name in names}
+        row = {name: as_array(value[name], f"column {name!r}") for name in names}
         if not row:
             raise RecordError(
                 f"the row has {shown(list(value))}, none of which {self._name} takes; name its column "
@@ -337,7 +337,7 @@ def _digest(modules: Sequence[torch.nn.Module]) -> str:
     return digest.hexdigest()
 
 
-def _as_array(value: object, what: str) -> Array:
+def as_array(value: object, what: str) -> Array:
     """A value as an array of numbers, those of Python and of 64 bits as float32.
 
     Raises:

@@ -78,7 +78,7 @@ def test_columns_of_a_file_go_as_one_tensor(kind: str, tmp_path: Path, monkeypat
     column = pa.FixedSizeListArray.from_arrays(pa.array(ROWS.reshape(-1)), 16) if kind == "fixed" else ROWS.tolist()
     pq.write_table(pa.table({"id": list(range(len(ROWS))), "x": column}), tmp_path / "in.parquet")
     single = []
-    monkeypatch.setattr("headrace.engines.own_modules._as_array", lambda *given: single.append(given))
+    monkeypatch.setattr("headrace.engines.own_modules.as_array", lambda *given: single.append(given))
     rows = run(tmp_path / "in.parquet", net(), text_column="x")
     np.testing.assert_allclose(outputs(rows), wanted(), atol=1e-5)
     assert not single, "no row became a Python object"

@@ -149,9 +149,9 @@ def test_the_fast_way_has_nearly_the_pixels_of_the_exact_way(size: tuple[int, in
 
 def test_a_large_jpeg_file_is_decoded_at_a_fraction_of_its_size(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[int, int]] = []
-    own = transforms._resized_by_torch
+    own = transforms.resized_by_torch
     monkeypatch.setattr(
-        transforms, "_resized_by_torch", lambda image, *rest: seen.append(image.size) or own(image, *rest)
+        transforms, "resized_by_torch", lambda image, *rest: seen.append(image.size) or own(image, *rest)
     )
     transform = ImageTransform(10_000_000, on_white=False, size=(32, 32), fast=True)
     for size in ((2049, 1025), (1024, 1500), (257, 256), (255, 400)):
@@ -218,9 +218,9 @@ def test_the_fast_way_is_used_only_if_test_images_pass(monkeypatch: pytest.Monke
     processor = PROCESSORS["CLIP"]
     assert ImageInputs(processor).describe() == {"max_pixels": 89_478_485, "pixels": "auto"}
     assert ImageInputs(processor, pixels="exact").describe() == {"max_pixels": 89_478_485}
-    own = transforms._resized_by_torch
+    own = transforms.resized_by_torch
     with monkeypatch.context() as patch:
-        patch.setattr(transforms, "_resized_by_torch", lambda *all: np.minimum(own(*all), 250) + 2)
+        patch.setattr(transforms, "resized_by_torch", lambda *all: np.minimum(own(*all), 250) + 2)
         inputs = ImageInputs(processor)
         assert inputs.transform is not None and not inputs.transform.fast
         assert "pixels" not in inputs.describe()

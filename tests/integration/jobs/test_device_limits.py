@@ -47,7 +47,7 @@ def room(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
     monkeypatch.setattr(torch_network.TorchNetwork, "run_texts", limited)
     monkeypatch.setattr(torch_network, "speeds", speeds)
     monkeypatch.setattr(torch_network, "LEAST_PARAMETERS", 0)
-    monkeypatch.setattr(torch_network, "_MOST_CPU_TOKENS", 1_024)  # a model this small would take more
+    monkeypatch.setattr(torch_network, "MOST_CPU_TOKENS", 1_024)  # a model this small would take more
     monkeypatch.setattr(tuning, "WORTH_S", 0.0)
     return fits
 
@@ -119,7 +119,7 @@ def test_a_server_whose_trial_runs_out_of_memory_takes_a_smaller_budget(
     encoder_folder: Path, tmp_path: Path, room: dict[str, float], monkeypatch: pytest.MonkeyPatch, own: int
 ) -> None:
     room["float32"] = 1_100
-    monkeypatch.setattr(torch_network, "_MOST_CPU_TOKENS", own)
+    monkeypatch.setattr(torch_network, "MOST_CPU_TOKENS", own)
     config = EngineConfig("embed", str(encoder_folder), engine_options={"device": "cpu", "dtype": "float32"})
     found = warm_up(config, None, TuningCache(tmp_path))
     assert found.tokens is not None and found.tokens <= 1_024
@@ -150,7 +150,7 @@ def test_a_server_takes_no_budget_that_would_fill_the_memory(
 
     limit = AvailableMemory(round((100_000_000 + 100_000 * tokens) / 0.8), "a test")
     monkeypatch.setattr(torch_network.TorchNetwork, "run_texts", counted)
-    monkeypatch.setattr(torch_network, "_MOST_CPU_TOKENS", 1_024)  # a model this small would take more
+    monkeypatch.setattr(torch_network, "MOST_CPU_TOKENS", 1_024)  # a model this small would take more
     monkeypatch.setattr(warm_up_module, "memory_of", lambda engine: (limit, peaks))
     monkeypatch.setattr(warm_up_module, "knee", lambda points, most_s: max(points, key=lambda point: point.budget))
     config = EngineConfig("embed", str(encoder_folder), engine_options={"device": "cpu", "dtype": "float32"})

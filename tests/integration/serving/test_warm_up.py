@@ -85,7 +85,7 @@ def test_a_target_for_latency_makes_batches_small(
 
     clock = [0.0]
     monkeypatch.setattr(torch_network.TorchNetwork, "run_texts", as_long_as_its_tokens)
-    monkeypatch.setattr(torch_network, "_MOST_CPU_TOKENS", 1_024)  # a model this small would take more
+    monkeypatch.setattr(torch_network, "MOST_CPU_TOKENS", 1_024)  # a model this small would take more
     monkeypatch.setattr("headrace.app.servers.warm_up.time.perf_counter", lambda: clock[-1])
     ready = warmed(encoder_folder, tmp_path, 0.15)
     assert ready.budget == 512  # some 50 ms; 1,024 tokens take twice as long, and two of these too long

@@ -20,7 +20,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Any:
     def set_devices(cuda: int, cores: int = 8, visible: str | None = None) -> None:
         monkeypatch.setattr(local_workers, "cuda_devices", lambda: cuda)
         monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)), raising=False)
-        monkeypatch.setattr("headrace.device.cores._first_sibling", lambda core: core)
+        monkeypatch.setattr("headrace.device.cores.first_sibling", lambda core: core)
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
         if visible is not None:
             monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)

@@ -22,7 +22,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         bus.mkdir(parents=True)
         (bus / "local_cpulist").write_text(f"{cores}\n")
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
-    monkeypatch.setattr("headrace.device.cores._first_sibling", lambda core: core)
+    monkeypatch.setattr("headrace.device.cores.first_sibling", lambda core: core)
     return tmp_path
 
 

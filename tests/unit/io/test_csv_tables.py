@@ -78,7 +78,7 @@ def test_from_a_row_with_wrong_quotes_on_rows_are_read_one_by_one(file: Path, li
 
 
 def test_a_very_long_row_is_read_as_a_row(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(csv_tables, "_LONGEST", 100)
+    monkeypatch.setattr(csv_tables, "LONGEST_ROW", 100)
     monkeypatch.setattr(csv_tables, "TABLE_BYTES", 1)
     monkeypatch.setattr(rows_module, "BLOCK_BYTES", 50)
     file.write_bytes(HEADER + GOOD * 10 + b'1,"' + b"x\n" * 100 + b'",3\n' + GOOD * 10)

@@ -121,7 +121,7 @@ def test_what_is_read_is_unfinished_or_unseen() -> None:
 @given(st.lists(st.lists(st.integers(0, 60), max_size=30), max_size=12))
 def test_the_ids_that_came_before_are_found_whatever_the_filter_says(chunks: list[list[int]]) -> None:
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
-        patch.setattr(unique_ids, "_FILTER_BITS", 3)  # so that it says of nearly none that it is new
+        patch.setattr(unique_ids, "FILTER_BITS", 3)  # so that it says of nearly none that it is new
         patch.setattr(unique_ids, "RUN_RECORDS", 20)
         seen = unique_ids._Digests(np, Path(folder))
         before: set[int] = set()

@@ -46,7 +46,7 @@ INT8_TOLERANCE = 3e-2
 _CACHED_NUMBERS = BATCH_TOKENS["cpu"] * 1_536
 """Of the widest layer of MiniLM for a batch of that many tokens on a CPU. A smaller model takes more tokens, so that
 fewer calls of PyTorch are made for as much arithmetic."""
-_MOST_CPU_TOKENS = 8_192
+MOST_CPU_TOKENS = 8_192
 _LEAST_PARTED = 256
 """Tokens of a batch that is computed in parts. In smaller ones, waking two threads costs more than it saves."""
 _MOST_ALONE = 64
@@ -322,7 +322,7 @@ def _batch_tokens(module: torch.nn.Module, kind: str) -> int:
     width = 0 if base is None else getattr(base.config, "intermediate_size", None) or 0
     if kind != "cpu" or not isinstance(width, int) or not width:
         return BATCH_TOKENS[kind]
-    return max(BATCH_TOKENS[kind], min(_MOST_CPU_TOKENS, _CACHED_NUMBERS // width))
+    return max(BATCH_TOKENS[kind], min(MOST_CPU_TOKENS, _CACHED_NUMBERS // width))
 
 
 def _linear_weight(part: torch.nn.Module) -> torch.Tensor | None:

@@ -205,7 +205,7 @@ class ImageTransform:
             return np.asarray(image)
         mode, ratio = _TORCH_MODES.get(self.resample, ("", math.inf)) if self.fast else ("", math.inf)
         if extent[0] >= size[0] * ratio and extent[1] >= size[1] * ratio:
-            return _resized_by_torch(image, size, extent, mode)
+            return resized_by_torch(image, size, extent, mode)
         return np.asarray(image.resize(size, self.resample, (0, 0, *extent)))
 
     def _cropped(self, pixels: RawPixels) -> RawPixels:
@@ -253,7 +253,7 @@ def preparer_of(transform: ImageTransform | None, normalization: Normalization |
     return ImagePreparer(transform, normalization, transform.shape)
 
 
-def _resized_by_torch(image: Image.Image, size: tuple[int, int], extent: tuple[float, float], mode: str) -> RawPixels:
+def resized_by_torch(image: Image.Image, size: tuple[int, int], extent: tuple[float, float], mode: str) -> RawPixels:
     import torch
 
     values = _values_of(image)

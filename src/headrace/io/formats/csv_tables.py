@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 ByRows: TypeAlias = Callable[[InputFile, int, Callable[[int], int]], Generator[Chunk, None, int]]
 _QUOTE, _NEWLINE, _RETURN = map(ord, '"\n\r')
 _MARK = b"\xef\xbb\xbf"
-_LONGEST = 1_000_000
+LONGEST_ROW = 1_000_000
 """Bytes of a row; in longer ones a quote is probably not closed."""
 
 
@@ -139,7 +139,7 @@ class CsvTables:
             yield from self._tables(lines.at(numpy.arange(whole)), widths[:whole], base, next_todo, size)
             self._told += size
             base += whole
-            if whole < len(lines) or rows.ends or len(held) > _LONGEST:
+            if whole < len(lines) or rows.ends or len(held) > LONGEST_ROW:
                 return base, False
         return base, bool(self._header) and not held
 
@@ -148,8 +148,8 @@ class CsvTables:
         import numpy
 
         lengths = lines.ends - lines.starts
-        for line in numpy.flatnonzero((widths != len(self._header)) | (lengths > _LONGEST)).tolist():
-            if lengths[line] > _LONGEST or b"\n" in lines[line]:
+        for line in numpy.flatnonzero((widths != len(self._header)) | (lengths > LONGEST_ROW)).tolist():
+            if lengths[line] > LONGEST_ROW or b"\n" in lines[line]:
                 return int(line)
         return len(lines)
 

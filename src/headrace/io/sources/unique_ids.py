@@ -48,7 +48,7 @@ BLOCK = 1 << 17
 """Digests of a run that are read at once."""
 _RUN = re.compile(r"ids-(\d{12,})-(\d{12,})-([0-9a-f]{16})\.u64")
 """First position, position after the last, and key. Files of earlier versions have no key: their ids are read again."""
-_FILTER_BITS = 27
+FILTER_BITS = 27
 """Of 16 MiB: one in 14 ids of 10 million is looked for among the older ones, and one in 2 of 100 million."""
 _WORDS = 64
 """Words of four bytes in an id; longer ids have another digest."""
@@ -369,13 +369,13 @@ class _Filter:
     def __init__(self) -> None:
         import numpy
 
-        self._bits = numpy.zeros(1 << (_FILTER_BITS - 3), numpy.uint8)
+        self._bits = numpy.zeros(1 << (FILTER_BITS - 3), numpy.uint8)
 
     def add(self, digests: Digests) -> NDArray[numpy.bool_]:
         """Take more, sorted, so that those of one byte are neighbours. Which of them may have been taken before."""
         import numpy
 
-        places = (digests >> numpy.uint64(64 - _FILTER_BITS)).astype(numpy.uint32)
+        places = (digests >> numpy.uint64(64 - FILTER_BITS)).astype(numpy.uint32)
         at, bits = places >> 3, numpy.left_shift(numpy.uint8(1), (places & 7).astype(numpy.uint8))
         known: NDArray[numpy.bool_] = (self._bits[at] & bits) != 0
         firsts = numpy.flatnonzero(numpy.diff(at, prepend=-1))
