@@ -26,11 +26,15 @@ class ErrorResponse(BaseModel):
     error: ErrorDetail
 
 
+_REFERENCE = {"application/json": {"schema": {"$ref": "#/components/schemas/ErrorResponse"}}}
 ERRORS: dict[int | str, JsonObject] = {
     status: {"model": ErrorResponse}
+    if status == 400
+    else {"description": HTTPStatus(status).phrase, "content": _REFERENCE}
     for status in (400, 401, 403, 404, 408, 409, 413, 415, 429, 500, 501, 503, 504, 507)
 }
-"""Error responses of every route that tells errors as OpenAI's API does."""
+"""Error responses of every route that tells errors as OpenAI's API does. FastAPI makes a validator of each model named
+here, for each route; one brings the schema, to which the others refer."""
 
 
 def error_responses(shape: ErrorShape) -> dict[int | str, JsonObject]:
