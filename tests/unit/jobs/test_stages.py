@@ -200,6 +200,10 @@ def test_blocks_grow_while_the_job_is_fast_and_are_short_again_once_it_is_slow()
     assert sizes == [512] * 8 + [1024] * 8 + [2048] * 8 + [4096] * 16
     pace.asked(60)
     assert pace.rows == 512
+    slow = Pace(4096, 2048)  # the engine's window is long
+    slow.asked(60)
+    assert slow.rows == 2048
+    assert Pace(16, 2048).rows == 16
     for _ in range(7):  # what is read ahead of a slow engine comes quickly
         pace.asked(0)
     assert pace.rows == 512

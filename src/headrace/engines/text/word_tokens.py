@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from array import array
 from collections.abc import Callable, Sequence
+from itertools import compress
 
 from tokenizers import Tokenizer
 from tokenizers.models import WordPiece
@@ -55,7 +56,7 @@ class WordTokens:
         added: the texts that are tokens of their own wherever they stand.
         before: the special tokens before a text.
         after: those after it.
-        room: the most tokens of a text between them.
+        most: the most tokens of a text, those among them.
         side: where longer ones are cut.
     """
 
@@ -65,15 +66,15 @@ class WordTokens:
         added: Sequence[str],
         before: Sequence[int],
         after: Sequence[int],
-        room: int,
+        most: int,
         side: Side,
     ) -> None:
-        self._made_of = ids, added, before, after, room, side
+        self._made_of = ids, added, before, after, most, side
         words = _Kept(lambda word: packed(ids(word)))
         self._stretches = _Kept(lambda stretch: b"".join(map(words.__getitem__, _WORDS.findall(stretch))))
         self._added = added
         self._before, self._after = packed(before), packed(after)
-        self._most = room * ID_BYTES
+        self._most = most * ID_BYTES
         self._left = side == "left"
 
     def __reduce__(self) -> tuple[type[WordTokens], tuple[object, ...]]:
@@ -88,18 +89,17 @@ class WordTokens:
             texts = list(texts)
             for row in left:
                 texts[row] = ""
-        stretch = self._stretches.__getitem__
-        rows = [b"".join(map(stretch, text.split())) for text in texts]
+        stretch, before, after = self._stretches.__getitem__, self._before, self._after
+        rows = [before + b"".join(map(stretch, text.split())) + after for text in texts]
         cut = [len(row) > self._most for row in rows]
-        return list(map(self._around, rows)), cut, left
+        for row in compress(range(len(rows)), cut):
+            own = rows[row][len(before) : len(rows[row]) - len(after)]
+            excess = len(rows[row]) - self._most
+            rows[row] = before + (own[excess:] if self._left else own[:-excess]) + after
+        return rows, cut, left
 
     def _fits(self, text: str) -> bool:
         return _OTHERS.search(text) is None and not any(token in text for token in self._added)
-
-    def _around(self, row: bytes) -> bytes:
-        if len(row) > self._most:
-            row = row[len(row) - self._most :] if self._left else row[: self._most]
-        return self._before + row + self._after
 
 
 def word_tokens(
@@ -120,8 +120,7 @@ def word_tokens(
     before, own, after = sample.ids[:first], sample.ids[first:end], sample.ids[end:]
     if own != list(ids(_SAMPLE)) or any(sample.type_ids) or any(token.normalized for token in added):
         return None
-    room = max_model_len - len(before) - len(after)
-    return WordTokens(ids, [token.content for token in added], before, after, room, side)
+    return WordTokens(ids, [token.content for token in added], before, after, max_model_len, side)
 
 
 def packed(ids: Sequence[int]) -> bytes:

@@ -36,7 +36,9 @@ from headrace.wording import shown
 T = TypeVar("T")
 
 _FIRST_ROWS = 512
-"""Rows of a block at first, and while the engine is slow."""
+"""Rows of a block at first, and while the engine is slow, unless its window is long."""
+_IN_WINDOW = 8
+"""Such blocks in a window of records that wait for the engine: a stop meets all of them."""
 _QUICK_S = 1e-4
 """Seconds a row below which a job is fast."""
 _QUICK_BLOCKS = 8
@@ -70,7 +72,9 @@ class Reader:
         chunks = _keeping(chunks, self._kept)
         if ordering is not None:
             chunks = ordering.chunks(chunks)
-        self._chunks = portions(chunks, profile_of(job.engine).prepare_rows or _ALL_ROWS)
+        profile = profile_of(job.engine)
+        pace = Pace(profile.prepare_rows or _ALL_ROWS, profile.window // _IN_WINDOW if profile.runs_batches else 0)
+        self._chunks = portions(chunks, pace)
         self._thread = ThreadPoolExecutor(1, "headrace-read")
 
     async def __aenter__(self) -> Self:
@@ -373,31 +377,36 @@ def _keeping(chunks: Iterator[Chunk], names: Sequence[str]) -> Iterator[Chunk]:
 class Pace:
     """How many rows of a table make a block: more while the job asks for blocks quickly, so that each is work for a
     moment only. A stop or a kill meets what was read and not finished. Pure: takes times, reads no clock.
+
+    Args:
+        most: the most rows of a block.
+        first: its rows at first, if that is more than 512.
     """
 
-    def __init__(self, most: int) -> None:
-        self.rows = min(_FIRST_ROWS, most)
+    def __init__(self, most: int, first: int = 0) -> None:
+        self.most = most
+        self._first = min(max(_FIRST_ROWS, first), most)
+        self.rows = self._first
         """Rows of the next block."""
-        self._most = most
         self._quick = 0
 
     def asked(self, seconds: float) -> None:
         """Count the seconds from one request for a block to the next."""
         if seconds > _QUICK_S * self.rows:
-            self.rows, self._quick = min(_FIRST_ROWS, self._most), 0
+            self.rows, self._quick = self._first, 0
             return
         self._quick += 1
         if self._quick == _QUICK_BLOCKS:
-            self.rows, self._quick = min(2 * self.rows, self._most), 0
+            self.rows, self._quick = min(2 * self.rows, self.most), 0
 
 
-def portions(chunks: Iterator[Chunk], most: int, clock: Callable[[], float] = time.monotonic) -> Iterator[Chunk]:
-    """Split chunks into chunks of at most `most` records; those with a table also into blocks at the job's pace."""
-    pace, asked = Pace(most), clock()
+def portions(chunks: Iterator[Chunk], pace: Pace, clock: Callable[[], float] = time.monotonic) -> Iterator[Chunk]:
+    """Split chunks into chunks of at most `pace.most` records; those with a table go at the pace of the job."""
+    asked = clock()
     for chunk in chunks:
         start = 0
         while not start or start < len(chunk.records):
-            rows = most if chunk.table is None else pace.rows
+            rows = pace.most if chunk.table is None else pace.rows
             if not start and len(chunk.records) <= rows:
                 yield chunk
             else:
