@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from headrace.columns import Column, PayloadList, PreparedColumn, values_of
 from headrace.errors import BrokenOffError, RecordError, WorkerDiedError
+from headrace.jobs.pipeline.arrow import cut_out
 from headrace.jobs.pipeline.preparers import PreparerPool, joined
 from headrace.processes.link import CallOutcome, LinkedProcess
 
@@ -73,6 +74,16 @@ def test_a_row_that_kills_its_process_fails_alone(numbers: list[int], deadly: se
         else:
             assert row not in found.errors
             assert (found.payloads[row], found.costs[row]) == (2 * number, number)
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.int64()])
+def test_a_process_gets_the_rows_of_a_part_alone(kind: pa.DataType) -> None:
+    whole = pa.array([*range(100_000), None], pa.int64()).cast(kind)
+    part = whole.slice(99_990)
+    assert cut_out(part).equals(part)
+    assert len(pickle.dumps(cut_out(part))) < 2_000 < len(pickle.dumps(part))
+    assert cut_out(whole) is whole
+    assert cut_out(["a"]) == ["a"]
 
 
 def test_a_process_is_used_again_and_ended() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from headrace.errors import tried
 from headrace.io.formats.arrow_memory import of_numbers
 from headrace.io.storage.row_tables import SourceTable
 
@@ -12,7 +14,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from numpy.typing import NDArray
 
-    from headrace.columns import RowTable
+    from headrace.columns import Column, RowTable
 
 
 def column_at(table: RowTable, name: str) -> pa.Array | None:
@@ -123,3 +125,13 @@ def _holds_texts(kind: pa.DataType) -> bool:
     import pyarrow as pa
 
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
+def cut_out(column: Column) -> Column:
+    """The column without the memory of the one that it is a part of, all of which Arrow would pickle."""
+    if isinstance(column, Sequence) or column.get_total_buffer_size() <= 2 * column.nbytes:
+        return column
+    import pyarrow as pa
+
+    found = tried(lambda: pa.concat_arrays([column]))
+    return column if isinstance(found, Exception) else found

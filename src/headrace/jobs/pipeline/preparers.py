@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from headrace.columns import Column, PayloadList, PreparedColumn
 from headrace.engines.capabilities import ColumnPreparer
 from headrace.errors import BrokenOffError, WorkerDiedError
+from headrace.jobs.pipeline.arrow import cut_out
 from headrace.processes.link import CallOutcome, LinkedProcess
 from headrace.processes.portable import pack_request
 
@@ -68,7 +69,7 @@ class PreparerPool:
             BrokenOffError: the processes die whatever they get.
             Exception: what the object's method raised.
         """
-        request = pack_request(("prepare_column", (inputs,)), "an input")
+        request = pack_request(("prepare_column", (cut_out(inputs),)), "an input")
         process = self._take()
         if process is None:
             return self._preparer.prepare_column(inputs)
