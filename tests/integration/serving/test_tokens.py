@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -160,3 +162,30 @@ def test_every_name_of_the_model_is_served(embedder: Running) -> None:
     assert refused.status_code == 404
     assert "'mini' and 'text-embedding-ada-002'" in refused.json()["error"]["message"]
     assert embedder.client.get("/v1/models/other").status_code == 404
+
+
+class OpenAIIds:
+    """Stands for tiktoken, whose vocabulary is not part of its package."""
+
+    def get_encoding(self, name: str) -> OpenAIIds:
+        assert name == "cl100k_base"
+        return self
+
+    def decode(self, ids: list[int]) -> str:
+        return " ".join({15339: "hello", 1917: "world"}[one] for one in ids)
+
+
+def test_ids_for_a_model_of_openai_are_texts_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    name = "text-embedding-ada-002"
+    settings = ServerSettings(EngineConfig("embed", engine="headrace.testing:FakeEngine"), name=("m", name))
+    with running(settings) as server:
+        monkeypatch.setitem(sys.modules, "tiktoken", None)
+        refused = server.post("/v1/embeddings", {"input": [[15339, 1917]], "model": name}).json()["error"]
+        assert "headrace[tiktoken]" in refused["message"]
+        monkeypatch.setitem(sys.modules, "tiktoken", OpenAIIds())
+        expected = vectors(server, ["hello world", "world"])
+        assert vectors(server, [[15339, 1917], [1917]], model=name) == expected
+        assert vectors(server, [1917], model=name) == expected[1:]
+        wrong = server.post("/v1/embeddings", {"input": [7], "model": name}).json()["error"]
+        assert (wrong["param"], wrong["code"], "7" in wrong["message"]) == ("input", "token_ids", True)
+        assert server.post("/v1/embeddings", {"input": [1917], "model": "m"}).status_code == 400

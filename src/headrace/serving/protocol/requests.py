@@ -17,6 +17,7 @@ from headrace.engines.requests.generation import meaningful
 from headrace.errors import nearest
 from headrace.records import JsonObject
 from headrace.serving.errors import ApiError, invalid
+from headrace.serving.protocol import openai_ids
 from headrace.wording import shown
 
 MOST_TIMEOUT_S = 86_400
@@ -33,9 +34,9 @@ _WITHOUT_EFFECT = frozenset({"metadata", "safety_identifier", "service_tier"})
 _KEY = re.compile(rb'"\s*:')
 
 _FOREIGN_IDS = (
-    "input holds token ids, and nothing says that they are of this model's tokenizer; those of another give wrong "
-    "vectors. Send texts; in LangChain: OpenAIEmbeddings(check_embedding_ctx_length=False). For ids of this model, as "
-    'from /tokenize, set "add_special_tokens": false'
+    "input holds token ids, and nothing says of which tokenizer; those of another give wrong vectors. Send texts; in "
+    "LangChain: OpenAIEmbeddings(check_embedding_ctx_length=False), or name one of OpenAI's models. For ids of this "
+    'model, as from /tokenize, set "add_special_tokens": false'
 )
 
 
@@ -243,8 +244,13 @@ class EmbeddingRequest(TextsRequest, VectorRequest):
             raise ApiError(400, message, code="contradiction", param=field)
         return found
 
+    @property
+    def holds_ids(self) -> bool:
+        """Whether its texts are token ids."""
+        return isinstance(self.input, list) and bool(self.input) and not isinstance(self.input[0], str)
+
     def inputs(self, prompts: Sequence[str]) -> list[str] | list[TokenIds] | list[PromptedText]:
-        """The inputs for the engine.
+        """The inputs for the engine. Blocks if it `holds_ids`.
 
         Args:
             prompts: names of the model's prompts.
@@ -257,6 +263,8 @@ class EmbeddingRequest(TextsRequest, VectorRequest):
         own = self.add_special_tokens is False
         given = texts_or_ids(self.input)
         if given and isinstance(given[0], list):
+            if not own and self.model in openai_ids.MODELS:
+                return prompted(openai_ids.texts_of_ids(given), prompt)
             if not own:
                 raise ApiError(400, _FOREIGN_IDS, code="token_ids", param="input")
             if prompt is not None:

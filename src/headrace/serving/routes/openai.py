@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 
 from fastapi import APIRouter, Request, Response
@@ -34,7 +35,9 @@ def _embeddings(state: ServerState) -> APIRouter:
         """Embed texts: one vector per text."""
         service = state.service
         written = vector_format(body, service)
-        answers = await infer_texts(state, body, body.inputs(service.profile.prompt_names), request, "input")
+        prompts = service.profile.prompt_names
+        texts = await asyncio.to_thread(body.inputs, prompts) if body.holds_ids else body.inputs(prompts)
+        answers = await infer_texts(state, body, texts, request, "input")
         vectors = [written(vector) for vector in answers.outputs]
         reply = openai_protocol.embeddings(vectors, answers.cost, answers.truncated)
         return JsonReply({**reply, "model": service.name}, headers=truncation_header(answers))
