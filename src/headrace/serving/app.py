@@ -19,19 +19,18 @@ from starlette.routing import Match
 
 from headrace.concurrency.daemon_thread import on_daemon_thread
 from headrace.engines.tasks import task_named
-from headrace.openai_protocol import error_body
 from headrace.serving.errors import ApiError, invalid
-from headrace.serving.http.direct import DirectRoutes
+from headrace.serving.http.direct import DirectRoute, DirectRoutes
 from headrace.serving.http.docs_page import documents_page
 from headrace.serving.http.middleware import RequestMiddleware, error_response
 from headrace.serving.protocol.responses import JsonReply
-from headrace.serving.protocols import routers_of, tasks_by_path
+from headrace.serving.protocols import routers_of, shape_of, tasks_by_path
 from headrace.serving.routes import dashboard as dashboard_routes
 from headrace.serving.routes import status as status_routes
 from headrace.serving.routes.batches import disk_error
 from headrace.serving.service import Service
 from headrace.serving.state import ServerState
-from headrace.wording import shown, spelled
+from headrace.wording import shown
 
 logger = logging.getLogger("headrace")
 
@@ -116,27 +115,31 @@ def bare_app(summary: str, version: str, lifespan: Callable[[FastAPI], AbstractA
 
 
 def add_error_handlers(app: FastAPI) -> None:
-    """Answer errors in OpenAI's format."""
+    """Answer errors in the format of the path's API, or in OpenAI's."""
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(RequestValidationError, _bad_request)
     app.add_exception_handler(Exception, _unexpected)
 
 
 async def _http_error(request: Request, error: Exception) -> JsonReply:
+    shape = shape_of(request.url.path)
     if isinstance(error, ApiError):
-        return error_response(error)
+        return error_response(error, shape)
     assert isinstance(error, HTTPException)
     if isinstance(error.__cause__, OSError):  # FastAPI takes a full temporary folder for a wrong body
         return error_response(disk_error(error.__cause__, "this upload in its temporary folder"))
     if error.status_code == 405:
         allowed = _allowed(request)
         message = wrong_method(request.url.path, allowed, request.method)
-        return JsonReply(error_body(405, message, "method_not_allowed"), 405, {"Allow": ", ".join(allowed)})
+        refused = ApiError(405, message, code="method_not_allowed")
+        refused.headers = {"Allow": ", ".join(allowed)}
+        return error_response(refused, shape)
     status, message = error.status_code, str(error.detail)
     if status == 404:
-        message = spelled(no_route(request.url.path, request.app), "flags")
-    body = error_body(status, message, HTTPStatus(status).name.lower())
-    return JsonReply(body, status, error.headers)
+        message = no_route(request.url.path, request.app)
+    told = ApiError(status, message, code=HTTPStatus(status).name.lower())
+    told.headers = {**(error.headers or {}), **(told.headers or {})}
+    return error_response(told, shape)
 
 
 def no_route(path: str, app: FastAPI) -> str:
@@ -173,6 +176,9 @@ async def _bad_request(_: Request, error: Exception) -> JsonReply:
 async def _unexpected(request: Request, error: Exception) -> JsonReply:  # uvicorn logs the traceback
     identity = request.scope["headrace_request_id"]
     logger.error("request %s failed: %s", identity, type(error).__name__)
-    body = error_body(500, f"internal server error; see the server log for request {identity}", "internal_error")
+    message = f"internal server error; see the server log for request {identity}"
+    route = request.scope.get("route")
+    shape = route.shape if isinstance(route, DirectRoute) else shape_of(request.url.path)
+    status, body = shape(ApiError(500, message, code="internal_error"))
     # Starlette raises the error again for uvicorn, which closes the connection.
-    return JsonReply(body, 500, {"X-Request-ID": identity, "Connection": "close"})
+    return JsonReply(body, status, {"X-Request-ID": identity, "Connection": "close"})

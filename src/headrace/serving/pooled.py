@@ -21,17 +21,17 @@ from headrace.pool.pool import ModelPool
 from headrace.records import Json, JsonObject
 from headrace.serving.admission.waiting import disconnected
 from headrace.serving.app import bare_app, no_route, wrong_method
-from headrace.serving.errors import ApiError, ClientGoneError, as_openai, one_line
+from headrace.serving.errors import ApiError, ClientGoneError, one_line
 from headrace.serving.http.direct import DirectRoutes, read_body
 from headrace.serving.http.docs_page import documents_page
 from headrace.serving.http.middleware import RequestMiddleware, error_response
 from headrace.serving.protocol.requests import HEAVY_BYTES, MOST_TIMEOUT_S, check_doubled, check_values
 from headrace.serving.protocol.responses import JsonReply
-from headrace.serving.protocols import tasks_by_path
+from headrace.serving.protocols import shape_of, tasks_by_path
 from headrace.serving.routes import dashboard as dashboard_routes
 from headrace.serving.routes.status import described, probed
 from headrace.serving.routes.status import router as status_router
-from headrace.serving.service import NAMELESS, Service
+from headrace.serving.service import Service, is_nameless
 from headrace.serving.state import ServerState, no_such_model
 from headrace.wording import shown
 
@@ -110,7 +110,7 @@ class ModelRouter:
             await self._answer(path, scope, receive, send)
         except ApiError as error:
             routes = (model.direct.find(scope["method"], path) for model in self._models)
-            shape = next((found[0].shape for found in routes if found is not None), as_openai)
+            shape = next((found[0].shape for found in routes if found is not None), shape_of(path))
             await error_response(error, shape)(scope, receive, send)
 
     async def _answer(self, path: str, scope: Scope, receive: Receive, send: Send) -> None:
@@ -192,7 +192,7 @@ class ModelRouter:
             await asyncio.gather(entering, leaving, return_exceptions=True)
 
     def _chosen(self, name: object, offering: Sequence[ModelApp], path: str) -> ModelApp:
-        if len(offering) == 1 and (name is None or (name in NAMELESS and name not in self._by_name)):
+        if len(offering) == 1 and (name is None or (is_nameless(name) and name not in self._by_name)):
             return offering[0]
         if name is None:
             names = ", ".join(repr(model.names[0]) for model in offering)

@@ -34,6 +34,8 @@ class ServerProtocol:
     """The routes that a server of this task has; none for a task that the API does not know."""
     errors: ErrorShape = as_openai
     """Gives the status and body by which the API tells an error."""
+    paths: tuple[str, ...] = ()
+    """What is of this API alone, with all paths below: errors are told there as it tells them, without a route too."""
     any_type: bool = False
     """Whether bodies are JSON whatever the content type says, as of `curl -d`; not of web pages."""
     order: int = 100
@@ -52,6 +54,19 @@ def routers_of(state: ServerState, task: Task) -> Iterator[APIRouter]:
                 if isinstance(route, DirectRoute):
                     route.shape, route.any_type = protocol.errors, protocol.any_type
             yield router
+
+
+def shape_of(path: str) -> ErrorShape:
+    """How an error about this path is told."""
+    return next(
+        (
+            protocol.errors
+            for protocol in _protocols()
+            for owned in protocol.paths
+            if path == owned or path.startswith(f"{owned}/")
+        ),
+        as_openai,
+    )
 
 
 @functools.cache

@@ -158,8 +158,11 @@ class RequestAnswers:
 
 ANY_NAME = "*"
 """Stands for all names."""
-NAMELESS = ("tgi", "dummy")
-"""What clients of Text Generation Inference send instead of a name."""
+
+
+def is_nameless(name: object) -> bool:
+    """Whether it is what clients of Text Generation Inference send instead of a name; for Node, the address."""
+    return isinstance(name, str) and (name in ("tgi", "dummy") or name.startswith(("http://", "https://")))
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,12 +183,12 @@ class ServedModel:
 
     @property
     def accepted(self) -> tuple[str, ...]:
-        """All names that requests may give, besides those of `NAMELESS`."""
+        """All names that requests may give, besides what `is_nameless`."""
         return (*self.names, *self.unlisted)
 
     def answers(self, name: str | None) -> bool:
         """Whether it answers requests for this name."""
-        return name is None or name in self.accepted or name in NAMELESS or ANY_NAME in self.unlisted
+        return name is None or name in self.accepted or is_nameless(name) or ANY_NAME in self.unlisted
 
 
 class Service:

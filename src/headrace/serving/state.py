@@ -18,6 +18,7 @@ from headrace.serving.errors import ApiError
 from headrace.serving.hosts import Hosts
 from headrace.serving.limits import ServeLimits
 from headrace.serving.live import Observed
+from headrace.serving.responses_kept import KeptResponses
 from headrace.serving.service import CHARS_PER_COST, Call, Service
 from headrace.serving.tracing import RequestTracing
 from headrace.wording import shown
@@ -49,6 +50,8 @@ class ServerState:
     """What the server shows of itself; None for one of several models, whose server shows all of them."""
     name: str = ""
     """The name of the model."""
+    responses: KeptResponses | None = None
+    """Answers that later requests may continue; None to keep none."""
     tracing: RequestTracing | None = None
     """Traces requests; None for no traces."""
     bodies: AdmissionController = field(init=False)

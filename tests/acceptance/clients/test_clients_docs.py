@@ -1,21 +1,15 @@
-"""docs/clients.md names the clients that the tests run, with their versions."""
+"""The table of docs/clients.md is the one of the clients that the tests run."""
 
 from __future__ import annotations
 
-import json
-
-import pytest
-from tests.acceptance.command import ROOT
-
-PYTHON = [
-    tuple(line.split("#")[0].strip().split("=="))
-    for line in (ROOT / "requirements" / "clients.txt").read_text().splitlines()
-    if "==" in line
-]
-NODE = list(json.loads((ROOT / "requirements" / "clients.json").read_text())["dependencies"].items())
+from tests.acceptance.clients.table import CLIENTS, PAGE, page
+from tests.acceptance.clients.test_clients import PROGRAMS
 
 
-@pytest.mark.parametrize(("name", "version"), [*PYTHON, *NODE])
-def test_each_client_is_in_the_table(name: str, version: str) -> None:
-    rows = [line for line in (ROOT / "docs" / "clients.md").read_text().splitlines() if line.startswith("|")]
-    assert any(f"`{name}` {version}" in row for row in rows)
+def test_the_page_has_the_table() -> None:
+    assert PAGE.read_text() == page(), "run tests/acceptance/clients with scripts/install-clients: it writes the table"
+
+
+def test_each_program_is_in_the_table() -> None:
+    programs = {path.name for path in PROGRAMS.glob("use_*")}
+    assert {one.program for one in CLIENTS} == programs

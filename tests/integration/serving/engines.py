@@ -156,6 +156,14 @@ class Labels(FakeEngine):
         return [{"label": "fine", "score": 1.0} for _ in super().forward(batch)]
 
 
+class Reciter(Talker):
+    """Says all messages of a chat."""
+
+    def _prepare(self, value: Any) -> Prepared[Turn] | Exception:
+        said = " ".join(str(message["content"]) for message in value["messages"])
+        return super()._prepare({**value, "messages": [{"role": "user", "content": said}]})
+
+
 class JsonTalker(Talker):
     """Answers everything with JSON in a Markdown block, as a model that was asked to."""
 

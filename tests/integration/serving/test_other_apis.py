@@ -283,8 +283,33 @@ def test_vectors_of_cohere_and_ollama() -> None:
             ("/v1/embeddings", curl, 400),
         ):
             assert server.client.post(path, content=plain, headers=headers).status_code == status, (path, headers)
+        unset = {"model": "m", "input": "a b", "options": {"mirostat": None, "temperature": None}}
+        assert server.post("/api/embed", unset).json()["embeddings"] == found["embeddings"][:1]
         old = server.post("/api/embeddings", {"model": "m", "prompt": "a b"}).json()
         np.testing.assert_allclose(old["embedding"], row, rtol=1e-5)
         assert [one["model"] for one in server.client.get("/api/tags").json()["models"]] == ["m"]
         assert server.post("/api/show", {"model": "m"}).json()["capabilities"] == ["embedding"]
         assert server.client.get("/api/version").status_code == 200
+
+
+SHAPES = {
+    "/v1/messages": {"type", "error"},
+    "/v1/messages/none": {"type", "error"},
+    "/api/none": {"error"},
+    "/v2/none": {"error"},
+    "/predictions/m/1/none": {"code", "type", "message"},
+    "/v2/chat": {"message"},
+    "/embed_all": {"error", "error_type"},
+    "/none": {"error"},
+}
+
+
+def test_what_an_api_lacks_is_told_in_its_shape() -> None:
+    with running(ServerSettings(EngineConfig("embed", engine="headrace.testing:FakeEngine"), name="m")) as server:
+        for path, keys in SHAPES.items():
+            refused = server.post(path, {})
+            assert (refused.status_code, set(refused.json())) == (404, keys), refused.text
+        wrong = server.client.get("/api/embed")
+        assert (wrong.status_code, wrong.headers["allow"], type(wrong.json()["error"])) == (405, "POST", str)
+        wrong = server.client.get("/embed")
+        assert (wrong.status_code, set(wrong.json())) == (405, {"error", "error_type"})

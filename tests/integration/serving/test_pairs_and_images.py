@@ -250,7 +250,7 @@ def test_fields_that_change_a_ranking_are_refused(
     assert error(answer)[::2] == (400, param)
     cut = server.post("/v1/rerank", {"query": "canal", "documents": [LONG], "truncation": False})
     assert error(cut)[1] == "too_long"
-    best = server.post("/v1/rerank", {"query": "canal", "documents": TEXTS, "top_k": 1}).json()["results"]
+    best = server.post("/v1/rerank", {"query": "canal", "documents": TEXTS, "top_k": 1}).json()["data"]
     assert len(best) == 1
 
 

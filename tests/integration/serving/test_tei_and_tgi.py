@@ -176,7 +176,7 @@ def test_a_parameter_that_cannot_be_obeyed_is_named(talker: Running, parameters:
         assert field in response.json()["error"]
 
 
-@pytest.mark.parametrize("name", ["tgi", "dummy"])
+@pytest.mark.parametrize("name", ["tgi", "dummy", "http://127.0.0.1:8000"])
 def test_the_names_that_their_clients_send(talker: Running, name: str) -> None:
     chat = {"model": name, "messages": [{"role": "user", "content": "a"}]}
     assert talker.post("/v1/chat/completions", chat).json()["model"] == "m"

@@ -17,7 +17,7 @@ from headrace.io.storage.atomic import atomic_file
 from headrace.io.storage.files import look_at
 from headrace.io.storage.rows import line_blocks, parse_object
 from headrace.serving.batches.runs import BatchEnd, OnThread
-from headrace.serving.service import NAMELESS
+from headrace.serving.service import is_nameless
 
 MANIFEST = "models.json"
 """The first names of the models that the requests name."""
@@ -178,7 +178,7 @@ class SplitRun(Generic[ModelT]):
                 if not line or line.isspace():
                     continue
                 name = parse_object(line)["body"].get("model")
-                model = known[0] if name in (None, *NAMELESS) and len(known) == 1 else self._models.get(name)
+                model = known[0] if (name is None or is_nameless(name)) and len(known) == 1 else self._models.get(name)
                 if model is None:
                     needed = "a model that it does not name" if name is None else f"model {name!r}"
                     raise ResumeMismatchError(f"the batch needs {needed}, which this server does not have")

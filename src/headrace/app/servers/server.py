@@ -46,6 +46,7 @@ from headrace.serving.app import create_app
 from headrace.serving.auth import KEYS, Keys
 from headrace.serving.hosts import Hosts
 from headrace.serving.metrics import families
+from headrace.serving.responses_kept import KeptResponses
 from headrace.serving.service import ANY_NAME, ServedModel, Service
 from headrace.serving.state import ServerState
 from headrace.tracebacks import naming, public
@@ -136,6 +137,8 @@ def _model(
     name = _served_model(settings.name, settings.config).name
     server = ServerState(settings.limits, Keys(settings.keys), Broadcast(listeners), metrics.render, name=name)
     server.hosts = Hosts(settings.allowed_hosts)
+    if settings.state is not None:
+        server.responses = KeptResponses(settings.state / "responses")
     spans = server_spans()
     server.tracing = spans
     return server, BulkModel(server, settings.config.task or "", settings.latency_target_s, listeners), spans

@@ -18,7 +18,7 @@ from headrace.openai_protocol import batch_error
 from headrace.records import JsonObject
 from headrace.serving.errors import ApiError
 from headrace.serving.protocol.requests import HEAVY_BYTES, check_doubled, check_values
-from headrace.serving.service import ANY_NAME, NAMELESS
+from headrace.serving.service import ANY_NAME, is_nameless
 from headrace.serving.state import no_such_model
 from headrace.wording import shown
 
@@ -146,7 +146,7 @@ def _problem_of_model(body: Mapping[str, object], rules: LineRules) -> tuple[str
         known = ", ".join(map(repr, rules.models))
         message = f"model is missing; {rules.url} has {known}{misspelt(body, ('model',))}"
         return "missing_model", message, "body.model"
-    nameless = not rules.named and model in NAMELESS
+    nameless = not rules.named and is_nameless(model)
     if model not in rules.models and ANY_NAME not in rules.models and not nameless:
         return "model_not_found", no_such_model(model, rules.models), "body.model"
     if model in rules.forbidden:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from headrace.openai_protocol import GeneratorAnswer
 from headrace.records import JsonObject
@@ -41,6 +41,12 @@ class OllamaOptions(BaseModel):
     use_mmap: bool | None = None
     low_vram: bool | None = None
     numa: bool | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, given: object) -> object:
+        """LangChain sends all options, also those that are not given."""
+        return {name: value for name, value in given.items() if value is not None} if isinstance(given, dict) else given
 
     def fields(self) -> JsonObject:
         """The same as OpenAI's and vLLM's requests have it."""

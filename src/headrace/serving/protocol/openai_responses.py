@@ -1,4 +1,4 @@
-"""Requests and answers of OpenAI's Responses API. Nothing is kept between requests."""
+"""Requests and answers of OpenAI's Responses API."""
 
 from __future__ import annotations
 
@@ -45,8 +45,12 @@ class ResponsesRequest(BaseRequest):
     temperature: Annotated[float | None, Field(ge=0)] = None
     top_p: Annotated[float | None, Field(gt=0, le=1)] = None
     stream: bool | None = None
-    store: Annotated[bool | None, Field(description="False, or null: nothing is kept.")] = None
-    previous_response_id: Annotated[str | None, Field(description="Null: nothing is kept.")] = None
+    store: Annotated[
+        bool | None, Field(description="False keeps nothing; only a server with a state folder keeps.")
+    ] = None
+    previous_response_id: Annotated[str | None, Field(description="Of an answer that was kept: goes on from it.")] = (
+        None
+    )
     text: TextFormat | None = None
     tools: list[JsonObject] | None = None
     tool_choice: str | JsonObject | None = None
@@ -60,22 +64,26 @@ class ResponsesRequest(BaseRequest):
     stream_options: JsonObject | None = None
     prompt_cache_key: str | None = None
 
-    def request(self) -> ChatRequest:
+    def check_kept(self) -> None:
+        """Raise 400 for what needs a server that keeps answers."""
+        for name in ("previous_response_id", "store"):
+            if getattr(self, name):
+                message = f"{name}: this server keeps no answers; start it with ``state=DIR``, or send all as input"
+                raise ApiError(400, message, code="invalid_value", param=name)
+
+    def request(self, before: Sequence[JsonObject] = ()) -> ChatRequest:
         """The same request as a chat completion.
 
+        Args:
+            before: messages of the answers that this request continues.
+
         Raises:
-            ApiError: 400 for what needs answers of earlier requests, or an item that no model here takes.
+            ApiError: 400 for an item that no model here takes.
         """
-        if self.previous_response_id is not None:
-            message = "previous_response_id: this server keeps no answers; send the whole conversation as input"
-            raise ApiError(400, message, code="invalid_value", param="previous_response_id")
-        if self.store:
-            message = "store is true: this server keeps no answers; set it to false, or leave it out"
-            raise ApiError(400, message, code="invalid_value", param="store")
         given: JsonObject = {
             name: getattr(self, name) for name in ("model", "temperature", "top_p", "stream", "timeout")
         }
-        given |= {"max_tokens": self.max_output_tokens, "messages": self._messages()}
+        given |= {"max_tokens": self.max_output_tokens, "messages": [*self._instructed(), *before, *self.messages()]}
         if self.text is not None and (wanted := self.text.response_format()) is not None:
             given["response_format"] = wanted
         if self.tools:
@@ -87,11 +95,14 @@ class ResponsesRequest(BaseRequest):
             given["reasoning_effort"] = effort
         return ChatRequest.of(given)
 
-    def _messages(self) -> list[JsonObject]:
-        said: list[JsonObject] = [] if self.instructions is None else [{"role": "system", "content": self.instructions}]
+    def _instructed(self) -> list[JsonObject]:
+        return [] if self.instructions is None else [{"role": "system", "content": self.instructions}]
+
+    def messages(self) -> list[JsonObject]:
+        """What the input adds to the conversation."""
         if isinstance(self.input, str):
-            return [*said, {"role": "user", "content": self.input}]
-        return said + [one for at, item in enumerate(self.input) for one in _messages(item, f"input.{at}")]
+            return [{"role": "user", "content": self.input}]
+        return [one for at, item in enumerate(self.input) for one in _messages(item, f"input.{at}")]
 
     def answer(
         self, model: str, output: Sequence[JsonObject], answer: GeneratorAnswer | None, head: JsonObject
@@ -110,9 +121,8 @@ class ResponsesRequest(BaseRequest):
             "model": model,
             "output": output,
             "parallel_tool_calls": self.parallel_tool_calls is not False,
-            "previous_response_id": None,
+            "previous_response_id": self.previous_response_id,
             "reasoning": {"effort": None, "summary": None},
-            "store": False,
             "temperature": self.temperature,
             "text": {"format": {"type": "text"} if self.text is None else self.text.format or {"type": "text"}},
             "tool_choice": self.tool_choice or "auto",
@@ -124,9 +134,9 @@ class ResponsesRequest(BaseRequest):
         }
 
 
-def new_head() -> JsonObject:
-    """The id of a response, and when it was made."""
-    return {"id": f"resp_{uuid.uuid4().hex}", "created_at": int(datetime.now(UTC).timestamp())}
+def new_head(*, kept: bool) -> JsonObject:
+    """The id of a response, when it was made, and whether it is kept."""
+    return {"id": f"resp_{uuid.uuid4().hex}", "created_at": int(datetime.now(UTC).timestamp()), "store": kept}
 
 
 def message(identity: str, text: str | None, answer: GeneratorAnswer | None) -> JsonObject:

@@ -85,8 +85,8 @@ class RerankRequest(TextsRequest):
 
     @property
     def as_voyage(self) -> bool:
-        """Whether the answer has Voyage's shape, whose clients send `truncation`."""
-        return self.truncation is not None
+        """Whether the answer has Voyage's shape, whose clients send `truncation` or `top_k`."""
+        return self.truncation is not None or self.top_k is not None
 
     def listed(self) -> list[str]:
         """The documents' texts."""
@@ -131,5 +131,5 @@ class Ranking(BaseModel):
     model: str
     results: list[Ranked] | None = None
     data: list[Ranked] | None = None
-    """Instead of `results`, for a request with `truncation`, as Voyage has it."""
+    """Instead of `results`, for a request with `truncation` or `top_k`, as Voyage has it."""
     usage: EmbeddingUsage

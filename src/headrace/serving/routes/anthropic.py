@@ -110,4 +110,4 @@ def _event(kind: str, **content: object) -> bytes:
     return event({"type": kind, **content}, kind)
 
 
-PROTOCOL = ServerProtocol(name="anthropic", routers=_routers, errors=errors, order=12)
+PROTOCOL = ServerProtocol(name="anthropic", routers=_routers, errors=errors, paths=("/v1/messages",), order=12)

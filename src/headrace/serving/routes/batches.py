@@ -75,7 +75,7 @@ def files_router(files: FileStore, max_bytes: int, batches: Callable[[], Batches
             raise ApiError(400, message, code="missing", param="expires_after")
         _check_size(file.size or 0, max_bytes)
         try:
-            name, owner = file.filename or "upload.jsonl", _tenant(request).name
+            name, owner = file.filename or "upload.jsonl", tenant_of(request).name
             kept = await asyncio.to_thread(files.create, file.file, name, purpose, owner, seconds)
         except OSError as error:
             raise disk_error(error, f"this file of {file.size:,} bytes") from error
@@ -91,25 +91,25 @@ def files_router(files: FileStore, max_bytes: int, batches: Callable[[], Batches
     ) -> Response:
         """List files, newest first; with `order=asc`, oldest first."""
         _refuse_unknown_parameters(request, "limit", "after", "purpose", "order")
-        found = await asyncio.to_thread(files.list, _tenant(request))
+        found = await asyncio.to_thread(files.list, tenant_of(request))
         found = [file for file in found if purpose in (None, file["purpose"])]
         return JsonReply(_page(found if order == "desc" else found[::-1], limit, after))
 
     @routes.get("/v1/files/{file_id}", response_model=File)
     async def describe(request: Request, file_id: str) -> Response:
         """Describe a file."""
-        return JsonReply(await asyncio.to_thread(files.get, file_id, _tenant(request)))
+        return JsonReply(await asyncio.to_thread(files.get, file_id, tenant_of(request)))
 
     @routes.get("/v1/files/{file_id}/content", responses={200: {"content": {"application/jsonl": {}}}})
     async def content(request: Request, file_id: str) -> FileResponse:
         """Download a file."""
-        path = await asyncio.to_thread(files.path, file_id, _tenant(request))
+        path = await asyncio.to_thread(files.path, file_id, tenant_of(request))
         return _Content(path, media_type="application/jsonl")
 
     @routes.delete("/v1/files/{file_id}", response_model=Deleted)
     async def delete(request: Request, file_id: str) -> Response:
         """Delete a file. Returns 409 if a running batch uses it."""
-        batches().release(file_id, _tenant(request))  # on the event loop, so that no batch can start in between
+        batches().release(file_id, tenant_of(request))  # on the event loop, so that no batch can start in between
         await asyncio.to_thread(files.discard, file_id)
         return JsonReply({"id": file_id, "object": "file", "deleted": True})
 
@@ -125,7 +125,7 @@ def batches_router(batches: Callable[[], Batches]) -> APIRouter:
         given = body.input_file_id, body.endpoint, body.completion_window, body.metadata
         expires = body.output_expires_after
         try:
-            batch = batches().create(*given, _tenant(request), None if expires is None else expires.seconds)
+            batch = batches().create(*given, tenant_of(request), None if expires is None else expires.seconds)
         except OSError as error:
             raise disk_error(error, "a batch") from error
         return JsonReply(batch.as_json())
@@ -138,18 +138,18 @@ def batches_router(batches: Callable[[], Batches]) -> APIRouter:
     async def list_all(request: Request, limit: Limit = 20, after: After = None) -> Response:
         """List batches, newest first."""
         _refuse_unknown_parameters(request, "limit", "after")
-        return JsonReply(_page([batch.as_json() for batch in batches().list(_tenant(request))], limit, after))
+        return JsonReply(_page([batch.as_json() for batch in batches().list(tenant_of(request))], limit, after))
 
     @routes.get("/v1/batches/{batch_id}", response_model=Batch)
     async def describe(request: Request, batch_id: str) -> Response:
         """Describe a batch and its progress."""
-        return JsonReply(batches().get(batch_id, _tenant(request)).as_json())
+        return JsonReply(batches().get(batch_id, tenant_of(request)).as_json())
 
     @routes.post("/v1/batches/{batch_id}/cancel", response_model=Batch)
     async def cancel(request: Request, batch_id: str) -> Response:
         """Cancel a batch. Finished records are kept."""
         try:
-            return JsonReply(batches().cancel(batch_id, _tenant(request)).as_json())
+            return JsonReply(batches().cancel(batch_id, tenant_of(request)).as_json())
         except OSError as error:
             raise disk_error(error, "the end of a batch") from error
 
@@ -186,7 +186,8 @@ def _refuse_unknown_parameters(request: Request, *known: str) -> None:
         raise ApiError(400, message, code="unknown_field", param=f"{name:.60}")
 
 
-def _tenant(request: Request) -> Tenant:
+def tenant_of(request: Request) -> Tenant:
+    """The owner of a request's files, batches and answers."""
     tenant: Tenant = request.scope.get("headrace_tenant", EVERYBODY)
     return tenant
 

@@ -136,4 +136,6 @@ def _event(kind: str, **content: object) -> bytes:
     return event({"type": kind, **content}, kind)
 
 
-PROTOCOL = ServerProtocol(name="cohere", routers=_routers, errors=errors, order=14)
+PROTOCOL = ServerProtocol(
+    name="cohere", routers=_routers, errors=errors, paths=("/v1/embed", "/v2/embed", "/v2/chat"), order=14
+)

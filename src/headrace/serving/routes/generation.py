@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -54,6 +54,8 @@ class ReplyForm:
     """Makes what writes a stream."""
     param: str
     """The field that holds the prompts or the messages."""
+    kept: Callable[[Sequence[GeneratorAnswer]], Awaitable[None]] | None = None
+    """Keeps the answers before they are sent whole, or before the end of a stream."""
 
 
 async def complete(state: ServerState, body: CompletionRequest, request: Request, form: ReplyForm) -> Response:
@@ -88,8 +90,11 @@ async def _answered(
 ) -> Response:
     call = state.call(request, body.timeout, form.param)
     if body.stream:
-        return EventStream(state.service, records, size, call, form.chunks())
-    return JsonReply(form.whole((await state.service.infer(records, size, call)).outputs))
+        return EventStream(state.service, records, size, call, form.chunks(), form.kept)
+    answers = (await state.service.infer(records, size, call)).outputs
+    if form.kept is not None:
+        await form.kept(answers)
+    return JsonReply(form.whole(answers))
 
 
 def _head(prefix: str, model: str) -> JsonObject:

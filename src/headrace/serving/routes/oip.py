@@ -155,4 +155,4 @@ def _objects(texts: list[str]) -> NDArray[np.object_]:
     return np.array([str(text) for text in texts], dtype=object)
 
 
-PROTOCOL = ServerProtocol(name="oip", routers=_routers, errors=errors, order=16)
+PROTOCOL = ServerProtocol(name="oip", routers=_routers, errors=errors, paths=("/v2",), order=16)

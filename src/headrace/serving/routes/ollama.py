@@ -167,4 +167,4 @@ def _models(router: APIRouter, state: ServerState, capability: str) -> None:
         return JsonReply({"details": details, "model_info": facts, "capabilities": [capability]})
 
 
-PROTOCOL = ServerProtocol(name="ollama", routers=_routers, errors=errors, any_type=True, order=15)
+PROTOCOL = ServerProtocol(name="ollama", routers=_routers, errors=errors, paths=("/api",), any_type=True, order=15)

@@ -6,7 +6,7 @@ import abc
 import asyncio
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from fastapi import Response
 from starlette.types import Receive, Scope, Send
@@ -102,7 +102,13 @@ class EventStream(Response):
     media_type = "text/event-stream"
 
     def __init__(
-        self, service: Service, records: Sequence[object], size: int, call: Call, chunks: StreamChunks
+        self,
+        service: Service,
+        records: Sequence[object],
+        size: int,
+        call: Call,
+        chunks: StreamChunks,
+        kept: Callable[[Sequence[GeneratorAnswer]], Awaitable[None]] | None = None,
     ) -> None:
         super().__init__()
         self._service = service
@@ -110,6 +116,7 @@ class EventStream(Response):
         self._size = size
         self._call = call
         self._chunks = chunks
+        self._kept = kept
         self._answers: dict[int, GeneratorAnswer] = {}
         self._texts: dict[int, str] = {}
         self._sent: dict[int, int] = {}
@@ -149,6 +156,8 @@ class EventStream(Response):
                 return
             await self._write(send, b"".join(events))
         answers = [answer for _, answer in sorted(self._answers.items())]
+        if self._kept is not None:
+            await self._kept(answers)
         await self._write(send, self._chunks.finish(answers), last=True)
 
     def _new_text(self, index: int) -> bytes:

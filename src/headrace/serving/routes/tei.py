@@ -195,4 +195,10 @@ async def _infer(
     return await state.service.infer(texts, size, state.call(request, body.timeout, "inputs", may_cut=body.may_cut))
 
 
-PROTOCOL = ServerProtocol(name="tei", routers=_routers, errors=errors, order=10)
+PROTOCOL = ServerProtocol(
+    name="tei",
+    routers=_routers,
+    errors=errors,
+    paths=("/embed", "/embed_all", "/embed_sparse", "/predict", "/similarity", "/decode"),
+    order=10,
+)

@@ -116,4 +116,4 @@ class _TgiEvents(StreamChunks):
         return event(errors(error)[1])
 
 
-PROTOCOL = ServerProtocol(name="tgi", routers=_routers, errors=errors, order=11)
+PROTOCOL = ServerProtocol(name="tgi", routers=_routers, errors=errors, paths=("/generate_stream",), order=11)

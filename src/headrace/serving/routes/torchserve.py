@@ -120,4 +120,4 @@ def _wrong(why: str) -> ApiError:
     return ApiError(400, f"data: {why}", code="invalid_value", param="data")
 
 
-PROTOCOL = ServerProtocol(name="torchserve", routers=_routers, errors=errors, order=17)
+PROTOCOL = ServerProtocol(name="torchserve", routers=_routers, errors=errors, paths=("/predictions",), order=17)

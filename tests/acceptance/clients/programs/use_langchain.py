@@ -11,27 +11,22 @@ embed, generate, rank, *_ = sys.argv[1:]
 [index] = importlib.util.find_spec("llama_index.core").submodule_search_locations
 os.environ["TIKTOKEN_CACHE_DIR"] = str(Path(index) / "_static" / "tiktoken_cache")
 
-import openai
 from langchain_cohere import CohereRerank
 from langchain_core.documents import Document
 from langchain_openai import ChatOpenAI, OpenAI, OpenAIEmbeddings
 
-try:
-    OpenAIEmbeddings(base_url=f"{embed}/v1", api_key="none").embed_documents(["a mill", "a canal"])
-except openai.BadRequestError as error:
-    refused = str(error)
-texts = OpenAIEmbeddings(base_url=f"{embed}/v1", api_key="none", check_embedding_ctx_length=False)
+texts = OpenAIEmbeddings(base_url=f"{embed}/v1", api_key="none")
 chat = ChatOpenAI(base_url=f"{generate}/v1", api_key="none", model="arithmetic")
+completions = OpenAI(base_url=f"{generate}/v1", api_key="none", model="arithmetic", temperature=0)  # else it samples
 question = [("human", "What is 2 plus 3?")]
 ranker = CohereRerank(base_url=rank, cohere_api_key="none", model="ranker", top_n=1)
 print(
     json.dumps(
         {
-            "refused": refused,
             "vectors": texts.embed_documents(["a mill", "a canal"]),
             "answer": chat.invoke(question).content,
             "streamed": "".join(part.content for part in chat.stream(question)),
-            "completed": OpenAI(base_url=f"{generate}/v1", api_key="none", model="arithmetic").invoke("Q: 2+3\nA: "),
+            "completed": completions.invoke("Q: 2+3\nA: "),
             "ranking": [
                 place["index"]
                 for place in ranker.rerank([Document(page_content=text) for text in ("a mill", "a canal")], "canal")

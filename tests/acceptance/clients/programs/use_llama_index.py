@@ -13,8 +13,9 @@ from llama_index.postprocessor.jinaai_rerank import JinaRerank
 embed, generate, rank, *_ = sys.argv[1:]
 texts = OpenAILikeEmbedding(model_name="all-MiniLM-L6-v2", api_base=f"{embed}/v1", api_key="none")
 tei = TextEmbeddingsInference(model_name="all-MiniLM-L6-v2", base_url=embed)
-chat = OpenAILike(model="arithmetic", api_base=f"{generate}/v1", api_key="none", is_chat_model=True)
-plain = OpenAILike(model="arithmetic", api_base=f"{generate}/v1", api_key="none")
+model = {"model": "arithmetic", "api_base": f"{generate}/v1", "api_key": "none", "temperature": 0}  # else it samples
+chat = OpenAILike(**model, is_chat_model=True)
+plain = OpenAILike(**model)
 question = [ChatMessage(role="user", content="What is 2 plus 3?")]
 ranker = JinaRerank(api_key="none", base_url=rank, model="ranker", top_n=1)
 nodes = [NodeWithScore(node=TextNode(text=text)) for text in ("a mill", "a canal")]
