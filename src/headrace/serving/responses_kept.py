@@ -6,6 +6,7 @@ import contextlib
 import json
 import re
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TypedDict
 
@@ -47,13 +48,13 @@ class KeptResponses:
             OSError: it cannot be written, for example because the disk is full.
         """
         self._folder.mkdir(parents=True, exist_ok=True)
-        with atomic_file(self._path(kept["response"]["id"])) as file:
+        with atomic_file(self._path(str(kept["response"]["id"]))) as file:
             file.write(json.dumps(kept).encode())
         if time.monotonic() - self._swept >= SWEEP_S:
             self._swept = time.monotonic()
             for path in self._folder.glob("resp_*.json"):
                 with contextlib.suppress(OSError):  # deleted meanwhile
-                    if path.stat().st_mtime < time.time() - KEPT_S:
+                    if path.stat().st_mtime < datetime.now(UTC).timestamp() - KEPT_S:
                         path.unlink()
 
     def get(self, identity: str, tenant: Tenant, param: str | None = None) -> KeptResponse:
