@@ -5,7 +5,7 @@ import sys
 
 from huggingface_hub import InferenceClient
 
-embed, generate, _, _, classify = sys.argv[1:]
+embed, generate, _, _, classify, *_ = sys.argv[1:]
 messages = [{"role": "user", "content": "What is 2 plus 3?"}]
 texts, chat, labels = (InferenceClient(base_url=url) for url in (embed, generate, classify))
 print(
