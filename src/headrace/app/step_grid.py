@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import operator
 import time
+from collections.abc import Callable
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from headrace.app.jobs.budgets import find_key, kept_steps
 from headrace.app.jobs.job import Broadcast, build, check
@@ -21,11 +23,13 @@ from headrace.engines.choosing.loading import load_engine
 from headrace.errors import ConfigError
 from headrace.jobs.pipeline.chunks import answers
 from headrace.jobs.pipeline.infer import stream_in_order
-from headrace.jobs.pipeline.job import StopRequest
+from headrace.jobs.pipeline.job import BatcherPort, StopRequest
 from headrace.jobs.pipeline.work import Work
 from headrace.jobs.planning.survey import survey
 from headrace.jobs.settings import JobSettings
 
+_OF_VLLM = [64, 128, 256, 512], [1_024, 2_048, 4_096, 8_192]
+"""Answers and tokens that are tried with vLLM, which starts anew for each."""
 _RECORDS = 256
 """Of the sample, each of which every size answers."""
 
@@ -38,8 +42,8 @@ class StepRow:
     tokens_per_s: float
     """Of prompts and answers, those that were found in the prefix cache included."""
     records_per_s: float
-    step_s: float
-    """Seconds of a step, on average."""
+    step_s: float | None
+    """Seconds of a step, on average; None if the engine does not tell."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +58,10 @@ class StepGrid:
 def measure_steps(settings: JobSettings, seconds: float) -> StepGrid:
     """Answer a sample of the input at each size: first with more and fewer answers, then with more and fewer tokens.
 
-    Blocks. The best size is stored for later jobs on this machine.
+    Blocks. The best size is stored for later jobs on this machine, but not vLLM's, which is an option of its own.
 
     Args:
-        settings: of a job with a language model of Headrace's own.
+        settings: of a job with a language model, of Headrace's own or on vLLM.
         seconds: no size is tried after these, but for the first two.
 
     Raises:
@@ -65,54 +69,83 @@ def measure_steps(settings: JobSettings, seconds: float) -> StepGrid:
         JobError: the input cannot be read.
         EngineError: the model cannot be loaded.
     """
-    with check(settings) as plan, contextlib.closing(load_engine(plan.settings.config)) as engine:
-        return _measured(plan, engine, seconds)
+    with check(settings) as plan:
+        if plan.settings.config.engine == "vllm":
+            return _searched(StepSize(128, 2_048), _OF_VLLM, seconds, functools.partial(_restarted, plan))
+        with contextlib.closing(load_engine(plan.settings.config)) as engine:
+            return _measured(plan, engine, seconds)
 
 
 def _measured(plan: Plan, engine: Engine, seconds: float) -> StepGrid:
     stepping = STEPPING.of(engine)
-    job = build(plan, engine, StopRequest(), Broadcast(()))
-    batcher = job.batcher
+    batcher, work = _sample(plan, engine)
     if stepping is None or not isinstance(batcher, ContinuousBatcher):
         raise ConfigError(
             f"task {plan.settings.config.task!r} has no steps to tune: its engine has none, or ``max_num_seqs`` and "
             "``max_num_batched_tokens`` are set"
         )
-    found = survey(job, spread=True).work
-    work = list(found[:: max(1, len(found) // _RECORDS)])
-    if not work:
-        raise ConfigError(f"{plan.settings.source} has no record that the model takes")
+
+    def row(size: StepSize) -> StepRow:
+        stepping.steps = StepTuner(size, size)
+        stepping.forget()
+        batcher.set_max_slots(size.answers)
+        return _row(batcher, size, work)
+
+    tuner = stepping.steps
+    asyncio.run(_answered(batcher, work[:8]))  # the first steps of a shape are slower
+    grid = _searched(tuner.next, tuner.choices, seconds, row)
+    TuningCache().write(find_key(stepping, plan.settings.config.task or ""), kept_steps(grid.chosen.size))
+    return grid
+
+
+def _restarted(plan: Plan, size: StepSize) -> StepRow:
+    """What vLLM does at a size, which it takes when it starts."""
+    config = plan.settings.config
+    sizes = {"max_num_seqs": size.answers, "max_num_batched_tokens": size.tokens}
+    config = replace(config, engine_options={**config.engine_options, **sizes})
+    with contextlib.closing(load_engine(config)) as engine:
+        batcher, work = _sample(replace(plan, settings=replace(plan.settings, config=config)), engine)
+        asyncio.run(_answered(batcher, work[:8]))
+        return _row(batcher, size, work)
+
+
+def _searched(
+    first: StepSize, choices: tuple[list[int], list[int]], seconds: float, row: Callable[[StepSize], StepRow]
+) -> StepGrid:
+    """All numbers of answers with the first number of tokens, and then all numbers of tokens with the best of those."""
     ends = time.perf_counter() + seconds
     rows: dict[StepSize, StepRow] = {}
 
-    def measured(sizes: list[StepSize]) -> StepSize:
+    def best_of(sizes: list[StepSize]) -> StepSize:
         for size in sizes:
             if size not in rows and (len(rows) < 2 or time.perf_counter() < ends):
-                stepping.steps = StepTuner(size, size)
-                stepping.forget()
-                batcher.set_max_slots(size.answers)
-                rows[size] = _row(batcher, size, work)
+                rows[size] = row(size)
         return max(rows.values(), key=operator.attrgetter("records_per_s")).size
 
-    tuner, (counts, lengths) = stepping.steps, stepping.steps.choices
-    asyncio.run(_answered(batcher, work[:8]))  # the first steps of a shape are slower
-    first = tuner.next
-    best = measured([first, *(StepSize(n, first.tokens) for n in counts)])
-    best = measured([StepSize(best.answers, n) for n in lengths])
-    TuningCache().write(find_key(stepping, plan.settings.config.task or ""), kept_steps(best))
-    return StepGrid(
-        tuple(sorted(rows.values(), key=lambda row: (row.size.tokens, row.size.answers))), rows[best], described_cpu()
-    )
+    best = best_of([first, *(StepSize(count, first.tokens) for count in choices[0])])
+    best = best_of([StepSize(best.answers, tokens) for tokens in choices[1]])
+    ordered = sorted(rows.values(), key=lambda one: (one.size.tokens, one.size.answers))
+    return StepGrid(tuple(ordered), rows[best], described_cpu())
 
 
-def _row(batcher: ContinuousBatcher[Work, object], size: StepSize, work: list[Work]) -> StepRow:
-    steps, started = batcher.stats.total_batches, time.perf_counter()
+def _sample(plan: Plan, engine: Engine) -> tuple[BatcherPort, list[Work]]:
+    job = build(plan, engine, StopRequest(), Broadcast(()))
+    found = survey(job, spread=True).work
+    if not found:
+        raise ConfigError(f"{plan.settings.source} has no record that the model takes")
+    return job.batcher, list(found[:: max(1, len(found) // _RECORDS)])
+
+
+def _row(batcher: BatcherPort, size: StepSize, work: list[Work]) -> StepRow:
+    stepping = batcher if isinstance(batcher, ContinuousBatcher) else None
+    before, started = stepping.stats.total_batches if stepping else 0, time.perf_counter()
     tokens = asyncio.run(_answered(batcher, work))
     took = time.perf_counter() - started
-    return StepRow(size, tokens / took, len(work) / took, took / max(batcher.stats.total_batches - steps, 1))
+    step_s = took / max(stepping.stats.total_batches - before, 1) if stepping else None
+    return StepRow(size, tokens / took, len(work) / took, step_s)
 
 
-async def _answered(batcher: ContinuousBatcher[Work, object], work: list[Work]) -> float:
+async def _answered(batcher: BatcherPort, work: list[Work]) -> float:
     """Answer these; how many tokens they and their answers have."""
     tokens = 0.0
     async with batcher, aclosing(answers(batcher, stream_in_order(work))) as results:

@@ -105,7 +105,8 @@ def step_lines(grid: StepGrid) -> list[str]:
     table = [head]
     for row in grid.rows:
         mark = "<- chosen" if row is grid.chosen else ""
-        rates = f"{row.tokens_per_s:,.0f}", f"{row.records_per_s:,.1f}", f"{1000 * row.step_s:,.1f}"
+        step = "" if row.step_s is None else f"{1000 * row.step_s:,.1f}"
+        rates = f"{row.tokens_per_s:,.0f}", f"{row.records_per_s:,.1f}", step
         table.append((f"{row.size.answers:,}", f"{row.size.tokens:,}", *rates, mark))
     size = grid.chosen.size
     chosen = f"chosen: --max-num-seqs {size.answers} --max-num-batched-tokens {size.tokens}"

@@ -1,0 +1,28 @@
+"""`headrace tune` with a language model on vLLM, which starts anew for each size."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from tests.integration.vllm.random_llama import save_random_llama
+
+from headrace.app import step_grid
+from headrace.app.jobs.job import JobSettings
+from headrace.cli.tune import step_lines
+from headrace.engines.choosing.config import EngineConfig
+
+
+@pytest.mark.timeout(900)
+def test_vllm_is_measured_at_each_size_that_it_starts_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(step_grid, "_OF_VLLM", ([16], [1_024]))
+    folder = save_random_llama(tmp_path / "model")
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(json.dumps({"id": n, "text": f"{n} + {n} ="}) + "\n" for n in range(20)))
+    options = {"dtype": "float32", "enforce_eager": True, "max_tokens": 4, "ignore_eos": True}
+    config = EngineConfig("generate", str(folder), "vllm", options)
+    grid = step_grid.measure_steps(JobSettings(rows, lambda rows: None, config), 600)
+    assert len(grid.rows) == 3 and grid.chosen in grid.rows
+    assert all(row.tokens_per_s > 4 * row.records_per_s > 0 and row.step_s is None for row in grid.rows)
+    assert step_lines(grid)[-2].startswith("chosen: --max-num-seqs ")
