@@ -170,13 +170,14 @@ def processor(folder: Path) -> None:
     with checked_out(revision) if revision else nullcontext(folder / "src") as before:
         variants: dict[str, Callable[[], float]] = {
             name: functools.partial(slope, name, folder / "src")
-            for name in ("tokenize", "embed", "sentence-transformers")
+            for name in ("tokenize", "tokens", "embed", "sentence-transformers")
         }
         if revision:
             variants["before"] = functools.partial(slope, "embed", before)
         found = rounds(ROUNDS, variants)
     titles = {
-        "tokenize": "tokenizing in a loop",
+        "tokenize": "the tokenizer in a loop",
+        "tokens": "headrace, tokens alone, in a loop",
         "embed": "headrace, the whole job, Parquet out",
         "before": f"the same at revision {revision}",
         "sentence-transformers": "sentence-transformers, encode, batch_size=256",

@@ -1,6 +1,7 @@
 """One measurement in its own process, for `benchmarks.host`: `python -m benchmarks.host_runs NAME INPUT OUTPUT MODEL`.
 
-It uses only what every version of Headrace has, but for `columns`. Prints seconds without imports, and MiB, as JSON.
+It uses only what every version of Headrace has, but for `columns` and `tokens`. Prints seconds without imports, and
+MiB, as JSON.
 """
 
 from __future__ import annotations
@@ -54,6 +55,22 @@ def tokenize(source: str, _: str, model: str) -> None:
     done()
 
 
+def tokens(source: str, _: str, model: str) -> None:
+    """The model's tokens as an engine of texts makes them, in a loop."""
+    from transformers import AutoTokenizer
+
+    from headrace.engines.text.splitting import LongTexts
+    from headrace.engines.text.tokenizing import TextTokens
+
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    own = TextTokens(tokenizer, tokenizer.model_max_length, LongTexts("truncate"))
+    texts = texts_of(source)
+    done = clock()
+    for first in range(0, len(texts), BLOCK):
+        own.prepare_column(texts[first : first + BLOCK])
+    done()
+
+
 def sentence_transformers(source: str, _: str, model: str) -> None:
     """`encode` of the whole list, in its batches that cost the least here."""
     import torch
@@ -83,6 +100,7 @@ def noop(engine: str) -> Callable[[str, str, str], None]:
 VARIANTS: dict[str, Callable[[str, str, str], None]] = {
     "embed": embed,
     "tokenize": tokenize,
+    "tokens": tokens,
     "sentence-transformers": sentence_transformers,
     "list": noop("benchmarks.noop:Noop"),
     "columns": noop("benchmarks.noop_columns:NoopColumns"),

@@ -1,6 +1,6 @@
 """Tokens of texts from the tokens of their words, which are kept: for BERT's tokenizers.
 
-The same words come again and again, and looking them up takes a tenth of the time of computing their tokens. BERT
+The same words come again and again, and looking them up takes a small part of the time of computing their tokens. BERT
 splits texts at white space and at punctuation, and the tokens of a word depend on nothing else. Texts with characters
 of which that is not known are left to the tokenizer.
 """
