@@ -60,6 +60,27 @@ def text_model(
     return folder
 
 
+def chat_model(folder: Path, template: str, added: Sequence[str] = (), special: Sequence[str] = ()) -> Path:
+    """A Llama of random weights with letters for tokens, further ones, and a template for chats."""
+    import torch
+    from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+    from headrace.engines.generation.causal_lm import ARITHMETIC
+
+    torch.manual_seed(0)
+    words = AutoTokenizer.from_pretrained(str(ARITHMETIC))
+    words.chat_template = template
+    words.add_tokens(list(added))
+    words.add_tokens(list(special), special_tokens=True)
+    config = LlamaConfig(
+        vocab_size=len(words), hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2,
+        max_position_embeddings=1200, initializer_range=0.4, eos_token_id=1, pad_token_id=0,
+    )  # fmt: skip
+    LlamaForCausalLM(config).save_pretrained(folder)
+    words.save_pretrained(folder)
+    return folder
+
+
 def vision_model(folder: Path, kind: str = "vit") -> Path:
     """A small ViT or ResNet classifier, or a CLIP, with its image processor."""
     import torch

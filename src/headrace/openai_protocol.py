@@ -30,6 +30,9 @@ class GeneratorAnswer(TypedDict):
     completion_tokens: int
     cached_tokens: NotRequired[int]
     logprobs: NotRequired[Sequence[Mapping[str, Any]]]
+    reasoning: NotRequired[str]
+    tool_calls: NotRequired[Sequence[Mapping[str, Any]]]
+    tool_errors: NotRequired[Sequence[str]]
 
 
 def error_body(status: int, message: str, code: str | None = None, param: str | None = None) -> dict[str, Any]:
@@ -85,13 +88,28 @@ def chat_completion(answers: Sequence[GeneratorAnswer]) -> dict[str, object]:
     choices = [
         choice(
             index,
-            message={"role": "assistant", "content": answer["text"]},
+            message=_message(answer),
             finish=answer["finish_reason"],
             logprobs={"content": answer["logprobs"], "refusal": None} if "logprobs" in answer else None,
         )
         for index, answer in enumerate(answers)
     ]
     return {"object": "chat.completion", "choices": choices, "usage": usage(answers, len(answers))}
+
+
+def _message(answer: GeneratorAnswer) -> dict[str, object]:
+    """The message of a chat's answer. `tool_errors` is no field of OpenAI's."""
+    calls = answer.get("tool_calls")
+    message: dict[str, object] = {"role": "assistant", "content": answer["text"] or (None if calls else "")}
+    if reasoning := answer.get("reasoning"):
+        message |= reasoning_fields(reasoning)
+    more = {"tool_calls": calls, "tool_errors": answer.get("tool_errors")}
+    return message | {name: list(value) for name, value in more.items() if value}
+
+
+def reasoning_fields(text: str) -> dict[str, object]:
+    """Reasoning under both names that clients read."""
+    return {"reasoning_content": text, "reasoning": text}
 
 
 def choice(index: int, *, finish: str | None, logprobs: object = None, **content: object) -> dict[str, object]:

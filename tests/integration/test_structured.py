@@ -13,6 +13,7 @@ import openai
 import pytest
 from pydantic import BaseModel, Field
 from tests.integration.serving.running import running
+from tests.small_models import chat_model
 
 from headrace.app.servers.settings import ServerSettings
 from headrace.engines.choosing import registry
@@ -48,23 +49,8 @@ def _one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A Llama of random weights with letters for tokens, and a template for chats."""
-    import torch
-    from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
-
-    from headrace.engines.generation.causal_lm import ARITHMETIC
-
-    torch.manual_seed(0)
-    words = AutoTokenizer.from_pretrained(str(ARITHMETIC))
-    words.chat_template = "{% for message in messages %}{{ message.content }} {% endfor %}"
-    config = LlamaConfig(
-        vocab_size=len(words), hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2,
-        max_position_embeddings=400, initializer_range=0.4, eos_token_id=1, pad_token_id=0,
-    )  # fmt: skip
-    target = tmp_path_factory.mktemp("llama")
-    LlamaForCausalLM(config).save_pretrained(target)
-    words.save_pretrained(target)
-    return target
+    template = "{% for message in messages %}{{ message.content }} {% endfor %}"
+    return chat_model(tmp_path_factory.mktemp("llama"), template)
 
 
 def answers(engine: Any, bodies: list[Any]) -> list[Any]:

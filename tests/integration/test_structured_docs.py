@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
+
+import pyarrow.parquet as pq
+from tests.integration.test_tools import ADDED, TEMPLATES
+from tests.small_models import chat_model
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "structured.md").read_text(encoding="utf-8")
@@ -18,3 +24,20 @@ def test_the_model_is_asked_again_as_the_page_says(tmp_path: Path) -> None:
     environment = {"PYTHONPATH": str(ROOT / "src")}
     found = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path, check=True)
     assert found.stdout == printed
+
+
+def test_tools_are_called_in_bulk_as_the_page_says(tmp_path: Path) -> None:
+    [tools] = re.findall(r"^```json\n(.*?)^```$", PAGE, flags=re.DOTALL | re.MULTILINE)
+    [line] = re.findall(r"^headrace .*--tools.*$", PAGE, flags=re.MULTILINE)
+    (tmp_path / "tools.json").write_text(tools, encoding="utf-8")
+    rows = (json.dumps({"id": str(n), "text": f"{n}?"}) for n in range(3))
+    (tmp_path / "questions.jsonl").write_text("\n".join(rows), encoding="utf-8")
+    model = chat_model(tmp_path / "model", TEMPLATES["hermes"] + "{# </think> #}", ADDED)
+    arguments = shlex.split(line.replace("Qwen/Qwen3-8B", str(model)))[1:]
+    more = ["--tool-choice", "weather", "--max-tokens", "100"]
+    command = [sys.executable, "-m", "headrace", *arguments, *more]
+    subprocess.run(command, capture_output=True, env={"PYTHONPATH": str(ROOT / "src")}, cwd=tmp_path, check=True)
+    table = pq.read_table(tmp_path / "calls.parquet")
+    assert table.column_names == ["id", "text", "reasoning", "tool_calls", "tool_errors"]
+    for calls in table["tool_calls"].to_pylist():
+        assert calls[0]["function"]["name"] == "weather"

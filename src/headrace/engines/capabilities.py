@@ -12,6 +12,7 @@ from headrace.device.memory import AvailableMemory, PeakMeter, memory_limit
 from headrace.device.step_sizes import StepTuner
 from headrace.engines.base import BatchEngine, ModelInput
 from headrace.engines.profile import EngineProfile, profile_of
+from headrace.engines.requests.answer_parts import PartialAnswer
 from headrace.errors import ConfigError
 from headrace.events import EndpointUsed
 
@@ -100,11 +101,11 @@ class RequestingEngine(Protocol):
 class FollowableEngine(Protocol[PayloadT]):
     """An engine that can stream its answers."""
 
-    def follow(self, payload: PayloadT, listener: Callable[[str], None]) -> PayloadT:
-        """The same request with a listener for the partial text.
+    def follow(self, payload: PayloadT, listener: Callable[[PartialAnswer], None]) -> PayloadT:
+        """The same request with a listener for the partial answer.
 
-        The engine's thread calls `listener` with the whole text so far whenever it grows. Each text starts with the
-        previous one, and the answer starts with the last.
+        The engine's thread calls `listener` with the whole text so far whenever it grows, or with its parts. Each text
+        starts with the previous one, and the answer starts with the last.
         """
         ...
 

@@ -26,6 +26,7 @@ class LocalKeywords(TypedDict, total=False):
     enable_lora: bool | None
     enable_prefix_caching: bool | None
     enforce_eager: bool
+    examples: str | Sequence[Mapping[str, object]] | None
     frequency_penalty: float | None
     gpu_memory_utilization: float | None
     handler: str | Path | None
@@ -58,6 +59,7 @@ class LocalKeywords(TypedDict, total=False):
     providers: Sequence[str]
     quantization: str | None
     quantize: Quantize
+    reasoning_parser: str | None
     reduce_template: str | None
     repetition_penalty: float | None
     seed: int | None
@@ -68,6 +70,9 @@ class LocalKeywords(TypedDict, total=False):
     tensor_parallel_size: int | None
     tokenizer: str | Path | None
     tokenizer_mode: str | None
+    tool_call_parser: str | None
+    tool_choice: str | None
+    tools: str | Sequence[Mapping[str, object]] | None
     top_k: int | None
     top_labels: int | None
     top_p: float | None

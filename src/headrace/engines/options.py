@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
+from pathlib import Path
 from typing import Literal, TypeAlias
 
 from headrace.engines.declaring import EngineOptions
+from headrace.engines.requests.answer_parts import FAMILIES, THINKING
+from headrace.engines.requests.chat import messages_of
 from headrace.engines.requests.generation import Sampling, default_sampling
 from headrace.engines.requests.long_prompts import LongPrompts
+from headrace.engines.requests.tools import ToolUse, tools_in
+from headrace.errors import ConfigError, RecordError, nearest
 from headrace.options import declared, option
+from headrace.records import Json
+from headrace.wording import shown
 
 MAX_PIXELS = 89_478_485
 """A quarter of a gigabyte as RGB; a larger image is probably a decompression bomb."""
@@ -161,11 +168,92 @@ class ImageOptions(EngineOptions):
 
 
 class ChatOptions(EngineOptions):
-    """How a prompt is read."""
+    """What goes into each chat; a plain text is then a user's message."""
 
-    system_prompt: str | None = option(
-        None, "For each chat without a system message; a plain text is then a user's message."
+    system_prompt: str | None = option(None, "For each chat without a system message.")
+    tools: str | Sequence[Mapping[str, object]] | None = option(
+        None, "Tools that answers may call, as in OpenAI's API: a JSON list, or a file with one. Default: none."
     )
+    tool_choice: str | None = option(
+        None, "required, or the name of a tool: each answer calls one. Default: auto, the model chooses."
+    )
+    examples: str | Sequence[Mapping[str, object]] | None = option(
+        None,
+        'Examples before each chat: a JSON list, or a file of JSON or JSON Lines, of {"text": ..., "answer": ...} or '
+        "messages. Default: none.",
+    )
+
+    def tool_use(self) -> ToolUse | None:
+        """The tools of requests that have none.
+
+        Raises:
+            ConfigError: they are invalid, or cannot be read.
+        """
+        choice: object = self.tool_choice
+        if choice not in (None, "auto", "none", "required"):
+            choice = {"type": "function", "function": {"name": choice}}
+        given = listed(self.tools, "tools")
+        try:
+            return tools_in({"tools": given or None, "tool_choice": choice})
+        except RecordError as error:
+            raise ConfigError(f"``{(error.param or 'tools').partition('.')[0]}``: {error}") from None
+
+    def example_messages(self) -> list[Mapping[str, object]]:
+        """The messages of the examples.
+
+        Raises:
+            ConfigError: they are invalid, or cannot be read.
+        """
+        try:
+            return messages_of(listed(self.examples, "examples"))
+        except RecordError as error:
+            raise ConfigError(f"``examples``: {error}") from None
+
+    def check(self) -> None:
+        """Check all values, with what is in the files."""
+        super().check()
+        self.tool_use()
+        self.example_messages()
+
+
+class AnswerOptions(ChatOptions):
+    """How answers are taken apart."""
+
+    tool_call_parser: str | None = option(
+        None, f"How the model writes calls of tools: {', '.join(FAMILIES)}. Default: as its chat template says."
+    )
+    reasoning_parser: str | None = option(
+        None, f"How it marks its reasoning: {', '.join(THINKING)}, or none. Default: as its chat template says."
+    )
+
+    def check(self) -> None:
+        """Check all values."""
+        super().check()
+        for name, known in (("tool_call_parser", FAMILIES), ("reasoning_parser", (*THINKING, "none"))):
+            if (given := getattr(self, name)) is not None and given not in known:
+                raise ConfigError(f"``{name}`` is {given!r}; known: {', '.join(known)}{nearest(given, known)}")
+
+
+def listed(given: str | Sequence[Mapping[str, object]] | None, name: str) -> Sequence[Mapping[str, object]]:
+    """The list that an option gives: itself, as JSON, or in a file of JSON or JSON Lines.
+
+    Raises:
+        ConfigError: it cannot be read, or is no list of objects.
+    """
+    if given is None:
+        return ()
+    found: Json = given
+    if isinstance(given, str):
+        try:
+            text = given if given.lstrip().startswith("[") else Path(given).read_text("utf-8")
+            found = json.loads(text) if text.lstrip().startswith("[") else list(map(json.loads, text.splitlines()))
+        except OSError as error:
+            raise ConfigError(f"cannot read ``{name}`` {given}: {error.strerror or error}") from None
+        except (ValueError, RecursionError) as error:
+            raise ConfigError(f"``{name}`` {shown(given)} is no JSON: {error}") from None
+    if not isinstance(found, Sequence) or not all(isinstance(one, Mapping) for one in found):
+        raise ConfigError(f"``{name}`` is {shown(found)}: it must be a list of objects")
+    return list(found)
 
 
 class SamplingOptions(EngineOptions):

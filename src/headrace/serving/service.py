@@ -21,6 +21,7 @@ from headrace.concurrency.daemon_thread import on_daemon_thread
 from headrace.engines.base import Chunks, Engine, Placed, Prepared
 from headrace.engines.capabilities import FOLLOWING, PREFIX_CACHING, SLEEPING
 from headrace.engines.profile import profile_of
+from headrace.engines.requests.answer_parts import PartialAnswer
 from headrace.engines.tasks import task_named
 from headrace.errors import EngineDeadError
 from headrace.events import BatchDone, BatchFormed, Event, Listener, StageDone
@@ -97,11 +98,11 @@ class RequestInFlight:
         self.scope = CancelScope(self._call.receive, self._call.timeout_s)
         return self
 
-    async def submit(self, on_text: Callable[[int, str], None] | None = None) -> list[asyncio.Future[Any]]:
+    async def submit(self, on_text: Callable[[int, PartialAnswer], None] | None = None) -> list[asyncio.Future[Any]]:
         """Prepare the records and queue them; returns their futures in order.
 
         Args:
-            on_text: called with the index of a record and its text so far, if the engine supports it.
+            on_text: called with the index of a record and its answer so far, if the engine supports it.
 
         Raises:
             ApiError: a record is too long and may not be truncated.
@@ -395,9 +396,9 @@ class Service:
         return await (await self.batcher.submit(payload, estimated_cost=estimate, priority=ONLINE, caller=call.caller))
 
     def with_progress(
-        self, prepared: Sequence[Prepared[object]], on_text: Callable[[int, str], None]
+        self, prepared: Sequence[Prepared[object]], on_text: Callable[[int, PartialAnswer], None]
     ) -> list[Prepared[object]]:
-        """The same records, with `on_text` called on the event loop as their texts grow, if the engine supports it.
+        """The same records, with `on_text` called on the event loop as their answers grow, if the engine supports it.
 
         The answer to a prompt that is split comes in one piece.
         """
@@ -405,8 +406,8 @@ class Service:
             return list(prepared)
         loop = asyncio.get_running_loop()
 
-        def report(index: int, text: str) -> None:  # called on the engine's thread
-            loop.call_soon_threadsafe(on_text, index, text)
+        def report(index: int, answer: PartialAnswer) -> None:  # called on the engine's thread
+            loop.call_soon_threadsafe(on_text, index, answer)
 
         follow = self._followable.follow
         return [

@@ -171,6 +171,22 @@ def test_everything_of_a_record_is_sent_for_the_server_to_check(tmp_path: Path) 
     assert server.bodies == [{"prompt": "a"}, {"messages": told}]
 
 
+def test_tools_and_examples_of_the_job_are_sent(tmp_path: Path) -> None:
+    tools = [{"type": "function", "function": {"name": "say"}}]
+    examples = [{"text": "1", "answer": "2"}]
+    own = {"messages": [{"role": "user", "content": "b"}], "tool_choice": "none"}
+    with recording() as server:
+        run([{"text": "a"}, {"text": own}, {"text": {"prompt": "c"}}], tmp_path, server.url, tools=tools,
+            tool_choice="say", examples=examples)  # fmt: skip
+    shown = [{"role": "user", "content": "1"}, {"role": "assistant", "content": "2"}]
+    chosen = {"type": "function", "function": {"name": "say"}}
+    assert sorted(server.bodies, key=lambda body: str(body.get("prompt") or body["messages"]), reverse=True) == [
+        {"prompt": "c"},
+        {"messages": [*shown, {"role": "user", "content": "b"}], "tools": tools, "tool_choice": "none"},
+        {"messages": [*shown, {"role": "user", "content": "a"}], "tools": tools, "tool_choice": chosen},
+    ]
+
+
 @pytest.mark.parametrize(
     ("value", "reason"),
     [

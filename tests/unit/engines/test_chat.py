@@ -171,7 +171,7 @@ NEUTRAL: dict[str, Any] = {
 
 def test_neutral_values_are_welcome() -> None:
     assert parse({"prompt": "x", **NEUTRAL}, Sampling()) == parse({"prompt": "x", "seed": 7}, Sampling())
-    assert meaningful({"prompt": "x", **NEUTRAL}) == {"prompt": "x", "seed": 7}
+    assert meaningful({"prompt": "x", **NEUTRAL}) == {"prompt": "x", "seed": 7, "tool_choice": "none"}
 
 
 @pytest.mark.parametrize(

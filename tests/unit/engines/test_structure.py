@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import datetime
+import json
+import re
 from typing import Any
 
 import pytest
 
+from headrace.engines.requests import grammar_text
 from headrace.engines.requests.generation import Sampling, parse
 from headrace.engines.requests.structure import structure_in, written_out
 from headrace.errors import RecordError
@@ -69,3 +73,20 @@ def test_what_would_go_on_after_the_end_is_refused(field: Any) -> None:
 )
 def test_repeats_are_written_out(regex: str, characters: int) -> None:
     assert written_out(regex) == characters
+
+
+def test_forced_dates_exist() -> None:
+    pattern = json.loads(grammar_text.forced_schema({"type": "string", "format": "date"}))["pattern"]
+
+    def exists(text: str) -> bool:
+        try:
+            datetime.date.fromisoformat(text)
+        except ValueError:
+            return False
+        return True
+
+    for year in (0, 1, 4, 96, 100, 400, 1900, 2000, 2023, 2024, 9999):
+        for month in range(14):
+            for day in (0, 1, 28, 29, 30, 31, 32):
+                text = f"{year:04}-{month:02}-{day:02}"
+                assert (re.fullmatch(pattern, text) is not None) == exists(text), text

@@ -24,10 +24,20 @@ from headrace.engines.generation.sampling import TokenMask, TokenSampler
 from headrace.engines.model_folder import check_tokenizer, digest, find_folder
 from headrace.engines.networks.files import load_tokenizer
 from headrace.engines.networks.pytorch import load_pretrained
+from headrace.engines.requests.answer_parts import THINKING, AnswerReader, PartialAnswer
 from headrace.engines.requests.chat import checked_messages, rendered
+from headrace.engines.requests.chat_answers import (
+    PROMPT_END,
+    TEMPLATE_FIELD,
+    ChatHabits,
+    described,
+    template_arguments,
+    with_parts,
+)
 from headrace.engines.requests.generation import GeneratedText, Request, Sampling, derived_seed, parse
 from headrace.engines.requests.long_prompts import LongPrompts, Place, PromptSplitter, prepared_by, room_of
 from headrace.engines.requests.structure import Structure
+from headrace.engines.requests.tools import ToolUse
 from headrace.engines.requests.vocabulary import Vocabulary, check_ids
 from headrace.engines.text.max_length import choose_length, usable_positions
 from headrace.engines.text.truncation import TextTruncator
@@ -45,7 +55,7 @@ class TokenizedRequest:
     prompt: tuple[int, ...]
     sampling: Sampling
     """`max_tokens` is limited to the remaining context."""
-    listener: Callable[[str], None] | None = None
+    listener: Callable[[PartialAnswer], None] | None = None
     """Called with the partial answer whenever it grows."""
     logprobs: int | None = None
     """How many alternatives to list for each token, with log probabilities; None for no log probabilities."""
@@ -57,6 +67,8 @@ class TokenizedRequest:
     """The form of the answer."""
     mask: Callable[[], TokenMask] | None = None
     """Makes what says which tokens the answer may have; None for all."""
+    reader: AnswerReader | None = None
+    """Takes the answer apart; None for one that is text alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +76,10 @@ class PromptSettings:
     """Defaults for records that do not set these themselves."""
 
     sampling: Sampling
-    system_prompt: str | None
-    chat: bool
-    """Whether a plain text is a user's message instead of a prompt to continue."""
+    options: LanguageModelOptions
+    tools: ToolUse | None
+    examples: Sequence[Mapping[str, object]]
+    """Messages before those of each chat."""
     seed: int
     long: LongPrompts
 
@@ -78,7 +91,7 @@ class PromptSettings:
             ConfigError: an option is out of range.
         """
         long = options.long_prompts()
-        return cls(options.sampling(), options.system_prompt, options.chat, options.seed, long)
+        return cls(options.sampling(), options, options.tool_use(), options.example_messages(), options.seed, long)
 
 
 class _TooLongError(RecordError):
@@ -131,6 +144,9 @@ class CausalLM(Vocabulary):
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self._cutter = TextTruncator(self._tokenizer)
+        added = self._tokenizer.get_added_tokens_decoder()
+        self._special = {token.content: number for number, token in added.items() if token.special}
+        self._habits = ChatHabits.of(self._words.chat_template, options.tool_call_parser, options.reasoning_parser)
         self._grammars = Grammars(self._tokenizer, self.ends)
         self._splitter = PromptSplitter(prompting.long, self) if prompting.long.splits else None
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -143,8 +159,8 @@ class CausalLM(Vocabulary):
             "model_digest": self._digest,
             "dtype": self.dtype,
             "max_model_len": self.max_model_len,
-            "system_prompt": prompting.system_prompt,
-            "chat": prompting.chat,
+            **described(prompting.options),
+            "chat": prompting.options.chat,
             "engine_seed": prompting.seed,
             **{name: list(value) if isinstance(value, tuple) else value for name, value in sampling.items()},
             **prompting.long.describe(),
@@ -180,11 +196,13 @@ class CausalLM(Vocabulary):
         return parse(
             value,
             prompting.sampling,
-            system_prompt=prompting.system_prompt,
-            chat=prompting.chat,
-            extra=logprobs.FIELDS,
+            system_prompt=prompting.options.system_prompt,
+            chat=prompting.options.chat,
+            extra=(*logprobs.FIELDS, TEMPLATE_FIELD),
             token_ids=True,
             structures=(),
+            tools=prompting.tools,
+            examples=prompting.examples,
         )
 
     def _ask(self, request: Request, place: Place) -> TokenizedRequest:
@@ -199,11 +217,19 @@ class CausalLM(Vocabulary):
         sampling = request.sampling
         if sampling.max_tokens > room:
             sampling = replace(sampling, max_tokens=room, min_tokens=min(sampling.min_tokens, room))
-        if request.structure is not None:
-            self._grammars.compiled(request.structure)  # here, not on the model's thread
-        return TokenizedRequest(
-            ids, sampling, logprobs=logprobs.wanted(request), place=place, structure=request.structure
-        )
+        form = self._habits.form(request, self._special)
+        if form is not None:
+            self._grammars.compiled(form)  # here, not on the model's thread
+        end = self._tokenizer.decode(list(ids[-PROMPT_END:]), skip_special_tokens=False)
+        reader = self._habits.reader(request, end, str(derived_seed(0, place, ids)))
+        if form is not None and reader is not None and reader.opened and self._thinks_until(reader) is None:
+            raise RecordError(
+                "the model reasons before its answer and has no token that ends it, so the answer cannot be held to a "
+                "form: turn it off (chat_template_kwargs), or leave the form out",
+                param=form.said_in,
+            )
+        wanted = logprobs.wanted(request)
+        return TokenizedRequest(ids, sampling, logprobs=wanted, place=place, structure=form, reader=reader)
 
     def _ids(self, request: Request) -> tuple[int, ...]:
         text = self._text(request)
@@ -237,9 +263,13 @@ class CausalLM(Vocabulary):
             return request.prompt
         if not self._words.chat_template:
             raise RecordError("the model has no chat template; give a prompt instead of messages", param="messages")
-        apply = partial(self._words.apply_chat_template, tokenize=False, add_generation_prompt=True)
+        request = self._habits.told(request)
+        further = {**template_arguments(request), "tools": self._habits.template_tools(request)}
+        apply = partial(self._words.apply_chat_template, tokenize=False, add_generation_prompt=True, **further)
         try:
-            return str(rendered(request.messages or (), str(self._words.chat_template), apply))
+            text = str(rendered(request.messages or (), str(self._words.chat_template), apply))
+            self._habits.check_told(request, text)
+            return text
         except RecordError:
             raise
         except (TemplateError, TypeError, ValueError) as error:
@@ -251,28 +281,39 @@ class CausalLM(Vocabulary):
         if seed is None:
             seed = derived_seed(self.prompting.seed, ask.place, ask.prompt)
         rules = self._rules.processors(ask.prompt, ask.sampling.max_tokens)
-        make = ask.mask if ask.structure is None else self._grammars.compiled(ask.structure)
+        after = None if ask.reader is None else self._thinks_until(ask.reader)
+        make = ask.mask if ask.structure is None else self._grammars.compiled(ask.structure, after)
         mask = None if make is None else make()
         return TokenSampler(ask.sampling, ask.prompt, seed, self.ends, ask.logprobs, rules, mask)
+
+    def _thinks_until(self, reader: AnswerReader) -> int | None:
+        """The token that ends reasoning which the prompt has begun, before which no form holds."""
+        if not reader.opened or reader.thinking is None:
+            return None
+        found: int | None = self._tokenizer.token_to_id(THINKING[reader.thinking][1])
+        return found
 
     def ends_of(self, ask: TokenizedRequest) -> frozenset[int]:
         """The tokens that end this answer."""
         return frozenset() if ask.sampling.ignore_eos else self.ends
 
     def stopped(self, ask: TokenizedRequest, generated: Sequence[int]) -> bool:
-        """Whether the generated text contains a stop string that ends it."""
+        """Whether the generated text contains a stop string that ends it, or the only call that it may have."""
+        if ask.reader is not None and ask.reader.single and ask.reader.stops(self._decode(ask, generated)):
+            return True
         stops = ask.sampling.stop
         if not stops or len(generated) < max(ask.sampling.min_tokens, 1):
             return False
         # The last token may contain the end of a stop string and more text. A character has at most 4 tokens.
-        tail = self._decode(generated[-4 * max(map(len, stops)) - 8 :])
+        tail = self._decode(ask, generated[-4 * max(map(len, stops)) - 8 :])
         return any(stop in tail for stop in stops) and self._stop_at(ask, generated) is not None
 
-    def grown(self, ask: TokenizedRequest, generated: Sequence[int]) -> str:
+    def grown(self, ask: TokenizedRequest, generated: Sequence[int]) -> PartialAnswer:
         """The part of an unfinished answer that later tokens cannot change."""
-        text = self._decode(generated).rstrip("\ufffd")  # bytes of an incomplete character
+        text = self._decode(ask, generated).rstrip("\ufffd")  # bytes of an incomplete character
         held_back = max(map(len, ask.sampling.stop), default=1) - 1  # may be the start of a stop string
-        return text[: len(text) - held_back] if held_back else text
+        text = text[: len(text) - held_back] if held_back else text
+        return text if ask.reader is None else ask.reader.parts(text, ended=False)
 
     def answer(
         self, ask: TokenizedRequest, generated: Sequence[int], sampler: TokenSampler
@@ -282,9 +323,11 @@ class CausalLM(Vocabulary):
             return sampler.mask.failed
         ended = bool(generated) and generated[-1] in self.ends_of(ask)
         cut = self._stop_at(ask, generated)
+        text = self._decode(ask, generated)[:cut]
+        ended_early = ended or cut is not None or (ask.reader is not None and ask.reader.stops(text))
         answer = GeneratedText(
-            text=self._decode(generated)[:cut],
-            finish_reason="stop" if ended or cut is not None else "length",
+            text=text,
+            finish_reason="stop" if ended_early else "length",
             prompt_tokens=len(ask.prompt),
             completion_tokens=len(generated),
         )
@@ -293,11 +336,12 @@ class CausalLM(Vocabulary):
             answer["logprobs"] = logprobs.written(
                 found, lambda ids: self._tokenizer.decode(list(ids), skip_special_tokens=False), cut
             )
-        return answer
+        return answer if ask.reader is None else with_parts(answer, ask.reader.parts(text))
 
     def _stop_at(self, ask: TokenizedRequest, generated: Sequence[int]) -> int | None:
         """The position of the first stop string that ends after the first `min_tokens` tokens; None if none."""
-        text, ignored = self._decode(generated), self._decode(generated[: max(ask.sampling.min_tokens - 1, 0)])
+        least = max(ask.sampling.min_tokens - 1, 0)
+        text, ignored = self._decode(ask, generated), self._decode(ask, generated[:least])
         places = (text.find(stop, max(len(ignored) - len(stop) + 1, 0)) for stop in ask.sampling.stop)
         return min((place for place in places if place >= 0), default=None)
 
@@ -323,8 +367,13 @@ class CausalLM(Vocabulary):
         gc.collect()  # modules of transformers refer to each other in cycles
         release(self.device)
 
-    def _decode(self, ids: Sequence[int]) -> str:
-        return self._tokenizer.decode(list(ids), skip_special_tokens=True)
+    def _decode(self, ask: TokenizedRequest, ids: Sequence[int]) -> str:
+        """The text of tokens, without special ones but the marks of its parts."""
+        kept = {self._special.get(mark) for mark in ask.reader.marks} - {None} if ask.reader is not None else ()
+        if not kept:
+            return self._tokenizer.decode(list(ids), skip_special_tokens=True)
+        left_out = set(self._special.values()) - kept
+        return self._tokenizer.decode([one for one in ids if one not in left_out], skip_special_tokens=False)
 
 
 def _end_tokens(config: GenerationConfig | None, words: PreTrainedTokenizerBase) -> set[int]:

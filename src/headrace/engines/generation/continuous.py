@@ -33,6 +33,7 @@ from headrace.engines.generation.scheduler import AnswerTokens, PageScheduler, P
 from headrace.engines.generation.static import StaticGenerationEngine, trial_of
 from headrace.engines.generation.tensor_parallel import is_follower, load_options, loaded_together, start_ranks
 from headrace.engines.profile import EngineProfile
+from headrace.engines.requests.answer_parts import PartialAnswer
 from headrace.engines.requests.generation import GeneratedText
 from headrace.engines.requests.vocabulary import TokenizedEngine
 from headrace.errors import (
@@ -193,7 +194,7 @@ class GenerationEngine(TokenizedEngine):
         """The first page of the prompt, which requests of one kind have in common."""
         return hash((record.ask if isinstance(record, ResumedAnswer) else record).prompt[:PAGE])
 
-    def follow(self, payload: TokenizedRequest, listener: Callable[[str], None]) -> TokenizedRequest:
+    def follow(self, payload: TokenizedRequest, listener: Callable[[PartialAnswer], None]) -> TokenizedRequest:
         """The same request, with `listener` called with the partial answer."""
         return replace(payload, listener=listener)
 

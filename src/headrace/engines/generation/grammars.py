@@ -48,8 +48,12 @@ class Grammars:
         self._compiled: OrderedDict[Structure, Future[LLMatcher]] = OrderedDict()
         self._maker = MaskMaker()
 
-    def compiled(self, structure: Structure) -> Callable[[], TokenGuide]:
+    def compiled(self, structure: Structure, after: int | None = None) -> Callable[[], TokenGuide]:
         """Makes the guide of an answer. The first call for a form compiles it, in the caller's thread.
+
+        Args:
+            structure: the form.
+            after: the token after which it holds; None for the whole answer.
 
         Raises:
             RecordError: no answer can be held to this form.
@@ -70,7 +74,7 @@ class Grammars:
             else:
                 found.set_result(matcher)
         try:
-            return partial(TokenGuide, found.result(), min(self._ends), self._maker)
+            return partial(TokenGuide, found.result(), self._ends, self._maker, after)
         except RecordError as error:
             raise RecordError(str(error), param=structure.said_in) from None
 
@@ -157,13 +161,15 @@ class TokenGuide:
 
     Args:
         compiled: the form.
-        end: a token that ends the answer.
+        ends: the tokens that end the answer.
         maker: makes the next mask beforehand.
+        after: the token after which the form holds, such as the end of reasoning; None for the whole answer.
     """
 
-    def __init__(self, compiled: LLMatcher, end: int, maker: MaskMaker) -> None:
+    def __init__(self, compiled: LLMatcher, ends: frozenset[int], maker: MaskMaker, after: int | None = None) -> None:
+        self._after = after
         self._matcher = compiled.deep_copy()
-        self._end = end
+        self._ends = ends
         self._maker = maker
         self._taken: list[int] = []
         self._consumed = 0
@@ -177,16 +183,21 @@ class TokenGuide:
         if self.failed is None:
             self._taken.append(token)
             self._bits = None
-            self._maker.start(self)
+            if self._after is None or self._consumed:
+                self._maker.start(self)
 
     def advance(self) -> None:
         """Make the mask after the last token."""
+        if self._after is not None and not self._consumed:
+            self._consumed = self._taken.index(self._after) + 1
         self._matcher.consume_tokens(self._taken[self._consumed :])
         self._consumed = len(self._taken)
         self._bits = self._matcher.compute_bitmask()
 
     def fill(self, generated: Sequence[int]) -> torch.Tensor:
-        """The tokens that may come after these, see `TokenMask`."""
+        """The tokens that may come after these, see `TokenMask`: before the form holds, all but those that end."""
+        if self._after is not None and self._after not in generated:
+            return self._only_ends() ^ -1
         if self._bits is None:
             self._maker.wait()
         if self._taken != list(generated):  # the answer began anew
@@ -197,6 +208,12 @@ class TokenGuide:
         mask = torch.frombuffer(bytearray(self._bits or b""), dtype=torch.int32)
         if problem := self._matcher.get_error():
             self.failed = RecordError(f"the answer cannot be held to its form: {' '.join(problem.split())[:300]}")
-            mask.zero_()
-            mask[self._end // 32] = 1 << self._end % 32 if self._end % 32 < 31 else -(1 << 31)
+            return self._only_ends()
+        return mask
+
+    def _only_ends(self) -> torch.Tensor:
+        """The mask of the tokens that end the answer."""
+        mask = torch.zeros(len(self._matcher.compute_bitmask()) // 4, dtype=torch.int32)
+        for end in self._ends:
+            mask[end // 32] |= 1 << end % 32 if end % 32 < 31 else -(1 << 31)
         return mask

@@ -8,12 +8,14 @@ import logging
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 from headrace.client import BUSY, AsyncClient, ClientSettings, Delay
 from headrace.concurrency.loop_thread import LoopThread
 from headrace.engines.base import Prepared
 from headrace.engines.profile import EngineProfile
 from headrace.engines.remote.options import Endpoint, EndpointClassification, EndpointEmbedding, EndpointOptions
+from headrace.engines.requests.chat import with_more
 from headrace.engines.requests.formed import FormedRequest
 from headrace.engines.requests.generation import GeneratedText, asked_in
 from headrace.engines.requests.structure import FIELDS
@@ -189,8 +191,25 @@ def classify(options: EndpointClassification) -> EndpointEngine:
 def generate(options: Endpoint) -> EndpointEngine:
     """Answers from /v1/chat/completions, or for prompts from /v1/completions; sampling is for requests without it."""
     options.sampling()  # checks it
-    ask = functools.partial(_asked, chat=options.chat or bool(options.system_prompt), system=options.system_prompt)
+    use, examples = options.tool_use(), options.example_messages()
+    fields: dict[str, object] = {} if use is None else {"tools": list(use.given)}
+    if use is not None and use.forced:
+        only = {"type": "function", "function": {"name": options.tool_choice}}
+        fields["tool_choice"] = "required" if options.tool_choice == "required" else only
+    chat = options.chat or bool(options.system_prompt or examples or fields)
+    ask = functools.partial(_asked, chats=_Chats(chat, options.system_prompt, examples, fields))
     return EndpointEngine(options, ask, _generation, options.given_sampling())
+
+
+class _Chats(NamedTuple):
+    """What requests get that do not say it themselves."""
+
+    chat: bool
+    """Whether a plain text is a chat."""
+    system: str | None
+    examples: Sequence[Mapping[str, object]]
+    fields: Mapping[str, object]
+    """Fields of a chat's body."""
 
 
 def _lacks(body: Mapping[str, object], name: str) -> bool:
@@ -206,14 +225,14 @@ def _text(value: object) -> str:
     return str(value)
 
 
-def _asked(value: object, chat: bool, system: str | None) -> tuple[str, dict[str, object]]:
+def _asked(value: object, chats: _Chats) -> tuple[str, dict[str, object]]:
     """The path and body of a record, which may come with the form of its answer."""
     if isinstance(value, FormedRequest):
-        return _formed(value, *_request(value.value, chat, system))
-    return _request(value, chat, system)
+        return _formed(value, *_request(value.value, chats))
+    return _request(value, chats)
 
 
-def _request(value: object, chat: bool, system: str | None) -> tuple[str, dict[str, object]]:
+def _request(value: object, chats: _Chats) -> tuple[str, dict[str, object]]:
     """The path and body of a record; what a request body or a chat holds is for the server to check.
 
     Raises:
@@ -224,7 +243,7 @@ def _request(value: object, chat: bool, system: str | None) -> tuple[str, dict[s
         body, value = value, asked_in(value, token_ids=True)
         if body.get("stream"):
             raise RecordError("stream is true: a job takes whole answers; remove the field", param="stream")
-    elif isinstance(value, str) and chat:
+    elif isinstance(value, str) and chats.chat:
         value = [{"role": "user", "content": _text(value)}]
     elif not isinstance(value, list):
         value = _text(value)
@@ -236,9 +255,10 @@ def _request(value: object, chat: bool, system: str | None) -> tuple[str, dict[s
         if not isinstance(message, dict) or "role" not in message:
             place = f"messages.{number}"
             raise RecordError(f"message {number} is {shown(message)}: it must be an object with a role", param=place)
-    if system and value[0]["role"] not in ("system", "developer"):
-        value = [{"role": "system", "content": system}, *value]
-    return "/v1/chat/completions", {**body, "messages": value}
+    own = {name: given for name, given in body.items() if given is not None}
+    return "/v1/chat/completions", {
+        **body, **chats.fields, **own, "messages": with_more(value, chats.system, chats.examples),
+    }  # fmt: skip
 
 
 def _formed(asked: FormedRequest, path: str, body: dict[str, Json]) -> tuple[str, dict[str, object]]:

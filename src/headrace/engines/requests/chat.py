@@ -10,7 +10,8 @@ from headrace.errors import HeadraceError, RecordError, model_code
 from headrace.records import Json
 from headrace.wording import shown
 
-ROLES = ("system", "developer", "user", "assistant", "tool")
+SYSTEM = ("system", "developer")
+ROLES = (*SYSTEM, "user", "assistant", "tool")
 TEXT_ONLY = frozenset({"text"})
 """The content part types that a text-only model takes."""
 _FIELDS = frozenset(
@@ -104,6 +105,35 @@ def _check_calls(calls: object, number: int) -> None:
                 f"tool call {index} of message {number} is {shown(call)}: it must have a function with a name",
                 param=f"messages.{number}.tool_calls.{index}",
             )
+
+
+def messages_of(examples: Sequence[Mapping[str, object]]) -> list[Mapping[str, object]]:
+    """The messages of examples, each of which is a message, or a user's text with its answer.
+
+    Raises:
+        RecordError: one is neither.
+    """
+    found: list[object] = []
+    for number, one in enumerate(examples):
+        if set(one) == {"text", "answer"}:
+            found += [{"role": "user", "content": one["text"]}, {"role": "assistant", "content": one["answer"]}]
+        elif "role" in one:
+            found.append(one)
+        else:
+            raise RecordError(
+                f'number {number} is {shown(one)}: it must be {{"text": ..., "answer": ...}} or a message'
+            )
+    return checked_messages(found) if found else []
+
+
+def with_more(
+    messages: Sequence[Mapping[str, object]], system_prompt: str | None, examples: Sequence[Mapping[str, object]]
+) -> Sequence[Mapping[str, object]]:
+    """The messages with the system's before them, and the examples after the system's."""
+    if system_prompt and messages[0]["role"] not in SYSTEM:
+        messages = [{"role": "system", "content": system_prompt}, *messages]
+    first = messages[:1] if messages[0]["role"] in SYSTEM else []
+    return [*first, *examples, *messages[len(first) :]]
 
 
 def with_known_roles(messages: Sequence[Mapping[str, object]], template: str) -> list[Mapping[str, object]]:

@@ -9,17 +9,19 @@ from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any, NotRequired, TypedDict
 
-from headrace.engines.requests.chat import TEXT_ONLY, checked_messages
+from headrace.engines.requests.chat import TEXT_ONLY, checked_messages, with_more
 from headrace.engines.requests.formed import FormedRequest
 from headrace.engines.requests.structure import FIELDS, Structure, structure_in
+from headrace.engines.requests.tools import FIELDS as TOOL_FIELDS
+from headrace.engines.requests.tools import ToolUse, tools_in
 from headrace.errors import ConfigError, RecordError, misspelt, nearest
 from headrace.records import kind_of
 from headrace.wording import shown
 
 # Fields of an OpenAI request body that never change an answer.
 _IGNORED = frozenset({
-    "model", "user", "safety_identifier", "metadata", "service_tier", "stream_options", "parallel_tool_calls",
-    "prediction", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention",
+    "model", "user", "safety_identifier", "metadata", "service_tier", "stream_options", "prediction",
+    "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention",
 })  # fmt: skip
 # Fields that are accepted only if null or one of these values, which do not change an answer.
 _NEUTRAL: Mapping[str, tuple[object, ...]] = {
@@ -33,7 +35,8 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "top_logprobs": (0,),
     "logit_bias": ({},),
     "tools": ([],),
-    "tool_choice": ("none", "auto"),
+    "tool_choice": ("auto",),
+    "parallel_tool_calls": (True,),
     "functions": ([],),
     "function_call": ("none", "auto"),
     "response_format": ({"type": "text"},),
@@ -67,7 +70,8 @@ class GeneratedText(TypedDict):
     text: str
     """Without the stop string."""
     finish_reason: str
-    """"stop" (an end token or a stop string) or "length" (`max_tokens`, or the end of the context)."""
+    """"stop" (an end token or a stop string), "tool_calls" (likewise, with calls) or "length" (`max_tokens`, or the end
+    of the context)."""
     prompt_tokens: int
     completion_tokens: int
     """The end token included."""
@@ -76,9 +80,11 @@ class GeneratedText(TypedDict):
     logprobs: NotRequired[list[TokenChance]]
     """The log probabilities of each token of the text, if the request asks for them."""
     reasoning: NotRequired[str]
-    """What the model wrote before the text, where a server gives it apart."""
+    """What the model wrote before the text, where it is known to reason."""
     tool_calls: NotRequired[list[object]]
-    """The tools that the model calls, as OpenAI's API has them."""
+    """The tools that the model calls, as OpenAI's API has them; there if the request has tools."""
+    tool_errors: NotRequired[list[str]]
+    """What is wrong with the calls, such as an unknown tool; there if the request has tools."""
     choices: NotRequired[list[object]]
     """All answers of a server, if the request asks for several (`n`); the text is that of the first."""
 
@@ -118,6 +124,8 @@ class Request:
     """A prompt as ids of the model's own tokenizer."""
     structure: Structure | None = None
     """The form that the answer must have."""
+    tools: ToolUse | None = None
+    """The tools that the answer may call."""
 
 
 def sampling_from(given: Mapping[str, Any], defaults: Sampling = Sampling()) -> Sampling:
@@ -181,14 +189,18 @@ def parse(  # noqa: PLR0913 - keyword-only; each engine sets those that concern 
     parts: Collection[str] = TEXT_ONLY,
     token_ids: bool = False,
     structures: Collection[str] | None = None,
+    tools: ToolUse | None = None,
+    examples: Sequence[Mapping[str, object]] = (),
 ) -> Request:
     """Parse the value of a record.
 
-    A string is a prompt, or the user's message if `chat` or `system_prompt` is set. A list is the messages of a chat.
+    A string is a prompt, or the user's message if one of `chat`, `system_prompt`, `tools` and `examples` is set. A list
+    is the messages of a chat.
     An object is an OpenAI request body: `prompt` (never a chat) or `messages`, and sampling parameters. `extra` names
     further fields that the engine takes; `parts` names the content part types that the model takes; `token_ids` says
     that the prompt of a body may be a list of token ids; `structures` says that the engine holds an answer to its
-    form, and names further fields of `structured_outputs`.
+    form, and names further fields of `structured_outputs`. `tools` are those of a chat without its own; `examples` are
+    messages before its own, after the system's.
 
     Raises:
         RecordError: another type, an empty prompt, an unknown role or field, or a parameter out of range. Its `param`
@@ -206,31 +218,69 @@ def parse(  # noqa: PLR0913 - keyword-only; each engine sets those that concern 
                 parts=parts,
                 token_ids=token_ids,
                 structures=structures,
+                tools=tools,
+                examples=examples,
             ),
         )
     body: Mapping[str, object] = value if isinstance(value, dict) else {}
     if body:
         value = asked_in(body, token_ids=token_ids)
     sampling = sampling_from(_sampling_in(body), defaults)
-    _refuse_unknown(body, extra if structures is None else (*extra, *FIELDS))
-    structure = None if structures is None else structure_in(body, structures)
+    _refuse_unknown(body, (*extra, *TOOL_FIELDS) if structures is None else (*extra, *TOOL_FIELDS, *FIELDS))
+    structure = _structure(body, structures, sampling)
+    known = {name: body[name] for name in extra if body.get(name) is not None}
+    asked = Request(None, None, sampling, known, structure=structure)
+    if isinstance(value, tuple):
+        return replace(asked, token_ids=value)
+    if value == "":
+        raise RecordError("the prompt is empty; there is nothing to answer", param="prompt" if body else None)
+    # The field name of a body decides between prompt and chat.
+    if isinstance(value, str) and (body or not any((chat, system_prompt, tools, examples))):
+        _refuse_tools(body)
+        return replace(asked, prompt=value)
+    messages = with_more(_messages(value, parts), system_prompt, examples)
+    return replace(asked, messages=messages, tools=_tools(body, tools, structure))
+
+
+def _structure(body: Mapping[str, object], options: Collection[str] | None, sampling: Sampling) -> Structure | None:
+    """The form that a body says, if the engine holds answers to forms."""
+    structure = None if options is None else structure_in(body, options)
     if structure is not None:
         _check_ends(sampling)
-    known = {name: body[name] for name in extra if body.get(name) is not None}
-    if isinstance(value, tuple):
-        return Request(None, None, sampling, known, value, structure)
+    return structure
+
+
+def _messages(value: object, parts: Collection[str]) -> Sequence[Mapping[str, object]]:
+    """The messages of a chat, or of a user's text."""
     if isinstance(value, str):
-        if not value:
-            raise RecordError("the prompt is empty; there is nothing to answer", param="prompt" if body else None)
-        if body or not (chat or system_prompt):  # the field name of a body decides between prompt and chat
-            return Request(value, None, sampling, known, structure=structure)
         value = [{"role": "user", "content": value}]
     elif not isinstance(value, list):
         raise RecordError(f"the prompt is {kind_of(value)}; it must be text, a list of messages or a request body")
-    messages = checked_messages(value, parts)
-    if system_prompt and messages[0]["role"] not in ("system", "developer"):
-        messages = [{"role": "system", "content": system_prompt}, *messages]
-    return Request(None, messages, sampling, known, structure=structure)
+    return checked_messages(value, parts)
+
+
+def _tools(body: Mapping[str, object], default: ToolUse | None, structure: Structure | None) -> ToolUse | None:
+    """The tools of a chat.
+
+    Raises:
+        RecordError: they are invalid, or one must be called although the answer has another form.
+    """
+    use = tools_in(body, default)
+    if use is not None and use.forced and structure is not None:
+        raise RecordError(
+            f"tool_choice says that the answer calls a tool, and {structure.said_in} that it has another form: give "
+            "one of them",
+            param="tool_choice",
+        )
+    return use
+
+
+def _refuse_tools(body: Mapping[str, object]) -> None:
+    """Refuse tools of a prompt, which no template writes into it."""
+    if body.get("tools"):
+        raise RecordError("tools go with messages, not with a prompt: send a chat", param="tools")
+    if body.get("tool_choice") not in (None, "auto", "none"):
+        raise RecordError("tool_choice goes with messages and tools: send a chat", param="tool_choice")
 
 
 def _formed(asked: FormedRequest, parse_plain: Callable[[object], Request]) -> Request:

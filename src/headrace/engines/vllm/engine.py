@@ -24,7 +24,15 @@ from headrace.engines.base import Prepared, PreparedRecords
 from headrace.engines.capabilities import PrefixCacheStats, Sleeper
 from headrace.engines.model_folder import check_tokenizer, digest, find_folder
 from headrace.engines.profile import EngineProfile
+from headrace.engines.requests.answer_parts import AnswerReader, PartialAnswer
 from headrace.engines.requests.chat import TEXT_ONLY, with_known_roles
+from headrace.engines.requests.chat_answers import (
+    PROMPT_END,
+    ChatHabits,
+    described,
+    template_arguments,
+    with_parts,
+)
 from headrace.engines.requests.generation import GeneratedText, Request, derived_seed, parse
 from headrace.engines.requests.long_prompts import Place, PromptSplitter, prepared_by, room_of
 from headrace.engines.vllm.options import Vllm
@@ -40,8 +48,10 @@ class _Payload:
     prompt: object
     """Token ids from vLLM's renderer."""
     params: SamplingParams
-    listener: Callable[[str], None] | None = None
-    """Called with the partial text."""
+    listener: Callable[[PartialAnswer], None] | None = None
+    """Called with the partial answer."""
+    reader: AnswerReader | None = None
+    """Takes the answer apart; None for one that is text alone."""
     counts_cached: bool = False
     """Whether the answer has `cached_tokens`."""
 
@@ -61,7 +71,8 @@ class VllmEngine:
         self._long = options.long_prompts()
         self._splitter = PromptSplitter(self._long, self) if self._long.splits else None
         self._defaults = options.sampling()
-        self._system_prompt, self._seed = options.system_prompt, options.seed
+        self._options, self._seed = options, options.seed
+        self._tools, self._examples = options.tool_use(), options.example_messages()
         self._engine_args = options.engine_args() | ({} if options.seed is None else {"seed": options.seed})
         self._core = VllmCore(self._folder, self._engine_args)
         config, self.max_model_len = self._core.config, self._core.max_model_len
@@ -84,6 +95,7 @@ class VllmEngine:
         self._rendering = threading.Lock()
         self._template = getattr(self._renderer.tokenizer, "chat_template", None)
         self._chat = self._template is not None if options.chat is None else options.chat
+        self._habits = ChatHabits.of(self._template, options.tool_call_parser, options.reasoning_parser)
         self._parts = TEXT_ONLY | MULTIMODAL if config.model_config.is_multimodal_model else TEXT_ONLY
 
     def describe(self) -> Mapping[str, object]:
@@ -98,7 +110,7 @@ class VllmEngine:
             "max_model_len": self.max_model_len,
             "sampling": sampling,
             "chat": self._chat,
-            "system_prompt": self._system_prompt,
+            **described(self._options),
             "options": deciding(self._engine_args),
             **self._long.describe(),
         }
@@ -124,11 +136,13 @@ class VllmEngine:
         return parse(
             value,
             self._defaults,
-            system_prompt=self._system_prompt,
+            system_prompt=self._options.system_prompt,
             chat=self._chat,
             extra=EXTRA,
             parts=self._parts,
             structures=STRUCTURE_OPTIONS,
+            tools=self._tools,
+            examples=self._examples,
         )
 
     def _rendered(self, request: Request) -> tuple[Any, SamplingParams]:
@@ -152,8 +166,12 @@ class VllmEngine:
 
     def whole(self, request: object, place: Place) -> Prepared[_Payload]:
         """The request, not split."""
-        prompt, params = self._rendered(self._parsed(request))
+        parsed = self._parsed(request)
+        prompt, params = self._rendered(parsed)
         tokens = prompt["prompt_token_ids"]
+        with self._rendering:
+            end = self._renderer.tokenizer.decode(tokens[-PROMPT_END:])
+        reader = self._habits.reader(parsed, end, str(derived_seed(0, place, tokens)), listed=True)
         if self._seed is not None and params.seed is None and params.temperature > 0:
             params.seed = derived_seed(self._seed, place, tokens)
         length = len(tokens)
@@ -162,21 +180,24 @@ class VllmEngine:
                 f"the prompt has {length} tokens, and max_model_len is {self.max_model_len}: there is no room for an "
                 "answer; shorten it, raise ``max_model_len``, or split it (``on_too_long=split``)"
             )
-        return Prepared(_Payload(prompt, params), cost=length, greedy=params.temperature == 0)
+        return Prepared(_Payload(prompt, params, reader=reader), cost=length, greedy=params.temperature == 0)
 
     def _render(self, request: Request) -> Any:
         """Token ids, the same as in `LLM.generate` and `LLM.chat`."""
         renderer = self._renderer
         if request.messages is None:
             return renderer.render_cmpl([parse_model_prompt(renderer.model_config, request.prompt)])[0]
-        given: Any = request.extra.get("chat_template_kwargs", {})
-        template = {"add_generation_prompt": True, **given}
-        messages = with_known_roles(request.messages, str(self._template))
+        request = self._habits.told(request)
+        tools = self._habits.template_tools(request)
+        template = {"add_generation_prompt": True, **template_arguments(request)}
+        if tools is not None:
+            template["tools"] = tools
+        messages = with_known_roles(request.messages or (), str(self._template))
         _, prompts = renderer.render_chat([messages], ChatParams(chat_template_kwargs=template))
         return prompts[0]
 
-    def follow(self, payload: _Payload, listener: Callable[[str], None]) -> _Payload:
-        """The same request; the engine's thread calls `listener` with the partial text whenever it grows."""
+    def follow(self, payload: _Payload, listener: Callable[[PartialAnswer], None]) -> _Payload:
+        """The same request; the engine's thread calls `listener` with the partial answer whenever it grows."""
         params = copy.copy(payload.params)
         params.output_kind = RequestOutputKind.CUMULATIVE
         return replace(payload, params=params, listener=listener)
@@ -200,9 +221,12 @@ class VllmEngine:
         async with aclosing(engine.generate(payload.prompt, payload.params, number)) as outputs:
             async for output in outputs:
                 if payload.listener is not None and output.outputs[0].text:
-                    payload.listener(output.outputs[0].text)
+                    text = output.outputs[0].text
+                    payload.listener(text if payload.reader is None else payload.reader.parts(text, ended=False))
                 if output.finished:
                     generation = _generation(output)
+                    if payload.reader is not None:
+                        generation = with_parts(generation, payload.reader.parts(generation["text"]))
                     self._prompt_tokens += generation["prompt_tokens"]
                     self._generated_tokens += generation["completion_tokens"]
                     cached = max(output.num_cached_tokens or 0, 0)

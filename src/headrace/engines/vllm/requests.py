@@ -8,7 +8,9 @@ from dataclasses import asdict, fields
 
 from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 
+from headrace.engines.requests.chat_answers import TEMPLATE_FIELD
 from headrace.engines.requests.generation import Request
+from headrace.engines.requests.grammar_text import calls_schema
 from headrace.engines.requests.structure import Structure
 from headrace.errors import RecordError
 from headrace.records import text_refusal
@@ -24,7 +26,7 @@ _OWN_SAMPLING = (
     "spaces_between_special_tokens",
     "stop_token_ids",
 )
-EXTRA = (*_OWN_SAMPLING, "chat_template_kwargs")
+EXTRA = (*_OWN_SAMPLING, TEMPLATE_FIELD)
 
 MULTIMODAL = frozenset({"image_url", "input_audio", "audio_url", "video_url"})
 """Content part types that a multimodal model takes, with OpenAI's and vLLM's names."""
@@ -49,11 +51,13 @@ def sampling_params(request: Request) -> SamplingParams:
     """The request's sampling parameters for vLLM."""
     own = {name: request.extra[name] for name in _OWN_SAMPLING if name in request.extra}
     given = asdict(request.sampling) | {"stop": list(request.sampling.stop)} | own
+    if request.tools is not None:
+        given["skip_special_tokens"] = False  # some are the marks of calls
     if "logit_bias" in own:
         given["logit_bias"] = _biases(own["logit_bias"])
     return SamplingParams(
         **given,
-        structured_outputs=_structure(request.structure),
+        structured_outputs=_structure(_form(request)),
         output_kind=RequestOutputKind.FINAL_ONLY,
         skip_clone=True,  # the object is not shared
     )
@@ -70,6 +74,19 @@ def _biases(given: object) -> dict[int, object]:
         f'logit_bias is {shown(given)}: it must be an object of token ids and numbers, such as {{"42": -5}}',
         param="logit_bias",
     )
+
+
+def _form(request: Request) -> Structure | None:
+    """The form of the answer, which of calls that must come is a list, as vLLM has it."""
+    use = request.tools
+    if use is None or not use.forced:
+        if use is not None and request.structure is not None:
+            raise RecordError(
+                "tools and a form of the answer do not go together in vLLM: give one of them",
+                param=request.structure.said_in,
+            )
+        return request.structure
+    return Structure.of("json", calls_schema(use), "tools")
 
 
 def _structure(structure: Structure | None) -> StructuredOutputsParams | None:

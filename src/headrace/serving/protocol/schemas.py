@@ -150,7 +150,12 @@ class Message(BaseModel):
     """The message of the model."""
 
     role: Literal["assistant"]
-    content: str
+    content: str | None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    tool_calls: list[JsonObject] | None = None
+    tool_errors: list[str] | None = None
+    """What is wrong with the calls, such as an unknown tool."""
 
 
 class ChatChoice(BaseModel):

@@ -9,7 +9,8 @@ from datetime import UTC, datetime
 
 from fastapi import APIRouter, Request, Response
 
-from headrace.openai_protocol import GeneratorAnswer, chat_completion, choice, completion
+from headrace.engines.requests.answer_parts import ToolCall
+from headrace.openai_protocol import GeneratorAnswer, chat_completion, choice, completion, reasoning_fields
 from headrace.records import JsonObject
 from headrace.serving.http.direct import DirectRoute
 from headrace.serving.protocol.requests import ChatRequest, CompletionRequest, texts_or_ids
@@ -122,8 +123,23 @@ class _ChatChunks(OpenAIChunks):
 
     def choice(self, index: int, text: str, finish_reason: str | None) -> JsonObject:
         """A delta of the message."""
-        delta: JsonObject = {"content": text} if text else {}
-        if index not in self._started:
-            self._started.add(index)
-            delta = {"role": "assistant", "content": text}
-        return choice(index, delta=delta, finish=finish_reason)
+        delta: JsonObject = {"content": text} if text or index not in self._started else {}
+        return choice(index, delta=self._begun(index, delta), finish=finish_reason)
+
+    def _begun(self, index: int, delta: JsonObject) -> JsonObject:
+        if index in self._started:
+            return delta
+        self._started.add(index)
+        return {"role": "assistant", **delta}
+
+    def thought(self, index: int, text: str) -> bytes:
+        """The event for more reasoning."""
+        return self.further(index, self._begun(index, reasoning_fields(text)))
+
+    def called(self, index: int, number: int, call: ToolCall | None, arguments: str) -> bytes:
+        """The event for a call, or for more of its arguments."""
+        function = {"arguments": arguments} if call is None else {"name": call.name, "arguments": arguments}
+        begins = {} if call is None else {"id": call.id, "type": "function"}
+        return self.further(
+            index, self._begun(index, {"tool_calls": [{"index": number, **begins, "function": function}]})
+        )

@@ -6,14 +6,16 @@ import abc
 import asyncio
 import json
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 
 from fastapi import Response
 from starlette.types import Receive, Scope, Send
 
+from headrace.engines.requests.answer_parts import AnswerParts, PartialAnswer, ToolCall
 from headrace.errors import DeadlineExceededError
 from headrace.events import WorkUnitSent
-from headrace.openai_protocol import GeneratorAnswer, usage
+from headrace.openai_protocol import GeneratorAnswer, choice, usage
 from headrace.records import JsonObject
 from headrace.serving.admission.waiting import CancelScope
 from headrace.serving.errors import ApiError, ClientGoneError
@@ -33,6 +35,17 @@ class StreamChunks(abc.ABC):
     @abc.abstractmethod
     def delta(self, index: int, text: str) -> bytes:
         """More text of the answer to record `index`."""
+
+    def thought(self, index: int, text: str) -> bytes:  # noqa: ARG002 - for protocols that have it
+        """More reasoning of the answer to record `index`, all of which comes before its text."""
+        return b""
+
+    def called(self, index: int, number: int, call: ToolCall | None, arguments: str) -> bytes:  # noqa: ARG002
+        """More arguments of call `number` of the answer to record `index`; with the call where it begins.
+
+        The text before it was sent. A protocol without calls shows none of it.
+        """
+        return b""
 
     @abc.abstractmethod
     def ended(self, index: int, answer: GeneratorAnswer) -> bytes:
@@ -64,6 +77,10 @@ class OpenAIChunks(StreamChunks):
     def choice(self, index: int, text: str, finish_reason: str | None) -> JsonObject:
         """A delta of the answer to record `index`."""
 
+    def further(self, index: int, delta: JsonObject) -> bytes:
+        """The event for what is no text."""
+        return self._event(choice(index, delta=delta, finish=None))
+
     def delta(self, index: int, text: str) -> bytes:
         """The event for more text."""
         return self._chunk(index, text, None)
@@ -73,8 +90,11 @@ class OpenAIChunks(StreamChunks):
         return self._chunk(index, "", answer["finish_reason"])
 
     def _chunk(self, index: int, text: str, finish_reason: str | None) -> bytes:
+        return self._event(self.choice(index, text, finish_reason))
+
+    def _event(self, chosen: JsonObject) -> bytes:
         extra = {"usage": None} if self._with_usage else {}
-        return event({**self._head, "choices": [self.choice(index, text, finish_reason)], **extra})
+        return event({**self._head, "choices": [chosen], **extra})
 
     def finish(self, answers: Sequence[GeneratorAnswer]) -> bytes:
         """The event that reports usage, if it is wanted, and the end."""
@@ -90,6 +110,32 @@ def event(content: object, name: str = "") -> bytes:
     """One server-sent event."""
     head = f"event: {name}\n".encode() if name else b""
     return head + b"data: " + json.dumps(content, separators=(",", ":")).encode() + b"\n\n"
+
+
+@dataclass
+class SentParts:
+    """How much of an answer was sent: characters of its reasoning, its text, and the arguments of each call."""
+
+    thought: int = 0
+    text: int = 0
+    calls: list[int] = field(default_factory=list)
+
+    def more(self, chunks: StreamChunks, index: int, answer: AnswerParts) -> Iterator[bytes]:
+        """The events for the rest of the answer so far."""
+        thought = answer.reasoning or ""
+        if len(thought) > self.thought:
+            yield chunks.thought(index, thought[self.thought :])
+            self.thought = len(thought)
+        if len(answer.text) > self.text:
+            yield chunks.delta(index, answer.text[self.text :])
+            self.text = len(answer.text)
+        for number, call in enumerate(answer.calls or ()):
+            begins = number == len(self.calls)
+            if begins:
+                self.calls.append(0)
+            if begins or len(call.arguments) > self.calls[number]:
+                yield chunks.called(index, number, call if begins else None, call.arguments[self.calls[number] :])
+                self.calls[number] = len(call.arguments)
 
 
 class EventStream(Response):
@@ -118,8 +164,8 @@ class EventStream(Response):
         self._chunks = chunks
         self._kept = kept
         self._answers: dict[int, GeneratorAnswer] = {}
-        self._texts: dict[int, str] = {}
-        self._sent: dict[int, int] = {}
+        self._news: dict[int, AnswerParts] = {}
+        self._sent: dict[int, SentParts] = {}
         self._changed = asyncio.Event()
         self._started = time.monotonic()
         self._sent_at: dict[int, float] = {}
@@ -134,8 +180,8 @@ class EventStream(Response):
             await self._stream(futures, request.scope, send)
             request.answered(list(self._answers.values()))
 
-    def _note(self, index: int, text: str) -> None:
-        self._texts[index] = text
+    def _note(self, index: int, answer: PartialAnswer) -> None:
+        self._news[index] = answer if isinstance(answer, AnswerParts) else AnswerParts(answer)
         self._changed.set()
 
     async def _stream(self, futures: Sequence[asyncio.Future[GeneratorAnswer]], wait: CancelScope, send: Send) -> None:
@@ -146,7 +192,7 @@ class EventStream(Response):
         while left:
             await self._changed.wait()
             self._changed.clear()
-            events = [self._new_text(index) for index in list(self._texts) if index in left]
+            events = [self._more(index, self._news.pop(index)) for index in list(self._news) if index in left]
             ended = [index for index, future in left.items() if future.done()]
             try:
                 events += [self._last(index, left.pop(index), wait) for index in ended]
@@ -160,13 +206,13 @@ class EventStream(Response):
             await self._kept(answers)
         await self._write(send, self._chunks.finish(answers), last=True)
 
-    def _new_text(self, index: int) -> bytes:
-        text, sent = self._texts.pop(index), self._sent.get(index, 0)
-        self._sent[index] = max(len(text), sent)
-        if len(text) <= sent:
-            return b""
-        self._notify(index)
-        return self._chunks.delta(index, text[sent:])
+    def _more(self, index: int, answer: AnswerParts) -> bytes:
+        """The events for what was not sent yet."""
+        sent = self._sent.setdefault(index, SentParts())
+        events = b"".join(sent.more(self._chunks, index, answer))
+        if events:
+            self._notify(index)
+        return events
 
     def _notify(self, index: int) -> None:
         """Notify the listener of a delta."""
@@ -192,10 +238,9 @@ class EventStream(Response):
             raise self._service.to_api_error(error, self._call)
         answer = future.result()
         self._answers[index] = answer
-        rest = answer["text"][self._sent.get(index, 0) :]
-        if rest:
-            self._notify(index)
-        return (self._chunks.delta(index, rest) if rest else b"") + self._chunks.ended(index, answer)
+        calls = tuple(ToolCall.of(call) for call in answer.get("tool_calls", ()))
+        rest = self._more(index, AnswerParts(answer["text"], answer.get("reasoning"), calls))
+        return rest + self._chunks.ended(index, answer)
 
     async def _write(self, send: Send, content: bytes, *, last: bool = False) -> None:
         """Send bytes. A client that does not read them in time counts as disconnected."""
