@@ -206,3 +206,21 @@ def test_invalid_options_are_refused_before_the_model_is_loaded(options: Any, wo
     with pytest.raises(ConfigError) as refused:
         headrace.run(source=[{"text": "1"}], sink="list", task="generate", progress=False, **options)
     assert words.replace("--tool-choice", "tool_choice").replace("--", "") in str(refused.value).replace("`", "")
+
+
+def test_bias_and_echo_are_obeyed(folder: Path) -> None:
+    engine = registry.create("generate", folder, engine="torch")
+    plain: Any = {"prompt": "1+1=", "max_tokens": 3}
+    [before] = answers(engine, [plain])
+    [number] = engine.tokenize("7", add_special_tokens=False)
+    found = answers(engine, [
+        {**plain, "logit_bias": {str(number): 100}}, {**plain, "echo": True, "logit_bias": None}, plain,
+    ])  # fmt: skip
+    assert [one["text"] for one in found] == ["777", f"1+1={before['text']}", before["text"]]
+    for body, words in [
+        ({"logit_bias": {"99999": 1}}, "99999"), ({"logit_bias": [1]}, "must be an object"),
+        ({"echo": 1}, "echo is 1"), ({"echo": True, "logprobs": 1}, "nor with logprobs"),
+    ]:  # fmt: skip
+        [refused] = engine.prepare([{**plain, **body}])
+        assert words in str(refused)
+    engine.close()

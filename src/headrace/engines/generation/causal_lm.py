@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 
@@ -34,7 +34,7 @@ from headrace.engines.requests.chat_answers import (
     template_arguments,
     with_parts,
 )
-from headrace.engines.requests.generation import GeneratedText, Request, Sampling, derived_seed, parse
+from headrace.engines.requests.generation import GeneratedText, Request, Sampling, biases, derived_seed, parse
 from headrace.engines.requests.long_prompts import LongPrompts, Place, PromptSplitter, prepared_by, room_of
 from headrace.engines.requests.structure import Structure
 from headrace.engines.requests.tools import ToolUse
@@ -43,6 +43,7 @@ from headrace.engines.text.max_length import choose_length, usable_positions
 from headrace.engines.text.truncation import TextTruncator
 from headrace.errors import EngineError, RecordError
 from headrace.records import text_refusal
+from headrace.wording import shown
 
 ARITHMETIC = Path(__file__).resolve().parents[2] / "models" / "arithmetic"
 """The default: a tiny model that ships with Headrace and can only add two numbers."""
@@ -69,6 +70,10 @@ class TokenizedRequest:
     """Makes what says which tokens the answer may have; None for all."""
     reader: AnswerReader | None = None
     """Takes the answer apart; None for one that is text alone."""
+    bias: Mapping[int, float] = field(default_factory=dict)
+    """What is added to the scores of tokens."""
+    echo: str = ""
+    """What comes before the answer: the prompt, if the request asks for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +203,7 @@ class CausalLM(Vocabulary):
             prompting.sampling,
             system_prompt=prompting.options.system_prompt,
             chat=prompting.options.chat,
-            extra=(*logprobs.FIELDS, TEMPLATE_FIELD),
+            extra=(*logprobs.FIELDS, TEMPLATE_FIELD, "logit_bias", "echo"),
             token_ids=True,
             structures=(),
             tools=prompting.tools,
@@ -229,7 +234,30 @@ class CausalLM(Vocabulary):
                 param=form.said_in,
             )
         wanted = logprobs.wanted(request)
-        return TokenizedRequest(ids, sampling, logprobs=wanted, place=place, structure=form, reader=reader)
+        return TokenizedRequest(
+            ids, sampling, logprobs=wanted, place=place, structure=form, reader=reader, bias=self._bias(request),
+            echo=self._echo(request),
+        )  # fmt: skip
+
+    def _bias(self, request: Request) -> Mapping[int, float]:
+        given = request.extra.get("logit_bias")
+        found = {} if given is None else biases(given)
+        if found:
+            check_ids(self._tokenizer, tuple(found), "logit_bias")
+        return found
+
+    def _echo(self, request: Request) -> str:
+        """The prompt, if it comes before the answer."""
+        given = request.extra.get("echo")
+        if given in (None, False):
+            return ""
+        if given is not True or request.messages is not None or request.extra.get("logprobs") is not None:
+            raise RecordError(
+                f"echo is {shown(given)}: it may be true for a prompt, not for a chat, nor with logprobs", param="echo"
+            )
+        if request.token_ids is not None:
+            return str(self._tokenizer.decode(list(request.token_ids), skip_special_tokens=True))
+        return request.prompt or ""
 
     def _ids(self, request: Request) -> tuple[int, ...]:
         text = self._text(request)
@@ -284,7 +312,7 @@ class CausalLM(Vocabulary):
         after = None if ask.reader is None else self._thinks_until(ask.reader)
         make = ask.mask if ask.structure is None else self._grammars.compiled(ask.structure, after)
         mask = None if make is None else make()
-        return TokenSampler(ask.sampling, ask.prompt, seed, self.ends, ask.logprobs, rules, mask)
+        return TokenSampler(ask.sampling, ask.prompt, seed, self.ends, ask.logprobs, rules, mask, ask.bias)
 
     def _thinks_until(self, reader: AnswerReader) -> int | None:
         """The token that ends reasoning which the prompt has begun, before which no form holds."""
@@ -313,7 +341,7 @@ class CausalLM(Vocabulary):
         text = self._decode(ask, generated).rstrip("\ufffd")  # bytes of an incomplete character
         held_back = max(map(len, ask.sampling.stop), default=1) - 1  # may be the start of a stop string
         text = text[: len(text) - held_back] if held_back else text
-        return text if ask.reader is None else ask.reader.parts(text, ended=False)
+        return f"{ask.echo}{text}" if ask.reader is None else ask.reader.parts(text, ended=False)
 
     def answer(
         self, ask: TokenizedRequest, generated: Sequence[int], sampler: TokenSampler
@@ -326,7 +354,7 @@ class CausalLM(Vocabulary):
         text = self._decode(ask, generated)[:cut]
         ended_early = ended or cut is not None or (ask.reader is not None and ask.reader.stops(text))
         answer = GeneratedText(
-            text=text,
+            text=f"{ask.echo}{text}",
             finish_reason="stop" if ended_early else "length",
             prompt_tokens=len(ask.prompt),
             completion_tokens=len(generated),

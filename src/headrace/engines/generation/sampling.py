@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Protocol, TypeAlias
@@ -63,6 +63,8 @@ class TokenSampler:
     """How many alternatives to note for each token; None to note nothing."""
     rules: LogitsProcessorList | None = None
     mask: TokenMask | None = None
+    bias: Mapping[int, float] = field(default_factory=dict)
+    """What is added to the scores of tokens."""
     found: list[TokenLogprob] = field(default_factory=list)
     """One per token, if the request asks for log probabilities."""
 
@@ -80,7 +82,7 @@ class TokenSampler:
     def changes(self, generated: int) -> bool:
         """Whether the next token may differ from greedy decoding, or is noted."""
         own = self.sampling
-        ruled = self.rules is not None or self.mask is not None or self.logprobs is not None
+        ruled = self.rules is not None or self.mask is not None or self.logprobs is not None or bool(self.bias)
         return own.temperature > 0 or generated < own.min_tokens or ruled or self.penalises
 
 
@@ -146,7 +148,7 @@ class _SampledRows:
     def chosen(self) -> torch.Tensor:
         """The token of each answer."""
         scores = self._logits.clone()
-        for change in (self._penalise, self._hold_back_ends, self._obey_rules, self._mask):
+        for change in (self._penalise, self._add_biases, self._hold_back_ends, self._obey_rules, self._mask):
             change(scores)
         tokens = scores.argmax(-1)
         drawn = self._those(lambda sampler: sampler.sampling.temperature > 0)
@@ -186,6 +188,15 @@ class _SampledRows:
         own -= self._column(rows, lambda sampling: sampling.presence_penalty) * (made > 0)
         own -= self._column(rows, lambda sampling: sampling.frequency_penalty) * made
         scores[places] = own.clamp(-_HIGHEST, _HIGHEST)
+
+    def _add_biases(self, scores: torch.Tensor) -> None:
+        """Add what is asked for to the scores of tokens."""
+        found = [(row, *pair) for row, sampler in enumerate(self._samplers) for pair in sampler.bias.items()]
+        if found:
+            rows, tokens, added = zip(*found, strict=True)
+            scores[self._tensor(rows, torch.long), self._tensor(tokens, torch.long)] += self._tensor(
+                added, torch.float32
+            )
 
     def _hold_back_ends(self, scores: torch.Tensor) -> None:
         """Leave an end token only to who may have nothing else, before the fewest tokens that are asked for."""

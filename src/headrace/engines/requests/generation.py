@@ -355,6 +355,19 @@ def _refuse_unknown(body: Mapping[str, object], extra: Collection[str]) -> None:
         raise RecordError(f"{name} is {shown(value)}: this engine {takes}", param=name)
 
 
+def biases(given: object) -> dict[int, float]:
+    """The biases by token id; in JSON the ids are text."""
+    if isinstance(given, Mapping) and all(type(bias) in (int, float) for bias in given.values()):
+        try:
+            return {int(token): bias for token, bias in given.items()}
+        except (TypeError, ValueError):
+            pass
+    raise RecordError(
+        f'logit_bias is {shown(given)}: it must be an object of token ids and numbers, such as {{"42": -5}}',
+        param="logit_bias",
+    )
+
+
 def derived_seed(engine_seed: int, place: int | str | None, prompt: Sequence[int]) -> int:
     """The seed of a request without its own; `place` is that of `headrace.engines.base.Placed`, if it is known."""
     where = "" if place is None else f"{place}:"

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import asdict, fields
 
 from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 
 from headrace.engines.requests.chat_answers import TEMPLATE_FIELD
-from headrace.engines.requests.generation import Request
+from headrace.engines.requests.generation import Request, biases
 from headrace.engines.requests.grammar_text import calls_schema
 from headrace.engines.requests.structure import Structure
 from headrace.errors import RecordError
 from headrace.records import text_refusal
-from headrace.wording import shown
 
 # Request fields in addition to `Sampling`, with the names of vLLM's SamplingParams or OpenAI's API.
 _OWN_SAMPLING = (
@@ -54,25 +52,12 @@ def sampling_params(request: Request) -> SamplingParams:
     if request.tools is not None:
         given["skip_special_tokens"] = False  # some are the marks of calls
     if "logit_bias" in own:
-        given["logit_bias"] = _biases(own["logit_bias"])
+        given["logit_bias"] = biases(own["logit_bias"])
     return SamplingParams(
         **given,
         structured_outputs=_structure(_form(request)),
         output_kind=RequestOutputKind.FINAL_ONLY,
         skip_clone=True,  # the object is not shared
-    )
-
-
-def _biases(given: object) -> dict[int, object]:
-    """The biases by token id; in JSON the ids are text."""
-    if isinstance(given, Mapping) and all(type(bias) in (int, float) for bias in given.values()):
-        try:
-            return {int(token): bias for token, bias in given.items()}
-        except (TypeError, ValueError):
-            pass
-    raise RecordError(
-        f'logit_bias is {shown(given)}: it must be an object of token ids and numbers, such as {{"42": -5}}',
-        param="logit_bias",
     )
 
 
