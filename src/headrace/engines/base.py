@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 from headrace.batching.step_model import StepModel
+from headrace.records import Json, JsonObject
 
 ModelInput: TypeAlias = Any
 """What `prepare` of an engine makes of an input, for that engine alone."""
@@ -139,3 +140,42 @@ class StepEngine(Engine, StepModel[ModelInput, object], Protocol):
 
     `headrace.batching.step_model.StepModel` has its methods and their contract.
     """
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call of a tool."""
+
+    id: str
+    name: str
+    arguments: str
+    """JSON, as the model wrote it; incomplete while it writes."""
+
+    @classmethod
+    def of(cls, call: Mapping[str, Json]) -> ToolCall:
+        """The call that OpenAI's API has so."""
+        return cls(call["id"], call["function"]["name"], call["function"]["arguments"])
+
+    @property
+    def as_openai(self) -> JsonObject:
+        """The call as OpenAI's API has it."""
+        return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": self.arguments}}
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerParts:
+    """An answer, or as much of it as later tokens cannot change."""
+
+    text: str
+    reasoning: str | None = None
+    """None if the model is not known to reason apart."""
+    calls: tuple[ToolCall, ...] | None = None
+    """None if the request has no tools."""
+    problems: tuple[str, ...] = ()
+    """What is wrong with the calls."""
+    whole_calls: int = 0
+    """How many calls are complete."""
+
+
+PartialAnswer: TypeAlias = str | AnswerParts
+"""An answer as it grows: a text, or its parts."""

@@ -10,9 +10,8 @@ from headrace.columns import Column, PreparedColumn
 from headrace.device.forward import ForwardMeter
 from headrace.device.memory import AvailableMemory, PeakMeter, memory_limit
 from headrace.device.step_sizes import StepTuner
-from headrace.engines.base import BatchEngine, ModelInput
+from headrace.engines.base import BatchEngine, ModelInput, PartialAnswer
 from headrace.engines.profile import EngineProfile, profile_of
-from headrace.engines.requests.answer_parts import PartialAnswer
 from headrace.errors import ConfigError
 from headrace.events import EndpointUsed
 

@@ -209,6 +209,14 @@ class ChatOptions(EngineOptions):
         except RecordError as error:
             raise ConfigError(f"``examples``: {error}") from None
 
+    def described(self) -> dict[str, object]:
+        """What affects an answer, with what is in the files."""
+        use = self.tool_use()
+        found: dict[str, object] = {"system_prompt": self.system_prompt}
+        if use is not None:
+            found |= {"tools": use.given, "tool_choice": self.tool_choice}
+        return found | ({} if self.examples is None else {"examples": self.example_messages()})
+
     def check(self) -> None:
         """Check all values, with what is in the files."""
         super().check()
@@ -225,6 +233,11 @@ class AnswerOptions(ChatOptions):
     reasoning_parser: str | None = option(
         None, f"How it marks its reasoning: {', '.join(THINKING)}, or none. Default: as its chat template says."
     )
+
+    def described(self) -> dict[str, object]:
+        """What affects an answer, with how it is taken apart."""
+        parsers = {name: getattr(self, name) for name in ("tool_call_parser", "reasoning_parser")}
+        return super().described() | {name: value for name, value in parsers.items() if value is not None}
 
     def check(self) -> None:
         """Check all values."""

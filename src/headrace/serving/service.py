@@ -18,10 +18,9 @@ from starlette.types import Receive
 from headrace.batching.batcher import Batcher
 from headrace.batching.dynamic import DynamicBatcher
 from headrace.concurrency.daemon_thread import on_daemon_thread
-from headrace.engines.base import Chunks, Engine, Placed, Prepared
+from headrace.engines.base import Chunks, Engine, PartialAnswer, Placed, Prepared
 from headrace.engines.capabilities import FOLLOWING, PREFIX_CACHING, SLEEPING
 from headrace.engines.profile import profile_of
-from headrace.engines.requests.answer_parts import PartialAnswer
 from headrace.engines.tasks import task_named
 from headrace.errors import EngineDeadError
 from headrace.events import BatchDone, BatchFormed, Event, Listener, StageDone

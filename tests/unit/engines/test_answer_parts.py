@@ -7,14 +7,8 @@ from typing import Any
 
 import pytest
 
-from headrace.engines.requests.answer_parts import (
-    FAMILIES,
-    AnswerParts,
-    AnswerReader,
-    family_of,
-    thinking_of,
-    value_end,
-)
+from headrace.engines.base import AnswerParts
+from headrace.engines.requests.answer_parts import FAMILIES, AnswerReader, family_of, thinking_of, value_end
 from headrace.engines.requests.tools import ToolUse, checked_tools, tools_in
 from headrace.errors import RecordError
 

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedToken
 
 from headrace.device.placement import release
 from headrace.device.sleeping import to_device, to_host
-from headrace.engines.base import Prepared, PreparedRecords
+from headrace.engines.base import PartialAnswer, Prepared, PreparedRecords
 from headrace.engines.generation import logprobs
 from headrace.engines.generation.grammars import Grammars, TokenGuide
 from headrace.engines.generation.model_rules import ModelRules
@@ -24,13 +24,12 @@ from headrace.engines.generation.sampling import TokenMask, TokenSampler
 from headrace.engines.model_folder import check_tokenizer, digest, find_folder
 from headrace.engines.networks.files import load_tokenizer
 from headrace.engines.networks.pytorch import load_pretrained
-from headrace.engines.requests.answer_parts import THINKING, AnswerReader, PartialAnswer
+from headrace.engines.requests.answer_parts import THINKING, AnswerReader
 from headrace.engines.requests.chat import checked_messages, rendered
 from headrace.engines.requests.chat_answers import (
     PROMPT_END,
     TEMPLATE_FIELD,
     ChatHabits,
-    described,
     template_arguments,
     with_parts,
 )
@@ -164,7 +163,7 @@ class CausalLM(Vocabulary):
             "model_digest": self._digest,
             "dtype": self.dtype,
             "max_model_len": self.max_model_len,
-            **described(prompting.options),
+            **prompting.options.described(),
             "chat": prompting.options.chat,
             "engine_seed": prompting.seed,
             **{name: list(value) if isinstance(value, tuple) else value for name, value in sampling.items()},

@@ -14,6 +14,7 @@ import torch
 from headrace.device.native import hardware
 from headrace.device.placement import running
 from headrace.device.step_sizes import StepTuner
+from headrace.engines.base import PartialAnswer
 from headrace.engines.capabilities import PrefixCacheStats, Sleeper
 from headrace.engines.generation.causal_lm import CausalLM, PromptSettings, TokenizedRequest, folder_of
 from headrace.engines.generation.company import Trial
@@ -33,7 +34,6 @@ from headrace.engines.generation.scheduler import AnswerTokens, PageScheduler, P
 from headrace.engines.generation.static import StaticGenerationEngine, trial_of
 from headrace.engines.generation.tensor_parallel import is_follower, load_options, loaded_together, start_ranks
 from headrace.engines.profile import EngineProfile
-from headrace.engines.requests.answer_parts import PartialAnswer
 from headrace.engines.requests.generation import GeneratedText
 from headrace.engines.requests.vocabulary import TokenizedEngine
 from headrace.errors import (

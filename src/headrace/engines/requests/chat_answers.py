@@ -6,9 +6,9 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
-from headrace.engines.requests.answer_parts import THINKING, AnswerParts, AnswerReader, family_of, thinking_of
+from headrace.engines.base import AnswerParts
+from headrace.engines.requests.answer_parts import THINKING, AnswerReader, family_of, thinking_of
 from headrace.engines.requests.chat import SYSTEM
 from headrace.engines.requests.generation import GeneratedText, Request
 from headrace.engines.requests.grammar_text import calls_grammar
@@ -25,9 +25,6 @@ _OURS = ("tools", "tokenize", "add_generation_prompt", "chat_template", "convers
 _WORDS = """You can call these tools:
 {}
 To call some of them, answer with a list in JSON and nothing else: [{{"name": ..., "parameters": {{...}}}}]"""
-if TYPE_CHECKING:
-    from headrace.engines.options import AnswerOptions
-
 _LIST = "json"
 """The family of a model whose template says nothing of tools, and which is told so."""
 
@@ -134,18 +131,6 @@ def template_arguments(request: Request) -> dict[str, Json]:
             param=TEMPLATE_FIELD,
         )
     return given
-
-
-def described(options: AnswerOptions) -> dict[str, object]:
-    """The options of chats that affect an answer, with what is in their files."""
-    use = options.tool_use()
-    found: dict[str, object] = {"system_prompt": options.system_prompt}
-    if use is not None:
-        found |= {"tools": use.given, "tool_choice": options.tool_choice}
-    if options.examples is not None:
-        found["examples"] = options.example_messages()
-    parsers = {name: getattr(options, name) for name in ("tool_call_parser", "reasoning_parser")}
-    return found | {name: value for name, value in parsers.items() if value is not None}
 
 
 def _spoken(messages: Sequence[Mapping[str, Json]], tools: ToolUse) -> list[Mapping[str, object]]:

@@ -20,16 +20,15 @@ from vllm.renderers.inputs.preprocess import parse_model_prompt
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from headrace.engines.base import Prepared, PreparedRecords
+from headrace.engines.base import PartialAnswer, Prepared, PreparedRecords
 from headrace.engines.capabilities import PrefixCacheStats, Sleeper
 from headrace.engines.model_folder import check_tokenizer, digest, find_folder
 from headrace.engines.profile import EngineProfile
-from headrace.engines.requests.answer_parts import AnswerReader, PartialAnswer
+from headrace.engines.requests.answer_parts import AnswerReader
 from headrace.engines.requests.chat import TEXT_ONLY, with_known_roles
 from headrace.engines.requests.chat_answers import (
     PROMPT_END,
     ChatHabits,
-    described,
     template_arguments,
     with_parts,
 )
@@ -110,7 +109,7 @@ class VllmEngine:
             "max_model_len": self.max_model_len,
             "sampling": sampling,
             "chat": self._chat,
-            **described(self._options),
+            **self._options.described(),
             "options": deciding(self._engine_args),
             **self._long.describe(),
         }

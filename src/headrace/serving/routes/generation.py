@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 
 from fastapi import APIRouter, Request, Response
 
-from headrace.engines.requests.answer_parts import ToolCall
+from headrace.engines.base import ToolCall
 from headrace.openai_protocol import GeneratorAnswer, chat_completion, choice, completion, reasoning_fields
 from headrace.records import JsonObject
 from headrace.serving.http.direct import DirectRoute

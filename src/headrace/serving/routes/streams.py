@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from fastapi import Response
 from starlette.types import Receive, Scope, Send
 
-from headrace.engines.requests.answer_parts import AnswerParts, PartialAnswer, ToolCall
+from headrace.engines.base import AnswerParts, PartialAnswer, ToolCall
 from headrace.errors import DeadlineExceededError
 from headrace.events import WorkUnitSent
 from headrace.openai_protocol import GeneratorAnswer, choice, usage
