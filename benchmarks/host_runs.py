@@ -14,6 +14,8 @@ from pathlib import Path
 
 BLOCK = 1024
 """Texts that are tokenized at once."""
+BATCH = 32_768
+"""Rows that an engine that does nothing gets at once, as its peers get whole blocks."""
 
 
 def clock() -> Callable[[], None]:
@@ -91,7 +93,7 @@ def noop(engine: str) -> Callable[[str, str, str], None]:
         import headrace
 
         done = clock()
-        headrace.run(source, sink=sink, engine=engine, batch_size=4096, progress=False)
+        headrace.run(source, sink=sink, engine=engine, batch_size=BATCH, progress=False)
         done()
 
     return run

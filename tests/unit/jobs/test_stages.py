@@ -197,7 +197,7 @@ def test_blocks_grow_while_the_job_is_fast_and_are_short_again_once_it_is_slow()
     for _ in range(40):
         sizes.append(pace.rows)
         pace.asked(0.01)
-    assert sizes == [512] * 8 + [1024] * 8 + [2048] * 8 + [4096] * 16
+    assert sizes == [512] * 8 + [2048] * 8 + [4096] * 24
     pace.asked(60)
     assert pace.rows == 512
     slow = Pace(4096, 2048)  # the engine's window is long

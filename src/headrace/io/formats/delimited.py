@@ -101,7 +101,7 @@ class _DelimitedTables(DelimitedFormat):
         self._names = names
 
     def read(self, file: InputFile, base: int, next_todo: Callable[[int], int]) -> Generator[Chunk, None, int]:
-        """A chunk is at most 8,192 rows, from one block of 1 MiB."""
+        """A chunk is at most 32,768 rows, from one block of 4 MiB."""
         return CsvTables(self._names, self._delimiter, super().read).chunks(file, base, next_todo)
 
 

@@ -45,7 +45,7 @@ class _JsonlColumns(JsonlFormat):
         self._names = names
 
     def read(self, file: InputFile, base: int, next_todo: Callable[[int], int]) -> Generator[Chunk, None, int]:
-        """At most 8,192 rows per chunk, from one block of 1 MiB (or one longer line)."""
+        """At most 32,768 rows per chunk, from one block of 4 MiB (or one longer line)."""
         return JsonTables(self._names).chunks(file, base, next_todo)
 
 

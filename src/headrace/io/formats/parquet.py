@@ -57,7 +57,7 @@ MOST_ROWS = 1 << 19
 """Maximum rows of a row group."""
 _READ_BYTES = 4 * 1024 * 1024
 """Approximate size of the rows read together for a merge, in bytes."""
-_READ_ROWS = 4096
+_READ_ROWS = 65_536
 _WAY_OUT = "give the column one type with a function (``prepare``), or write one .parquet file, whose columns widen"
 
 

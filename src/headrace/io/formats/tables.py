@@ -91,7 +91,7 @@ class ParquetFormat(_TableFormat):
             return int(table.metadata.num_rows)
 
     def read(self, file: InputFile, base: int, next_todo: Callable[[int], int]) -> Generator[Chunk, None, int]:
-        """Chunks of at most 512 rows and about 4 MiB, each from one row group; in columns of at most 8,192 rows."""
+        """Chunks of at most 512 rows and about 4 MiB, each from one row group; in columns of at most 32,768 rows."""
         with _damage(file, JobError) as part, file.open() as stream, self._pa.parquet.ParquetFile(stream) as table:
             total, start = table.metadata.num_rows, 0
             check_names(table.schema_arrow.names, str(file.path))
@@ -125,7 +125,7 @@ class ArrowFormat(_TableFormat):
     name = "arrow"
 
     def read(self, file: InputFile, base: int, next_todo: Callable[[int], int]) -> Generator[Chunk, None, int]:
-        """Chunks of at most 512 rows and about 4 MiB, each from one record batch; in columns of at most 8,192 rows."""
+        """Chunks of at most 512 rows and about 4 MiB, each from one record batch; in columns of at most 32,768 rows."""
         slicer = Slicer(str(file.path), next_todo, self._in_columns)
         with _damage(file, JobError), file.open() as stream:
             start, seen = 0, 0

@@ -71,7 +71,7 @@ class ArrowBatches:
         return source
 
     def chunks(self, next_todo: Callable[[int], int]) -> Iterator[Chunk]:
-        """Chunks of at most 512 rows, in columns of at most 8,192. Finished rows are read, and not converted."""
+        """Chunks of at most 512 rows, in columns of at most 32,768. Finished rows are read, and not converted."""
         if self._head is None:
             return
         slicer = Slicer(self._shown, next_todo, self._in_columns)

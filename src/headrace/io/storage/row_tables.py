@@ -12,9 +12,9 @@ from headrace.records import Record
 if TYPE_CHECKING:
     import pyarrow as pa
 
-TABLE_BYTES = 1024 * 1024
+TABLE_BYTES = 4 * 1024 * 1024
 """Input bytes of a table, about."""
-TABLE_ROWS = 8192
+TABLE_ROWS = 32_768
 """Maximum rows of a table."""
 
 

@@ -97,12 +97,11 @@ def infer(
 def _forward(
     work: list[Work] | BatchRows, forward: Callable[[list[object]], object], in_flight: InFlightFile | None
 ) -> object:
-    if isinstance(work, BatchRows):
-        batch, positions = cast("list[object]", work.payloads()), work.positions()
-    else:
-        batch, positions = [item.payload for item in work], [item.record.position for item in work]
+    blocks = work if isinstance(work, BatchRows) else None
+    batch = [item.payload for item in work] if blocks is None else cast("list[object]", blocks.payloads())
     if in_flight is None:
         return forward(batch)
+    positions = [item.record.position for item in work] if blocks is None else blocks.positions()
     in_flight.enter(positions)
     try:
         return forward(batch)

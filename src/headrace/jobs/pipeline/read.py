@@ -43,6 +43,8 @@ _QUICK_S = 1e-4
 """Seconds a row below which a job is fast."""
 _QUICK_BLOCKS = 8
 """Blocks in a row that must be asked for quickly before they become longer: more than are read ahead."""
+_BLOCK_S = 0.5
+"""Seconds that a longer block may take."""
 _LONG_ROW_BYTES = 64 * 1024
 """Rows of more bytes go one by one: what they cost a job is little beside their length, but as objects, which an output
 may need, they take several times the memory of their table."""
@@ -388,16 +390,18 @@ class Pace:
         self._first = min(max(_FIRST_ROWS, first), most)
         self.rows = self._first
         """Rows of the next block."""
-        self._quick = 0
+        self._quick, self._quick_s = 0, 0.0
 
     def asked(self, seconds: float) -> None:
         """Count the seconds from one request for a block to the next."""
         if seconds > _QUICK_S * self.rows:
-            self.rows, self._quick = self._first, 0
+            self.rows, self._quick, self._quick_s = self._first, 0, 0.0
             return
-        self._quick += 1
+        self._quick, self._quick_s = self._quick + 1, self._quick_s + seconds
         if self._quick == _QUICK_BLOCKS:
-            self.rows, self._quick = min(2 * self.rows, self.most), 0
+            times = min(4, _BLOCK_S * _QUICK_BLOCKS / max(self._quick_s, 1e-9))
+            self.rows = min(max(self.rows, int(times * self.rows)), self.most)
+            self._quick, self._quick_s = 0, 0.0
 
 
 def portions(chunks: Iterator[Chunk], pace: Pace, clock: Callable[[], float] = time.monotonic) -> Iterator[Chunk]:
