@@ -413,6 +413,7 @@ def test_nul_bytes_are_text(tmp_path: Path) -> None:
 
 
 def test_an_input_that_changes_while_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace.io.formats.json_tables.TABLE_BYTES", 1 << 18)
     source = write(tmp_path, [{"id": n, "text": f"{n} " * 40} for n in range(5000)])
     forward = FakeEngine.forward
 

@@ -97,13 +97,65 @@ def test_runs_go_on_with_their_key_and_those_of_earlier_versions_are_read_again(
     (tmp_path / "ids-000000000000-000000000100.u64").write_bytes(bytes(800))
     first = seen_ids(tmp_path)
     assert first.known == 0
-    first.add([str(n) for n in range(20)], range(20), 20)
-    again = seen_ids(tmp_path, lambda: iter([(3, "3"), (20, "3")]))
+    first.add([f"id {n}" for n in range(20)], range(20), 20)
+    again = seen_ids(tmp_path, lambda: iter([(3, "id 3"), (20, "id 3")]))
     assert again.known == 20
-    again.add_column(pa.array(["0", "1", "20"]), np.array([0, 1, 20]), 21)  # those that are known may come again
+    # Those that are known may come again.
+    again.add_column(pa.array(["id 0", "id 1", "id 20"]), np.array([0, 1, 20]), 21)
     with pytest.raises(JobError, match="records 3 and 21"):
-        seen_ids(tmp_path, lambda: iter([(3, "3"), (21, "3")])).add(["20", "3"], [20, 21], 22)
+        seen_ids(tmp_path, lambda: iter([(3, "id 3"), (21, "id 3")])).add(["id 20", "id 3"], [20, 21], 22)
     assert again.known == 20
+
+
+def never() -> Iterator[Found]:
+    raise AssertionError("the input is read again")
+
+
+@pytest.mark.parametrize("by_column", [True, False])
+def test_integers_that_ascend_are_not_read_again_and_a_resume_goes_on_from_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by_column: bool
+) -> None:
+    monkeypatch.setattr(unique_ids, "RUN_RECORDS", 10)
+
+    def add(seen: SeenIds, ids: Sequence[int], start: int) -> None:
+        positions = np.arange(start, end := start + len(ids))
+        if by_column:
+            seen.add_column(pa.array(ids), positions, end)
+        else:
+            seen.add(list(map(str, ids)), positions.tolist(), end)
+
+    first = seen_ids(tmp_path, never)
+    add(first, range(-5, 15, 2), 0)
+    add(first, range(20, 23), 10)
+    first.look()
+    again = seen_ids(tmp_path, never)
+    assert again.known == 10
+    add(again, range(14, 20), 10)
+    add(again, [], 16)
+    again.look()
+    ids = [*range(-5, 15, 2), *range(14, 20), -3]
+    other = seen_ids(tmp_path, lambda: ((place, str(value)) for place, value in enumerate(ids)))
+    assert other.known == 10
+    with pytest.raises(JobError, match="id '-3' comes twice: in column 'id' of records 1 and 16"):
+        add(other, ids[10:], 10)
+    assert seen_ids(tmp_path, never).known in (0, 10)  # by digests now
+
+
+@given(st.lists(st.lists(st.integers(0, 30) | st.integers(-(2**63), 2**63 - 1), max_size=6), max_size=6))
+def test_ids_that_ascend_for_a_while_are_compared_with_later_ones(chunks: list[list[int]]) -> None:
+    ids = [value for chunk in chunks for value in sorted(chunk)]
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
+        patch.setattr(unique_ids, "RUN_RECORDS", 5)
+        patch.setattr(unique_ids, "BLOCK", 3)
+        seen, position, found = seen_ids(Path(folder), lambda: ((n, str(one)) for n, one in enumerate(ids))), 0, False
+        try:
+            for chunk in chunks:
+                column = pa.array(sorted(chunk), pa.int64())
+                seen.add_column(column, np.arange(position, position := position + len(chunk)), position)
+            seen.look()
+        except JobError:
+            found = True
+        assert found == (len(set(ids)) < len(ids))
 
 
 def test_what_is_read_is_unfinished_or_unseen() -> None:

@@ -223,8 +223,8 @@ def _joined(pieces: Sequence[_ParsedLines], lines: TextLines, numbers: RowNumber
 
     found: dict[str, pa.Array | None] = {}
     for name in pieces[0].columns if pieces else ():
-        columns = [piece.columns[name] for piece in pieces]
-        column = pyarrow.concat_arrays(columns) if len(columns) > 1 else columns[0]
+        first, *others = [piece.columns[name] for piece in pieces]
+        column = pyarrow.concat_arrays([first, *others]) if others or first is None else first
         found[name] = column if column.type != pyarrow.float64() or _are_floats(name, column, lines, numbers) else None
     return found
 

@@ -5,11 +5,15 @@ whose digests are equal. New digests are collected and sorted. A filter tells wh
 compared with the older ones: arrays in memory and sorted runs in files. If two digests are equal, the input is read
 again up to that position to compare the ids. The runs stay in the job's working folder: a resume continues from them
 and reads the ids of finished rows again only if no run contains them.
+
+Ids that are integers, each above the one before, need no digests. At the first that is not, the ids before it are read
+again and get theirs.
 """
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import random
 import re
 import secrets
@@ -23,7 +27,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from headrace.errors import JobError
 from headrace.extras import require
-from headrace.io.formats.arrow_memory import content_of
+from headrace.io.formats.arrow_memory import content_of, numbers_of
 from headrace.io.storage.atomic import atomic_file
 
 if TYPE_CHECKING:
@@ -48,6 +52,9 @@ BLOCK = 1 << 17
 """Digests of a run that are read at once."""
 _RUN = re.compile(r"ids-(\d{12,})-(\d{12,})-([0-9a-f]{16})\.u64")
 """First position, position after the last, and key. Files of earlier versions have no key: their ids are read again."""
+_ASCENDING = re.compile(r"ids-(\d{12,})-(-?\d+)\.ascending")
+"""Position after the last id, and that id, of integers that ascend: an empty file."""
+_INTEGER = re.compile(rb"0|-?[1-9]\d{0,17}")
 FILTER_BITS = 27
 """Of 16 MiB: one in 14 ids of 10 million is looked for among the older ones, and one in 2 of 100 million."""
 _WORDS = 64
@@ -76,6 +83,10 @@ class SeenIds:
         self._seen = _Digests(numpy_or_refuse(), folder)
         self.known = self._seen.load()
         """Ids of the positions before this one are in runs: they need not be given again."""
+        self._ascending: _Ascending | None = None if self.known else _Ascending(folder)
+        """What is known of ids so far, if each was an integer above the one before; then they have no digests."""
+        if self._ascending is not None:
+            self.known = self._ascending.end
         self._began = time.monotonic()
         self._looked_s = 0.0
 
@@ -97,9 +108,11 @@ class SeenIds:
         import numpy
 
         texts = [text.encode() for text in ids if text is not None]
+        if self._ascending is not None and self._ascending.takes(_integers(texts), end):
+            return
         places = [position for position, text in zip(positions, ids, strict=True) if text is not None]
         ends = numpy.cumsum([0, *map(len, texts)], dtype=numpy.int64)
-        self.add_digests(self._seen.key.digests(b"".join(texts), ends), numpy.array(places, numpy.int64), end)
+        self._add_digests(self._seen.key.digests(b"".join(texts), ends), numpy.array(places, numpy.int64), end)
 
     def add_column(self, ids: pa.Array, positions: Places, end: int) -> None:
         """Take more ids, as `add` does, from a column of texts or integers. Known ones and nulls may be among them."""
@@ -110,14 +123,19 @@ class SeenIds:
             new &= ids.is_valid().to_numpy(zero_copy_only=False)
         if not new.all():
             ids, positions = ids.filter(pa.array(new)), positions[new]
-        self.add_digests(self._seen.key.digests(*content_of(ids.cast(pa.large_string()))), positions, end)
+        ids = ids if len(ids) else pa.nulls(0, pa.int64())
+        numbers = numbers_of(ids) if ids.type in (pa.int32(), pa.int64()) else None
+        if self._ascending is not None and self._ascending.takes(numbers, end):
+            return
+        self._add_digests(self._seen.key.digests(*content_of(ids.cast(pa.large_string()))), positions, end)
 
-    def add_digests(self, digests: Digests, positions: Places, end: int) -> None:
-        """Take more digests: see `add`.
-
-        Raises:
-            JobError: an id is duplicated.
-        """
+    def _add_digests(self, digests: Digests, positions: Places, end: int) -> None:
+        if (before := self._ascending) is not None:
+            self._ascending = None
+            before.forget()
+            found = itertools.takewhile(lambda pair: pair[0] < before.end, self._reread() if before.end else ())
+            while some := list(itertools.islice(found, BLOCK)):
+                self.add([text for _, text in some], [position for position, _ in some], some[-1][0] + 1)
         self._seen.add(digests, positions, end)
         now = time.monotonic()
         if self._looked_s <= FREE_S + LOOKING * (now - self._began) or self._seen.is_full:
@@ -156,6 +174,47 @@ class SeenIds:
                     "positions; "
                     "each needs ``overwrite=True``, which computes finished records again"
                 )
+
+
+class _Ascending:
+    """Ids so far, each an integer above the one before.
+
+    Args:
+        folder: of an empty file, whose name tells the next run so.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        found = [
+            (int(match[1]), int(match[2])) for file in folder.iterdir() if (match := _ASCENDING.fullmatch(file.name))
+        ]
+        self.end, self._last = max(found, default=(0, -(2**63) - 1))
+        """The position after the last id."""
+        self._noted = self.end
+
+    def takes(self, numbers: NDArray[numpy.int64] | None, end: int) -> bool:
+        """Take more ids, those of all positions before `end`; returns whether they ascend, too."""
+        if numbers is None or (len(numbers) and int(numbers[0]) <= self._last) or (numbers[1:] <= numbers[:-1]).any():
+            return False
+        self._last = int(numbers[-1]) if len(numbers) else self._last
+        self.end = max(self.end, end)
+        if self.end - self._noted >= RUN_RECORDS:
+            self.forget()
+            (self._folder / f"ids-{self.end:012d}-{self._last}.ascending").touch()
+            self._noted = self.end
+        return True
+
+    def forget(self) -> None:
+        """Remove the file."""
+        for file in self._folder.glob("ids-*.ascending"):
+            file.unlink()
+
+
+def _integers(texts: Sequence[bytes]) -> NDArray[numpy.int64] | None:
+    """Texts as integers; None if one is no integer as Python writes it, or has more than 18 digits."""
+    import numpy
+
+    return numpy.array(list(map(int, texts)), numpy.int64) if all(map(_INTEGER.fullmatch, texts)) else None
 
 
 @dataclass(frozen=True, slots=True)

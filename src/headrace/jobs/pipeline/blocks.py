@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     import numpy
     from numpy.typing import NDArray
 
+    from headrace.jobs.state.in_flight import Extent
+
 ValuesT = TypeVar("ValuesT", Column, Outputs)
 
 _OPEN, _DONE, _GIVEN = 0, 1, 2
@@ -261,9 +263,10 @@ class BatchRows(Sequence[Work]):
         parts = [piece.block.payloads.take(piece.rows) for piece in self.pieces]
         return parts[0] if len(parts) == 1 else type(parts[0]).joined(parts)
 
-    def positions(self) -> list[int]:
-        """Of all rows in the input."""
-        return [position for piece in self.pieces for position in piece.block.labels.positions[piece.rows].tolist()]
+    def extent(self) -> Extent:
+        """How many rows, and their first and last position in the input."""
+        positions = [piece.block.labels.positions[piece.rows] for piece in self.pieces]
+        return len(self), min(int(some.min()) for some in positions), max(int(some.max()) for some in positions)
 
 
 class RowsDone(NamedTuple):

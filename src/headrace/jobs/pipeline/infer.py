@@ -16,7 +16,7 @@ from headrace.errors import EngineDeadError, ProcessError, ProcessTimeoutError, 
 from headrace.jobs.pipeline.blocks import BatchRows
 from headrace.jobs.pipeline.job import StopRequest
 from headrace.jobs.pipeline.work import MAX_RUN, Work
-from headrace.jobs.state.in_flight import InFlightFile
+from headrace.jobs.state.in_flight import InFlightFile, extent_of
 from headrace.retry import TRANSIENT
 
 
@@ -101,12 +101,12 @@ def _forward(
     batch = [item.payload for item in work] if blocks is None else cast("list[object]", blocks.payloads())
     if in_flight is None:
         return forward(batch)
-    positions = [item.record.position for item in work] if blocks is None else blocks.positions()
-    in_flight.enter(positions)
+    extent = extent_of([item.record.position for item in work]) if blocks is None else blocks.extent()
+    in_flight.enter(extent)
     try:
         return forward(batch)
     finally:
-        in_flight.leave(positions)
+        in_flight.leave(extent)
 
 
 async def infer_one(work: Work, engine: StreamEngine, stop: StopRequest) -> object:

@@ -8,6 +8,7 @@ import os
 import threading
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TypeAlias
 
 from headrace.io.storage.locations import is_remote
 from headrace.jobs.state.output import JobOutput
@@ -16,6 +17,14 @@ from headrace.wording import spelled
 logger = logging.getLogger("headrace")
 
 _BYTES = 64
+
+Extent: TypeAlias = tuple[int, int, int]
+"""How many records a batch has, and their first and last position."""
+
+
+def extent_of(positions: Sequence[int]) -> Extent:
+    """The extent of a batch with records of these positions, in any order."""
+    return len(positions), min(positions), max(positions)
 
 
 class InFlightFile:
@@ -30,7 +39,7 @@ class InFlightFile:
     def __init__(self, work: Path) -> None:
         self._path = None if is_remote(work) else work / "in-flight"
         self._file: int | None = None
-        self._inside: list[Sequence[int]] = []
+        self._inside: list[Extent] = []
         self._lock = threading.Lock()
 
     def left_behind(self) -> str:
@@ -41,16 +50,16 @@ class InFlightFile:
             return ""
         return f"{count:,} records (positions {first:,} to {last:,})" if count else ""
 
-    def enter(self, positions: Sequence[int]) -> None:
+    def enter(self, batch: Extent) -> None:
         """Note a batch that enters the engine."""
         with self._lock:
-            self._inside.append(positions)
+            self._inside.append(batch)
             self._note()
 
-    def leave(self, positions: Sequence[int]) -> None:
+    def leave(self, batch: Extent) -> None:
         """Note that the batch has left the engine."""
         with self._lock:
-            self._inside.remove(positions)
+            self._inside.remove(batch)
             self._note()
 
     def close(self) -> None:
@@ -67,8 +76,10 @@ class InFlightFile:
     def _note(self) -> None:
         if self._path is None:
             return
-        every = [position for positions in self._inside for position in positions]
-        text = f"{len(every)} {min(every)} {max(every)}" if every else ""
+        text = ""
+        if self._inside:
+            counts, firsts, lasts = zip(*self._inside, strict=True)
+            text = f"{sum(counts)} {min(firsts)} {max(lasts)}"
         with contextlib.suppress(OSError):
             if self._file is None:
                 self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
