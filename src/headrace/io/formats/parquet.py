@@ -308,7 +308,9 @@ class ParquetWriter(RowWriter):
 
     def _write(self, batches: Iterable[pa.RecordBatch], schema: pa.Schema, target: BinaryIO) -> None:
         pa, pq = self._pa, self._pq
-        with pq.ParquetWriter(target, schema, compression="zstd", use_dictionary=False) as writer:
+        delta = {field.name: "DELTA_BINARY_PACKED" for field in schema if field.type in (pa.int32(), pa.int64())}
+        how = {"compression": "zstd", "use_dictionary": False, "column_encoding": delta or None}
+        with pq.ParquetWriter(target, schema, **how) as writer:
             held: list[object] = []
             group = RowGroups(ROW_GROUP_BYTES, MOST_ROWS)
             for batch in batches:
