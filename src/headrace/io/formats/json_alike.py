@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from headrace.errors import tried
 from headrace.io.formats.arrow_memory import content_of, of_numbers
-from headrace.io.formats.text_tables import CACHED_BYTES, TextLines, places_of
+from headrace.io.formats.text_tables import TextLines, places_of
 from headrace.io.storage.rows import MAX_LINE_BYTES
 
 if TYPE_CHECKING:
@@ -54,6 +54,7 @@ def columns_of(lines: TextLines, types: Mapping[str, pa.DataType]) -> dict[str, 
         lines: at least one.
         types: of the columns that are needed.
     """
+    import numpy
     import pyarrow
 
     first, end = int(lines.starts[0]), int(lines.ends[-1])
@@ -64,7 +65,7 @@ def columns_of(lines: TextLines, types: Mapping[str, pa.DataType]) -> dict[str, 
     wanted = {True: pyarrow.string(), False: pyarrow.int64()}
     if any(name in is_text and kind != wanted[is_text[name]] for name, kind in types.items()):
         return None
-    if _count_controls(lines.codes[first:end]) != len(lines) - 1 or lines.are_broken().any():
+    if numpy.count_nonzero(lines.codes[first:end] < _FIRST_TEXT) != len(lines) - 1 or lines.are_broken().any():
         return None
     bounds = _bounds(lines, fields, _after(lines[0]))
     if bounds is None or (lines.ends - lines.starts).max() > MAX_LINE_BYTES:
@@ -106,14 +107,6 @@ def _after(line: bytes) -> bytes:
     end = re.search(rb'"? *\}$', line)
     assert end is not None, "found by `_fields`"
     return end[0]
-
-
-def _count_controls(codes: NDArray[numpy.uint8]) -> int:
-    """How many characters are none of a text, counted in parts that the processor's cache holds."""
-    import numpy
-
-    parts = range(0, len(codes), CACHED_BYTES)
-    return sum(int(numpy.count_nonzero(codes[start : start + CACHED_BYTES] < _FIRST_TEXT)) for start in parts)
 
 
 def _bounds(lines: TextLines, fields: Sequence[_Field], after: bytes) -> list[tuple[Places, Places]] | None:

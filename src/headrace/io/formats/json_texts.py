@@ -183,15 +183,18 @@ def _numbers(json: StrictJson, vectors: NDArray[numpy.generic]) -> pa.Array:
 
 
 def _written(vectors: NDArray[numpy.generic]) -> pa.Array:
-    """As orjson writes them."""
+    """As orjson writes them. It writes the numbers of all vectors as one list in half the time of a list of lists."""
     import numpy
     import orjson
     import pyarrow.compute as pc
 
-    text = orjson.dumps(numpy.ascontiguousarray(vectors), option=orjson.OPT_SERIALIZE_NUMPY)
-    starts = numpy.flatnonzero(numpy.frombuffer(text, numpy.uint8) == ord("["))[1:]
-    # A bracket is before the numbers, and a bracket and a comma, or two brackets, are behind them.
-    return pc.binary_slice(of_text(text, numpy.append(starts, len(text))), 1, -2)
+    count, width = vectors.shape
+    if not width:
+        return of_pieces([b""] * count)
+    text = orjson.dumps(numpy.ascontiguousarray(vectors).reshape(-1), option=orjson.OPT_SERIALIZE_NUMPY)
+    commas = numpy.flatnonzero(numpy.frombuffer(text, numpy.uint8) == ord(","))[width - 1 :: width]
+    # A comma or a bracket is behind the numbers of each.
+    return pc.binary_slice(of_text(text, numpy.concatenate(([1], commas + 1, [len(text)]))), 0, -1)
 
 
 def _floats(json: StrictJson, vectors: NDArray[numpy.generic]) -> pa.Array:

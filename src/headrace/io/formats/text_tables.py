@@ -21,9 +21,6 @@ if TYPE_CHECKING:
     Positions: TypeAlias = NDArray[numpy.int64]
     ArraysByName: TypeAlias = Mapping[str, pa.Array | None]
 
-CACHED_BYTES = 64 * 1024
-"""Of a text that are looked at together."""
-
 
 class TextLines:
     """The rows of a text, without their newlines.
@@ -85,15 +82,10 @@ def _decodes(line: bytes) -> bool:
 
 
 def places_of(codes: Codes, one: int, other: int | None = None) -> RowNumbers:
-    """The places of a byte, or of two, found in parts so small that the processor's cache holds what is computed."""
+    """The places of a byte, or of two."""
     import numpy
 
-    found = [numpy.empty(0, numpy.intp)]
-    for start in range(0, len(codes), CACHED_BYTES):
-        part = codes[start : start + CACHED_BYTES]
-        matches = part == one if other is None else (part == one) | (part == other)
-        found.append(numpy.flatnonzero(matches) + start)
-    return numpy.concatenate(found)
+    return numpy.flatnonzero(codes == one if other is None else (codes == one) | (codes == other))
 
 
 @dataclass(slots=True)
