@@ -10,6 +10,7 @@ shorter. Each measurement runs in a process of its own.
 
 from __future__ import annotations
 
+import compileall
 import functools
 import itertools
 import json
@@ -355,7 +356,8 @@ def main() -> None:
     if not known.keys() >= set(given):
         sys.exit(f"usage: python -m benchmarks.host [--quick] [--before REVISION] [{' | '.join(known)} ...]")
     with tempfile.TemporaryDirectory() as name:
-        shutil.copytree(ROOT / "src", Path(name) / "src")  # the tree may change meanwhile
+        shutil.copytree(ROOT / "src", source := Path(name) / "src")  # the tree may change meanwhile
+        compileall.compile_dir(source, quiet=1)  # as an installed package is
         for table in given or known:
             known[table](Path(name))
 

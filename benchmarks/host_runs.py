@@ -90,10 +90,10 @@ def noop(engine: str) -> Callable[[str, str, str], None]:
     """`headrace.run` with an engine that does nothing."""
 
     def run(source: str, sink: str, _: str) -> None:
-        import headrace
+        from headrace import run as run_job
 
         done = clock()
-        headrace.run(source, sink=sink, engine=engine, batch_size=BATCH, progress=False)
+        run_job(source, sink=sink, engine=engine, batch_size=BATCH, progress=False)
         done()
 
     return run

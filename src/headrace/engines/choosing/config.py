@@ -160,7 +160,7 @@ class EngineConfig:
         """
         if not isinstance(self.engine_options, Mapping):
             return self  # its check names it
-        paths = registry.path_options()
+        paths = registry.path_options() if self.engine_options else ()  # it imports the options of all engines
         options = {
             name: _anchored(value) if name in paths or isinstance(value, Path) else value
             for name, value in self.engine_options.items()

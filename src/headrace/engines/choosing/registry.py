@@ -69,8 +69,9 @@ def is_custom(engine: object) -> bool:
 
 def implied_engine(options: Iterable[str]) -> str | None:
     """The engine that an option chooses where none is named."""
-    implied = {kind.implied_by: kind.engine for kind in declared_engines() if kind.implied_by}
-    return next((implied[option] for option in options if option in implied), None)
+    given = list(options)
+    implied = {kind.implied_by: kind.engine for kind in (declared_engines() if given else ()) if kind.implied_by}
+    return next((implied[option] for option in given if option in implied), None)
 
 
 def leading_engine(task: str, options: Iterable[str]) -> str | None:
@@ -89,7 +90,8 @@ def leading_engine(task: str, options: Iterable[str]) -> str | None:
 
 def is_remote(engine: object) -> bool:
     """Whether the engine of this name asks models on other servers, whatever the task."""
-    return any(kind.remote and kind.engine == engine for kind in declared_engines())
+    named = engine is not None and not is_custom(engine)  # the others need no import of all engines' options
+    return named and any(kind.remote and kind.engine == engine for kind in declared_engines())
 
 
 def holds_forms(task: str, engine: object) -> bool:
