@@ -119,7 +119,7 @@ class Limits:
     )
     part_records: int | None = option(
         None,
-        "Rows of a part: a number, or auto for 4,096, and for up to 131,072 in a file where these are done in less "
+        "Rows of a part: a number, or auto for 4,096, and for up to 65,536 in a file where these are done in less "
         "than a quarter of a second.",
         flags=(),
         parse=number_or_auto,

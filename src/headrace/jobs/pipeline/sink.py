@@ -35,7 +35,7 @@ SHARE_AT_RISK = 0.01
 _LONGEST_WAIT_S = 60.0
 _PART_S = 0.25
 """Seconds of work in a part: of fewer, finding a place for it on the disk costs more than its rows."""
-_LEAST_ROWS, _MOST_ROWS = 4096, 1 << 17
+_LEAST_ROWS, _MOST_ROWS = 4096, 1 << 16
 """Rows of such a part."""
 
 
