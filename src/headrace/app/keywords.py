@@ -47,6 +47,7 @@ class JobKeywords(TypedDict, total=False):
     ignore_changes: bool
     text_column: str | None
     text_pair_column: str | None
+    documents_column: str | None
     id_column: str | None
     prompt_template: str | None
     output_schema: object

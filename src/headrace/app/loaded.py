@@ -234,6 +234,7 @@ class LoadedModel:
         ordered: bool = True,
         text_column: str | None = None,
         text_pair_column: str | None = None,
+        documents_column: str | None = None,
         id_column: str | None = None,
         prompt_template: str | None = None,
         keep_columns: Sequence[str] = (),
@@ -249,13 +250,15 @@ class LoadedModel:
             ordered: give rows in the order of the input; False for the order in which they are finished.
             text_column: the column of the inputs, as in `run`.
             text_pair_column: the column of the second text of a pair.
+            documents_column: the column of the documents to rank.
             id_column: the column of the ids; "" for positions.
             prompt_template: builds the text from columns, as in `run`.
             keep_columns: columns to copy to each row.
             input_format: the format of a file whose name does not say it.
         """
         given = {
-            "text_column": text_column, "text_pair_column": text_pair_column, "id_column": id_column,
+            "text_column": text_column, "text_pair_column": text_pair_column,
+            "documents_column": documents_column, "id_column": id_column,
             "prompt_template": prompt_template, "keep_columns": keep_columns, "input_format": input_format,
         }  # fmt: skip
 

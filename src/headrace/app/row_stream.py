@@ -8,18 +8,17 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, S
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 
-from headrace.app.jobs.plan import Plan
+from headrace.app.jobs.plan import Plan, output_column
 from headrace.app.jobs.running import RunningModel
 from headrace.app.jobs.tables import ListedRow
 from headrace.batching.blocking import current_loop
 from headrace.concurrency.loop_thread import LoopThread
-from headrace.engines.tasks import task_named
 from headrace.errors import ConfigError, EngineDeadError
 from headrace.io.formats.writer import row_of
 from headrace.jobs.pipeline.chunks import answers
 from headrace.jobs.pipeline.infer import in_order, longest_first
 from headrace.jobs.pipeline.prepare import Preparation
-from headrace.jobs.pipeline.work import PreparedChunk, RefusedError, Work
+from headrace.jobs.pipeline.work import PreparedChunk, RefusedError, StepAnswer, Work
 from headrace.records import Failed, Ok
 
 
@@ -94,7 +93,7 @@ class _RowFeed:
 
     def __init__(self, model: RunningModel, plan: Plan, *, ordered: bool) -> None:
         self._plan = plan
-        self._column = task_named(plan.settings.config.task).output
+        self._column = output_column(plan.settings)
         self._preparation = Preparation(plan.columns, model.engine, plan.user, dedupe=False)
         self._runs = in_order if model.profile.caches_prefixes else longest_first
         self._chunks = plan.source.chunks(lambda position: position)
@@ -129,7 +128,7 @@ class _RowFeed:
         """
         if isinstance(answer, EngineDeadError):
             raise answer
-        self._done[work.record.position] = self._row(work, answer)
+        self._done[work.record.position] = self._row(work, answer.output if isinstance(answer, StepAnswer) else answer)
 
     def take(self) -> list[ListedRow]:
         """The finished rows whose turn it is."""

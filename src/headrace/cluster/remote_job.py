@@ -18,6 +18,7 @@ from headrace.cluster.worker_pool import Worker, WorkerPool
 from headrace.engines.base import Placed, Prepared
 from headrace.errors import ConfigError, RecordError
 from headrace.events import Event
+from headrace.jobs.pipeline.chunks import parts_of
 from headrace.jobs.pipeline.job import JobEnd, StopRequest
 from headrace.jobs.planning.survey import survey
 from headrace.jobs.settings import JobSettings
@@ -131,7 +132,7 @@ def execute(
             if info.can_try and not (plan.settings.retry or is_read_once(plan)):
                 found = survey(jobs.build(plan, RemoteEngine(info), stop, _unheard, pool(_unheard)), spread=False)
                 records = None if found.records is None else -(-found.records // len(workers.initial))
-                info = workers.choose(WorkerSample([item.payload for item in found.work], records))
+                info = workers.choose(WorkerSample([item.payload for item in parts_of(found.work)], records))
             return jobs.carry_out(plan, RemoteEngine(info), stop, progress=progress, batcher=pool, workers=workers.room)
 
 

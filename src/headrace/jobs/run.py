@@ -69,7 +69,7 @@ async def pump(job: Job, todo: Pass, tally: Tally) -> bool:
                     del run
                 del work
 
-        infer = functools.partial(answers, batcher) if profile_of(job.engine).splits else batcher.runs_as_completed
+        infer = functools.partial(answers, batcher) if job.splits else batcher.runs_as_completed
         async with aclosing(infer(prepared())) as inferred:
             async for answered in inferred:
                 await sink.put(settling.settle(*answered))

@@ -216,6 +216,11 @@ class JobSettings:
         per_step=True,
         changes_output=True,
     )
+    documents_column: str | None = option(
+        None,
+        "Column of a list of documents, which score ranks for the text of each row. Default: none.",
+        changes_output=True,
+    )
     id_column: str | None = option(
         None,
         'Column of the unique record id; "" is the position. Default: "id" if it exists, else the position.',

@@ -35,6 +35,7 @@ from headrace.io.sources.selection import SelectedSource
 from headrace.io.storage.atomic import remove_throwaway, target_of, throwaway_folder
 from headrace.io.storage.rows import FileSource
 from headrace.jobs.answer_form import AnswerForm, schema_of
+from headrace.jobs.pipeline import candidates
 from headrace.jobs.pipeline.prepare import WHOLE, Columns
 from headrace.jobs.pipeline.user_code import UserCode
 from headrace.jobs.planning.columns import resolve
@@ -135,14 +136,15 @@ def _checked(
     if own_engine:
         config.check(SETTING_NAMES)
     task = task_named(config.task)
-    if url is None and task.pairs == ("always" if settings.text_pair_column is None else "never"):
+    if settings.documents_column is not None:
+        _check_documents(settings, task, url)
+    elif url is None and task.pairs == ("always" if settings.text_pair_column is None else "never"):
         need = "takes pairs: name the column of" if task.pairs == "always" else "takes no pairs: leave out"
-        raise ConfigError(f"task {config.task!r} {need} the second text (``text_pair_column``)")
+        lists = ", or that of lists of them (``documents_column``)" if task.outputs == "score" else ""
+        raise ConfigError(f"task {config.task!r} {need} the second text (``text_pair_column``){lists}")
     settings, form = _form(settings, task, url, own_engine=own_engine)
     source, shown = _selected(source, settings, url)
-    column, makes_folder = task.output, False
-    if settings.step is not None:
-        column, makes_folder = settings.step.column, not settings.step.is_last
+    column, makes_folder = output_column(settings), settings.step is not None and not settings.step.is_last
     user = UserCode.of(settings)
     undo.callback(user.close)
     if settings.step is None or not settings.step.earlier:
@@ -160,6 +162,35 @@ def _checked(
     if own_engine:
         settings = replace(settings, config=resolved_for(settings, output))
     return Plan(settings, source, found, output, user, left_out, opened, form)
+
+
+def output_column(settings: JobSettings) -> str:
+    """The column of the outputs of a job whose task is resolved."""
+    if settings.step is not None:
+        return settings.step.column
+    return candidates.COLUMN if settings.documents_column is not None else task_named(settings.config.task).output
+
+
+def _check_documents(settings: JobSettings, task: Task, url: str | None) -> None:
+    """Check that the job can rank lists of documents.
+
+    Raises:
+        ConfigError: its task gives no scores, or another setting does not go with these.
+    """
+    if task.outputs != "score":
+        raise ConfigError(
+            f"``documents_column`` needs a task that scores pairs, such as ``task=score``: {task.name} does not"
+        )
+    others = {
+        "text_pair_column": settings.text_pair_column is not None,
+        "prompt_template": settings.prompt_template is not None,
+        "on_too_long=split": settings.config.engine_options.get("on_too_long") == "split",
+    }
+    if name := next((name for name, given in others.items() if given), None):
+        raise ConfigError(f"``{name}`` does not go with ``documents_column``; leave one out")
+    if url is not None or settings.step is not None:
+        here = "a batch file, whose requests have their own documents" if url else "several steps"
+        raise ConfigError(f"``documents_column`` does not go with {here}; leave it out")
 
 
 def _form(
@@ -204,6 +235,7 @@ def _columns(settings: JobSettings, task: Task, url: str | None) -> Columns:
         id_column,
         task.text_only,
         settings.text_pair_column,
+        settings.documents_column,
         settings.prompt_template,
         ("model",) if url else settings.keep_columns,  # which the answer to a request repeats
         None if settings.step is None else settings.step.choice,
@@ -353,12 +385,13 @@ def _fields(settings: JobSettings, column: str, kept: Sequence[str]) -> Fields |
     task = task_named(settings.config.task)
     paths = [(name, name) for name in settings.flatten if name != "auto"]
     if "auto" in settings.flatten:
-        if not task.fields and not paths:
+        fields = task.fields if settings.documents_column is None else candidates.FIELDS
+        if not fields and not paths:
             raise ConfigError(
                 f"outputs of task {task.name!r} have no fields that are known before: name them, as in "
                 "``flatten=text,score``"
             )
-        paths = [*((name, name) for name in task.fields), *paths]
+        paths = [*((name, name) for name in fields), *paths]
         more = settings.config.engine_options.get("top_labels")
         for place in range(1, more if task.outputs == "labels" and isinstance(more, int) else 0):
             paths += [(f"label_{place + 1}", f"labels.{place}"), (f"score_{place + 1}", f"scores.{place}")]
@@ -435,6 +468,7 @@ def fingerprint(plan: Plan, engine: Mapping[str, object]) -> dict[str, object]:
         "task": plan.settings.config.task,
         "text_column": plan.columns.text,
         "text_pair_column": plan.columns.pair,
+        **({"documents_column": plan.columns.documents} if plan.columns.documents else {}),
         "id_column": plan.columns.id,
         "prompt_template": plan.columns.template,
         "keep_columns": list(plan.columns.keep),

@@ -133,10 +133,15 @@ class Job:
         return self.run_on is not None and self.stop.is_over
 
     @property
+    def splits(self) -> bool:
+        """Whether a record may be several to its engine, whose outputs are joined."""
+        return profile_of(self.engine).splits or self.columns.documents is not None
+
+    @property
     def in_blocks(self) -> bool:
         """Whether its rows stay together from preparation to commit: where nothing needs each record on its own."""
         profile, settings = profile_of(self.engine), self.settings
-        needs_records = self.user.prepares or self.user.finishes or settings.dedupe or profile.splits or profile.draws
+        needs_records = self.user.prepares or self.user.finishes or settings.dedupe or self.splits or profile.draws
         needs_records = needs_records or self.form is not None
         return (
             profile.runs_batches

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -34,6 +35,7 @@ from headrace.io.base import Chunk
 from headrace.jobs.answer_form import AnswerForm
 from headrace.jobs.pipeline import arrow
 from headrace.jobs.pipeline.blocks import Block, Labels
+from headrace.jobs.pipeline.candidates import Candidates, documents_of, prepare_candidates
 from headrace.jobs.pipeline.dedupe import RepeatCounter, key_of
 from headrace.jobs.pipeline.memory_budget import value_bytes
 from headrace.jobs.pipeline.retries import Retry
@@ -66,6 +68,8 @@ class Columns:
     """Whether the input must be text; otherwise the engine checks it."""
     pair: str | None = None
     """Column of the second text of a pair."""
+    documents: str | None = None
+    """Column of the documents that are ranked for the text."""
     template: str | None = None
     """Makes the text from several columns, such as "Q: {question}"; None to use `text`."""
     keep: tuple[str, ...] = ()
@@ -90,7 +94,7 @@ class Columns:
             return template_fields(self.template)
         if self.is_row:
             return ()
-        return (self.text,) if self.pair is None else (self.text, self.pair)
+        return tuple(name for name in (self.text, self.pair, self.documents) if name is not None)
 
     @property
     def are_plain(self) -> bool:
@@ -149,6 +153,8 @@ class Columns:
         value = _value(record, self.text)
         if self.text_only:
             _check_text(value, self.text)
+        if self.documents is not None:
+            return Candidates(value, documents_of(_value(record, self.documents), self.documents))
         if self.pair is None:
             return value
         second = _value(record, self.pair)
@@ -450,11 +456,14 @@ class Preparation:
             asked = [self._formed(value, before) for value, before in zip(inputs, tries, strict=True)]
         if draws:
             asked = [Placed(value, row.position) for value, (row, _, _) in zip(asked, selected, strict=True)]
-        answers = self.in_time.prepare(self.engine, asked) if asked else []
+        answers = self._answers(asked) if asked else []
         for (row, mapped, kept), value, prepared in zip(selected, inputs, answers, strict=True):
             attempt = attempts.get(row.position, 1) if attempts else 1
             if isinstance(prepared, Exception):
                 done.refuse(row, kept.id, prepared, attempt)
+                continue
+            if isinstance(prepared, StepAnswer):
+                done.answered.append((Work(kept, row.data), prepared))
                 continue
             # Equal requests that are sampled have different answers.
             merges = prepared.greedy if draws or self.dedupe is None else True
@@ -470,6 +479,12 @@ class Preparation:
             done.split += prepared.parts > 0
             done.chunks += prepared.parts
         return done, self._event(done, len(rows), inputs, since)
+
+    def _answers(self, asked: Sequence[object]) -> Sequence[Prepared[object] | Exception | StepAnswer]:
+        prepare = functools.partial(self.in_time.prepare, self.engine)
+        if self.columns.documents is None:
+            return prepare(asked)
+        return prepare_candidates(prepare, [one for one in asked if isinstance(one, Candidates)])
 
     def _formed(self, value: object, tries: tuple[Try, ...]) -> object:
         """The input with the form of its answer, as the engine takes it."""

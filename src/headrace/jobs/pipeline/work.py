@@ -63,7 +63,7 @@ class UnfinishedOutput(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepAnswer:
-    """The answer to a record that an earlier step computes, or a later one will."""
+    """The answer to a record that needs no engine, or that another step computes."""
 
     output: object
 

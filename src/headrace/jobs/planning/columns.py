@@ -115,6 +115,8 @@ def _way_out(column: str, wanted: Columns, known: Sequence[str]) -> str:
         setting = "prompt_template"
     elif column == wanted.pair:
         setting = "text_pair_column"
+    elif column == wanted.documents:
+        setting = "documents_column"
     else:
         setting = "image_column" if column == "image" else "text_column"
     return f"; name yours with ``{setting}``"
