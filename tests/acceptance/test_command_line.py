@@ -156,7 +156,7 @@ def test_a_name_that_no_file_can_have_is_one_clear_line(tmp_path: Path) -> None:
 
 def test_version_and_help(tmp_path: Path) -> None:
     assert headrace("--version", folder=tmp_path, imported="nothing") == (0, f"headrace {package.__version__}\n")
-    status, said = headrace("run", "--help", folder=tmp_path)
+    status, said = headrace("run", "--help-all", folder=tmp_path)
     assert status == 0
     for words in ("Exit status", "some records failed", "--max-error-rate", "--on-too-long"):
         assert words in said

@@ -99,7 +99,6 @@ app = typer.Typer(
     cls=_Commands,
     help="Run models over datasets and behind HTTP APIs, and keep the GPU busy.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )

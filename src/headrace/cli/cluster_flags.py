@@ -37,12 +37,14 @@ class ClusterFlags:
         "Number of worker processes on this machine; each loads the model on its own device: a CUDA "
         "device, or an equal share of the CPU cores. auto: one per CUDA device. Default: no worker processes.",
         metavar="N|auto",
+        brief="worker processes on this machine: a number, or auto",
     )
     on: str | None = option(
         None,
         "Ray cluster to run on: ray for RAY_ADDRESS or a new local cluster, ray:HOST:PORT for that cluster, "
         "ray://HOST:PORT for Ray's client server. Default: this process.",
         metavar="ray[:HOST:PORT]",
+        brief="Ray cluster to run on",
     )
     replicas: int = option(1, "With --on: number of workers; each loads the model.", minimum=1)
     gpus_per_replica: float | None = option(

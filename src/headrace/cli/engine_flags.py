@@ -35,21 +35,16 @@ def config_of(given: Given[Any], arguments: Sequence[str], meant: str = "") -> E
 
 
 class EngineCommand(Command):
-    """A command that takes flags of engines, and lists those that have no line of their own in its help."""
+    """A command that takes flags of engines."""
 
     def more_variables(self) -> Mapping[str, str]:
         """Variables of the options of engines that have no line of their own, each with its option."""
         names = {name for engines in options_by_task().values() for known in engines.values() for name in known}
         return {f"HEADRACE_{name.upper()}": name for name in names if name not in self.settings}
 
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        own = {flag for parameter in self.params for flag in parameter.opts}
-        before = self.epilog
-        self.epilog = "\n\n".join([more_flags(own), before or ""])
-        try:
-            super().format_help(ctx, formatter)
-        finally:
-            self.epilog = before
+    def all_flags(self) -> str:
+        """The flags of engines that have no line of their own."""
+        return more_flags({flag for parameter in self.params for flag in parameter.opts})
 
 
 def more_flags(own: Collection[str]) -> str:

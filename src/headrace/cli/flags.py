@@ -33,6 +33,8 @@ from headrace.wording import flag_of, speak, spelled
 T = TypeVar("T")
 ClickContext: TypeAlias = Any
 """click's, which newer versions of typer hold a copy of."""
+ClickFormatter: TypeAlias = Any
+"""Likewise."""
 
 ENGINE_PANEL = EngineConfig.panel
 ACCESS_PANEL = "Access"
@@ -73,6 +75,34 @@ class Given(Generic[T]):
         return read(one, value) if one.option.parse is not None and value is not None else scaled(one, value)
 
 
+_MOST_FLAGS = 24
+"""Flags of a command whose help is short enough as a whole."""
+_WHOLE = "headrace.help_all"
+
+
+def _show_whole_help(ctx: typer.Context, wanted: bool) -> None:
+    if wanted:
+        ctx.meta[_WHOLE] = True
+        typer.echo(ctx.get_help(), color=ctx.color)
+        raise typer.Exit
+
+
+_HELP_ALL = inspect.Parameter(
+    "help_all",
+    inspect.Parameter.KEYWORD_ONLY,
+    default=False,
+    annotation=Annotated[
+        bool,
+        typer.Option(
+            "--help-all",
+            is_eager=True,
+            callback=_show_whole_help,
+            help="Show all flags, also those of tasks and engines, and exit.",
+        ),
+    ],
+)
+
+
 def with_settings(command: Callable[..., None], only: Collection[str] | None = None) -> Callable[..., None]:
     """Expand each parameter of a command that is an object of settings into one parameter per flag.
 
@@ -99,10 +129,13 @@ def with_settings(command: Callable[..., None], only: Collection[str] | None = N
             plain += [_parameter(one, panel) for one, panel in every]
         else:
             plain.append(parameter.replace(annotation=hint))
+    if len(found) > _MOST_FLAGS and any(one.option.brief for one in found.values()):
+        plain.append(_HELP_ALL)
     plain = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in plain]
 
     @functools.wraps(command)
     def expanded(**given: object) -> None:
+        given.pop(_HELP_ALL.name, None)
         values = {name: given.pop(name) for name in found}
         for name, (kind, later) in groups.items():
             one = Given(kind, values)
@@ -200,6 +233,37 @@ class Command(TyperCommand):
 
     by_environment = False
     """Whether environment variables give its flags, too."""
+
+    def format_help(self, ctx: ClickContext, formatter: ClickFormatter) -> None:
+        """Write the help: one screen of a command with many flags, unless all are asked for."""
+        if any(one.name == _HELP_ALL.name for one in self.params) and _WHOLE not in ctx.meta:
+            self._format_brief(ctx, formatter)
+            return
+        before = self.epilog
+        self.epilog = "\n\n".join(filter(None, [self.all_flags(), before]))
+        try:
+            super().format_help(ctx, formatter)
+        finally:
+            self.epilog = before
+
+    def _format_brief(self, ctx: ClickContext, formatter: ClickFormatter) -> None:
+        own, rows = self.settings, []
+        for one in self.get_params(ctx):
+            text = own[one.name].option.brief if one.name in own else one.help
+            if text:
+                long = next((name for name in one.opts if name.startswith("--")), one.opts[0])
+                rows.append((", ".join([*(name for name in one.opts if len(name) == 2), long]), text))
+        self.format_usage(ctx, formatter)
+        formatter.write_paragraph()
+        formatter.write_text((self.help or "").partition("\n\n")[0])
+        formatter.write_paragraph()
+        formatter.write_dl(rows)
+        _, title, examples = (self.epilog or "").partition("Examples:\n")
+        formatter.write("\n" + title + examples.replace("\n\n", "\n"))
+
+    def all_flags(self) -> str:
+        """What the whole help says of flags that are none of its parameters."""
+        return ""
 
     def parse_args(self, ctx: ClickContext, args: list[str]) -> list[str]:
         """Parse the arguments.

@@ -88,6 +88,7 @@ class LogFlags:
             "-q",
             "--quiet",
         ),
+        brief="print warnings and errors only",
     )
     verbose: bool = option(
         False,

@@ -40,6 +40,7 @@ class ReportFlags:
     report: Path | None = option(
         None,
         "Write an HTML page of where the time went, also if the run fails; see headrace report. Default: none.",
+        brief="write an HTML page of where the time went",
     )
     report_to: str | None = option(
         None,
@@ -47,7 +48,9 @@ class ReportFlags:
         metavar="<" + "|".join(_TRACKERS) + ">",
     )
     dry_run: bool = option(
-        False, "Estimate records, lengths, time and disk space without running the job or writing anything."
+        False,
+        "Estimate records, lengths, time and disk space without running the job or writing anything.",
+        brief="estimate time and disk space, and write nothing",
     )
     gpu_hour_price: float | None = option(
         None,

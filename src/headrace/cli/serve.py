@@ -59,9 +59,16 @@ class ServerFlags:
         None,
         "YAML file of several models that share the device; see docs/pool.md. Default: one model.",
         flags=("--config",),
+        brief="YAML file of several models",
     )
-    host: str = option("127.0.0.1", "Address to listen on.")
-    port: int = option(8000, "Port to listen on; 0 picks a free one.", minimum=0, maximum=65_535)
+    host: str = option("127.0.0.1", "Address to listen on.", brief="address to listen on")
+    port: int = option(
+        8000,
+        "Port to listen on; 0 picks a free one.",
+        minimum=0,
+        maximum=65_535,
+        brief="port to listen on; 0 picks a free one",
+    )
     grpc_port: int | None = option(
         None,
         "Port of the Open Inference Protocol over gRPC; 0 picks a free one. Default: no gRPC.",
@@ -79,7 +86,11 @@ class AccessFlags:
 
     panel: ClassVar[str] = ACCESS_PANEL
 
-    api_key_file: Path | None = option(None, "File of API keys, one per line; see docs/serving.md. Default: no file.")
+    api_key_file: Path | None = option(
+        None,
+        "File of API keys, one per line; see docs/serving.md. Default: no file.",
+        brief="file of API keys, one a line",
+    )
     ssl_keyfile: Path | None = option(None, "Private key file (PEM). Default: no HTTPS.")
     ssl_certfile: Path | None = option(None, "Certificate file (PEM). Default: no HTTPS.")
     ssl_keyfile_password: str | None = option(None, "Password of the key file. Default: the file is not encrypted.")

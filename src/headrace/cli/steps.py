@@ -34,6 +34,7 @@ class StepFlags:
         None,
         "YAML or JSON file of settings, such as task: embed, which flags and variables go before; or of steps, each "
         "with its own model, which see the outputs of the steps before as columns. Default: none.",
+        brief="YAML or JSON file of settings, or of steps",
     )
     model_column: str | None = option(
         None,

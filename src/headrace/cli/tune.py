@@ -37,16 +37,28 @@ class GridFlags:
     panel: ClassVar[str] = "Measuring"
 
     budgets: str | None = option(
-        None, "Batch budgets in tokens, such as 1024,4096. Default: half to 16 times the engine's."
+        None,
+        "Batch budgets in tokens, such as 1024,4096. Default: half to 16 times the engine's.",
+        brief="batch budgets in tokens, such as 1024,4096",
     )
-    dtypes: str | None = option(None, "Such as float32,bfloat16. Default: float32 and what the device computes faster.")
+    dtypes: str | None = option(
+        None,
+        "Such as float32,bfloat16. Default: float32 and what the device computes faster.",
+        brief="data types, such as float32,bfloat16",
+    )
     threads: str | None = option(None, "PyTorch's threads on the CPU, such as 1,2. Default: its own.")
     engines: str | None = option(
-        None, "Such as torch,onnx. Default: torch, and onnx if the model's folder has an ONNX file."
+        None,
+        "Such as torch,onnx. Default: torch, and onnx if the model's folder has an ONNX file.",
+        brief="engines, such as torch,onnx",
     )
-    seconds: float = option(60.0, "About how long to measure, without loading.", minimum=0.001)
+    seconds: float = option(
+        60.0, "About how long to measure, without loading.", minimum=0.001, brief="about how long to measure"
+    )
     latency_target_ms: float | None = option(None, "Choose among budgets whose batches take no longer.", minimum=0.001)
-    plot: Path | None = option(None, "Draw the curve to this file: .svg or .png.")
+    plot: Path | None = option(
+        None, "Draw the curve to this file: .svg or .png.", brief="draw the curve to this file: .svg or .png"
+    )
 
     def options(self, config: EngineConfig) -> GridOptions:
         """What is to be measured; what the engine's own flags fix is not varied."""

@@ -149,6 +149,7 @@ class JobSettings:
         f"{', '.join(addresses('sources'))}, such as hf://datasets/org/name; of a database with ``sql``.",
         flags=("-i", "--input-file"),
         panel=FILES_PANEL,
+        brief="file, folder, glob, address (s3://, hf://) or -",
     )
     """In Python also rows: see `headrace.io.sources.opening.open_source`."""
     sink: str | Path | Receiver | Rows = option(
@@ -158,6 +159,7 @@ class JobSettings:
         "'postgresql://host/db?table=vectors'.",
         flags=("--output-file", "-o"),
         panel=FILES_PANEL,
+        brief=".jsonl, .parquet or .csv file, folder or address",
     )
     """In Python also a function called with lists of rows: see `headrace.io.sinks.callback_sink.CallbackWriter`."""
     config: EngineConfig = field(default_factory=EngineConfig)
@@ -197,7 +199,12 @@ class JobSettings:
         "Process an empty text, such as an empty cell of a CSV file, or fail the record.",
         panel=FILES_PANEL,
     )
-    overwrite: bool = option(False, "Start again and replace an existing output.", panel=FILES_PANEL)
+    overwrite: bool = option(
+        False,
+        "Start again and replace an existing output.",
+        panel=FILES_PANEL,
+        brief="start again and replace an existing output",
+    )
     ignore_changes: bool = option(
         False,
         "Continue although the input, model or parameters have changed; finished records stay as they are.",
@@ -209,6 +216,7 @@ class JobSettings:
         flags=("--text-column", "--prompt-column", "--image-column"),
         per_step=True,
         changes_output=True,
+        brief="column of the text, prompt or image",
     )
     text_pair_column: str | None = option(
         None,
@@ -225,12 +233,14 @@ class JobSettings:
         None,
         'Column of the unique record id; "" is the position. Default: "id" if it exists, else the position.',
         changes_output=True,
+        brief="column of the unique id",
     )
     prompt_template: str | None = option(
         None,
         'Template that builds the text from columns, such as "Q: {question}". Default: the text column.',
         per_step=True,
         changes_output=True,
+        brief='builds the text from columns: "Q: {question}"',
     )
     output_schema: object = option(
         None,
@@ -261,6 +271,7 @@ class JobSettings:
         "Columns to copy to the output, such as a,b, or '*' for all that the first rows have. Default: none.",
         parse=comma_separated,
         changes_output=True,
+        brief="columns to copy, such as a,b, or '*' for all",
     )
     flatten: tuple[str, ...] = option(
         (),
@@ -269,6 +280,7 @@ class JobSettings:
         parse=comma_separated,
         changes_output=True,
         panel=FILES_PANEL,
+        brief="fields of the output as columns: auto, or label,score",
     )
     selection: Selection = field(default_factory=Selection)
     """Which rows of the input are processed."""

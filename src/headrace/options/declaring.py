@@ -28,6 +28,8 @@ class Option:
     """Its flags, the first of which messages name; None for `--name-with-dashes`, empty if it has none."""
     panel: str | None = None
     """The heading of its group in `--help`; None for that of its class (`panel`)."""
+    brief: str | None = None
+    """What `--help` of a command with many flags says of it, briefly; None if only `--help-all` does."""
     metavar: str | None = None
     """What stands for the value in `--help`."""
     parse: Callable[[str], object] | None = None

@@ -92,7 +92,7 @@ def test_what_is_no_flag_is_refused(arguments: list[str], message: str) -> None:
 
 @pytest.mark.parametrize("command", ["run", "serve", "retry", "tune"])
 def test_the_help_lists_every_flag_of_an_engine_once_for_each_task(command: str) -> None:
-    said = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "300"}).output
+    said = CliRunner().invoke(app, [command, "--help-all"], env={"COLUMNS": "300"}).output
     flags, lines = said.split("docs/engines.md):")[0], said.split("docs/engines.md):")[1]
     for task, engines in options_by_task().items():
         for engine, options in engines.items():
@@ -104,6 +104,29 @@ def test_the_help_lists_every_flag_of_an_engine_once_for_each_task(command: str)
     assert "--engine vllm: those of vLLM" in lines
 
 
+@pytest.mark.parametrize("command", ["run", "serve", "retry", "tune"])
+def test_the_usual_help_of_a_command_with_many_flags_is_one_screen(command: str) -> None:
+    lines = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "80"}).output.splitlines()
+    assert len(lines) <= 40
+    assert max(map(len, lines)) <= 80
+    flags = {line.split()[0] for line in lines if line}
+    assert {"--task", "--engine", "--help-all"} <= flags
+    assert "--engine-timeout" not in flags
+
+
+@pytest.mark.parametrize(
+    ("words", "place", "found"),
+    [
+        ("headrace re", 1, {"retry", "report"}),
+        ("headrace run --text", 2, {"--text-column", "--text-pair-column"}),
+        ("headrace run --on-nan ", 3, {"null", "error"}),
+    ],
+)
+def test_shells_complete_commands_flags_and_choices(words: str, place: int, found: set[str]) -> None:
+    asked = {"_HEADRACE_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(place)}
+    assert set(CliRunner().invoke(app, [], env=asked, prog_name="headrace").output.split()) == found
+
+
 def names_of(line: str) -> list[str]:
     return line.strip().partition(":")[0].split(", ")
 
@@ -112,7 +135,7 @@ def names_of(line: str) -> list[str]:
 def test_the_list_of_commands_says_of_each_what_its_own_help_says_first(verb: str) -> None:
     ended = CliRunner().invoke(app, [verb, "--help"], env={"COLUMNS": "300"})
     assert ended.exit_code == 0
-    assert VERBS[verb] in ended.output
+    assert VERBS[verb] in " ".join(ended.output.split())
     assert VERBS[verb] in CliRunner().invoke(app, ["--help"], env={"COLUMNS": "300"}).output
 
 

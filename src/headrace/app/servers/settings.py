@@ -40,7 +40,10 @@ class ServerSettings:
     )
     limits: ServeLimits = field(default_factory=ServeLimits)
     state: Path | None = option(
-        None, "Folder for files and jobs of the Batch API. Default: no Batch API.", flags=("--state-dir",)
+        None,
+        "Folder for files and jobs of the Batch API. Default: no Batch API.",
+        flags=("--state-dir",),
+        brief="folder of the Batch API",
     )
     latency_target_s: float | None = option(
         None,

@@ -42,6 +42,7 @@ class EngineConfig:
         f"Task of the model: {', '.join(known_tasks())}. Default: embed, or custom with an engine of your own; in a "
         "job, that of an OpenAI batch file.",
         changes_output=True,
+        brief="embed, classify, score, zero-shot, generate, ...",
     )
     model: str | None = option(
         None,
@@ -49,12 +50,14 @@ class EngineConfig:
         "model: all-MiniLM-L6-v2 (default for embed), arithmetic (default for generate), docstrings, digits. "
         "Repeatable in headrace run.",
         repeatable=True,
+        brief="model of the Hub, a folder, or an included one",
     )
     """As the user wrote it."""
     engine: str | Callable[..., object] | object | None = option(
         None,
         f"Engine: {', '.join(registry.all_names())}, as headrace list engines has them for each task, or your "
         "module:name. Default: chosen by the task.",
+        brief="torch, onnx, vllm, endpoint, ... or your module:name",
     )
     """In Python also a function, or any other object that `headrace.engines.custom.load` takes."""
     engine_options: Mapping[str, object] = option(

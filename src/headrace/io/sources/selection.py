@@ -46,7 +46,11 @@ class Selection:
     panel: ClassVar[str] = "Records"
 
     limit: int | None = option(
-        None, "Process only the first records, up to this number. Default: all.", minimum=1, changes_output=True
+        None,
+        "Process only the first records, up to this number. Default: all.",
+        minimum=1,
+        changes_output=True,
+        brief="process only the first records",
     )
     sample: float | None = option(
         None,
