@@ -44,8 +44,9 @@ def all_names() -> tuple[str, ...]:
 
 def declared_engines(task: str | None = None) -> tuple[type[EngineOptions], ...]:
     """The engines of a task, the default first; None for those of all tasks. Without those that cannot be imported."""
-    tasks, every = known_tasks() if task is None else (task,), _declarations()
-    return tuple(every[name] for one in tasks for engine in engine_names(one) if (name := f"{one}.{engine}") in every)
+    tasks = known_tasks() if task is None else (task,)
+    found = [kind for kind in _declarations().values() if kind.task in tasks]
+    return tuple(sorted(found, key=lambda kind: (tasks.index(kind.task), kind.order)))
 
 
 def _declarations() -> dict[str, type[EngineOptions]]:
