@@ -249,7 +249,7 @@ class Command(TyperCommand):
     def _format_brief(self, ctx: ClickContext, formatter: ClickFormatter) -> None:
         own, rows = self.settings, []
         for one in self.get_params(ctx):
-            text = own[one.name].option.brief if one.name in own else one.help
+            text = own[one.name].option.brief if one.name in own else getattr(one, "help", None)
             if text:
                 long = next((name for name in one.opts if name.startswith("--")), one.opts[0])
                 rows.append((", ".join([*(name for name in one.opts if len(name) == 2), long]), text))
