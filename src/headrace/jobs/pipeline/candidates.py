@@ -17,7 +17,7 @@ FIELDS = ("scores", "indices")
 """What an output has: the score of each document, and the places of the documents, best first."""
 
 
-class Candidates(NamedTuple):
+class QueryDocuments(NamedTuple):
     """The input of a row."""
 
     query: object
@@ -41,7 +41,7 @@ def documents_of(value: object, column: str) -> list[object]:
 
 
 def prepare_candidates(
-    prepare: Callable[[Sequence[object]], PreparedRecords], inputs: Sequence[Candidates]
+    prepare: Callable[[Sequence[object]], PreparedRecords], inputs: Sequence[QueryDocuments]
 ) -> list[Prepared[Chunks[object]] | Exception | StepAnswer]:
     """Each row with its documents as parts, which may be in different batches; without documents, its output."""
     pairs = [(one.query, document) for one in inputs for document in one.documents]

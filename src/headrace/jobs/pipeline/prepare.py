@@ -35,7 +35,7 @@ from headrace.io.base import Chunk
 from headrace.jobs.answer_form import AnswerForm
 from headrace.jobs.pipeline import arrow
 from headrace.jobs.pipeline.blocks import Block, Labels
-from headrace.jobs.pipeline.candidates import Candidates, documents_of, prepare_candidates
+from headrace.jobs.pipeline.candidates import QueryDocuments, documents_of, prepare_candidates
 from headrace.jobs.pipeline.dedupe import RepeatCounter, key_of
 from headrace.jobs.pipeline.memory_budget import value_bytes
 from headrace.jobs.pipeline.retries import Retry
@@ -154,7 +154,7 @@ class Columns:
         if self.text_only:
             _check_text(value, self.text)
         if self.documents is not None:
-            return Candidates(value, documents_of(_value(record, self.documents), self.documents))
+            return QueryDocuments(value, documents_of(_value(record, self.documents), self.documents))
         if self.pair is None:
             return value
         second = _value(record, self.pair)
@@ -484,7 +484,7 @@ class Preparation:
         prepare = functools.partial(self.in_time.prepare, self.engine)
         if self.columns.documents is None:
             return prepare(asked)
-        return prepare_candidates(prepare, [one for one in asked if isinstance(one, Candidates)])
+        return prepare_candidates(prepare, [one for one in asked if isinstance(one, QueryDocuments)])
 
     def _formed(self, value: object, tries: tuple[Try, ...]) -> object:
         """The input with the form of its answer, as the engine takes it."""
