@@ -18,7 +18,7 @@ from headrace.io.formats.arrow_memory import of_numbers, of_pieces
 from headrace.io.formats.json_alike import columns_of
 from headrace.io.formats.text_tables import TextLines, TextTable, places_of
 from headrace.io.storage.files import InputFile
-from headrace.io.storage.row_tables import TABLE_BYTES, TABLE_ROWS, LazyRecords
+from headrace.io.storage.row_tables import TABLE_BYTES, TABLE_ROWS, LazyRecords, fewer_if_long
 from headrace.io.storage.rows import MAX_LINE_BYTES, failed_line, parse_object, positions_todo, share, text_blocks
 from headrace.records import Failed, Json, Record
 
@@ -93,7 +93,7 @@ class JsonTables:
         for text, size in text_blocks(file, TABLE_BYTES):
             lines = _lines_of(text)
             rows = len(lines)
-            pieces = max(1, math.ceil(rows / TABLE_ROWS))
+            pieces = max(1, math.ceil(rows / fewer_if_long(TABLE_ROWS, rows, len(text))))
             for piece in range(pieces):
                 start, stop = rows * piece // pieces, rows * (piece + 1) // pieces
                 positions = positions_todo(base + start, base + stop, next_todo)

@@ -16,6 +16,14 @@ TABLE_BYTES = 4 * 1024 * 1024
 """Input bytes of a table, about."""
 TABLE_ROWS = 32_768
 """Maximum rows of a table."""
+_LONG_ROW_BYTES = 1024
+_LONG_ROWS_BYTES = 1024 * 1024
+"""Bytes of a table whose rows are longer, because a job may have little memory for records."""
+
+
+def fewer_if_long(most: int, rows: int, size: int) -> int:
+    """The most rows of a table: `most`, or fewer if the `rows` of a text of `size` bytes are long."""
+    return most if size <= rows * _LONG_ROW_BYTES else min(most, max(1, rows * _LONG_ROWS_BYTES // size))
 
 
 class LazyRecords(Sequence[Record]):
