@@ -93,7 +93,7 @@ class RowTable(Protocol):
     """Rows that were read together, in columns. The same rows, one by one, are in `Chunk.records`."""
 
     positions: NDArray[numpy.int64]
-    """Of each row in the input, ascending."""
+    """The place of each row in the input, ascending."""
     typed: bool
     """Whether columns have types of their own, as those of a table; if not, as in JSON, only values have types."""
 

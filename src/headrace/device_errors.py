@@ -19,8 +19,8 @@ _OUT_OF_MEMORY = re.compile(
 )
 _LAST_CAPTURE_CODES = range(900, 909)
 _REFUSED_CODES = {1, 2, 9, 98, 209, 701, 801, *_LAST_CAPTURE_CODES}
-"""Of cudaError_t: the call was refused, and the device goes on. An invalid argument or configuration, no memory, no
-such kernel, too many resources asked for, not supported, not possible in a capture. All others end the context."""
+"""Values of cudaError_t: the call was refused, and the device goes on. An invalid argument or configuration, no memory,
+no such kernel, too many resources asked for, not supported, not possible in a capture. All others end the context."""
 _REFUSED = re.compile(
     r"^CUDA error: (invalid (argument|configuration argument|device function)"
     r"|no kernel image is available|too many resources requested|operation not supported"

@@ -21,7 +21,7 @@ _PAUSE_S = 1.0
 """The wait after a refusal that names none."""
 _CHARACTERS_PER_TOKEN = 4
 _A_DATE = 1e8
-"""A reset in so many seconds is a date, by another machine's clock."""
+"""A reset in this many seconds is a date, by another machine's clock."""
 _DURATION = re.compile(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+(?:\.\d+)?)s)?(?:(\d+(?:\.\d+)?)ms)?")
 
 

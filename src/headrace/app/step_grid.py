@@ -31,7 +31,7 @@ from headrace.jobs.settings import JobSettings
 _OF_VLLM = [64, 128, 256, 512], [1_024, 2_048, 4_096, 8_192]
 """Answers and tokens that are tried with vLLM, which starts anew for each."""
 _RECORDS = 256
-"""Of the sample, each of which every size answers."""
+"""Records of the sample, each of which every size answers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class StepRow:
 
     size: StepSize
     tokens_per_s: float
-    """Of prompts and answers, those that were found in the prefix cache included."""
+    """Prompts and answers together, what was found in the prefix cache included."""
     records_per_s: float
     step_s: float | None
     """Seconds of a step, on average; None if the engine does not tell."""

@@ -81,7 +81,7 @@ class WorkerInfo:
 
     @property
     def dtype(self) -> str:
-        """Of the engine; empty if it does not say."""
+        """The engine's dtype; empty if it does not say."""
         return str(self.engine.get("dtype", ""))
 
 

@@ -34,7 +34,7 @@ class GpuActivity:
     tensor_cores: float
     """In which the tensor cores computed, on average over its processors."""
     memory: float
-    """Of the bandwidth of its memory."""
+    """The share of its memory's bandwidth."""
 
 
 class Nvml:

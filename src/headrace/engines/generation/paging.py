@@ -33,7 +33,7 @@ _MOST = {"cpu": StepSize(256, 4_096), "cuda": StepSize(512, 8_192)}
 _TOKENS_PER_SLOT = 1_024
 """Tokens per answer of the default cache on a CPU. Longer answers use the space of others."""
 _CPU_SHARE = 0.25
-"""Of the memory, for the cache on a CPU, which has other uses."""
+"""The share of the memory for the cache on a CPU, which has other uses."""
 _SAMPLING = 8
 """Tensors as large as the logits of a step in float32, while tokens are chosen."""
 

@@ -22,7 +22,7 @@ _COLDEST = 1e-6
 _HIGHEST = 1e30
 """Maximum logit after penalties: with it and `_COLDEST`, all values stay within float32."""
 _BITS = 52
-"""Of a random number: with one less than float64 has, its product with a sum is below the sum."""
+"""Bits of a random number: with one less than float64 has, its product with a sum is below the sum."""
 
 
 class TokenMask(Protocol):

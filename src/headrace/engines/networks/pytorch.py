@@ -44,8 +44,8 @@ TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 8e-2}
 """Maximum rounding error by dtype, as a fraction of the largest component."""
 INT8_TOLERANCE = 3e-2
 _CACHED_NUMBERS = BATCH_TOKENS["cpu"] * 1_536
-"""Of the widest layer of MiniLM for a batch of that many tokens on a CPU. A smaller model takes more tokens, so that
-fewer calls of PyTorch are made for as much arithmetic."""
+"""Numbers in the widest layer of MiniLM for a batch of that many tokens on a CPU. A smaller model takes more tokens, so
+that fewer calls of PyTorch are made for as much arithmetic."""
 MOST_CPU_TOKENS = 8_192
 _LEAST_PARTED = 256
 """Tokens of a batch that is computed in parts. In smaller ones, waking two threads costs more than it saves."""

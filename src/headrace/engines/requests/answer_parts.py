@@ -141,7 +141,7 @@ class AnswerReader:
 
     tools: ToolUse | None = None
     family: str = "json"
-    """Of the calls."""
+    """How the model writes calls."""
     thinking: str | None = None
     """The kind of reasoning; None to leave it in the text."""
     opened: bool = False

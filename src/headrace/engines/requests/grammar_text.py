@@ -17,7 +17,7 @@ _WHAT = "an answer of a given form"
 _JSON = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?", "coerce_one_of": True}
 """A model that may write any white space may never end."""
 _LIMITS = {"initial_lexer_fuel": 200_000, "max_grammar_size": 200_000}
-"""Of the work to compile a form; with them it takes less than a second."""
+"""Steps of the work to compile a form; with them it takes less than a second."""
 _YEAR = "([0-9]{3}[1-9]|[0-9]{2}[1-9]0|[0-9][1-9]00|[1-9]000)"
 _LEAP = "([0-9]{2}(0[48]|[2468][048]|[13579][26])|(0[48]|[2468][048]|[13579][26])00)"
 _DAY = "((0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])|(0[469]|11)-(0[1-9]|[12][0-9]|30)|02-(0[1-9]|1[0-9]|2[0-8]))"

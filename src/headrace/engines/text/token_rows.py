@@ -127,5 +127,5 @@ def offsets_of(lengths: Sequence[int] | NDArray[np.integer | np.bool_]) -> NDArr
 
 
 def _attended(tokens: Tokens, rows: int) -> Tokens:
-    """Tokens with so many rows, the last of which says that each is attended to, unless they have it already."""
+    """Tokens with that number of rows, the last of which says that each is attended to, unless they have it already."""
     return tokens if len(tokens) == rows else np.concatenate([tokens, np.ones_like(tokens[:1])])

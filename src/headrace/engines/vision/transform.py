@@ -50,7 +50,7 @@ _TORCH_MODES = {Resampling.BILINEAR: ("bilinear", 1), Resampling.BICUBIC: ("bicu
 """The resampling that PyTorch has, too, and from which ratio on its pixels are nearly Pillow's: it rounds weights to 16
 bits, and resizes the width first, which Pillow 13 does not always. Between the two, bicubic overshoots are cut off."""
 _GAP = 4
-"""A JPEG file is decoded at a half, quarter or eighth of its size if that is at least so many times the size wanted.
+"""A JPEG file is decoded at a half, quarter or eighth of its size if that is at least this many times the size wanted.
 With 4, photographs differ by 0.1 of 255 on average, and noise by 0.4."""
 
 

@@ -85,7 +85,7 @@ class JsonTables:
     def __init__(self, names: Sequence[str]) -> None:
         self._names = names
         self._types: dict[str, pa.DataType] = {}
-        """Of columns, as far as known."""
+        """The types of columns, as far as known."""
 
     def chunks(self, file: InputFile, base: int, next_todo: Callable[[int], int]) -> Generator[Chunk, None, int]:
         """The rows of a file that are not done: see `headrace.io.storage.rows.object_chunks`."""

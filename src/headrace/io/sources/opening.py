@@ -39,7 +39,7 @@ class TextRules:
     delimiter: str | None = None
     """Between the fields of a row of CSV; None for that of the format."""
     encoding: str | None = None
-    """Of the text; None for UTF-8."""
+    """The encoding of the text; None for UTF-8."""
 
     def applied(self, file: InputFile, form: FileFormat) -> tuple[InputFile, FileFormat]:
         """A file and its format by these rules.

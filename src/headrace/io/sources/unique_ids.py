@@ -56,7 +56,7 @@ _ASCENDING = re.compile(r"ids-(\d{12,})-(-?\d+)\.ascending")
 """Position after the last id, and that id, of integers that ascend: an empty file."""
 _INTEGER = re.compile(rb"0|-?[1-9]\d{0,17}")
 FILTER_BITS = 27
-"""Of 16 MiB: one in 14 ids of 10 million is looked for among the older ones, and one in 2 of 100 million."""
+"""A filter of 16 MiB: one in 14 ids of 10 million is looked for among the older ones, and one in 2 of 100 million."""
 _WORDS = 64
 """Words of four bytes in an id; longer ids have another digest."""
 

@@ -28,7 +28,7 @@ class InputFile:
     stamp: str
     """Differs after any change: modification time and inode, or the store's content tag."""
     encoding: str | None = field(default=None, compare=False)
-    """Of its text; None for UTF-8."""
+    """The encoding of its text; None for UTF-8."""
 
     def open(self) -> BinaryIO:
         """Open for reading, seekable.

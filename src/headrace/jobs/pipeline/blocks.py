@@ -111,7 +111,7 @@ class Block:
         """The rows to run, in runs of equal cost, the costliest of each `portion` rows first.
 
         Args:
-            portion: rows that may be sorted together: so many may be unfinished between two that are finished.
+            portion: rows that may be sorted together: that many may be unfinished between two that are finished.
             in_order: keep the order of the rows, because neighbours begin alike.
         """
         import numpy
