@@ -130,6 +130,7 @@ ALLOWED = {
     ("engines/networks/packing.py", "plan_of"): "NumPy's, on the host",
     ("engines/text/multi_vector.py", "__init__"): "at loading",
     ("engines/text/multi_vector.py", "_outputs"): "NumPy's, on the host",
+    ("engines/text/sparse.py", "__call__"): "NumPy's, on the host",
 }
 READS = {"item", "tolist", "cpu", "numpy"}
 ASKED = {"all", "any"}

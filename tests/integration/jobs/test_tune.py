@@ -21,9 +21,11 @@ from headrace.cli.tune import GridFlags, as_lines, step_lines
 from headrace.device.budget import Measured
 from headrace.device.step_sizes import StepSize
 from headrace.engines.choosing.config import EngineConfig
+from headrace.engines.choosing.registry import options_by_task
 from headrace.engines.generation import paging
 from headrace.engines.networks import pytorch as torch_network
 from headrace.errors import ConfigError, MissingExtraError
+from headrace.wording import flag_of
 
 WORDS = "the canal feeds a mill and its wheel turns so that water never stands still".split()  # noqa: SIM905
 
@@ -163,7 +165,8 @@ def test_every_flag_the_page_names_is_one() -> None:
     group = typer.main.get_command(app)
     commands = [group.get_command(None, name) for name in VERBS]  # type: ignore[attr-defined]
     known = {name for command in commands for parameter in command.params for name in parameter.opts}
-    assert set(re.findall(r"`(--[a-z-]+)", page)) - {"--dtype"} <= known
+    known |= {flag_of(option) for engines in options_by_task().values() for own in engines.values() for option in own}
+    assert set(re.findall(r"`(--[a-z-]+)", page)) <= known
 
 
 def test_the_script_puts_table_and_picture_into_the_page(tmp_path: Path) -> None:

@@ -92,7 +92,7 @@ def test_what_is_no_flag_is_refused(arguments: list[str], message: str) -> None:
 
 @pytest.mark.parametrize("command", ["run", "serve", "retry", "tune"])
 def test_the_help_lists_every_flag_of_an_engine_once_for_each_task(command: str) -> None:
-    said = CliRunner().invoke(app, [command, "--help-all"], env={"COLUMNS": "300"}).output
+    said = CliRunner().invoke(app, [command, "--help-all"], env={"COLUMNS": "400"}).output
     flags, lines = said.split("docs/engines.md):")[0], said.split("docs/engines.md):")[1]
     for task, engines in options_by_task().items():
         for engine, options in engines.items():

@@ -133,7 +133,7 @@ def test_nothing_heavy_is_imported_for_a_refusal(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("command", ["run", "serve", "retry"])
 def test_the_flags_of_an_engine_are_one_group_of_the_help(command: str) -> None:
-    help_text = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "200"}).output
+    help_text = CliRunner().invoke(app, [command, "--help-all"], env={"COLUMNS": "200"}).output
     group = help_text.split("─ Engine ─")[1].split("╰─")[0]
     for flag in ("task", "model", "engine", "handler", "endpoint", "batch-tokens", "batch-size", "max-model-len"):
         assert f"--{flag} " in group

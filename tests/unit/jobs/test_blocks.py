@@ -180,7 +180,7 @@ def test_a_batch_of_several_blocks_gives_the_engine_the_payloads_in_their_order(
     first, second = block_of(0, 3), block_of(10, 3)
     batch = BlockRows.joined([BlockRows(first, np.array([2, 0])), BlockRows(second, np.array([1]))])
     assert list(batch.payloads()) == ["p2", "p0", "p11"]
-    assert batch.positions() == [2, 0, 11]
+    assert batch.extent() == (3, 0, 11)
     assert [work.record.position for work in batch] == [2, 0, 11]
 
 
