@@ -6,6 +6,7 @@ A `BatchEngine` runs the batches it is given, a `StepEngine` lets requests join 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
@@ -156,10 +157,24 @@ class ToolCall:
         """The call that OpenAI's API has so."""
         return cls(call["id"], call["function"]["name"], call["function"]["arguments"])
 
+    @classmethod
+    def all_of(cls, answer: Mapping[str, Json]) -> list[ToolCall]:
+        """The calls in an answer."""
+        return [cls.of(call) for call in answer.get("tool_calls", ())]
+
     @property
     def as_openai(self) -> JsonObject:
         """The call as OpenAI's API has it."""
         return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": self.arguments}}
+
+    @property
+    def value(self) -> JsonObject:
+        """The arguments, for protocols that have them as an object; broken ones as the text `INVALID_JSON` in one."""
+        try:
+            found = json.loads(self.arguments)
+        except (ValueError, RecursionError):
+            found = None
+        return found if isinstance(found, dict) else {"INVALID_JSON": self.arguments}
 
 
 @dataclass(frozen=True, slots=True)

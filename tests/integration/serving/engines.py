@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -11,7 +12,9 @@ from typing import Any
 
 from tests.waiting import until
 
-from headrace.engines.base import Prepared
+from headrace.engines.base import PartialAnswer, Prepared
+from headrace.engines.requests.answer_parts import AnswerReader
+from headrace.engines.requests.chat_answers import with_parts
 from headrace.engines.requests.generation import GeneratedText, Sampling, parse
 from headrace.errors import EngineDeadError, EngineOutOfMemoryError
 from headrace.testing import FakeEngine
@@ -22,7 +25,9 @@ class Turn:
     """A request that a `Talker` answers."""
 
     words: tuple[str, ...]
-    listener: Callable[[str], None] | None = None
+    listener: Callable[[PartialAnswer], None] | None = None
+    reader: AnswerReader | None = None
+    """Takes the answers to requests with tools apart."""
 
 
 class Talker:
@@ -53,9 +58,10 @@ class Talker:
             return error
         text = request.prompt if request.messages is None else request.messages[-1]["content"]
         words = str(text).split()[: request.sampling.max_tokens]
-        return Prepared(Turn(tuple(words)), max(len(words), 1))
+        reader = None if request.tools is None else AnswerReader(request.tools, "hermes", "deepseek_r1")
+        return Prepared(Turn(tuple(words), reader=reader), max(len(words), 1))
 
-    def follow(self, payload: Turn, listener: Callable[[str], None]) -> Turn:
+    def follow(self, payload: Turn, listener: Callable[[PartialAnswer], None]) -> Turn:
         return replace(payload, listener=listener)
 
     def span(self, record: Turn) -> tuple[float, float]:
@@ -72,18 +78,13 @@ class Talker:
             self._said[key] += 1
             self.words_said += 1
             said = turn.words[: self._said[key]]
+            text, count, ends = " ".join(said), len(said), len(said) == len(turn.words)
+            parts = None if turn.reader is None else turn.reader.parts(text, ended=ends)
             if turn.listener is not None:
-                turn.listener(" ".join(said))
-            if len(said) == len(turn.words):
-                count = len(said)
-                ended.append(
-                    (
-                        key,
-                        GeneratedText(
-                            text=" ".join(said), finish_reason="stop", prompt_tokens=count, completion_tokens=count
-                        ),
-                    )
-                )
+                turn.listener(text if parts is None else parts)
+            if ends:
+                answer = GeneratedText(text=text, finish_reason="stop", prompt_tokens=count, completion_tokens=count)
+                ended.append((key, answer if parts is None else with_parts(answer, parts)))
                 self.remove(key)
         return ended
 
@@ -165,11 +166,16 @@ class Reciter(Talker):
 
 
 class JsonTalker(Talker):
-    """Answers everything with JSON in a Markdown block, as a model that was asked to."""
+    """Answers everything with JSON: in a Markdown block, as a model that was asked to, or as a call of the first tool."""
 
     def _prepare(self, value: Any) -> Prepared[Turn] | Exception:
         asked = super()._prepare(value)
-        return asked if isinstance(asked, Exception) else Prepared(Turn(('```json {"total":', "5}", "```")), 3)
+        if isinstance(asked, Exception):
+            return asked
+        if (reader := asked.payload.reader) is None or reader.tools is None:
+            return Prepared(Turn(('```json {"total":', "5}", "```")), 3)
+        call = {"name": next(iter(reader.tools.schemas)), "arguments": {"total": 5}}
+        return Prepared(Turn((f"<tool_call> {json.dumps(call)}", "</tool_call>"), reader=reader), 2)
 
 
 class FromFolder(FakeEngine):

@@ -209,7 +209,7 @@ def test_the_events_of_anthropic(talker: Running) -> None:
     found = events(talker.post(api.path, {**api.body, "stream": True}).text)
     kinds = list(dict.fromkeys(one["type"] for one in found))
     assert kinds == [
-        "message_start", "content_block_start", "ping", "content_block_delta", "content_block_stop", "message_delta",
+        "message_start", "ping", "content_block_start", "content_block_delta", "content_block_stop", "message_delta",
         "message_stop",
     ]  # fmt: skip
     assert found[-2]["delta"]["stop_reason"] == "end_turn"
@@ -236,6 +236,81 @@ def test_the_events_of_responses(talker: Running) -> None:
     assert api.text(talker.post(api.path, {"model": "m", "input": turns}).json()) == "said"
     strange = talker.post(api.path, {"model": "m", "input": [*turns, {"type": "web_search_call"}]})
     assert strange.json()["error"]["param"] == "input.3"
+
+
+SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
+CALL = {"city": "Oslo"}
+ACTING = f"<think> hm </think> Look: <tool_call> {json.dumps({'name': 'weather', 'arguments': CALL})} </tool_call>"
+TOOLS: dict[str, dict[str, Any]] = {
+    "anthropic": {"name": "weather", "input_schema": SCHEMA},
+    "responses": {"type": "function", "name": "weather", "parameters": SCHEMA},
+    "cohere": {"type": "function", "function": {"name": "weather", "parameters": SCHEMA}},
+    "ollama": {"type": "function", "function": {"name": "weather", "parameters": SCHEMA}},
+}
+PATHS = {"anthropic": "/v1/messages", "responses": "/v1/responses", "cohere": "/v2/chat", "ollama": "/api/chat"}
+
+
+def acting(name: str, *, stream: bool, said: str = ACTING) -> tuple[str, dict[str, Any]]:
+    """A request for an answer with reasoning, a text and a call."""
+    body: dict[str, Any] = {"model": "m", "tools": [TOOLS[name]], "stream": stream}
+    asked = {"input": said} if name == "responses" else {"messages": [{"role": "user", "content": said}]}
+    return PATHS[name], body | asked | ({"max_tokens": 99} if name == "anthropic" else {})
+
+
+def test_an_answer_with_reasoning_and_a_call(talker: Running) -> None:
+    found = {name: talker.post(*acting(name, stream=False)).json() for name in PATHS}
+    thought, text, call = found["anthropic"]["content"]
+    assert (thought["thinking"], text["text"]) == ("hm", "Look:")
+    assert (call["type"], call["name"], call["input"]) == ("tool_use", "weather", CALL)
+    assert found["anthropic"]["stop_reason"] == "tool_use"
+    thought, message, call = found["responses"]["output"]
+    assert (thought["content"][0]["text"], message["content"][0]["text"]) == ("hm", "Look:")
+    assert (call["type"], call["name"], json.loads(call["arguments"])) == ("function_call", "weather", CALL)
+    message = found["cohere"]["message"]
+    assert message["content"] == [{"type": "thinking", "thinking": "hm"}, {"type": "text", "text": "Look:"}]
+    assert json.loads(message["tool_calls"][0]["function"]["arguments"]) == CALL
+    assert found["cohere"]["finish_reason"] == "TOOL_CALL"
+    message = found["ollama"]["message"]
+    assert (message["thinking"], message["content"]) == ("hm", "Look:")
+    assert message["tool_calls"][0]["function"] == {"name": "weather", "arguments": CALL}
+
+
+def test_a_call_alone_has_no_empty_text(talker: Running) -> None:
+    said = ACTING.split("Look: ")[1]
+    assert [one["type"] for one in talker.post(*acting("anthropic", stream=False, said=said)).json()["content"]] == [
+        "tool_use"
+    ]
+    items = talker.post(*acting("responses", stream=False, said=said)).json()["output"]
+    assert [one["type"] for one in items] == ["function_call"]
+    broken = said.replace('"Oslo"}', '"Oslo"] ')
+    [block] = talker.post(*acting("anthropic", stream=False, said=broken)).json()["content"][-1:]
+    assert block["type"] == "tool_use" and "INVALID_JSON" in block["input"]
+
+
+def test_streams_of_reasoning_and_a_call(talker: Running) -> None:
+    found = {name: events(talker.post(*acting(name, stream=True)).text) for name in PATHS}
+    blocks: dict[int, Any] = {}
+    for one in found["anthropic"]:
+        if one["type"] == "content_block_start":
+            blocks[one["index"]] = {**one["content_block"], "more": ""}
+        elif one["type"] == "content_block_delta":
+            blocks[one["index"]]["more"] += "".join(value for name, value in one["delta"].items() if name != "type")
+    assert [(one["type"], one["more"].strip()) for one in blocks.values()] == [
+        ("thinking", "hm"), ("text", "Look:"), ("tool_use", json.dumps(CALL)),
+    ]  # fmt: skip
+    assert [one["index"] for one in found["anthropic"] if one["type"] == "content_block_stop"] == [0, 1, 2]
+    items = [one["item"] for one in found["responses"] if one["type"] == "response.output_item.done"]
+    whole = found["responses"][-1]["response"]["output"]
+    assert [one["type"] for one in items] == ["reasoning", "message", "function_call"]
+    assert [(one["id"], one["type"]) for one in items] == [(one["id"], one["type"]) for one in whole]
+    assert json.loads(items[2]["arguments"]) == CALL
+    called = [one for one in found["cohere"] if one["type"].startswith("tool-call")]
+    assert [one["type"] for one in called if one["type"] != "tool-call-delta"] == ["tool-call-start", "tool-call-end"]
+    pieces = [one["delta"]["message"]["tool_calls"] for one in called if "delta" in one]
+    assert json.loads("".join(one["function"]["arguments"] for one in pieces)) == CALL
+    messages = [one["message"] for one in found["ollama"]]
+    assert [one["tool_calls"][0]["function"]["arguments"] for one in messages if "tool_calls" in one] == [CALL]
+    assert "".join(one.get("thinking", "") for one in messages) == "hm"
 
 
 def test_blocks_of_anthropic(talker: Running) -> None:

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from headrace.engines.base import ToolCall
 from headrace.openai_protocol import GeneratorAnswer
 from headrace.records import JsonObject
 from headrace.serving.errors import ApiError
@@ -151,9 +152,20 @@ def _choice(choice: JsonObject) -> object:
     return "required" if kind == "any" else kind
 
 
-def stop_reason(answer: GeneratorAnswer) -> Literal["end_turn", "max_tokens"]:
+def content(answer: GeneratorAnswer) -> list[JsonObject]:
+    """The blocks of an answer."""
+    calls, thought = ToolCall.all_of(answer), answer.get("reasoning")
+    found: list[JsonObject] = [{"type": "thinking", "thinking": thought, "signature": ""}] if thought else []
+    if answer["text"] or not calls:
+        found.append({"type": "text", "text": answer["text"]})
+    return found + [{"type": "tool_use", "id": one.id, "name": one.name, "input": one.value} for one in calls]
+
+
+def stop_reason(answer: GeneratorAnswer) -> Literal["end_turn", "max_tokens", "tool_use"]:
     """Why the answer ended."""
-    return "max_tokens" if answer["finish_reason"] == "length" else "end_turn"
+    if answer["finish_reason"] == "length":
+        return "max_tokens"
+    return "tool_use" if answer["finish_reason"] == "tool_calls" else "end_turn"
 
 
 def usage(answers: Sequence[GeneratorAnswer]) -> JsonObject:

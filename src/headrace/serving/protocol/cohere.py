@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import numpy as np
 from pydantic import FailFast, Field
 
-from headrace.engines.base import PromptedText
+from headrace.engines.base import PromptedText, ToolCall
 from headrace.engines.networks.quantizing import quantized
 from headrace.engines.options import OutputDtype
 from headrace.errors import RecordError
@@ -104,7 +104,17 @@ def _format(wanted: JsonObject) -> JsonObject:
 
 def finish_reason(answer: GeneratorAnswer) -> str:
     """Why the answer ended."""
-    return "MAX_TOKENS" if answer["finish_reason"] == "length" else "COMPLETE"
+    return {"length": "MAX_TOKENS", "tool_calls": "TOOL_CALL"}.get(answer["finish_reason"], "COMPLETE")
+
+
+def message(answer: GeneratorAnswer) -> JsonObject:
+    """The message of an answer."""
+    calls, thought = ToolCall.all_of(answer), answer.get("reasoning")
+    content = [{"type": "thinking", "thinking": thought}] if thought else []
+    if answer["text"] or not calls:
+        content.append({"type": "text", "text": answer["text"]})
+    said: JsonObject = {"role": "assistant", "content": content}
+    return {**said, "tool_calls": [one.as_openai for one in calls]} if calls else said
 
 
 def usage(answer: GeneratorAnswer) -> JsonObject:

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from headrace.engines.base import ToolCall
 from headrace.openai_protocol import GeneratorAnswer
 from headrace.records import JsonObject
 from headrace.serving.errors import ApiError
@@ -174,6 +175,12 @@ def _message(message: JsonObject, place: str) -> JsonObject:
 def now() -> str:
     """The time, as answers have it."""
     return datetime.now(UTC).isoformat().replace("+00:00", "Z")
+
+
+def calls(answer: GeneratorAnswer) -> JsonObject:
+    """The field of a message with the calls of an answer; empty if it has none."""
+    found = [{"id": one.id, "function": {"name": one.name, "arguments": one.value}} for one in ToolCall.all_of(answer)]
+    return {"tool_calls": found} if found else {}
 
 
 def ending(answer: GeneratorAnswer, took_s: float) -> JsonObject:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import uuid
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from headrace.engines.base import ToolCall
 from headrace.openai_protocol import GeneratorAnswer
 from headrace.records import JsonObject
 from headrace.serving.errors import ApiError
@@ -139,15 +140,37 @@ def new_head(*, kept: bool) -> JsonObject:
     return {"id": f"resp_{uuid.uuid4().hex}", "created_at": int(datetime.now(UTC).timestamp()), "store": kept}
 
 
-def message(identity: str, text: str | None, answer: GeneratorAnswer | None) -> JsonObject:
-    """The item with the answer; without a text, as it begins."""
-    content = [] if text is None else [text_part(text)]
-    status = "in_progress" if answer is None else "incomplete" if answer["finish_reason"] == "length" else "completed"
-    return {"id": identity, "type": "message", "role": "assistant", "status": status, "content": content}
+PartKind: TypeAlias = Literal["reasoning", "text", "call"]
 
 
-def text_part(text: str) -> JsonObject:
-    """The part of a message with its text."""
+def output(identity: str, answer: GeneratorAnswer) -> list[JsonObject]:
+    """The items of an answer; `identity` is that of its message."""
+    calls, thought = ToolCall.all_of(answer), answer.get("reasoning")
+    found = [part_item(identity, "reasoning", thought)] if thought else []
+    if answer["text"] or not calls:
+        status = "incomplete" if answer["finish_reason"] == "length" else "completed"
+        found.append({**part_item(identity, "text", answer["text"]), "status": status})
+    return found + [part_item(identity, "call", one.arguments, one) for one in calls]
+
+
+def part_item(identity: str, kind: PartKind, written: str | None, call: ToolCall | None = None) -> JsonObject:
+    """The item with a part of an answer; without what is written, as it begins."""
+    status = "in_progress" if written is None else "completed"
+    if call is not None:
+        called: JsonObject = {"call_id": call.id, "name": call.name, "arguments": written or ""}
+        return {"id": f"fc_{call.id}", "type": "function_call", "status": status, **called}
+    content = [] if written is None else [part(kind, written)]
+    if kind == "reasoning":
+        own = {"id": identity.replace("msg_", "rs_"), "type": "reasoning", "summary": []}
+    else:
+        own = {"id": identity, "type": "message", "role": "assistant"}
+    return {**own, "status": status, "content": content}
+
+
+def part(kind: PartKind, text: str) -> JsonObject:
+    """The part of an item with its text."""
+    if kind == "reasoning":
+        return {"type": "reasoning_text", "text": text}
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
 
 

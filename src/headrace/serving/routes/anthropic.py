@@ -14,12 +14,12 @@ from headrace.openai_protocol import GeneratorAnswer
 from headrace.records import JsonObject
 from headrace.serving.errors import ApiError, api_error
 from headrace.serving.http.direct import DirectRoute
-from headrace.serving.protocol.anthropic import CountTokensRequest, MessagesRequest, errors, stop_reason, usage
+from headrace.serving.protocol.anthropic import CountTokensRequest, MessagesRequest, content, errors, stop_reason, usage
 from headrace.serving.protocol.responses import JsonReply
 from headrace.serving.protocol.schemas import error_responses
 from headrace.serving.protocols import ServerProtocol
 from headrace.serving.routes.generation import ReplyForm, converse
-from headrace.serving.routes.streams import StreamChunks, event
+from headrace.serving.routes.streams import BlockChunks, StreamBlock, event
 from headrace.serving.routes.tokens import tokenizing
 from headrace.serving.state import ServerState
 
@@ -39,8 +39,7 @@ def _router(state: ServerState) -> APIRouter:
 
         def whole(answers: Sequence[GeneratorAnswer]) -> JsonObject:
             [answer] = answers
-            content: list[JsonObject] = [{"type": "text", "text": answer["text"]}]
-            return {**_message(name, content, usage(answers)), "stop_reason": stop_reason(answer)}
+            return {**_message(name, content(answer), usage(answers)), "stop_reason": stop_reason(answer)}
 
         form = ReplyForm(whole, lambda: _AnthropicEvents(name), "messages")
         return await converse(state, body.request(), request, form)
@@ -73,29 +72,46 @@ def _message(model: str, content: Sequence[JsonObject], tokens: JsonObject) -> J
     }
 
 
-class _AnthropicEvents(StreamChunks):
-    """The events of a message of one block. What its prompt costs is known at its end."""
+_DELTAS = {
+    "reasoning": ("thinking", "thinking_delta"),
+    "text": ("text", "text_delta"),
+    "call": ("partial_json", "input_json_delta"),
+}
+"""The field and the type of more of a block."""
+
+
+class _AnthropicEvents(BlockChunks):
+    """The events of a message. What its prompt costs is known at its end."""
 
     def __init__(self, model: str) -> None:
         self._model = model
 
     def begin(self) -> bytes:
-        """The beginning of the message and of its block."""
-        block = {"type": "text", "text": ""}
-        return (
-            _event("message_start", message=_message(self._model, [], usage(())))
-            + _event("content_block_start", index=0, content_block=block)
-            + _event("ping")
-        )
+        """The beginning of the message."""
+        return _event("message_start", message=_message(self._model, [], usage(()))) + _event("ping")
 
-    def delta(self, index: int, text: str) -> bytes:
-        """The event for more text."""
-        return _event("content_block_delta", index=index, delta={"type": "text_delta", "text": text})
+    def opened(self, block: StreamBlock) -> bytes:
+        """The beginning of a block, which is empty."""
+        empty: JsonObject = {"type": "text", "text": ""}
+        if block.call is not None:
+            empty = {"type": "tool_use", "id": block.call.id, "name": block.call.name, "input": {}}
+        elif block.kind == "reasoning":
+            empty = {"type": "thinking", "thinking": "", "signature": ""}
+        return _event("content_block_start", index=block.index, content_block=empty)
 
-    def ended(self, index: int, answer: GeneratorAnswer) -> bytes:
-        """The end of the block and of the message."""
-        ending = {"stop_reason": stop_reason(answer), "stop_sequence": None}
-        return _event("content_block_stop", index=index) + _event("message_delta", delta=ending, usage=usage([answer]))
+    def more(self, block: StreamBlock, piece: str) -> bytes:
+        """The event for more of a block."""
+        name, kind = _DELTAS[block.kind]
+        return _event("content_block_delta", index=block.index, delta={"type": kind, name: piece})
+
+    def closed(self, block: StreamBlock) -> bytes:
+        """The end of a block."""
+        return _event("content_block_stop", index=block.index)
+
+    def ending(self, answer: GeneratorAnswer) -> bytes:
+        """The end of the message."""
+        reason = {"stop_reason": stop_reason(answer), "stop_sequence": None}
+        return _event("message_delta", delta=reason, usage=usage([answer]))
 
     def finish(self, answers: Sequence[GeneratorAnswer]) -> bytes:  # noqa: ARG002 - told in `ended`
         """The last event."""

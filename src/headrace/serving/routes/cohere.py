@@ -19,6 +19,7 @@ from headrace.serving.protocol.cohere import (
     errors,
     finish_reason,
     in_type,
+    message,
     usage,
 )
 from headrace.serving.protocol.responses import JsonReply
@@ -26,7 +27,7 @@ from headrace.serving.protocol.schemas import error_responses
 from headrace.serving.protocol.vectors import VectorNumbers, shortener
 from headrace.serving.protocols import ServerProtocol
 from headrace.serving.routes.generation import ReplyForm, converse
-from headrace.serving.routes.streams import StreamChunks, event
+from headrace.serving.routes.streams import BlockChunks, StreamBlock, event
 from headrace.serving.routes.text import truncation_header
 from headrace.serving.service import RequestAnswers
 from headrace.serving.state import ServerState
@@ -90,37 +91,53 @@ def _chats(state: ServerState) -> APIRouter:
 
         def whole(answers: Sequence[GeneratorAnswer]) -> JsonObject:
             [answer] = answers
-            message = {"role": "assistant", "content": [{"type": "text", "text": answer["text"]}]}
             ending = {"finish_reason": finish_reason(answer), "usage": usage(answer)}
-            return {"id": str(uuid.uuid4()), "message": message, **ending}
+            return {"id": str(uuid.uuid4()), "message": message(answer), **ending}
 
         return await converse(state, body.request(), request, ReplyForm(whole, _CohereEvents, "messages"))
 
     return router
 
 
-class _CohereEvents(StreamChunks):
-    """The events of a message of one text."""
+_NAMES = {"reasoning": "thinking", "text": "text"}
+"""The type of a block of a content, which is the name of its field too."""
+
+
+class _CohereEvents(BlockChunks):
+    """The events of a message."""
 
     def __init__(self) -> None:
         self._id = str(uuid.uuid4())
 
     def begin(self) -> bytes:
-        """The beginning of the message and of its text."""
-        message = {"role": "assistant", "content": [], "tool_plan": "", "tool_calls": [], "citations": []}
-        text = {"content": {"type": "text", "text": ""}}
-        return _event("message-start", id=self._id, delta={"message": message}) + _event(
-            "content-start", index=0, delta={"message": text}
-        )
+        """The beginning of the message."""
+        empty = {"role": "assistant", "content": [], "tool_plan": "", "tool_calls": [], "citations": []}
+        return _event("message-start", id=self._id, delta={"message": empty})
 
-    def delta(self, index: int, text: str) -> bytes:
-        """The event for more text."""
-        return _event("content-delta", index=index, delta={"message": {"content": {"text": text}}})
+    def opened(self, block: StreamBlock) -> bytes:
+        """The beginning of a block, which is empty."""
+        if block.call is not None:
+            empty = {**block.call.as_openai, "function": {"name": block.call.name, "arguments": ""}}
+            return _event("tool-call-start", index=block.index, delta={"message": {"tool_calls": empty}})
+        name = _NAMES[block.kind]
+        return _event("content-start", index=block.index, delta={"message": {"content": {"type": name, name: ""}}})
 
-    def ended(self, index: int, answer: GeneratorAnswer) -> bytes:
-        """The end of the text and of the message."""
+    def more(self, block: StreamBlock, piece: str) -> bytes:
+        """The event for more of a block."""
+        if block.kind == "call":
+            more = {"message": {"tool_calls": {"function": {"arguments": piece}}}}
+            return _event("tool-call-delta", index=block.index, delta=more)
+        more = {"message": {"content": {_NAMES[block.kind]: piece}}}
+        return _event("content-delta", index=block.index, delta=more)
+
+    def closed(self, block: StreamBlock) -> bytes:
+        """The end of a block."""
+        return _event("tool-call-end" if block.kind == "call" else "content-end", index=block.index)
+
+    def ending(self, answer: GeneratorAnswer) -> bytes:
+        """The end of the message."""
         ending = {"finish_reason": finish_reason(answer), "usage": usage(answer)}
-        return _event("content-end", index=index) + _event("message-end", id=self._id, delta=ending)
+        return _event("message-end", id=self._id, delta=ending)
 
     def finish(self, answers: Sequence[GeneratorAnswer]) -> bytes:  # noqa: ARG002 - told in `ended`
         """The end of the stream."""

@@ -19,6 +19,7 @@ from headrace.serving.protocol.ollama import (
     GenerateAsked,
     OldEmbedAsked,
     ShowAsked,
+    calls,
     ending,
     errors,
     model_name,
@@ -53,7 +54,7 @@ def _answers(router: APIRouter, state: ServerState) -> None:
     @router.post("/api/chat", responses=_STREAM)
     async def chat(body: ChatAsked, request: Request) -> Response:
         """Generate the next message of a chat, in pieces unless `stream` is false."""
-        form = _form(state, lambda text: {"message": {"role": "assistant", "content": text}}, "messages")
+        form = _form(state, lambda text, more: {"message": {"role": "assistant", "content": text, **more}}, "messages")
         return await converse(state, body.request(), request, form)
 
     @router.post("/api/generate", responses=_STREAM)
@@ -63,43 +64,54 @@ def _answers(router: APIRouter, state: ServerState) -> None:
         if not body.prompt:  # Ollama loads the model
             head = {"model": state.service.name, "created_at": now()}
             return JsonReply({**head, "response": "", "done": True, "done_reason": "load"})
-        form, asked = _form(state, lambda text: {"response": text}, "prompt"), body.request()
+        form, asked = _form(state, lambda text, more: {"response": text, **more}, "prompt"), body.request()
         if isinstance(asked, ChatRequest):
             return await converse(state, asked, request, form)
         return await complete(state, asked, request, form)
 
 
-def _form(state: ServerState, said: Callable[[str], JsonObject], param: str) -> ReplyForm:
+def _form(state: ServerState, said: Callable[[str, JsonObject], JsonObject], param: str) -> ReplyForm:
     began, name = time.monotonic(), state.service.name
 
     def whole(answers: Sequence[GeneratorAnswer]) -> JsonObject:
         [answer] = answers
         head = {"model": name, "created_at": now()}
-        return {**head, **said(answer["text"]), **ending(answer, time.monotonic() - began)}
+        thought = {"thinking": answer["reasoning"]} if answer.get("reasoning") else {}
+        return {
+            **head,
+            **said(answer["text"], {**thought, **calls(answer)}),
+            **ending(answer, time.monotonic() - began),
+        }
 
     return ReplyForm(whole, lambda: _OllamaLines(name, said, began), param)
 
 
 class _OllamaLines(StreamChunks):
-    """A line of JSON for each piece of text, and one for the end."""
+    """A line of JSON for each piece of text, one for all calls, and one for the end."""
 
     media_type = "application/x-ndjson"
 
-    def __init__(self, model: str, said: Callable[[str], JsonObject], began: float) -> None:
+    def __init__(self, model: str, said: Callable[[str, JsonObject], JsonObject], began: float) -> None:
         self._model = model
         self._said = said
         self._began = began
 
-    def _line(self, text: str, more: JsonObject) -> bytes:
-        return _line({"model": self._model, "created_at": now(), **self._said(text), **more})
+    def _line(self, text: str, more: JsonObject, parts: JsonObject | None = None) -> bytes:
+        return _line({"model": self._model, "created_at": now(), **self._said(text, parts or {}), **more})
+
+    def thought(self, index: int, text: str) -> bytes:  # noqa: ARG002 - one record
+        """The line for more reasoning."""
+        return self._line("", {"done": False}, {"thinking": text})
 
     def delta(self, index: int, text: str) -> bytes:  # noqa: ARG002 - one record
         """The line for more text."""
         return self._line(text, {"done": False})
 
     def ended(self, index: int, answer: GeneratorAnswer) -> bytes:  # noqa: ARG002 - one record
-        """The last line."""
-        return self._line("", ending(answer, time.monotonic() - self._began))
+        """The line for the calls, whose arguments are objects, and the last."""
+        called = calls(answer)
+        before = self._line("", {"done": False}, called) if called else b""
+        return before + self._line("", ending(answer, time.monotonic() - self._began))
 
     def failure(self, error: ApiError) -> bytes:
         """The line for an error."""

@@ -10,19 +10,20 @@ from typing import Self
 
 from fastapi import APIRouter, Request, Response
 
+from headrace.engines.base import ToolCall
 from headrace.engines.declaring import Task
 from headrace.openai_protocol import GeneratorAnswer
 from headrace.records import JsonObject
 from headrace.serving.errors import ApiError
 from headrace.serving.http.direct import DirectRoute
-from headrace.serving.protocol.openai_responses import ResponsesRequest, message, new_head, text_part
+from headrace.serving.protocol.openai_responses import ResponsesRequest, new_head, output, part, part_item
 from headrace.serving.protocol.responses import JsonReply
 from headrace.serving.protocol.schemas import ERRORS
 from headrace.serving.protocols import ServerProtocol
 from headrace.serving.responses_kept import KeptResponse, KeptResponses
 from headrace.serving.routes.batches import tenant_of
 from headrace.serving.routes.generation import ReplyForm, converse
-from headrace.serving.routes.streams import StreamChunks, event
+from headrace.serving.routes.streams import BlockChunks, StreamBlock, event
 from headrace.serving.state import ServerState
 
 
@@ -94,24 +95,29 @@ class _Turn:
 
     def answer(self, answer: GeneratorAnswer) -> JsonObject:
         """The response."""
-        item = message(self.item, answer["text"], answer)
-        return self.body.answer(self.model, [item], answer, self.head)
+        return self.body.answer(self.model, output(self.item, answer), answer, self.head)
 
     async def keep(self, answers: Sequence[GeneratorAnswer]) -> None:
         """Keep the answer for requests that continue it."""
         if self.kept is not None:
-            said: JsonObject = {"role": "assistant", "content": answers[0]["text"]}
+            [answer] = answers
+            said: JsonObject = {"role": "assistant", "content": answer["text"]}
+            if calls := ToolCall.all_of(answer):
+                said |= {"tool_calls": [one.as_openai for one in calls]}
             messages = [*self.before, *self.body.messages(), said]
-            entry = KeptResponse(owner=self.owner, messages=messages, response=self.answer(answers[0]))
+            entry = KeptResponse(owner=self.owner, messages=messages, response=self.answer(answer))
             await asyncio.to_thread(self.kept.keep, entry)
 
 
-class _ResponsesEvents(StreamChunks):
-    """The events of a response with one message of one text."""
+_EVENTS = {"reasoning": "reasoning_text", "text": "output_text", "call": "function_call_arguments"}
+"""What the events of a block are called."""
+
+
+class _ResponsesEvents(BlockChunks):
+    """The events of a response, each of whose blocks is an item with one part."""
 
     def __init__(self, turn: _Turn) -> None:
         self._turn = turn
-        self._item = turn.item
         self._sent = 0
 
     def _event(self, kind: str, **content: object) -> bytes:
@@ -119,32 +125,46 @@ class _ResponsesEvents(StreamChunks):
         self._sent += 1
         return found
 
-    def _of_text(self, kind: str, **content: object) -> bytes:
-        return self._event(kind, item_id=self._item, output_index=0, content_index=0, **content)
+    def _of(self, block: StreamBlock, kind: str, **content: object) -> bytes:
+        place: JsonObject = {} if block.kind == "call" else {"content_index": 0}
+        item = part_item(self._turn.item, block.kind, None, block.call)["id"]
+        return self._event(kind, item_id=item, output_index=block.index, **place, **content)
 
     def begin(self) -> bytes:
-        """The beginning of the response, of its message and of its text."""
+        """The beginning of the response."""
         begun = self._turn.body.answer(self._turn.model, [], None, self._turn.head)
-        return (
-            self._event("response.created", response=begun)
-            + self._event("response.in_progress", response=begun)
-            + self._event("response.output_item.added", output_index=0, item=message(self._item, None, None))
-            + self._of_text("response.content_part.added", part=text_part(""))
+        return self._event("response.created", response=begun) + self._event("response.in_progress", response=begun)
+
+    def opened(self, block: StreamBlock) -> bytes:
+        """The beginning of an item and of its part."""
+        item = part_item(self._turn.item, block.kind, None, block.call)
+        added = self._event("response.output_item.added", output_index=block.index, item=item)
+        if block.kind == "call":
+            return added
+        return added + self._of(block, "response.content_part.added", part=part(block.kind, ""))
+
+    def more(self, block: StreamBlock, piece: str) -> bytes:
+        """The event for more of a part."""
+        extra: JsonObject = {"logprobs": []} if block.kind == "text" else {}
+        return self._of(block, f"response.{_EVENTS[block.kind]}.delta", delta=piece, **extra)
+
+    def closed(self, block: StreamBlock) -> bytes:
+        """The end of a part and of its item."""
+        if block.kind == "call":
+            done = self._of(block, "response.function_call_arguments.done", arguments=block.written)
+        else:
+            extra: JsonObject = {"logprobs": []} if block.kind == "text" else {}
+            done = self._of(block, f"response.{_EVENTS[block.kind]}.done", text=block.written, **extra)
+            done += self._of(block, "response.content_part.done", part=part(block.kind, block.written))
+        return done + self._event(
+            "response.output_item.done",
+            output_index=block.index,
+            item=part_item(self._turn.item, block.kind, block.written, block.call),
         )
 
-    def delta(self, index: int, text: str) -> bytes:  # noqa: ARG002 - one record
-        """The event for more text."""
-        return self._of_text("response.output_text.delta", delta=text, logprobs=[])
-
-    def ended(self, index: int, answer: GeneratorAnswer) -> bytes:  # noqa: ARG002 - one record
-        """The end of the text and of the message."""
-        text = answer["text"]
-        item = message(self._item, text, answer)
-        return (
-            self._of_text("response.output_text.done", text=text, logprobs=[])
-            + self._of_text("response.content_part.done", part=text_part(text))
-            + self._event("response.output_item.done", output_index=0, item=item)
-        )
+    def ending(self, answer: GeneratorAnswer) -> bytes:  # noqa: ARG002 - told in `finish`
+        """Nothing, before the answer is kept."""
+        return b""
 
     def finish(self, answers: Sequence[GeneratorAnswer]) -> bytes:
         """The end of the response."""

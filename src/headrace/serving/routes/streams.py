@@ -8,6 +8,7 @@ import json
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from fastapi import Response
 from starlette.types import Receive, Scope, Send
@@ -41,10 +42,7 @@ class StreamChunks(abc.ABC):
         return b""
 
     def called(self, index: int, number: int, call: ToolCall | None, arguments: str) -> bytes:  # noqa: ARG002
-        """More arguments of call `number` of the answer to record `index`; with the call where it begins.
-
-        The text before it was sent. A protocol without calls shows none of it.
-        """
+        """More arguments of call `number` of the answer to record `index`; with the call where it begins."""
         return b""
 
     @abc.abstractmethod
@@ -58,6 +56,72 @@ class StreamChunks(abc.ABC):
     @abc.abstractmethod
     def failure(self, error: ApiError) -> bytes:
         """An error, after which nothing comes."""
+
+
+@dataclass
+class StreamBlock:
+    """A part of a streamed answer."""
+
+    index: int
+    """Its place in the answer."""
+    kind: Literal["reasoning", "text", "call"]
+    call: ToolCall | None = None
+    written: str = ""
+    """What was sent of it."""
+
+
+class BlockChunks(StreamChunks):
+    """A stream of one answer in blocks, one after the other: its reasoning, its text and each call."""
+
+    _block: StreamBlock | None = None
+
+    @abc.abstractmethod
+    def opened(self, block: StreamBlock) -> bytes:
+        """The beginning of a block."""
+
+    @abc.abstractmethod
+    def more(self, block: StreamBlock, piece: str) -> bytes:
+        """More of a block."""
+
+    @abc.abstractmethod
+    def closed(self, block: StreamBlock) -> bytes:
+        """The end of a block."""
+
+    @abc.abstractmethod
+    def ending(self, answer: GeneratorAnswer) -> bytes:
+        """The end of the answer, whose blocks have ended."""
+
+    def thought(self, index: int, text: str) -> bytes:  # noqa: ARG002 - one record
+        """More reasoning."""
+        return self._more("reasoning", text)
+
+    def delta(self, index: int, text: str) -> bytes:  # noqa: ARG002 - one record
+        """More text."""
+        return self._more("text", text)
+
+    def called(self, index: int, number: int, call: ToolCall | None, arguments: str) -> bytes:  # noqa: ARG002
+        """A call, or more of its arguments."""
+        begun = b"" if call is None else self._open("call", call)
+        return begun + (self._more("call", arguments) if arguments else b"")
+
+    def ended(self, index: int, answer: GeneratorAnswer) -> bytes:  # noqa: ARG002 - one record
+        """The end of the last block and of the answer. One without anything has an empty text."""
+        begun = self._open("text") if self._block is None else b""
+        return begun + self._close() + self.ending(answer)
+
+    def _more(self, kind: Literal["reasoning", "text", "call"], piece: str) -> bytes:
+        begun = self._open(kind) if self._block is None or self._block.kind != kind else b""
+        assert self._block is not None, "opened"
+        self._block.written += piece
+        return begun + self.more(self._block, piece)
+
+    def _open(self, kind: Literal["reasoning", "text", "call"], call: ToolCall | None = None) -> bytes:
+        before = self._close()
+        self._block = StreamBlock(0 if self._block is None else self._block.index + 1, kind, call)
+        return before + self.opened(self._block)
+
+    def _close(self) -> bytes:
+        return b"" if self._block is None else self.closed(self._block)
 
 
 class OpenAIChunks(StreamChunks):
@@ -238,7 +302,7 @@ class EventStream(Response):
             raise self._service.to_api_error(error, self._call)
         answer = future.result()
         self._answers[index] = answer
-        calls = tuple(ToolCall.of(call) for call in answer.get("tool_calls", ()))
+        calls = tuple(ToolCall.all_of(answer))
         rest = self._more(index, AnswerParts(answer["text"], answer.get("reasoning"), calls))
         return rest + self._chunks.ended(index, answer)
 
