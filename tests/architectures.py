@@ -126,7 +126,7 @@ def _alone(engine: Any, prompt: Sequence[int], tokens: int = _TOKENS) -> str:
             eos_token_id=None,
             pad_token_id=0,
         )
-    return str(engine._lm._tokenizer.decode(found[0, len(prompt) :], skip_special_tokens=True))
+    return str(engine._lm._tokenizer.decode(found[0, len(prompt) :].tolist(), skip_special_tokens=True))
 
 
 def _refused(error: EngineError) -> str:

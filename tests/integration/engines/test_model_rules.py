@@ -67,7 +67,7 @@ def alone(folder: Path, engine: Any) -> list[str]:
     for prompt in PROMPTS:
         ids = torch.tensor([engine.tokenize(prompt, add_special_tokens=True)])
         made = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=TOKENS, do_sample=False)
-        found.append(engine._lm._tokenizer.decode(made[0, ids.shape[1] :], skip_special_tokens=True))
+        found.append(engine._lm._tokenizer.decode(made[0, ids.shape[1] :].tolist(), skip_special_tokens=True))
     return found
 
 

@@ -166,7 +166,7 @@ class Reciter(Talker):
 
 
 class JsonTalker(Talker):
-    """Answers everything with JSON: in a Markdown block, as a model that was asked to, or as a call of the first tool."""
+    """Answers everything with JSON: in a Markdown block, or as a call of the first tool."""
 
     def _prepare(self, value: Any) -> Prepared[Turn] | Exception:
         asked = super()._prepare(value)

@@ -104,7 +104,7 @@ def _format(wanted: JsonObject) -> JsonObject:
 
 def finish_reason(answer: GeneratorAnswer) -> str:
     """Why the answer ended."""
-    return {"length": "MAX_TOKENS", "tool_calls": "TOOL_CALL"}.get(answer["finish_reason"], "COMPLETE")
+    return {"length": "MAX_TOKENS", "tool_calls": "TOOL_CALL"}.get(answer["finish_reason"] or "", "COMPLETE")
 
 
 def message(answer: GeneratorAnswer) -> JsonObject:

@@ -125,10 +125,10 @@ class _CohereEvents(BlockChunks):
     def more(self, block: StreamBlock, piece: str) -> bytes:
         """The event for more of a block."""
         if block.kind == "call":
-            more = {"message": {"tool_calls": {"function": {"arguments": piece}}}}
-            return _event("tool-call-delta", index=block.index, delta=more)
-        more = {"message": {"content": {_NAMES[block.kind]: piece}}}
-        return _event("content-delta", index=block.index, delta=more)
+            more: JsonObject = {"tool_calls": {"function": {"arguments": piece}}}
+            return _event("tool-call-delta", index=block.index, delta={"message": more})
+        more = {"content": {_NAMES[block.kind]: piece}}
+        return _event("content-delta", index=block.index, delta={"message": more})
 
     def closed(self, block: StreamBlock) -> bytes:
         """The end of a block."""
