@@ -275,6 +275,20 @@ def test_an_answer_with_reasoning_and_a_call(talker: Running) -> None:
     assert message["tool_calls"][0]["function"] == {"name": "weather", "arguments": CALL}
 
 
+def test_an_answer_can_be_sent_back_as_it_came(talker: Running) -> None:
+    path, body = acting("anthropic", stream=False)
+    content = talker.post(path, body).json()["content"]
+    result = {"type": "tool_result", "tool_use_id": content[-1]["id"], "content": "sunny"}
+    turns = [{"role": "assistant", "content": content}, {"role": "user", "content": [result]}]
+    body["messages"] += turns
+    assert talker.post(path, body).json()["content"][0]["text"] == "sunny"
+    path, body = acting("responses", stream=False)
+    output = talker.post(path, body).json()["output"]
+    told = {"type": "function_call_output", "call_id": output[-1]["call_id"], "output": "sunny"}
+    body["input"] = [{"role": "user", "content": "x"}, *output, told]
+    assert talker.post(path, body).json()["output"][0]["content"][0]["text"] == "sunny"
+
+
 def test_a_call_alone_has_no_empty_text(talker: Running) -> None:
     said = ACTING.split("Look: ")[1]
     assert [one["type"] for one in talker.post(*acting("anthropic", stream=False, said=said)).json()["content"]] == [

@@ -14,6 +14,8 @@ SYSTEM = ("system", "developer")
 ROLES = (*SYSTEM, "user", "assistant", "tool")
 TEXT_ONLY = frozenset({"text"})
 """The content part types that a text-only model takes."""
+_DROPPED = frozenset({"content", "tool_errors"})
+"""What is read apart, and what our own answers tell beside what the model said."""
 _FIELDS = frozenset(
     {"role", "content", "name", "tool_calls", "tool_call_id", "reasoning", "reasoning_content", "thinking"}
 )
@@ -46,7 +48,7 @@ def _checked(message: object, number: int, parts: Collection[str]) -> Mapping[st
         raise RecordError(
             f"message {number} has the role {shown(role, 40)}; known: {', '.join(ROLES)}", param=f"{place}.role"
         )
-    given = {name: value for name, value in message.items() if value not in (None, [], {}) and name != "content"}
+    given = {name: value for name, value in message.items() if value not in (None, [], {}) and name not in _DROPPED}
     for name in given:
         if name not in _FIELDS or (name == "tool_calls" and role != "assistant"):
             raise RecordError(

@@ -95,6 +95,7 @@ def _messages(message: JsonObject, place: str) -> list[JsonObject]:
     parts: list[JsonObject] = []
     calls: list[JsonObject] = []
     results: list[JsonObject] = []
+    thoughts: list[str] = []
     for at, block in enumerate(content):
         kind, where = block.get("type") if isinstance(block, dict) else None, f"{place}.content.{at}"
         if kind == "text":
@@ -107,12 +108,16 @@ def _messages(message: JsonObject, place: str) -> list[JsonObject]:
         elif kind == "tool_result":
             said = _text(block.get("content") or "", f"{where}.content")
             results.append({"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": said})
+        elif kind in ("thinking", "redacted_thinking"):
+            thoughts.append(str(block.get("thinking") or ""))
         else:
-            known = "text, image, tool_use and tool_result"
+            known = "text, image, thinking, tool_use and tool_result"
             raise ApiError(400, f"{where} is {shown(block)}: known are {known}", code="invalid_value", param=where)
     own = {"role": message.get("role"), "content": parts or None}
     if calls:
         own["tool_calls"] = calls
+    if thoughts:
+        own["reasoning_content"] = "\n".join(thoughts)
     return [*results, own] if parts or calls or not results else results
 
 

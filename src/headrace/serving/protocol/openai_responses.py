@@ -199,7 +199,9 @@ def _messages(item: JsonObject, place: str) -> list[JsonObject]:
         return [{"role": "assistant", "content": None, "tool_calls": [call]}]
     if kind == "function_call_output":
         return [{"role": "tool", "tool_call_id": item.get("call_id"), "content": item.get("output")}]
-    raise _unknown(item, place, "message, function_call and function_call_output")
+    if kind == "reasoning":  # of an answer that is continued: templates leave out what was thought before
+        return []
+    raise _unknown(item, place, "message, reasoning, function_call and function_call_output")
 
 
 def _part(part: object, place: str) -> JsonObject:
