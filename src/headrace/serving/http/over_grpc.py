@@ -179,9 +179,11 @@ class Calls:
         asked: asyncio.Queue[asyncio.Task[_Exchange] | None] = asyncio.Queue(_STREAMED)
 
         async def read() -> None:
-            async for request in requests:
-                await asked.put(asyncio.create_task(_infer(request).run(self._app, context)))
-            await asked.put(None)
+            try:
+                async for request in requests:
+                    await asked.put(asyncio.create_task(_infer(request).run(self._app, context)))
+            finally:  # a stream that breaks ends the answers too
+                await asked.put(None)
 
         reading = asyncio.create_task(read(), name="headrace-grpc-stream")
         try:
@@ -191,6 +193,7 @@ class Calls:
                     yield messages.ModelStreamInferResponse(infer_response=exchange.tensors())
                 else:
                     yield messages.ModelStreamInferResponse(error_message=exchange.error)
+            await reading
         finally:
             reading.cancel()
             while not asked.empty():
