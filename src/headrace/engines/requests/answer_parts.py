@@ -34,8 +34,15 @@ class CallFamily:
     """The literal texts that begin calls or stand in them, which may be single tokens."""
     head: str
     tail: str
-    written: tuple[str, str, str, str, str] = ("", "", "", "", "")
-    """What a grammar writes: before all calls, before the arguments ({name}), after them, between calls, at the end."""
+    before: str
+    """What a grammar writes before the arguments, with `{name}` in the place of the tool's name."""
+    after: str = ""
+    """Written after the arguments."""
+    opens: str = ""
+    """Written before all calls."""
+    between: str = ""
+    closes: str = ""
+    """Written after all calls."""
     parameters: bool = False
     """Whether the arguments are elements named `parameter`, not JSON."""
 
@@ -56,7 +63,9 @@ FAMILIES: Mapping[str, CallFamily] = {
         marks=("<tool_call>", "</tool_call>", "<function="),
         head=r"(?:<tool_call>\s*)?<function=(?P<name>[^>\n]*)>\s*",
         tail=r"\s*</function>(?:\s*</tool_call>)?",
-        written=("", "<tool_call>\n<function={name}>\n", "</function>\n</tool_call>", "\n", ""),
+        before="<tool_call>\n<function={name}>\n",
+        after="</function>\n</tool_call>",
+        between="\n",
         parameters=True,
     ),
     "hermes": CallFamily(
@@ -65,7 +74,9 @@ FAMILIES: Mapping[str, CallFamily] = {
         marks=("<tool_call>", "</tool_call>"),
         head=r"<tool_call>\s*" + _NAMED.format("arguments|parameters"),
         tail=r"\s*\}\s*</tool_call>",
-        written=("", '<tool_call>\n{{"name": "{name}", "arguments": ', "}\n</tool_call>", "\n", ""),
+        before='<tool_call>\n{{"name": "{name}", "arguments": ',
+        after="}\n</tool_call>",
+        between="\n",
     ),
     "mistral": CallFamily(
         known_by=r"\[TOOL_CALLS\](?![\s\S]*\[ARGS\])",
@@ -73,7 +84,11 @@ FAMILIES: Mapping[str, CallFamily] = {
         marks=("[TOOL_CALLS]",),
         head=r"(?:\[TOOL_CALLS\]\s*\[?\s*)?" + _NAMED.format("arguments|parameters"),
         tail=r'(?:\s*,\s*"id"\s*:\s*"[^"]*")?\s*\}\s*(?:(?P<more>,)|\])\s*',
-        written=("[TOOL_CALLS][", '{{"name": "{name}", "arguments": ', "}", ", ", "]"),
+        before='{{"name": "{name}", "arguments": ',
+        after="}",
+        opens="[TOOL_CALLS][",
+        between=", ",
+        closes="]",
     ),
     "mistral_args": CallFamily(
         known_by=r"\[TOOL_CALLS\][\s\S]*\[ARGS\]",
@@ -81,7 +96,7 @@ FAMILIES: Mapping[str, CallFamily] = {
         marks=("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"),
         head=r"\[TOOL_CALLS\]\s*(?P<name>[^\[{\s]+)(?:\[CALL_ID\][^\[{]*)?(?:\[ARGS\])?\s*(?=\{)",
         tail="",
-        written=("", "[TOOL_CALLS]{name}[ARGS]", "", "", ""),
+        before="[TOOL_CALLS]{name}[ARGS]",
     ),
     "deepseek": CallFamily(
         known_by=_DEEPSEEK[1],
@@ -90,13 +105,11 @@ FAMILIES: Mapping[str, CallFamily] = {
         head=f"(?:{_DEEPSEEK[0]})?{_DEEPSEEK[1]}(?:function{_DEEPSEEK[2]}|(?!function{_DEEPSEEK[2]}))"
         f"(?P<name>[^<\n]+)(?:{_DEEPSEEK[2]}|\n```json)\\s*",
         tail=f"\\s*(?:```)?\\s*{_DEEPSEEK[3]}\\s*(?:{_DEEPSEEK[4]})?",
-        written=(
-            _DEEPSEEK[0],
-            f"{_DEEPSEEK[1]}function{_DEEPSEEK[2]}{{name}}\n```json\n",
-            f"\n```{_DEEPSEEK[3]}",
-            "\n",
-            _DEEPSEEK[4],
-        ),
+        before=f"{_DEEPSEEK[1]}function{_DEEPSEEK[2]}{{name}}\n```json\n",
+        after=f"\n```{_DEEPSEEK[3]}",
+        opens=_DEEPSEEK[0],
+        between="\n",
+        closes=_DEEPSEEK[4],
     ),
     "llama3_json": CallFamily(
         known_by=r'<\|python_tag\|>|"parameters": dictionary|\{\s*"name": function name, "parameters"',
@@ -104,7 +117,9 @@ FAMILIES: Mapping[str, CallFamily] = {
         marks=("<|python_tag|>",),
         head=r"\s*(?:<\|python_tag\|>\s*)?" + _NAMED.format("arguments|parameters"),
         tail=r"\s*\}(?:\s*(?P<more>;)\s*)?",
-        written=("", '{{"name": "{name}", "parameters": ', "}", "; ", ""),
+        before='{{"name": "{name}", "parameters": ',
+        after="}",
+        between="; ",
     ),
     "json": CallFamily(
         known_by=r"(?!)",
@@ -112,7 +127,11 @@ FAMILIES: Mapping[str, CallFamily] = {
         marks=(),
         head=r"\s*\[?\s*" + _NAMED.format("arguments|parameters"),
         tail=r"\s*\}\s*(?:(?P<more>,)|\])\s*",
-        written=("[", '{{"name": "{name}", "parameters": ', "}", ", ", "]"),
+        before='{{"name": "{name}", "parameters": ',
+        after="}",
+        opens="[",
+        between=", ",
+        closes="]",
     ),
 }
 """By the names that vLLM has for the parsers, where it has one; `json` is a list of calls, which any model can write

@@ -74,16 +74,15 @@ def calls_grammar(tools: ToolUse, family: str, form: Structure | None, special: 
         special: the special tokens that may stand in it, by their texts.
     """
     known = FAMILIES[family]
-    opens, before, after, between, closes = known.written
     quoted = _quoting(special)
     names = {name: f"call_{number}" for number, name in enumerate(tools.forced or tools.schemas)}
-    again = "" if tools.single else f" ({quoted(between)} call)*"
+    again = "" if tools.single else f" ({quoted(known.between)} call)*"
     rules = ["start: calls" + ("" if form is None else f" | {_value(form.value)}")]
-    rules += [f"calls: {quoted(opens)} call{again} {quoted(closes)}", f"call: {' | '.join(names.values())}"]
+    rules += [f"calls: {quoted(known.opens)} call{again} {quoted(known.closes)}", f"call: {' | '.join(names.values())}"]
     for name, rule in names.items():
         schema = tools.schemas[name]
         value = _elements(rule, schema, quoted, rules) if known.parameters else _value(schema)
-        rules.append(f"{rule}: {quoted(before.format(name=name))} {value} {quoted(after)}")
+        rules.append(f"{rule}: {quoted(known.before.format(name=name))} {value} {quoted(known.after)}")
     return "\n".join(rules)
 
 
