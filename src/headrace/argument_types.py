@@ -108,9 +108,6 @@ def with_more(settings: T, beside: Mapping[str, object], what: str) -> T:
 def check_types(settings: DataclassInstance, *leave_out: str) -> None:
     """Check that every field of a dataclass has a value of its type, and a setting one in its range.
 
-    Args:
-        leave_out: fields to skip.
-
     Raises:
         ConfigError: a value has another type, or is out of range; the message names the field, the value and what it
             takes.

@@ -135,8 +135,6 @@ class AsyncClient:
         """The JSON response to one request.
 
         Args:
-            path: such as /v1/embeddings.
-            body: of the request.
             on_sent: called before each attempt, when no limit holds it back any more.
 
         Raises:

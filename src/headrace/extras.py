@@ -14,7 +14,6 @@ def require(module: str, extra: str, what: str, instead: str = "") -> ModuleType
     """Import a module of an optional library.
 
     Args:
-        module: full name.
         extra: the extra of Headrace that installs it.
         what: what needs it, for the message.
         instead: the end of the message, such as another way out.

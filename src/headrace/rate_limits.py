@@ -82,10 +82,8 @@ class Quota:
         """Take over what the answer to a request says, unless a later request's answer has come before it.
 
         Args:
-            said: the answer's headers.
             number: of the request, in the order of sending.
             unseen: what the requests cost that were sent after it; the server may not have counted them.
-            now: the time.
         """
         if number < self._newest:
             return
@@ -215,10 +213,7 @@ class RateLimiter:
         """Learn from an answer that is no refusal.
 
         Args:
-            sent: its request.
-            headers: by name in lower case.
             usage: `usage` of its body, or None: the tokens that it really took.
-            now: the time.
         """
         self._observe(sent, headers, now)
         used = usage.get("total_tokens") if isinstance(usage, dict) else None

@@ -131,8 +131,6 @@ def kept_value(row: Mapping[str, object], name: str, *, exact: bool) -> object:
     """The value of a column that is copied to the output; null if the row lacks it.
 
     Args:
-        row: the record.
-        name: the column.
         exact: take the value as the table has it, with its type, where there is a table.
 
     Raises:
@@ -248,12 +246,7 @@ Outcome: TypeAlias = Ok | Failed
 
 
 def text_refusal(value: object, name: str = "the input") -> RecordError | None:
-    """The error for a value that is not valid text; None for valid text.
-
-    Args:
-        value: any value.
-        name: its name in the message.
-    """
+    """The error for a value that is not valid text; None for valid text."""
     if not isinstance(value, str):
         return RecordError(f"{name} is {kind_of(value)}, not text")
     if not value.isascii():

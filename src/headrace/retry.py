@@ -55,7 +55,6 @@ class RetryPolicy:
         """How long to wait after a failed attempt, in seconds.
 
         Args:
-            attempt: the number of the failed attempt.
             retry_after_s: requested by the server; the backoff is added to it.
             chance: returns a random number between 0 and 1; `random.random` by default.
         """

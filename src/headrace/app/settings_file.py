@@ -54,8 +54,6 @@ def from_keys(kind: type[T], entry: object, place: str, also: Sequence[str] = ()
     """Settings of a mapping in a file, as flags would give them.
 
     Args:
-        kind: the dataclass that declares them.
-        entry: the mapping.
         place: where it is, for errors.
         also: fields of the dataclass that it does not declare.
 

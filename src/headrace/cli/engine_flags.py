@@ -21,7 +21,6 @@ def config_of(given: Given[Any], arguments: Sequence[str], meant: str = "") -> E
     """The engine configuration that the flags describe, for one model.
 
     Args:
-        given: the flags.
         arguments: flags that the command does not know: options of the engine.
         meant: suggestion for a stray argument, with {} in its place.
 
@@ -120,13 +119,7 @@ def as_typed(arguments: Sequence[str], option: str) -> str:
 
 
 def unknown_flag(error: UnknownOptionError, arguments: Sequence[str], flags: Sequence[str]) -> str:
-    """What to say of an unknown option that was given as a flag.
-
-    Args:
-        error: names the option.
-        arguments: of the command line.
-        flags: of the command, one of which may have been meant.
-    """
+    """What to say of an unknown option that was given as a flag."""
     if spoken() == "keys":
         return str(error)
     typed = as_typed(arguments, error.option)

@@ -25,11 +25,7 @@ class Named(Protocol):
 
 
 def exit_in_time(status: str | int | None) -> None:
-    """Make the process end within some seconds. Call this last in the main thread.
-
-    Args:
-        status: the exit status, as in `SystemExit`.
-    """
+    """Make the process end within some seconds. Call this last in the main thread."""
     code = status if isinstance(status, int) else int(status is not None)
     threads_ended = threading.Event()
     atexit.register(threads_ended.set)  # the last one registered runs first

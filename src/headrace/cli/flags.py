@@ -107,7 +107,6 @@ def with_settings(command: Callable[..., None], only: Collection[str] | None = N
     """Expand each parameter of a command that is an object of settings into one parameter per flag.
 
     Args:
-        command: the function.
         only: of a `Given`, the settings that the command takes, beside those of the engine; None for all.
     """
     hints = get_type_hints(command, include_extras=True)
@@ -339,9 +338,7 @@ def filed(
     """The settings in a YAML or JSON file of keys and values, each with its file; none if it has steps.
 
     Args:
-        settings: by name.
         more: names of others, whose values are JSON.
-        path: of the file.
 
     Raises:
         Exit: a key is unknown.
@@ -386,7 +383,6 @@ def from_environment(
     """The variable of each setting that has one, and its value; warns of a name that is nearly one of these.
 
     Args:
-        settings: by name.
         more: variables of other settings, each with its setting.
 
     Raises:

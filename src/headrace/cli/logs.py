@@ -20,7 +20,6 @@ class LogStream:
     """A stream for what a command says.
 
     Args:
-        stream: where it goes.
         quiet: whether progress, reports and other good news are left out: those who write them look at it.
         as_json: whether each line becomes a JSON object.
     """

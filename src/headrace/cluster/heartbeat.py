@@ -23,7 +23,6 @@ class Heartbeat:
     """Asks a worker for its clock.
 
     Args:
-        name: the worker's name in messages.
         clock: the worker's `time.monotonic()`; raises WorkerDiedError if the worker is known to be dead.
     """
 

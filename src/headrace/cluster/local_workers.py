@@ -199,9 +199,6 @@ def execute(
 ) -> tuple[JobEnd, Report]:
     """Run a job with workers on this machine. Blocks.
 
-    Args:
-        size: see `device_shares`.
-
     Raises:
         ConfigError: like `remote_job.execute`, or there are too few devices.
         JobError: like `remote_job.execute`.

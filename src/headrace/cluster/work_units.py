@@ -11,11 +11,7 @@ _UNIT_S = 0.5
 
 
 class WorkUnitSize:
-    """The number of records in the next work unit of one worker: about half a second of work.
-
-    Args:
-        least: minimum records, so that the engine's batches stay full.
-    """
+    """The number of records in the next work unit of one worker: about half a second of work."""
 
     def __init__(self, least: int) -> None:
         self.least = min(max(least, 1), MOST)

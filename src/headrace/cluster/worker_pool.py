@@ -92,11 +92,7 @@ class WorkerPool:
     """The batcher of a job whose batchers run on workers.
 
     Args:
-        workers: the initial workers, already started.
-        start_worker: starts a replacement for a dead worker.
         least: records that keep the engine of one worker busy.
-        stop: the job's stop request.
-        listener: receives the events of workers and work units.
     """
 
     def __init__(

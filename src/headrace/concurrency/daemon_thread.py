@@ -24,7 +24,6 @@ async def on_daemon_thread(call: Callable[[], ResultT], too_late: Callable[[Resu
     """The result of a call on a new daemon thread, in the caller's context.
 
     Args:
-        call: to be made.
         too_late: called on a thread with the result, if nobody waits for it any more.
 
     Raises:

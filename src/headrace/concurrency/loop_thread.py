@@ -18,8 +18,6 @@ def run_on_thread(
     """Run a coroutine on a new event loop in a daemon thread that ends with it.
 
     Args:
-        main: the coroutine.
-        name: the thread's name.
         context: the coroutine's context variables; a copy of the caller's by default.
     """
     run = (context or contextvars.copy_context()).run

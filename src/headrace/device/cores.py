@@ -28,7 +28,6 @@ def cores_beside(gpus: Sequence[str], root: Path = Path("/")) -> list[tuple[int,
     Args:
         gpus: their numbers or UUIDs, as in CUDA_VISIBLE_DEVICES. Numbers are in the order of the PCI bus, which CUDA
             keeps among GPUs of one model.
-        root: of the system's files.
     """
     allowed = own_cores()
     near = [_near(place, allowed, root) for place in _places(gpus, root)]

@@ -34,7 +34,6 @@ class CpuLanes:
     """Threads that compute one part of a batch each. They are daemons: a part that hangs blocks the exit for seconds.
 
     Args:
-        count: how many.
         threads: PyTorch's threads for each of them.
     """
 

@@ -70,10 +70,8 @@ class ForwardMeter:
     """Adds up forward passes; thread-safe.
 
     Args:
-        size: of the network; None if it is unknown.
         gpu: the GPU's name for NVML; empty for a CPU.
         memory: the limit of the device's own memory, and a meter of its peak; None for a CPU.
-        device: that the network is on, as PyTorch names it.
     """
 
     def __init__(

@@ -36,10 +36,7 @@ class GraphRunner:
     """Takes batches through a pipeline. Used by several threads.
 
     Args:
-        pipeline: of the device.
-        capture: makes a graph.
         tolerance: how much outputs may differ by rounding, as a fraction of the largest.
-        book: decides.
     """
 
     def __init__(self, pipeline: Pipeline, capture: Capture, tolerance: float, book: ShapeBook) -> None:

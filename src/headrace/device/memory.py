@@ -147,7 +147,6 @@ class MemoryWatch:
     """Estimates from measured batches how much memory a larger one would take.
 
     Args:
-        limit: the memory that the process may use.
         meter: measures the peak; None if it cannot be measured.
     """
 

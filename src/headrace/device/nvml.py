@@ -41,7 +41,6 @@ class Nvml:
     """Reads one GPU.
 
     Args:
-        library: the module pynvml.
         uuid: of the GPU, as PyTorch names it.
     """
 

@@ -25,7 +25,6 @@ class HostBlock:
 
     Args:
         size: in bytes.
-        device: copies to and from it.
     """
 
     def __init__(self, size: int, device: torch.device) -> None:

@@ -96,7 +96,6 @@ def check_settings(folder: Path, obeyed: frozenset[str]) -> None:
     """Check that an engine obeys all settings of a model's files.
 
     Args:
-        folder: the model's folder.
         obeyed: the settings that the engine obeys.
 
     Raises:
@@ -129,8 +128,6 @@ def with_own_settings(folder: Path, config: ModelConfig, *, prompted: bool = Fal
     """A model's config.json with the settings of sentence-transformers' own files, for engines that load without it.
 
     Args:
-        folder: the model's folder.
-        config: its config.json.
         prompted: whether the caller puts the model's prompts before texts.
 
     Raises:

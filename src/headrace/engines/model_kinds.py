@@ -107,8 +107,6 @@ def check_kind(task: str, model: str | Path | None, named: str = "") -> None:
     A model without such files, such as a name that is not a local folder, is not checked.
 
     Args:
-        task: the task.
-        model: the folder.
         named: the model in the message; empty for the folder.
 
     Raises:

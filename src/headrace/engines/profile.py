@@ -273,14 +273,7 @@ class Kind(ABC):
     def batcher(
         self, engine: Engine, profile: EngineProfile, calls: EngineCalls[RecordT], settings: BatcherSettings
     ) -> Batcher[RecordT, object]:
-        """The batcher for an engine.
-
-        Args:
-            engine: of this kind.
-            profile: the engine's, with the user's cost budget and batch size.
-            calls: run the records.
-            settings: of the job or server.
-        """
+        """The batcher for an engine."""
 
 
 class InBatches(Kind):

@@ -169,7 +169,6 @@ class PartWriter:
         """Bring the parts of a finished job where they are to be, if that is not where they are. May be repeated.
 
         Args:
-            parts: lists all parts, in their order.
             scratch: a local folder, created on use.
 
         Raises:

@@ -41,8 +41,6 @@ class RemoteModel(Protocol):
 
         Args:
             commit: the version, from `look_up`.
-            files: some of its files.
-            progress: show a progress bar, if stderr is a terminal.
         """
         ...
 

@@ -103,8 +103,6 @@ def option(default: object, help: str, **more: Any) -> Any:  # noqa: A002 - as i
     Args:
         default: its value if it is not given; `dataclasses.MISSING` if it must be, a function without parameters
             (such as `dict`) to make one for each object.
-        help: one or two sentences.
-        more: fields of `Option`.
     """
     metadata = {"option": Option(help=help, **more)}
     if default is dataclasses.MISSING:

@@ -120,8 +120,6 @@ def decide(now: float, models: Iterable[ModelView], budget: float) -> Decision:
     """The models to load and to unload at this time.
 
     Args:
-        now: the time.
-        models: all models of the pool.
         budget: memory for all models together.
     """
     models = list(models)
@@ -206,7 +204,6 @@ def to_sleep(models: Iterable[SleeperView], room: float) -> frozenset[str]:
 
     Args:
         models: those that are asleep, and the one that leaves the device.
-        room: host memory for all of them.
     """
     kept: list[str] = []
     for model in sorted(models, key=lambda one: (one.saves_s / one.size, one.last_used), reverse=True):

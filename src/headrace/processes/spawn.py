@@ -42,7 +42,6 @@ def spawn(module: str, environment: Mapping[str, str] | None = None) -> tuple[su
 
     Args:
         module: full name; its `serve` gets the descriptor of the child's end of the connection.
-        environment: variables added to those of this process.
     """
     ours, theirs = socket.socketpair()
     with theirs:

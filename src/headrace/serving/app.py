@@ -61,11 +61,8 @@ def create_app(
     """Build an app that creates its service at startup and closes it at shutdown.
 
     Args:
-        state: shared by the routes.
         make_service: loads the model. Called on a thread because it blocks.
         task: the model's task. It decides which routes exist.
-        version: Headrace's version, shown in the API documentation.
-        routers: additional routes.
         background: runs alongside the service.
     """
 

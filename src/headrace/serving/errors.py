@@ -34,11 +34,9 @@ class ApiError(HTTPException):
     """An error response: `{"error": {"message", "type", "param", "code"}}`.
 
     Args:
-        status: HTTP status.
         message: one line for a person, without internals of the server.
         code: a short stable identifier for programs.
         param: the field the error is about.
-        retry_after_s: seconds for the Retry-After header, rounded up.
     """
 
     def __init__(
@@ -82,7 +80,6 @@ def invalid(error: ValidationError | RequestValidationError, known: Collection[s
     """The first validation error of a request as a 400.
 
     Args:
-        error: of the body.
         known: the body's fields. An unknown one may be the missing one, misspelt.
     """
     first = _first(error)
@@ -111,9 +108,7 @@ def api_error(error: BaseException, param: str | None = None, request_id: str = 
     """Convert an error of the batcher or the engine to a response. Unexpected errors are logged, not shown.
 
     Args:
-        error: any exception.
         param: the field that holds the records, if the error does not name one.
-        request_id: for the log.
     """
     if isinstance(error, ApiError):
         return error

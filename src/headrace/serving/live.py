@@ -51,7 +51,6 @@ class LiveState:
     """Makes frames, and shares them.
 
     Args:
-        observed: makes one.
         going: whether there will be more.
     """
 

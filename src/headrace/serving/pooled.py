@@ -89,8 +89,6 @@ class ModelRouter:
 
     Args:
         pool: loads the models; it has one for each of `models`, by its first name.
-        models: all models of the server.
-        state: the state of the server of all models.
     """
 
     def __init__(self, pool: ModelPool, models: Sequence[ModelApp], state: ServerState) -> None:
@@ -266,10 +264,7 @@ def create_pooled_app(
 
     Args:
         pool: has each of `models`, by its first name.
-        models: the models.
         state: of this app; each model's app has its own.
-        version: Headrace's version, shown in the API documentation.
-        batches: the Batch API; None for none.
     """
 
     @contextlib.asynccontextmanager

@@ -74,10 +74,7 @@ class RequestInFlight:
     to an `ApiError`.
 
     Args:
-        service: answers the request.
-        values: the records.
         size: their estimated total cost.
-        call: the context of the request.
     """
 
     def __init__(self, service: Service, values: Sequence[object], size: int, call: Call) -> None:
@@ -197,7 +194,6 @@ class Service:
     Args:
         model: the model, as requests name it.
         task: the model's task, such as "embed", "generate" or "classify".
-        engine: prepares records. Closed with the service.
         batcher: runs prepared records. Started and stopped with the service.
         limits: the server's limits.
         on_dead: called once when the engine has died.

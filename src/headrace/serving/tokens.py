@@ -9,11 +9,7 @@ from headrace.engines.profile import profile_of
 
 
 class TokenCounter:
-    """Token counters.
-
-    Args:
-        engine: its profile says whether the cost of a record is its tokens.
-    """
+    """Token counters."""
 
     def __init__(self, engine: Engine) -> None:
         self.prompt = 0

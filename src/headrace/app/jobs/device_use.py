@@ -38,15 +38,7 @@ def _watch_requests(engine: RequestingEngine, tell: Listener) -> Listener:
 
 
 class DeviceWatch:
-    """Measures from the start of a job to its end.
-
-    Args:
-        engine: of the job.
-        meter: of its forward passes.
-        tell: receives the event.
-        cache: keeps the peaks of the device.
-        gpu: reads power and clocks; None if there is nothing to read.
-    """
+    """Measures from the start of a job to its end."""
 
     def __init__(
         self, engine: TunableEngine, meter: ForwardMeter, tell: Listener, cache: TuningCache, gpu: Nvml | None

@@ -66,9 +66,6 @@ def execute(
     """Build the job and run it to its end, or until it is asked to stop. Blocks.
 
     Args:
-        settings: the job.
-        stop: requests the stop.
-        progress: show a progress bar on stderr.
         on_survey: called with a survey of the first rows, unless the job is finished.
         on_load: called with the settings before the model is loaded.
 
@@ -371,11 +368,7 @@ def _survey(plan: Plan, job: Job, *, spread: bool) -> Survey:
 
 
 class BudgetWarning:
-    """A listener that warns once if a record costs more than a batch may: it runs alone.
-
-    Args:
-        budget: the user's `batch_tokens`.
-    """
+    """A listener that warns once if a record costs more than a batch may: it runs alone."""
 
     def __init__(self, budget: int) -> None:
         self._budget = budget

@@ -92,7 +92,6 @@ def check(settings: JobSettings, *, own_engine: bool = True) -> Plan:
     """Open the input, look at its first rows and check that the output can be written. Writes nothing.
 
     Args:
-        settings: the job.
         own_engine: whether the job loads the engine in the settings; False if it receives a loaded one.
 
     Raises:

@@ -35,9 +35,7 @@ class RunningModel:
     """An engine and its batcher. Calls, streams, jobs, requests and units of a cluster's work all go to this batcher.
 
     Args:
-        config: what the engine was loaded from, with the limits of a batch.
         engine: closed by its owner.
-        listener: receives the events of the batcher.
     """
 
     def __init__(self, config: EngineConfig, engine: Engine, listener: Listener | None = None) -> None:

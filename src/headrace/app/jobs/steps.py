@@ -89,8 +89,6 @@ def run_steps(
     """Run all steps that are not finished, in their order, or until asked to stop. Blocks.
 
     Args:
-        settings: of each step, from `prepare_steps`.
-        execute: runs one step.
         on_step: called with the number of each step, from 1, before it is run.
 
     Raises:

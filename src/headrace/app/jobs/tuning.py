@@ -132,10 +132,8 @@ def tune(plan: Plan, engine: Engine, survey: Survey | None, profile: EngineProfi
     """The engine in the fastest dtype whose outputs for a sample of the job's records are as good as float32's.
 
     Args:
-        plan: of the job.
         engine: as loaded; closed if another replaces it.
         survey: of the job's records; None if they were not sampled.
-        profile: the limits of a batch.
     """
     tunable = TUNING.of(engine)
     if tunable is None:
@@ -155,10 +153,7 @@ def try_on(
 
     Args:
         tunable: in a dtype of its own or float32; closed if another replaces it.
-        config: loads the model again.
-        work: the sample.
         records: that the engine will compute; None if unknown.
-        profile: the limits of a batch.
     """
     started = time.monotonic()
     dtype = str(tunable.describe().get("dtype", ""))
@@ -181,8 +176,6 @@ def try_faster(engine: TunableEngine, config: EngineConfig, batches: Sequence[Se
 
     Args:
         engine: in float32; closed if another replaces it.
-        config: loads the model again.
-        batches: run in both dtypes.
         allowed: seconds that this may take, without loading.
     """
     started = time.monotonic()

@@ -74,11 +74,6 @@ class BatchModel:
 class BatchApi:
     """The Batch API of a server.
 
-    Args:
-        state: the folder of its files and jobs.
-        models: of the server; one, or several of a pool.
-        limits: of requests.
-
     Raises:
         ConfigError: the folder cannot be made.
     """

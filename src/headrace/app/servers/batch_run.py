@@ -38,10 +38,7 @@ class BulkModel:
     """A model that runs batches as jobs while it is loaded.
 
     Args:
-        server: the state of the server of this model.
-        task: its task.
         target_s: latency target of requests during bulk work, in seconds.
-        listeners: listeners of the server; the backfill is added to them.
     """
 
     def __init__(self, server: ServerState, task: str, target_s: float | None, listeners: list[Listener]) -> None:
@@ -131,11 +128,6 @@ class ModelRun:
     """The requests of a batch to one model, as a job. It continues earlier runs.
 
     All methods but `salvage` are called on the event loop.
-
-    Args:
-        model: computes the records.
-        work: what to do.
-        use: keeps the model loaded during the job.
     """
 
     def __init__(self, model: BulkModel, work: BatchWork, use: UseModel) -> None:

@@ -44,7 +44,6 @@ class SplitRun(Generic[ModelT]):
     """One job for each model that the requests name; those of loaded models come first.
 
     Args:
-        source: the input file of the batch.
         folder: its working folder. Each job has a folder in it, and its requests if they are not all.
         models: those of the endpoint, by all their names.
         run_of: makes the run of a model, of its requests, working folder and name in the ids of answers. A run without

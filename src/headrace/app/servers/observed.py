@@ -14,12 +14,7 @@ _MOST_REASONS = 20
 
 
 class ObservedServer:
-    """The present state and the report of a server, for `serving.live`.
-
-    Args:
-        state: of the server.
-        account: of its device.
-    """
+    """The present state and the report of a server, for `serving.live`."""
 
     def __init__(self, state: ServerState, account: ServerAccount) -> None:
         self._state = state

@@ -127,7 +127,6 @@ def build_pooled(content: ModelsFile, shared: ServerSettings) -> tuple[FastAPI, 
     """The app of a server of several models, and its state.
 
     Args:
-        content: the models.
         shared: settings of all models: limits, keys and `batch_timeout_s`; the rest is not used.
 
     Raises:

@@ -18,12 +18,7 @@ _GIVE_UP_S = 600.0
 
 
 class UseOfPool:
-    """Lets the batches of a model use it.
-
-    Args:
-        pool: has the model, by the name of its server.
-        model: runs the batches.
-    """
+    """Lets the batches of a model use it."""
 
     def __init__(self, pool: ModelPool, model: BulkModel) -> None:
         self._pool = pool

@@ -115,10 +115,6 @@ def build(settings: ServerSettings, loaded: RunningModel | None = None) -> tuple
 def build_part(settings: ServerSettings, device: Listener) -> tuple[FastAPI, BulkModel]:
     """The app of one model of several, and what runs its batches.
 
-    Args:
-        settings: of the server of this model.
-        device: receives the events of the device.
-
     Raises:
         ConfigError: a task, engine or option that does not exist.
     """

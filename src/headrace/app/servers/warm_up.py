@@ -67,7 +67,6 @@ def warm_up(config: EngineConfig, latency_target_s: float | None, cache: TuningC
     The choice is cached for the next start. The throughput is not: what else runs on the machine changes it.
 
     Args:
-        config: of the engine.
         latency_target_s: maximum seconds of a request; None for no target.
         cache: where choices are kept; None for the user's cache.
 

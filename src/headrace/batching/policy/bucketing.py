@@ -41,7 +41,6 @@ class BucketWindow:
     split where a batch begins or ends within it.
 
     Args:
-        limits: of the next batch.
         short: the most that a short turn costs, if that is less than half of a batch.
     """
 
@@ -78,7 +77,6 @@ class BucketWindow:
         """Add an entry as the newest.
 
         Args:
-            entry: its records, of one turn.
             ends: where its caller's turn ends: the smallest goes first.
             start: where its caller's turn started.
         """

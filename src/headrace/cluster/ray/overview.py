@@ -37,7 +37,6 @@ class Overview:
     """A small deployment beside that of the model. Reading metrics from it does not start a replica of the model.
 
     Args:
-        model: name of the model's application.
         owner: id of the command that deployed the application.
         deployed: the deployment, to roll back to if an update fails.
     """

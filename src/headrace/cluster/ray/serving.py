@@ -90,9 +90,6 @@ def application(
     """The Ray Serve application of a server, for `serve.run`.
 
     Args:
-        settings: settings of each replica. The Batch API is not supported because it needs a single server.
-        replicas: autoscaling settings.
-        resources: resources of each replica.
         spare: the cluster has room for one more replica, so an update starts a new replica before it stops an old one.
 
     Raises:

@@ -23,7 +23,6 @@ class SurvivingForward:
     While all is well, batches pay nothing for it.
 
     Args:
-        engine: of this process.
         reload: loads the same model in a child process.
     """
 
@@ -66,7 +65,6 @@ def surviving(engine: object, config: EngineConfig) -> SurvivingForward | None:
     """Calls of an engine of this process; None if it is not on a GPU, or could not be loaded in a child process.
 
     Args:
-        engine: as loaded.
         config: loads it again, in the same dtype.
     """
     batching, tunable = BATCHES.of(engine), TUNING.of(engine)

@@ -54,7 +54,6 @@ class Trial:
     """Short and long prompts beside each other: two short ones of one length, and a long one twice.
 
     Args:
-        lm: the model.
         alone: answers one request.
     """
 

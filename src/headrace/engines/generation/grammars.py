@@ -35,7 +35,6 @@ class Grammars:
     """Compiles forms for a model's tokenizer, and keeps them. Threads may share it.
 
     Args:
-        tokenizer: of the model.
         ends: the tokens that end an answer.
     """
 
@@ -52,7 +51,6 @@ class Grammars:
         """Makes the guide of an answer. The first call for a form compiles it, in the caller's thread.
 
         Args:
-            structure: the form.
             after: the token after which it holds; None for the whole answer.
 
         Raises:
@@ -160,8 +158,6 @@ class TokenGuide:
     """Says which tokens one answer may continue with.
 
     Args:
-        compiled: the form.
-        ends: the tokens that end the answer.
         maker: makes the next mask beforehand.
         after: the token after which the form holds, such as the end of reasoning; None for the whole answer.
     """

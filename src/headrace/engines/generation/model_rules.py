@@ -48,12 +48,6 @@ _FIELDS = {
 class ModelRules:
     """The rules of a model for its tokens, from `generation_config.json` or `config.json`.
 
-    Args:
-        model: the model.
-        own: its settings.
-        ends: its end tokens.
-        longest: maximum tokens of prompt and answer.
-
     Raises:
         EngineError: a setting is invalid.
     """

@@ -136,8 +136,6 @@ def choose_size(  # noqa: PLR0913 - one caller
     If one answer of the model's longest length does not fit, its length is limited to what does.
 
     Args:
-        lm: the model.
-        shapes: what it stores.
         start: the first size of a step.
         most: the largest size of a step.
         room: the tokens for which there is memory.

@@ -44,11 +44,6 @@ class PrefixCache:
     Only full pages are shared, and a full page never changes: nothing is ever copied. Pages are compared by their
     tokens, not by a hash. A page that no request holds keeps its tokens until its room is needed; the page that was
     released first goes first, children before parents.
-
-    Args:
-        pages: the pages' numbers.
-        page_tokens: tokens per page.
-        share: whether requests share pages.
     """
 
     def __init__(self, pages: Iterable[int], page_tokens: int, share: bool) -> None:

@@ -99,7 +99,6 @@ def choose(logits: torch.Tensor, samplers: Sequence[TokenSampler], generated: Se
 
     Args:
         logits: of shape (answers, vocabulary).
-        samplers: one for each answer.
         generated: the tokens of each answer so far.
     """
     tokens = logits.argmax(-1)

@@ -65,7 +65,6 @@ class OnnxNetwork:
     """An ONNX model in an onnxruntime session.
 
     Args:
-        folder: contains `model.onnx`, `onnx/model.onnx` or one other ONNX file.
         providers: execution providers, such as `CUDAExecutionProvider`; empty for all available ones.
         outputs: output names to look for, in order; the model's first output if none matches.
         pooling: converts token states of shape (rows, tokens, components) to vectors.

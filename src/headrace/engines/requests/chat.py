@@ -25,7 +25,6 @@ def checked_messages(messages: Sequence[object], parts: Collection[str] = TEXT_O
     """The messages without empty fields. Content that consists only of text parts is joined by newlines.
 
     Args:
-        messages: from the request.
         parts: the content part types that the model takes.
 
     Raises:
@@ -149,11 +148,6 @@ def rendered(
     messages: Sequence[Mapping[str, object]], template: str, render: Callable[[list[Mapping[str, object]]], str]
 ) -> str:
     """Render checked messages with a chat template.
-
-    Args:
-        messages: from `checked_messages`.
-        template: its source.
-        render: applies the template.
 
     Raises:
         RecordError: the template drops a field of a message.

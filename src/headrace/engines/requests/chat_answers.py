@@ -87,8 +87,6 @@ class ChatHabits:
         """Takes the answer apart; None if it is text alone.
 
         Args:
-            request: a chat or a prompt.
-            end: of the prompt as the model gets it.
             key: distinguishes its calls.
             listed: whether calls that must come are a list, whatever the model's own way.
         """

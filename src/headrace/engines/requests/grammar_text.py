@@ -69,7 +69,6 @@ def calls_grammar(tools: ToolUse, family: str, form: Structure | None, special: 
 
     Args:
         tools: of the request; those that must be called if there is no form.
-        family: how the model writes calls.
         form: of an answer without calls: a JSON schema.
         special: the special tokens that may stand in it, by their texts.
     """

@@ -48,10 +48,8 @@ class Structure:
         """Check a form without a grammar's compiler, as far as that is possible.
 
         Args:
-            kind: of the form.
             value: a schema, also as JSON text; a list of texts; a regular expression; a grammar.
             said_in: the field of the request that says it.
-            options: further fields.
 
         Raises:
             RecordError: it has another type, or nothing can have this form.
@@ -73,7 +71,6 @@ def structure_in(body: Mapping[str, Json], options: Collection[str] = ()) -> Str
     """The form that a request body asks for: OpenAI's `response_format`, or `structured_outputs` as in vLLM.
 
     Args:
-        body: of the request.
         options: further fields of `structured_outputs` that the engine takes.
 
     Raises:

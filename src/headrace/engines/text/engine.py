@@ -45,8 +45,6 @@ class TextEngine(TokenizedEngine, NetworkEngine):
 
     Args:
         network: returns one row per text, or per token.
-        tokens: converts texts to the network's input.
-        head: converts rows to outputs.
         facts: further facts that determine the output, such as the engine's name and parameters.
         per_token: whether the network returns one row per token; a subclass then makes the outputs.
     """
@@ -128,8 +126,6 @@ class TextRows:
     left.
 
     Args:
-        network: returns one row per text, or per token.
-        tokens: converts texts to arrays.
         per_token: whether the network returns one row per token of each text.
 
     Raises:

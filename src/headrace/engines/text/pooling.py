@@ -44,9 +44,7 @@ def pooling_of(
     """Read it from the folder's files.
 
     Args:
-        folder: the model's folder.
         modes: those that the runtime has.
-        runtime: its name, for errors.
         dense: whether it computes dense layers.
         way_out: what to do about a module that it lacks.
 

@@ -40,8 +40,6 @@ class ZeroShotEngine(NetworkEngine):
     Args:
         network: returns logits with a column for entailment and one for contradiction.
         tokens: created with `takes="premise"`.
-        candidates: see `Candidates`.
-        config: the model's config.json.
     """
 
     def __init__(self, network: Network, tokens: TextTokens, candidates: Candidates, config: ModelConfig) -> None:

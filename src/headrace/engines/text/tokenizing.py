@@ -58,7 +58,6 @@ class TextTokens(Vocabulary):
     Args:
         tokenizer: the model's transformers tokenizer.
         long_texts: what happens to texts with more than `max_model_len` tokens.
-        takes: the input type.
         prompts: prepended to texts; None for none.
         pad_id: the model's padding token; None for the tokenizer's.
     """

@@ -68,7 +68,6 @@ class TextTruncator:
 
     Args:
         tokenizer: copied without truncation and padding.
-        side: where texts are truncated.
     """
 
     def __init__(self, tokenizer: Tokenizer, side: Side = "right") -> None:

@@ -18,9 +18,6 @@ class HandlerThread:
 
     Resources that a handler opens, such as a SQLite connection, may be bound to its thread. The thread is a daemon: a
     call that never returns blocks neither its caller nor the end of the process.
-
-    Args:
-        name: the handler's name, for errors.
     """
 
     def __init__(self, name: str) -> None:
@@ -31,11 +28,6 @@ class HandlerThread:
 
     def call(self, function: Callable[[], T], timeout_s: float, limit: str) -> T:
         """Call `function` on the thread; returns or raises what it does.
-
-        Args:
-            function: called without arguments.
-            timeout_s: the time limit.
-            limit: the setting of the time limit, for the error.
 
         Raises:
             EngineDeadError: this call or an earlier one exceeded its time limit.

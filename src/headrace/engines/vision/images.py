@@ -45,7 +45,6 @@ class ImageInputs:
     transformers' pipelines.
 
     Args:
-        processor: a transformers image processor for PIL images.
         max_pixels: a larger image is refused before it is decoded.
         pixels: "auto" for a faster way, if test images then have nearly the processor's pixels; or "exact".
     """
@@ -156,8 +155,6 @@ def _transform_of(
     """All that the processor does before it normalises; None if it is of a kind that may do more.
 
     Args:
-        processor: of the model.
-        opened: opens images as the processor needs them.
         resized: resizes them, too, if that is known.
     """
     kind = type(processor)

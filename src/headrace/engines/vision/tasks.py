@@ -23,9 +23,6 @@ class ImageEngine(NetworkEngine):
     """One output per image.
 
     Args:
-        network: returns one row per image.
-        images: converts images to the network's input.
-        head: converts rows to outputs.
         facts: further facts that determine the output, such as the engine's name.
     """
 

@@ -46,14 +46,6 @@ _LAYERS = frozenset({"Identity", "Tanh", "ReLU", "GELU", "SiLU", "Sigmoid"})
 class PoolingEngine(TokenizedEngine):
     """One row of numbers per text or pair, from vLLM's asynchronous engine; satisfies `StreamEngine`.
 
-    Args:
-        folder: the model's folder.
-        core: vLLM with this model.
-        kind: what vLLM computes.
-        tokens: converts texts to tokens.
-        head: makes the output of what vLLM gives.
-        facts: the facts that determine an output.
-
     Raises:
         EngineError: vLLM fails at a short text.
     """

@@ -39,7 +39,6 @@ class Collection:
 
     Args:
         address: of the collection. The password is the API key; the default is the variable QDRANT_API_KEY.
-        strict_json: encodes the payload.
     """
 
     def __init__(self, address: Address, strict_json: StrictJson) -> None:

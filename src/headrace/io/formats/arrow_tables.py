@@ -26,8 +26,6 @@ class ArrowTable:
     """Rows of a record batch.
 
     Args:
-        positions: of the rows.
-        batch: holds them.
         places: of the rows in the batch.
         shown: what the batch is from, for messages.
         number: the place of its first row there, counted from 0.
@@ -110,7 +108,6 @@ class Slicer:
         """A record batch as chunks of about 4 MiB or less.
 
         Args:
-            batch: the rows.
             first: the position of its first row.
             number: the place of its first row in the table, counted from 0.
             size: its bytes in the input.

@@ -19,12 +19,7 @@ if TYPE_CHECKING:
 
 
 class Cell:
-    """A value of a table, with its type.
-
-    Args:
-        column: the array that holds it.
-        place: its index there.
-    """
+    """A value of a table, with its type."""
 
     __slots__ = ("column", "place", "reason")
 
@@ -95,7 +90,6 @@ class LazyColumns(Mapping[str, object]):
     """The columns of some rows as Arrow arrays, each made when it is first asked for; None for one without a type.
 
     Args:
-        names: of the columns.
         make: the array of a column by its name.
     """
 
@@ -124,7 +118,6 @@ def rows_of(
     """The rows of a record batch. A value that Python cannot hold becomes an `Unreadable`.
 
     Args:
-        batch: the rows.
         table: what they are from, for messages.
         first: the number of the first row there.
         places: the rows to take; None for all.
@@ -175,7 +168,6 @@ def kept_values(column: Column, *, typed: bool) -> Sequence[object]:
     """The values of a kept column as a row has them: cells if it is a table's, but for types that Python has too.
 
     Args:
-        column: the values.
         typed: see `headrace.columns.FinishedRows.typed`.
 
     Raises:
@@ -234,7 +226,6 @@ def objects_of(column: pa.Array, table: str, rows: Sequence[int]) -> list[object
     """The values of a column as Python objects, with `Unreadable` for those that Python cannot hold.
 
     Args:
-        column: the values.
         table: what they are from, for messages.
         rows: the number of each value's row there.
     """

@@ -92,7 +92,6 @@ class CsvTables:
 
     Args:
         names: of the columns that are needed.
-        delimiter: one character.
         by_rows: reads a file row by row.
     """
 

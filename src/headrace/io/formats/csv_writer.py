@@ -30,8 +30,6 @@ class CsvWriter(LineWriter):
 
     Args:
         column: the name of the output.
-        keep: the columns to copy.
-        format: "csv" or "tsv".
         compression: a suffix, ".gz" or ".zst": each part is one compressed stream.
         on_nan: what NaN and infinities become.
 

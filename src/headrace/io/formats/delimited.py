@@ -195,7 +195,6 @@ class _BrokenLines:
     Args:
         line: the first of them, with its newline.
         end: bytes and lines of the content up to its end.
-        message: what is wrong with it.
     """
 
     def __init__(self, line: str, end: tuple[int, int], message: str) -> None:

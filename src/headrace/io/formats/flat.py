@@ -45,7 +45,6 @@ class Fields:
         """The fields, each in a column of its name, with the output's name before it if another column has that.
 
         Args:
-            paths: the name and the path of each.
             output: the column of the output.
             taken: the names of other columns.
         """

@@ -49,7 +49,6 @@ def row_columns(
     """The columns of finished rows, in their order, each with what makes its values plain.
 
     Args:
-        rows: in columns.
         output: the name of the column of outputs.
         but: columns to leave out.
 
@@ -72,7 +71,6 @@ def row_texts(json: StrictJson, rows: FinishedRows, output: str) -> list[JsonTex
     Args:
         json: how to encode; it is for compact JSON.
         rows: in columns, at least one row.
-        output: the name of the column of outputs.
 
     Raises:
         Exception: a value cannot be written.

@@ -76,9 +76,6 @@ class OpenAIFormat(FileFormat):
     `text` is an embedding request's input. A request that is not POST, has no `custom_id` or `body`, or has another
     URL than the first of its file, is a `Failed` at its position.
 
-    Args:
-        url: that of the file's first request.
-
     Raises:
         ConfigError: the URL is not supported.
     """

@@ -395,7 +395,6 @@ class ParquetWriter(RowWriter):
         """The rows in the schema of the folder's parts; for the first part, in a schema that later parts can use.
 
         Args:
-            table: the rows.
             typed: the columns whose type is that of a table.
 
         Raises:

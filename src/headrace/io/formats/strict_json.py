@@ -22,9 +22,6 @@ class StrictJson:
 
     Args:
         default: converts a value of another type; raises TypeError if it cannot be written.
-        on_nan: how to write NaN and infinities.
-        compact: omit spaces.
-        ascii_only: escape non-ASCII characters.
     """
 
     def __init__(

@@ -26,7 +26,6 @@ class TextLines:
     """The rows of a text, without their newlines.
 
     Args:
-        text: holds all of them.
         starts: the places where they begin.
         ends: the places where they end.
     """

@@ -54,7 +54,6 @@ def plain(value: object, name: str = "the output") -> object:
     fewer bits become float32.
 
     Args:
-        value: what an engine, a function or a row has.
         name: of the value, for the message.
 
     Raises:

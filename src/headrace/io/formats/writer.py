@@ -78,7 +78,6 @@ class LineWriter(RowWriter):
     """Base of text formats with one row per line. Parts can be concatenated, also if they are compressed.
 
     Args:
-        strict_json: encodes values.
         compression: a suffix, ".gz" or ".zst": each part is one compressed stream.
     """
 

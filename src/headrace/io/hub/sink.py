@@ -33,7 +33,6 @@ class HubWriter(ParquetWriter):
 
     Args:
         address: of the dataset; its revision is the branch.
-        folder: of the parts.
 
     Raises:
         ConfigError: the revision is a commit, or no split may have that name.

@@ -28,9 +28,7 @@ class ArrowBatches:
     The first rows are kept: most of what looks at an input needs no more.
 
     Args:
-        shown: what it is, for messages.
         facts: what identifies the version.
-        total: the number of rows, if known.
         read: reads all batches, in the same order each time.
 
     Raises:

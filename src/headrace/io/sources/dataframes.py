@@ -37,7 +37,6 @@ class TableSource(RowSource):
 
     Args:
         kind: the library's name.
-        length: its number of rows.
         read: returns rows start..stop-1, each a dict or text.
     """
 

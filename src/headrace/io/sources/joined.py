@@ -36,7 +36,6 @@ class JoinedSource:
     A record that failed in a step fails here too, with the same reason.
 
     Args:
-        source: the input of the first step.
         steps: the earlier steps, in their order.
         facts: what identifies the steps, as JSON.
         as_answer: pass on the last step's output as the record's answer, not as a column.

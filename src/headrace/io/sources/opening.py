@@ -105,7 +105,6 @@ def pinned(address: str, begun: Callable[[], str | None]) -> str:
     """The address of exactly what an address means now; most stay as they are.
 
     Args:
-        address: of the input.
         begun: finds the one with which the job that is resumed was begun, if any.
 
     Raises:

@@ -71,7 +71,6 @@ class SeenIds:
     Args:
         folder: for the runs; created if missing.
         reread: reads all ids again from the first record.
-        column: the id column.
 
     Raises:
         MissingExtraError: numpy is not installed.
@@ -99,8 +98,6 @@ class SeenIds:
 
         Args:
             ids: their texts; None for a record without one.
-            positions: of the same records.
-            end: a position.
 
         Raises:
             JobError: an id is duplicated; the message names it and its first two positions.

@@ -105,7 +105,6 @@ def parse_table(name: str, word: str = "table") -> Address:
     """The table that an address names.
 
     Args:
-        name: the address.
         word: the option that names the table.
 
     Raises:

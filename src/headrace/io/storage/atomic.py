@@ -102,7 +102,6 @@ def sweep(folder: Path, only: re.Pattern[str] | None = None) -> None:
     """Remove incomplete files of killed processes in a local folder; stores have none.
 
     Args:
-        folder: to look in.
         only: what the names must match, without their last suffix; None for any.
     """
     for name in () if is_remote(folder) else file_names(folder):

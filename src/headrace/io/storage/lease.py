@@ -52,13 +52,7 @@ class _Holder:
 
 
 class Lease:
-    """Held during the context; `check` verifies that it still is.
-
-    Args:
-        path: the address of the lease object.
-        output: the guarded output, for messages.
-        sleep, clock: replacements for tests.
-    """
+    """Held during the context; `check` verifies that it still is."""
 
     def __init__(
         self,

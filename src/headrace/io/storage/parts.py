@@ -64,7 +64,6 @@ class PartFolder:
     """The committed parts of one output format in a folder. One process at a time may write to it.
 
     Args:
-        path: of the folder.
         suffix: the end of the parts' names.
         work: the folder of twins and incomplete files, if different.
         guard: called before each commit; raises if this process may no longer write.

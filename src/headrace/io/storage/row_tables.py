@@ -71,7 +71,6 @@ class WithConstants:
     """The rows of a table, with columns of one value each for the rows that lack them.
 
     Args:
-        table: the rows.
         constants: integers, texts or null, by column.
     """
 

@@ -199,8 +199,6 @@ def positions_todo(start: int, stop: int, next_todo: Callable[[int], int]) -> ND
     """The positions in start..stop-1 that are not done.
 
     Args:
-        start: the first position.
-        stop: the position after the last.
         next_todo: see `headrace.io.base.Source.chunks`. Its attribute `next_done`, if it has one, returns the first
             position >= its argument that is done, so that a run of rows costs one call.
     """

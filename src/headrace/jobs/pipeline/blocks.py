@@ -45,10 +45,8 @@ class Block:
 
     Args:
         start: the place of the first row.
-        records: the rows as the source read them.
         identify: gives the part of a record that its output needs.
         labels: the positions and ids of the rows, and the columns to copy to the output.
-        prepared: the inputs for the engine.
     """
 
     __slots__ = (

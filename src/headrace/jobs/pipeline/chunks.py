@@ -141,12 +141,7 @@ async def _next_of(source: AsyncIterator[Sequence[Work]]) -> Sequence[Work] | No
 
 
 class _Split:
-    """A long record whose parts are computed.
-
-    Args:
-        whole: the record.
-        chunks: its parts to compute next.
-    """
+    """A long record whose parts are computed."""
 
     def __init__(self, whole: Work, chunks: Chunks[object]) -> None:
         self.whole = whole

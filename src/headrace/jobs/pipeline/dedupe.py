@@ -63,7 +63,6 @@ class RepeatCounter:
         """How many texts were compared with earlier ones, and how many are equal to one.
 
         Args:
-            hashes: of the texts.
             among: how many inputs there were; not all need be texts.
         """
         fresh = set(hashes) - self._seen

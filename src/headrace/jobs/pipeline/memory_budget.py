@@ -37,9 +37,6 @@ class Memory:
     """Counts the bytes of rows, prepared payloads and outputs. Reading pauses at the limit.
 
     Rows read together count as equally long. A single chunk may exceed the limit if nothing else is held.
-
-    Args:
-        limit: in bytes.
     """
 
     def __init__(self, limit: int) -> None:

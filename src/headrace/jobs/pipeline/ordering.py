@@ -87,11 +87,9 @@ class Ordering:
     Windows that an earlier run has begun keep their order.
 
     Args:
-        windows: keeps the order of a window on disk.
         columns: make a prompt of a row.
         order: "input" begins no new window.
         room: maximum bytes of a window's rows.
-        stop: ends reading.
         length: of the input. If it is unknown, no row is sorted on disk: the input may be slow, or endless.
     """
 

@@ -239,9 +239,6 @@ class InTime:
 
     A batch that takes longer is split in halves until the record that blocks `prepare` fails alone. Each call has its
     own thread: one that hangs cannot be ended, and its result is ignored.
-
-    Args:
-        timeout_s: None for no limit.
     """
 
     def __init__(self, timeout_s: float | None = None) -> None:

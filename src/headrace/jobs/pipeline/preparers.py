@@ -35,7 +35,6 @@ class PreparerPool:
 
     Args:
         preparer: is pickled.
-        most: processes.
         start: starts a process, from the pickled `(make, arguments)`.
 
     Raises:

@@ -381,7 +381,6 @@ class Pace:
     moment only. A stop or a kill meets what was read and not finished. Pure: takes times, reads no clock.
 
     Args:
-        most: the most rows of a block.
         first: its rows at first, if that is more than 512.
     """
 

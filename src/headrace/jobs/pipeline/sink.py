@@ -166,7 +166,6 @@ class Coalescer:
         """The interval and the pieces, in order, of a run that is due; None if none is.
 
         Args:
-            now: on the clock of `add`.
             least_wait_s: minimum seconds that the oldest row of a run waits, unless the run is full.
         """
         if not self._full:

@@ -30,8 +30,6 @@ class Spill:
     Sorted runs of rows go to a file without a name, which the system removes even after a kill. Memory is bounded.
 
     Args:
-        folder: of the file.
-        prompt_of: the prompt of a record.
         room: maximum bytes of rows in memory.
         most: maximum bytes of the file.
     """

@@ -14,7 +14,6 @@ class SuspectFailures:
     """Holds such failures back until a record succeeds; if none does, the engine is the cause.
 
     Args:
-        kind: how the engine of the job is fed.
         timeout_s: the batcher's limit for a batch, step or request; None for no limit.
     """
 

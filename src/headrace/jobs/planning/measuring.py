@@ -25,7 +25,6 @@ def fastest(engine: BatchEngine, batch: Sequence[Work], *, runs: int, ends: floa
     """Seconds of the fastest run of a batch: other work on the machine makes a run longer, never shorter.
 
     Args:
-        runs: how often it is run.
         ends: no run begins after this time of `time.perf_counter`, except the first.
     """
     best = math.inf

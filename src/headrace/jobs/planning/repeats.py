@@ -59,7 +59,6 @@ def template_repeats(template: str, rows: Sequence[Mapping[str, str]]) -> Repeat
 
     Args:
         template: with at least one field.
-        rows: the text of each field.
     """
     fields = _TemplateFields(template)
     now = repeats([fields.filled(fields.order, row) for row in rows])

@@ -28,7 +28,6 @@ def check_same(
     """Check that a job matches the one that started its output.
 
     Args:
-        output: its name.
         then: the facts that determined it, and `now`: those of this job.
         asked: the settings of both jobs, as `jobs.settings.as_json` has them, which say why facts differ.
         retry: whether failed records are to be retried.

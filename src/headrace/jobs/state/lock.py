@@ -42,8 +42,6 @@ def exclusive(path: Path, output: str | Path, way_out: str = "wait for it, or ch
 
     Args:
         path: the lock file; created if missing, with its folders.
-        output: the output it protects.
-        way_out: what the error advises.
 
     Raises:
         OutputLockedError: another process writes the same output; the message names it.

@@ -64,8 +64,6 @@ class JobOutput:
     """Where a job writes. All methods block: they do file I/O.
 
     Args:
-        target: the output.
-        writer: of its format.
         makes_folder: whether to create the folder of the output.
 
     Raises:
@@ -341,7 +339,6 @@ class JobOutput:
         """Check that the job replaces no file that another program has put there while it ran.
 
         Args:
-            path: of the file.
             digest: of what it is to be replaced by; a run that was killed may have written the same.
         """
         if self._before is None or path.name not in self._before or _stamp(path) in (None, self._before[path.name]):

@@ -79,9 +79,7 @@ class Retrying:
     """The files of a retry.
 
     Args:
-        target: the output.
         parts: the parts of the output, if it is a folder of them.
-        writer: of the output's format.
         guard: called before each commit.
     """
 

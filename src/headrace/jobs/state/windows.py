@@ -291,7 +291,6 @@ class Windows:
     Args:
         folder: of the windows, on a local disk.
         output: the parts in input order.
-        writer: of the output's format.
     """
 
     def __init__(self, folder: Path, output: PartFolder, writer: PartWriter) -> None:

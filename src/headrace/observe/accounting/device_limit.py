@@ -53,11 +53,7 @@ def device_figures(
     """The figures of a run; None if nothing ran or was measured.
 
     Args:
-        used: what was measured.
-        wall_s: of the run.
-        records: that it processed.
         fixed_s: what a batch takes beside what grows with its cost; None if unknown.
-        batches: that it ran.
     """
     if used is None or wall_s <= 0 or used.computed_s <= 0 or not records:
         return None

@@ -21,7 +21,6 @@ class InputSize:
         Args:
             done: records, those of earlier runs included.
             read: records that have been read, those of earlier runs included.
-            read_bytes: bytes that have been read.
         """
         if self.records:
             return min(1.0, done / self.records)

@@ -246,7 +246,6 @@ class DeviceTimeline:
 
     Args:
         began: when the time begins.
-        bins: what is settled is added there.
         empty: the cause of time that nothing is painted over.
     """
 

@@ -47,8 +47,6 @@ class Tracing:
     """Where spans go.
 
     Args:
-        provider: makes tracers.
-        version: Headrace's.
         failing: whether the last spans could not be sent.
     """
 
@@ -238,11 +236,8 @@ class JobSpans:
     """A context manager and thread-safe event listener: a span for a job, and one for each of its batches.
 
     Args:
-        tracing: where they go.
         began: when the job began, on the events' clock.
         output: of the job, without passwords.
-        model: its name.
-        task: of the model.
     """
 
     def __init__(self, tracing: Tracing, began: float, output: str, model: str, task: str) -> None:

@@ -51,7 +51,6 @@ def make_tracing(names: Sequence[str], protocol: str, version: str) -> Tracing |
     Args:
         names: of exporters, as in OTEL_TRACES_EXPORTER.
         protocol: of "otlp".
-        version: Headrace's.
     """
     watched: list[_Watched] = []
     try:

@@ -31,7 +31,6 @@ class PrometheusListener:
 
     Args:
         now: returns metrics that are kept elsewhere; called when the page is rendered.
-        version: Headrace's version.
     """
 
     def __init__(self, now: Callable[[], Iterable[Metric]], version: str) -> None:

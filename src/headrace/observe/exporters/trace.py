@@ -46,7 +46,6 @@ class TraceWriter:
     Args:
         path: of the file, which is replaced.
         began: when time begins, on the events' clock.
-        name: of what is traced.
 
     Raises:
         ConfigError: the file cannot be written.

@@ -61,7 +61,6 @@ class TrackingListener:
     It works on its own thread. A tracker that does not answer, or fails, costs one warning and never the job.
 
     Args:
-        make: makes a tracker for each job.
         every_s: seconds between two sets of figures, > 0.
 
     Raises:

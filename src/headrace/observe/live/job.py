@@ -20,11 +20,7 @@ def job_frame(name: str, state: str, report: Report, window: Window, now: float)
     """The present state of a job.
 
     Args:
-        name: what the user calls it.
-        state: such as "running".
-        report: of the job so far.
         window: takes the sums; it makes rates of them.
-        now: the moment, on the events' clock.
     """
     account, passed = report.account, report.progress
     stages = {str(stage): getattr(report.times, stage) for stage in STAGE_LANES}

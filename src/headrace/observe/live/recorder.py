@@ -44,13 +44,6 @@ class Recorder:
 
     A file that cannot be written does not end the job. It must receive each event after `builder`. A run that finds
     nothing to do leaves the files as they are.
-
-    Args:
-        builder: makes the figures.
-        path: of the summary.
-        live: of the present state.
-        description: what the run is.
-        clock: of the events.
     """
 
     def __init__(

@@ -79,9 +79,7 @@ class ServerAccount:
     Memory is bounded: the details are those of this hour and the last one; older time is kept in sums.
 
     Args:
-        name: what the server serves.
         began: when the time begins, on the events' clock.
-        clock: of the events.
     """
 
     def __init__(self, name: str, began: float, clock: Callable[[], float] = time.monotonic) -> None:

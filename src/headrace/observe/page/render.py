@@ -56,7 +56,6 @@ def write_page(path: Path, jobs: Sequence[ReportedJob], price: float | None = No
 
     Args:
         path: of the file, which is replaced.
-        jobs: at least one.
         price: of one hour of the device; None for a page without money.
 
     Raises:

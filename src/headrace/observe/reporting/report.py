@@ -23,7 +23,6 @@ class ReportBuilder:
 
     Args:
         began: when the time begins, on the events' clock; None for the first event.
-        host: what the run has for its host stages.
         server: whether the events are those of a server.
     """
 

@@ -40,10 +40,8 @@ class Backfill:
 
     Args:
         engine: its profile decides whether cost per batch or slots are limited.
-        batcher: shared with online requests.
         target_s: latency target of requests; None for no target.
         held: returns the number of requests accepted and not answered.
-        tokens: counts the tokens of bulk records.
     """
 
     def __init__(

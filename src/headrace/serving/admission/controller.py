@@ -67,12 +67,10 @@ class AdmissionController:
     """Counts accepted, unanswered records, and refuses requests over the limits or that would be late.
 
     Args:
-        limits: what may be accepted.
         width: records that the engine processes at once; with fewer, it is not fully loaded.
         width_cost: their total cost, if reached first.
         left: the cost of submitted records that still wait; None to count a request's whole cost until it is answered,
             and to learn the throughput from answers.
-        clock: monotonic seconds.
         chance: a random number from 0 to 1.
     """
 
@@ -130,9 +128,6 @@ class AdmissionController:
         A request is accepted whatever its size when nothing else is in progress.
 
         Args:
-            requests: its records.
-            cost: their estimated total cost.
-            timeout_s: its time limit.
             who: the caller, who is to be recognised when the request comes back.
 
         Raises:
@@ -166,8 +161,6 @@ class AdmissionController:
         """Release reserved room.
 
         Args:
-            requests: as reserved.
-            cost: as reserved.
             done: whether the engine has processed the records.
             submitted: whether `submitted` was called.
         """

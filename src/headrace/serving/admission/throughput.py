@@ -39,9 +39,6 @@ class BatchRate:
         """A batch ended at this time.
 
         Args:
-            cost: its cost.
-            duration_s: its seconds.
-            at: when it ended.
             full: whether enough records waited for a full one when it was formed.
             waiting: whether records wait for the next one.
         """

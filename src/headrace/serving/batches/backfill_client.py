@@ -32,8 +32,6 @@ class BackfillClient:
     """The batcher of a job, backed by the server's backfill.
 
     Args:
-        backfill: submits records to the batcher.
-        loop: the server's event loop.
         caller: the job's identity for fair batching.
         max_in_flight: maximum inputs read and not yet answered.
     """

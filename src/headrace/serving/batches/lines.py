@@ -78,7 +78,6 @@ class RequestLines:
     Args:
         engine: the server's engine. It is not closed with this object.
         url: the endpoint of all lines.
-        state: holds the limits of requests.
     """
 
     def __init__(self, engine: Engine, url: str, state: ServerState) -> None:

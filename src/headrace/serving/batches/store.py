@@ -55,10 +55,6 @@ class Batches:
     """All batches of a server.
 
     A batch fails only because of its own errors. After a transient server error, such as a full disk, it retries.
-
-    Args:
-        folder: where batches are stored.
-        services: files, validation and runs.
     """
 
     def __init__(self, folder: Path, services: BatchServices) -> None:

@@ -20,7 +20,6 @@ class KeyFile:
     """A file of API keys. One that cannot be used changes nothing, and is told.
 
     Args:
-        path: the file.
         environment: further keys, as for `read_keys`.
         say: tells the operator what became of the file.
     """

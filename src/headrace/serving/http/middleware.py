@@ -82,8 +82,6 @@ class RequestMiddleware:
     """ASGI middleware around all routes.
 
     Args:
-        app: the wrapped app.
-        state: the server's state.
         direct: routes that are called directly, bypassing all other layers.
         shapes: routes within `app` that say how errors are told.
     """
@@ -218,8 +216,6 @@ class _Body:
     """Receives a request body within limits of size and time.
 
     Args:
-        receive: the ASGI receive function.
-        limits: hold the timeout.
         most: maximum size in bytes, and the name of this limit.
         per_block: the timeout applies to each block, not to the whole body.
     """

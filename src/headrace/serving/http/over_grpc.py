@@ -60,7 +60,6 @@ class GrpcServer:
 
     Args:
         app: the app, with its middleware.
-        address: where to listen.
         most_bytes: the longest message.
     """
 
@@ -239,14 +238,7 @@ def _parameters(given: Mapping[str, Protobuf]) -> JsonObject:
 
 
 class _Exchange:
-    """A request to the app, and its answer.
-
-    Args:
-        method: of HTTP.
-        path: of the route.
-        body: of the request.
-        headers: of the request.
-    """
+    """A request to the app, and its answer."""
 
     def __init__(self, method: str, path: str, body: bytes = b"", headers: Sequence[tuple[bytes, bytes]] = ()) -> None:
         self._method = method

@@ -43,8 +43,6 @@ class DrainingServer(uvicorn.Server):
     second signal exits at once.
 
     Args:
-        app: the app to serve.
-        state: the app's state.
         uvicorn_options: options of `uvicorn.Config`, such as host, port and TLS.
         key_file: where the API keys of `state` are from; None for no file.
         grpc: where to serve the app over gRPC too; None for HTTP alone.

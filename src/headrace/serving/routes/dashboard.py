@@ -54,7 +54,6 @@ def router(
     """The routes.
 
     Args:
-        observed: what they show.
         check: raises an ApiError for the headers of a request that may not see it.
         going: whether there will be more to see.
         timeout_s: within which a viewer reads what it is sent.

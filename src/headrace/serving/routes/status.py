@@ -35,7 +35,6 @@ def router(
     """The routes.
 
     Args:
-        state: of the server.
         listed: returns the entries of all models.
         named: returns the entry of a model, or raises ApiError.
     """

@@ -68,10 +68,7 @@ async def token_entries(
     """The tokens of texts, as Hugging Face's servers list them. Where each is in its text is not known.
 
     Args:
-        state: of the server.
         texts: in the field `inputs`.
-        special: whether to add special tokens.
-        request: the request.
     """
     engine = tokenizing(state)
     state.check_texts(texts, "inputs")

@@ -26,10 +26,6 @@ class SqlTable:
     A missing table is created with the columns of the first part. Vectors are `vector(n)` where PostgreSQL has
     pgvector, `real[]` where it has not, and JSON in SQLite. Columns of an existing table may be of any type that the
     database makes of the values.
-
-    Args:
-        address: of the table.
-        json: encodes dicts and lists.
     """
 
     def __init__(self, address: Address, json: StrictJson) -> None:
