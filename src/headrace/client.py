@@ -299,8 +299,6 @@ _POOL_CONNECTIONS = 8
 
 @dataclass(slots=True)
 class _EndpointPool:
-    """A pool of connections to an endpoint."""
-
     endpoint: str
     http: httpx.AsyncClient
     in_flight: int = 0
@@ -308,8 +306,6 @@ class _EndpointPool:
 
 @dataclass(frozen=True, slots=True)
 class _Failure:
-    """A request failed once."""
-
     error: Exception
     status: int | None = None
     """None if there was no answer."""

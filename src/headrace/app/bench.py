@@ -89,8 +89,6 @@ class BenchResult:
 
 @dataclass(slots=True)
 class _ContenderFigures:
-    """What is known of a contender."""
-
     name: str
     seconds: dict[int | None, list[float]] = field(default_factory=dict)
     outputs: dict[int | None, list[object]] = field(default_factory=dict)
@@ -156,7 +154,6 @@ def compare(settings: BenchSettings, say: Callable[[str], None]) -> BenchResult:
 
 
 def _measure(entry: _ContenderFigures, settings: BenchSettings, sizes: Sequence[int | None], folder: Path) -> None:
-    """Run a contender once, and add what it measured."""
     results = folder / "results.jsonl"
     results.unlink(missing_ok=True)
     request: BenchRequest = {
@@ -214,7 +211,6 @@ def _line(text: str) -> str:
 
 
 def _compared(settings: BenchSettings, entries: Mapping[str, _ContenderFigures]) -> BenchResult:
-    """The rows of all contenders."""
     order = ("sentence-transformers", "transformers pipeline", "headrace", *entries)
     reference = next((name for name in order if name in entries and entries[name].seconds), "")
     expected: list[object] = next(iter(entries[reference].outputs.values())) if reference else []
@@ -255,7 +251,6 @@ def _row(
 
 
 def _agreement(task: str, outputs: Sequence[Json], expected: Sequence[Json]) -> float:
-    """How much two lists of outputs agree."""
     if task == "embed":
         return min(_cosine(one, other) for one, other in zip(outputs, expected, strict=True))
     equal: int = sum(one == other for one, other in zip(outputs, expected, strict=True))

@@ -230,7 +230,6 @@ def _compared(engine: BatchEngine, work: Sequence[Work], reference: list[object]
 
 
 def _outputs(engine: BatchEngine, batch: Sequence[Work]) -> list[object]:
-    """The outputs of a batch, which is halved if it does not fit into memory."""
     try:
         return list(timed(engine, batch)[0])
     except EngineOutOfMemoryError:
@@ -304,7 +303,6 @@ class _Point:
             self._records += len(batch)
 
     def _forward(self, batches: Sequence[Sequence[Work]]) -> list[float]:
-        """The seconds of each batch; empty if one does not fit."""
         with _threads(self.way.setting.threads):
             try:
                 if len(batches) == 1:
@@ -316,7 +314,6 @@ class _Point:
                 return []
 
     def row(self) -> GridRow | None:
-        """The measurement; None if the budget did not fit."""
         if not self._fits or not self._times:
             return None
         seconds, way = self._wall, self.way

@@ -64,7 +64,6 @@ class RowStream:
 
 
 async def _following(rows: AsyncGenerator[list[ListedRow], None]) -> list[ListedRow]:
-    """The next rows; none at the end."""
     return await anext(rows, [])
 
 
@@ -131,7 +130,6 @@ class _RowFeed:
         self._done[work.record.position] = self._row(work, answer.output if isinstance(answer, StepAnswer) else answer)
 
     def take(self) -> list[ListedRow]:
-        """The finished rows whose turn it is."""
         if self._waiting is None:
             rows = list(self._done.values())
             self._done.clear()
@@ -143,7 +141,6 @@ class _RowFeed:
         return rows
 
     def close(self) -> None:
-        """Release what the input holds open."""
         self._thread.shutdown(wait=False, cancel_futures=True)
         self._plan.close()
 

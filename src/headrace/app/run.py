@@ -244,7 +244,6 @@ def _execute(settings: JobSettings, stop: StopRequest, *, progress: bool) -> tup
 
 
 def _as_tuple(names: object) -> object:
-    """Names as settings keep them; other values are left to the type check."""
     return tuple(names) if isinstance(names, Iterable) and not isinstance(names, str) else names
 
 

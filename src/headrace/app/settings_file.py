@@ -109,7 +109,6 @@ def _yaml(path: Path, text: str) -> object:
 
 
 def _yaml_error(error: Exception, text: str) -> str:
-    """What is wrong, and the line it is in."""
     mark = getattr(error, "problem_mark", None)
     if mark is None:
         return str(error).replace(' in "<unicode string>"', "")

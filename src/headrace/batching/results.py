@@ -140,7 +140,6 @@ def _refused(results: object, size: int, name: str, why: str = "") -> BadResultE
 
 
 def _named(results: object) -> str:
-    """The type, and the shape if it has one."""
     kind = type(results).__name__
     shape = attempt(getattr, results, "shape", None)  # a nested tensor raises
     return f"{kind} of shape {tuple(shape)}" if isinstance(shape, tuple) else kind

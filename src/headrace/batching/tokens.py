@@ -103,15 +103,12 @@ class TokenBatcher(DynamicBatcher[RecordT, ResultT]):
 
 
 def _only_one(name: str, value: AnyT | None, twin: str, other: AnyT | None) -> AnyT | None:
-    """Whichever of two aliases is given."""
     if value is not None and other is not None:
         raise ConfigError(f"{name} and {twin} are aliases: pass only one of them")
     return other if value is None else value
 
 
 class _WarnOnce:
-    """Warns once that records have no token estimate."""
-
     def __init__(self, default: float, budget: float) -> None:
         self._text = f"each counts as {default} and target_batch_tokens={budget} limits nothing"
         self._warned = False

@@ -127,7 +127,6 @@ def _bench(what: WhatFlags, how: HowFlags) -> int:
 
 
 def _stop(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - a signal handler's shape
-    """End, and with it the contender that runs."""
     signal.signal(number, signal.SIG_IGN)
     os.write(2, b"\nheadrace: interrupted\n")
     raise StoppedEarly(128 + number)

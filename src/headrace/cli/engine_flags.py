@@ -37,12 +37,10 @@ class EngineCommand(Command):
     """A command that takes flags of engines."""
 
     def more_variables(self) -> Mapping[str, str]:
-        """Variables of the options of engines that have no line of their own, each with its option."""
         names = {name for engines in options_by_task().values() for known in engines.values() for name in known}
         return {f"HEADRACE_{name.upper()}": name for name in names if name not in self.settings}
 
     def all_flags(self) -> str:
-        """The flags of engines that have no line of their own."""
         return more_flags({flag for parameter in self.params for flag in parameter.opts})
 
 

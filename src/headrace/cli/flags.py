@@ -177,7 +177,6 @@ def engine_flags() -> tuple[Declared, ...]:
 
 
 def _parameter(one: Declared, panel: str) -> inspect.Parameter:
-    """The parameter of a command that a setting is."""
     default = inspect.Parameter.empty if one.required else one.option.shown or one.default
     if one.option.parse is not None and one.option.shown is None:
         default = None
@@ -192,7 +191,6 @@ def _parameter(one: Declared, panel: str) -> inspect.Parameter:
 
 
 def _kind(one: Declared) -> Any:
-    """The type that typer reads."""
     if one.option.repeatable or one.option.several:
         return list[str]
     if one.option.parse is not None:

@@ -61,8 +61,6 @@ class LogStream:
 
 
 class _Handler(logging.Handler):
-    """Writes log records as JSON."""
-
     def __init__(self, stream: LogStream) -> None:
         super().__init__()
         self._to = stream

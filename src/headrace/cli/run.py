@@ -98,7 +98,6 @@ def run(
 
 
 def _reported(settings: JobSettings, wanted: ReportFlags, run_job: Callable[[], int]) -> int:
-    """Run the job, and write its report even if it fails."""
     if settings.trace is not None:
         check_target(Path(settings.trace), settings)
     if wanted.report is None:

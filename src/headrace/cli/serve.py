@@ -294,7 +294,6 @@ def _tracing(path: Path | None, name: str) -> Iterator[Sequence[Listener]]:
 def _serve_pool(
     path: Path, settings: ServerSettings, server: ServerFlags, access: AccessFlags, cluster: ReplicaFlags
 ) -> int:
-    """Serve several models until stopped; returns the exit status."""
     refused = {
         **{f"``{name}``": True for name in settings.config.given()},
         "``name``": settings.name is not None,
@@ -316,7 +315,6 @@ def _serve_pool(
 
 
 def _serve_on(cluster: ReplicaFlags, settings: ServerSettings, server: ServerFlags, access: AccessFlags) -> int:
-    """Serve on a cluster until stopped; returns the exit status."""
     from headrace.cluster.base import ClusterResources, Replicas
 
     kind, address = cluster_at(cluster.on or "")

@@ -191,7 +191,6 @@ class WorkerPool:
             self._put(unprocessed, [_stopped()] * len(unprocessed), some_failed=True)
 
     def _take(self, slot: _WorkerSlot) -> WorkUnit[Work] | None:
-        """The next work unit for this slot, if it may have one now."""
         if self._suspect_slot is not None and not self._suspect_slot.ready and not (self._waiting or slot.running):
             self._suspect_slot = None  # its worker is being replaced, and this slot has no other work to lose
         if self._suspects and self._suspect_slot in (None, slot):

@@ -179,7 +179,6 @@ class _TaskPool:
         return True
 
     def take(self) -> object:
-        """The next result; there must be one."""
         self._taken += 1
         return self.ready.popleft()
 
@@ -196,7 +195,6 @@ class _TaskPool:
             _wake(self._idle.popleft())
 
     async def stop(self) -> None:
-        """Cancel the running calls and wait for them to end."""
         self._ended = True
         for task in self._tasks:
             task.cancel()

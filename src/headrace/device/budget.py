@@ -60,8 +60,6 @@ def knee(points: Sequence[Measured], latency_target_s: float | None = None) -> M
 
 @dataclass(slots=True)
 class _BudgetComparison:
-    """Two budgets, and the throughput of batches of each."""
-
     best: float
     other: float
     rates: dict[float, list[float]] = field(default_factory=dict)

@@ -102,7 +102,6 @@ def dealt(sizes: NDArray[np.integer], parts: int) -> list[NDArray[np.intp]]:
 
 
 def _use_threads(count: int) -> None:
-    """Set PyTorch's number of threads for operations of this thread."""
     torch.get_num_threads()  # a thread takes the process's number when it first asks, whatever it has set before
     torch.set_num_threads(count)
 

@@ -21,7 +21,6 @@ class CudaPeakMeter(PeakMeter):
         return True
 
     def peak(self) -> int | None:
-        """In bytes."""
         return int(torch.cuda.max_memory_reserved(self._device))
 
     def peaks(self) -> tuple[int, ...]:

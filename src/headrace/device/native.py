@@ -86,7 +86,6 @@ def set_threads(count: int) -> int:
 
 
 def _speed(dtype: torch.dtype, device: torch.device) -> float:
-    """The geometric mean over the shapes."""
     product = 1.0
     shapes = _SHAPES[device.type]
     for shape in shapes:

@@ -75,7 +75,6 @@ class _CpuStreams:
         self._dtype = dtype
 
     def copy_in(self, arrays: Arrays) -> _CpuBatch:
-        """Queue the copy of a batch to the device."""
         tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
         return _CpuBatch({name: _cast(tensor, self._dtype) for name, tensor in tensors.items()})
 
@@ -110,7 +109,6 @@ class _CudaStreams:
         self._side = side_streams(device)
 
     def copy_in(self, arrays: Arrays) -> _CudaBatch:
-        """Queue the copy of a batch to the device."""
         with torch.cuda.stream(self._side.copy_in):
             tensors = {name: _cast(to_device(array, self._device), self._dtype) for name, array in arrays.items()}
             return _CudaBatch(tensors, self._side.copy_in.record_event(), self._side.copy_out)

@@ -218,7 +218,6 @@ class ChatOptions(EngineOptions):
         return found | ({} if self.examples is None else {"examples": self.example_messages()})
 
     def check(self) -> None:
-        """Check all values, with what is in the files."""
         super().check()
         self.tool_use()
         self.example_messages()
@@ -240,7 +239,6 @@ class AnswerOptions(ChatOptions):
         return super().described() | {name: value for name, value in parsers.items() if value is not None}
 
     def check(self) -> None:
-        """Check all values."""
         super().check()
         for name, known in (("tool_call_parser", FAMILIES), ("reasoning_parser", (*THINKING, "none"))):
             if (given := getattr(self, name)) is not None and given not in known:
@@ -331,6 +329,5 @@ class LongPromptOptions(EngineOptions):
         return LongPrompts(**{name: value for name, value in given.items() if value is not None})
 
     def check(self) -> None:
-        """Check all values, and that the rules for long prompts go together."""
         super().check()
         self.long_prompts()

@@ -307,7 +307,6 @@ def _modules_of(own: OwnCode) -> dict[str, torch.nn.Module]:
 
 
 def _converted(own: OwnCode, dtype: torch.dtype) -> OwnCode:
-    """A copy whose modules are in another dtype."""
     if isinstance(own, torch.nn.Module):
         return copy.deepcopy(own).to(dtype)
     other = copy.copy(own)

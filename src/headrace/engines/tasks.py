@@ -141,7 +141,6 @@ def tasks_for(endpoint: str) -> tuple[str, ...]:
 
 
 def _unknown_task(name: str) -> ConfigError:
-    """The error for an unknown task, with a suggestion if there is one."""
     names, tasks = known_tasks(), all_tasks()
     word = name.lower().replace("_", "-").strip()
     use, close = _use(word, tasks), ""

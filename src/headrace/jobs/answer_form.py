@@ -130,11 +130,6 @@ class AnswerForm:
         return {**answer, "parsed": _typed(value, self.shape)}
 
     def _value(self, text: str) -> Json:
-        """The value of an answer.
-
-        Raises:
-            ValueError: it does not have the form.
-        """
         if self.structure.kind == "choice":
             if text.strip() not in self.structure.value:
                 raise ValueError(f"it must be one of {', '.join(map(repr, self.structure.value))}"[:_SHOWN])

@@ -135,7 +135,6 @@ def _started(job: Job, todo: Pass | FinishedJob) -> JobStarted:
 
 
 def _work(job: Job, todo: Pass) -> JobEnd:
-    """Process the unfinished records; merge the output if none is left."""
     # All records of a retry have failed before, so their error rate means nothing.
     job.stop.working = True
     limits, retry = job.settings.limits, job.settings.retry

@@ -182,14 +182,12 @@ class HubModel:
         )
 
     def _translated(self, error: Exception) -> HeadraceError:
-        """What a failure means to the user, and the way out."""
         cause = error.__cause__
         if isinstance(error, _library().errors.LocalEntryNotFoundError) and isinstance(cause, Exception):
             return self._translated(cause)  # what kept the hub from being asked
         return self._refusal(error) or self._failure(error)
 
     def _refusal(self, error: Exception) -> ConfigError | None:
-        """An error for an answer of the hub that would be the same next time."""
         hub = _library()
         endpoint, has_token = hub.constants.ENDPOINT, hub.get_token() is not None
         log_in = "log in (hf auth login) or set HF_TOKEN"
@@ -257,7 +255,6 @@ def _library() -> types.ModuleType:
 
 
 def _no_bar() -> type:
-    """The library's progress bar, which shows nothing."""
     shown: type = importlib.import_module("huggingface_hub.utils").tqdm
 
     def disabled(bar: object, *values: object, **options: object) -> None:

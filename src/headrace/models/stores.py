@@ -79,7 +79,6 @@ class StoredModel:
             return None
 
     def _folder(self, commit: str) -> Path:
-        """Where the files of this commit are kept, as the XDG Base Directory Specification says."""
         base = Path(os.environ.get("XDG_CACHE_HOME", ""))
         address = hashlib.blake2b(self.typed.rstrip("/").encode(), digest_size=8).hexdigest()
         return (base if base.is_absolute() else Path.home() / ".cache") / "headrace" / "models" / address / commit
@@ -107,7 +106,6 @@ class StoredModel:
         return Listing(total.hexdigest(), tuple(names))
 
     def _store(self) -> tuple[fsspec.AbstractFileSystem, str]:
-        """fsspec's file system, and the path in it."""
         client = fsspec_client(self.typed.partition("://")[0])
         return client(use_listings_cache=False), client._strip_protocol(self.typed.rstrip("/"))
 

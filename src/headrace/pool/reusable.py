@@ -119,14 +119,11 @@ class ReusablePool:
             return self._live
 
     def _reset(self) -> None:
-        """Forget a parent process's thread and models."""
         self._lock = threading.Lock()
         self._live = None
 
 
 class _PooledReusable(Reusable[RecordT, ResultT]):
-    """A model of a `ReusablePool`."""
-
     def __init__(self, factory: Callable[[], object], pool: ReusablePool, options: ModelOptions, name: str) -> None:
         super().__init__(factory, options.get("idle_timeout_s"), name)
         self._shared = pool
@@ -148,7 +145,6 @@ class _PooledReusable(Reusable[RecordT, ResultT]):
         return found is not None and found.phase == Phase.LOADED.value
 
     def close(self) -> None:
-        """Serve what has begun and unload the model; the next call loads it again."""
         if self._name in self._shared.stats():
             thread, pool = self._shared._running()
             thread.run(_unloaded(pool, self._name))

@@ -129,7 +129,6 @@ def serve(fd: int) -> NoReturn:
 
 
 async def _answer_at_once(target: object, connection: Connection) -> None:
-    """Answer calls as they come; each runs as a task."""
     loop = asyncio.get_running_loop()
     requests: asyncio.Queue[bytes] = asyncio.Queue()
 

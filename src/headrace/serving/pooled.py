@@ -142,7 +142,6 @@ class ModelRouter:
 
     @staticmethod
     def _check_key(model: ModelApp, scope: Scope) -> None:
-        """Raise 403 if the request's key may not use the model."""
         if model.keys is not None and scope.get("headrace_caller") not in model.keys:
             raise ApiError(
                 403, f"this API key may not use model {model.names[0]!r}", code="model_not_allowed", param="model"
@@ -224,7 +223,6 @@ class _Replay:
         self.rest = receive
 
     async def __call__(self) -> Message:
-        """The next message."""
         if self._body is not None:
             body, self._body = self._body, None
             return {"type": "http.request", "body": body, "more_body": False}

@@ -174,7 +174,6 @@ class ServerState:
             raise ApiError(400, message, code="too_many", param=param)
 
     def _check_kind(self, text: str | TokenIds | PromptedText, param: str) -> None:
-        """Raise 400 for a kind of text that the engine does not take."""
         if isinstance(text, TokenIds) and TOKENIZING.of(self.service.engine) is None:
             raise ApiError(400, f"{param} holds token ids; this engine takes texts", code="token_ids", param=param)
         known = self.service.profile.prompt_names

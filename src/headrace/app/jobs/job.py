@@ -180,7 +180,6 @@ def _tracing(plan: Plan, began: float) -> contextlib.AbstractContextManager[Trac
 
 
 def _close(engine: Engine) -> None:
-    """Close the engine; log what it raises."""
     if (error := attempted(engine.close)) is not None:
         logger.warning("headrace: closing the engine raised %s: %s", type(error).__name__, text_of(error))
 
@@ -288,7 +287,6 @@ def build(  # noqa: PLR0913 - keyword-only beyond what every caller gives
 
 
 def _as_loaded(config: EngineConfig, engine: Engine) -> EngineConfig:
-    """The configuration in the dtype that the engine runs in."""
     dtype = describe_engine(engine).get("dtype")
     return in_dtype(config, dtype) if config.has_option("dtype") and isinstance(dtype, str) else config
 

@@ -121,7 +121,6 @@ def _release(opened: Source) -> None:
 def _checked(
     settings: JobSettings, opened: Source, target: Target, undo: contextlib.ExitStack, *, own_engine: bool
 ) -> Plan:
-    """The plan. What must be undone if `check` raises is added to `undo`."""
     source = opened
     left_out = tuple(source.left_out) if isinstance(source, (FileSource, ImageSource)) else ()
     url = openai.url_of(source)
@@ -245,7 +244,6 @@ def _columns(settings: JobSettings, task: Task, url: str | None) -> Columns:
 
 
 def _names_no_column(settings: JobSettings) -> bool:
-    """Whether no column is named for the engine."""
     named = settings.text_column not in (None, WHOLE) or settings.text_pair_column is not None
     return not named and settings.prompt_template is None
 

@@ -188,7 +188,6 @@ def _step(settings: JobSettings) -> StepSettings:
 
 
 def _checked(settings: Sequence[JobSettings]) -> list[Plan]:
-    """The plans of all steps."""
     plans: list[Plan] = []
     for one in settings:
         try:
@@ -203,7 +202,6 @@ def _checked(settings: Sequence[JobSettings]) -> list[Plan]:
 
 
 def _check_columns(plan: Plan, first: Plan) -> None:
-    """Check that no output of a step takes the place of a column of the input."""
     step = _step(plan.settings)
     if step.choice is not None:
         return

@@ -119,7 +119,6 @@ class _Stop(StopRequest):
         self._timer = asyncio.get_running_loop().call_later(_LEAVING_S, self.request)
 
     def close(self) -> None:
-        """Release the client, and so the model."""
         if self._timer is not None:
             self._timer.cancel()
 
@@ -157,7 +156,6 @@ class ModelRun:
         return end
 
     def _earlier_end(self) -> BatchEnd:
-        """How an earlier run ended. Blocks."""
         plan = self._plan()
         state = plan.output.read_state() if plan.output.is_finished else None
         if state is None or state["finished"] is None:

@@ -34,8 +34,6 @@ ModelT = TypeVar("ModelT", bound=_SplitModel)
 
 @dataclass(frozen=True, slots=True)
 class _BatchPart:
-    """The requests to one model."""
-
     run: ModelRun
     folder: Path
 

@@ -72,7 +72,6 @@ def _queue(state: ServerState) -> dict[str, float]:
 
 
 def _models(state: ServerState) -> Iterator[Replica]:
-    """The models of the server, loaded or not."""
     for part in state.all_parts:
         if part.loaded is None:
             yield Replica(shorten(part.name), "not loaded", 0, None)

@@ -163,7 +163,6 @@ def check_settings(settings: ServerSettings) -> ServerSettings:
 def _service(
     settings: ServerSettings, server: ServerState, account: ServerAccount | None, spans: ServerTracing | None
 ) -> Service:
-    """Load the model. Blocks."""
     started = time.monotonic()
     if not settings.config.pickled_weights:
         _refuse_pickles(settings.config.model)
@@ -213,7 +212,6 @@ def _service(
 def _shared_service(
     settings: ServerSettings, server: ServerState, account: ServerAccount, loaded: RunningModel
 ) -> Service:
-    """The service of a loaded model, whose batches serve others too."""
     service: Service | None = None
 
     def heard(event: Event) -> None:

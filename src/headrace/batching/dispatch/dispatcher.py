@@ -30,7 +30,6 @@ class _SingleRecordBatch:
         self._task = task
 
     def discard(self, entry: QueueEntry) -> None:
-        """Cancel the batch of a cancelled record."""
         entry.holder = None
         self._task.cancel()
 
@@ -57,14 +56,12 @@ class Dispatcher(DispatchLoop):
         """Seconds for which records have waited for company since the slot was free."""
 
     def arrived(self, cost: float) -> None:
-        """A record was queued while the dispatcher slept."""
         if cost > self._longest:
             self._longest = cost
         if self._queue.size >= self._enough or self._is_full():
             self._wakeup.wake()
 
     def flush(self) -> None:
-        """Dispatch the records that wait now without waiting for more."""
         self._flush_count = self._queue.size
         self._wakeup.wake()
 
@@ -74,7 +71,6 @@ class Dispatcher(DispatchLoop):
         self._wakeup.wake()
 
     def end(self) -> None:
-        """Release everything; batches that still run are abandoned and not reported."""
         self._ended = True
         self._caller.close()
 

@@ -50,7 +50,6 @@ class StepScheduler(DispatchLoop):
     # -- called by the submission side -------------------------------------------------------------------------
 
     def arrived(self, cost: float) -> None:  # noqa: ARG002  # the dispatcher of batches asks whether it is enough
-        """A record was queued while the loop slept."""
         self._wakeup.wake()
 
     def set_max_slots(self, count: int) -> None:
@@ -61,7 +60,6 @@ class StepScheduler(DispatchLoop):
         """Nothing to do: steps never wait for more records."""
 
     def end(self) -> None:
-        """Release everything; a step that still runs is abandoned and not reported."""
         self._ended = True
         if self._worker is not None:
             left = [*self._leaving, *(slot.key for slot in self._slots.clear())]

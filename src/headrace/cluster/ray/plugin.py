@@ -20,7 +20,6 @@ class Ray(Cluster):
     def run(
         self, settings: JobSettings, resources: ClusterResources, stop: StopRequest, *, progress: bool
     ) -> tuple[JobEnd, Report]:
-        """Run a job with Ray actors as workers."""
         from headrace.cluster.ray.workers import execute
 
         return execute(settings, resources, stop, progress=progress)
@@ -33,7 +32,6 @@ class Ray(Cluster):
         address: tuple[str, int],
         say: Callable[[str], None],
     ) -> None:
-        """Serve on Ray Serve until stopped."""
         from headrace.cluster.ray.serving import serve_until_stopped
 
         serve_until_stopped(settings, replicas, resources, address, say)

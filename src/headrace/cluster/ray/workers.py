@@ -98,7 +98,6 @@ def _connect(address: str | None) -> None:
 
 @contextmanager
 def _signal_handlers_kept() -> Iterator[None]:
-    """Restore the signal handlers that Ray replaces."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -315,7 +314,6 @@ class RayWorker:
 
 
 def _brief(error: Exception) -> str:
-    """Ray's error message in one line, without ids, common causes and tracebacks."""
     lines = [line.strip() for line in str(error).splitlines() if line and not line.startswith("\t")]
     if any(line.startswith("Traceback ") for line in lines):
         lines = [lines[0], lines[-1]]

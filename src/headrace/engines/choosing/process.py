@@ -55,8 +55,6 @@ class _Facts:
 
 @dataclass(frozen=True, slots=True)
 class _MeterFacts:
-    """What is measured of its forward passes."""
-
     gpu: str
     device: str
     has_memory: bool
@@ -193,7 +191,6 @@ class ProcessEngine:
         return results
 
     def _start(self) -> ActorProcess:
-        """The process, with its model loaded."""
         with self._starting:
             if self._actor is None:
                 actor = ActorProcess(_Host, *self._arguments)
@@ -208,7 +205,6 @@ class ProcessEngine:
             return self._actor
 
     def _lose(self, actor: ActorProcess | None = None) -> None:
-        """Kill the process; the next call starts another."""
         with self._starting:
             lost = self._actor
             if lost is not None and actor in (None, lost):
@@ -259,8 +255,6 @@ class _Gate:
 
 
 class _RemotePeaks(PeakMeter):
-    """The peaks of the process, as of its last answer."""
-
     def __init__(self, ask: Callable[..., object]) -> None:
         self._ask = ask
         self.last: tuple[int, ...] = ()
@@ -271,11 +265,9 @@ class _RemotePeaks(PeakMeter):
         return bool(self.last)
 
     def peak(self) -> int | None:
-        """In bytes."""
         return max(self.last, default=None)
 
     def peaks(self) -> tuple[int, ...]:
-        """In bytes, as the process counts them."""
         return self.last
 
 
@@ -300,7 +292,6 @@ class _RemoteMeter(ForwardMeter):
             self._sum = self._sum.plus(reply.forwarded.since(before))
 
     def device_peaks(self, dtype: str) -> Mapping[str, float]:
-        """Measured by the process."""
         found = self._ask("device_peaks", dtype)
         return found if isinstance(found, dict) else {}
 

@@ -140,7 +140,6 @@ def _settings(config: EngineConfig, folder: Path, found: Listing) -> list[str]:
 
 
 def _modules(folder: Path) -> list[str]:
-    """The folders of a sentence-transformers model's modules."""
     steps = _json(folder / "modules.json")
     steps = steps if isinstance(steps, list) else []
     return [str(step.get("path", "")) for step in steps if isinstance(step, Mapping)]

@@ -145,7 +145,6 @@ class _SampledRows:
         self._logits = logits[self.places].float()
 
     def chosen(self) -> torch.Tensor:
-        """The token of each answer."""
         scores = self._logits.clone()
         for change in (self._penalise, self._add_biases, self._hold_back_ends, self._obey_rules, self._mask):
             change(scores)
@@ -189,7 +188,6 @@ class _SampledRows:
         scores[places] = own.clamp(-_HIGHEST, _HIGHEST)
 
     def _add_biases(self, scores: torch.Tensor) -> None:
-        """Add what is asked for to the scores of tokens."""
         found = [(row, *pair) for row, sampler in enumerate(self._samplers) for pair in sampler.bias.items()]
         if found:
             rows, tokens, added = zip(*found, strict=True)
@@ -210,14 +208,12 @@ class _SampledRows:
             scores[rows, ends] = -_HIGHEST
 
     def _obey_rules(self, scores: torch.Tensor) -> None:
-        """Apply the model's own rules."""
         for row, sampler in enumerate(self._samplers):
             if sampler.rules is not None:
                 ids = self._tensor([[*sampler.prompt, *self._generated[row]]], torch.long)
                 scores[row] = sampler.rules(ids, scores[row][None])[0]
 
     def _mask(self, scores: torch.Tensor) -> None:
-        """Exclude the tokens that a mask does not allow."""
         filled = [
             (row, mask)
             for row, sampler in enumerate(self._samplers)

@@ -93,7 +93,6 @@ class StaticGenerationEngine(TokenizedEngine):
         choose: Choose,
         padding: PromptPadding,
     ) -> list[tuple[int, ...]]:
-        """The tokens of each answer."""
         width = max(len(ask.prompt) for ask in batch)
         end = width + max(ask.sampling.max_tokens for ask in batch)
         if padding == "left" and self._switch is not None and end > self._switch:
@@ -182,8 +181,6 @@ def generate(
 
 
 class _BatchAnswers:
-    """The state of each answer in a running batch."""
-
     def __init__(
         self, lm: CausalLM, batch: Sequence[TokenizedRequest], samplers: Sequence[TokenSampler], choose: Choose
     ) -> None:
@@ -208,5 +205,4 @@ class _BatchAnswers:
         return scores
 
     def finished(self, ids: torch.Tensor, *_: object, **__: object) -> torch.Tensor:
-        """Whether each answer is done, as a tensor."""
         return torch.tensor(self._done, device=ids.device)

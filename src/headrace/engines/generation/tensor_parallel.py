@@ -203,14 +203,12 @@ class _Rank:
         """Answered once the process has imported what it needs."""
 
     async def load(self) -> None:
-        """Load this rank's part of the model."""
         rank, size, port, kind = self._place
         store = dist.TCPStore(_HOST, port, size, is_master=False, wait_for_workers=False)
         dist.init_process_group(_backend(kind), store=store, rank=rank, world_size=size)
         self._engine = self._load()
 
     async def step(self, parts: Sequence[StepPart]) -> None:
-        """Repeat rank 0's step."""
         assert self._engine is not None, "loaded"
         self._engine.repeat_step(parts)
 

@@ -301,7 +301,6 @@ def _fits(folder: Path) -> Iterator[None]:
 
 
 def _size(module: torch.nn.Module) -> NetworkSize | None:
-    """The size of a transformer of texts; None for other networks."""
     base = next((part for part in module.modules() if isinstance(part, PreTrainedModel)), None)
     if base is None or not hasattr(base.config, "hidden_size") or not hasattr(base.config, "vocab_size"):
         return None

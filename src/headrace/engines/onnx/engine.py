@@ -230,7 +230,6 @@ class _ImageNetwork(OnnxNetwork):
     """A model of images. An output that is not a vector is made one as the PyTorch engine does."""
 
     def run(self, arrays: Arrays) -> OutputRows:
-        """One output row per input row, float32, in order."""
         rows = super().run(arrays)
         if rows.ndim == 4:  # of places
             return np.asarray(rows.mean(axis=(2, 3)), dtype=np.float32)

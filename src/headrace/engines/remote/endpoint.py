@@ -202,8 +202,6 @@ def generate(options: Endpoint) -> EndpointEngine:
 
 
 class _Chats(NamedTuple):
-    """What requests get that do not say it themselves."""
-
     chat: bool
     """Whether a plain text is a chat."""
     system: str | None

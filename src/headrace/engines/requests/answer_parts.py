@@ -260,7 +260,6 @@ class CallReader:
         )
 
     def _next(self, text: str, at: int) -> int:
-        """Where the next call begins."""
         found = self._begin.search(text, at)
         return len(text) if found is None else found.start()
 
@@ -311,7 +310,6 @@ class CallReader:
         return name, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False), end - 1
 
     def _problems(self, name: str, arguments: str) -> list[str]:
-        """What is wrong with a call."""
         if name not in self._schemas:
             return [f"the answer calls {name!r}, which is not among the tools {', '.join(self._schemas)}"]
         try:

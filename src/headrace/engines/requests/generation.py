@@ -251,7 +251,6 @@ def _structure(body: Mapping[str, object], options: Collection[str] | None, samp
 
 
 def _messages(value: object, parts: Collection[str]) -> Sequence[Mapping[str, object]]:
-    """The messages of a chat, or of a user's text."""
     if isinstance(value, str):
         value = [{"role": "user", "content": value}]
     elif not isinstance(value, list):
@@ -276,7 +275,6 @@ def _tools(body: Mapping[str, object], default: ToolUse | None, structure: Struc
 
 
 def _refuse_tools(body: Mapping[str, object]) -> None:
-    """Refuse tools of a prompt, which no template writes into it."""
     if body.get("tools"):
         raise RecordError("tools go with messages, not with a prompt: send a chat", param="tools")
     if body.get("tool_choice") not in (None, "auto", "none"):

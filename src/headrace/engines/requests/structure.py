@@ -188,7 +188,6 @@ _PIECES = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\{(?P<least>\d+)(?:,(?P<mo
 
 
 def _parts(value: Json, place: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Json]]:
-    """All parts of a schema, with their places."""
     yield place, value
     inner: Sequence[tuple[str, Json]] = ()
     if isinstance(value, Mapping):

@@ -53,7 +53,6 @@ def zero_shot(options: ZeroShot) -> ZeroShotEngine:
 
 
 def _load(options: SequenceClassifierOptions) -> tuple[TorchNetwork, PreTrainedTokenizerBase, ModelConfig]:
-    """The network, its tokenizer and its config.json."""
     folder = named_folder(options.model)
     check_tokenizer(folder)
     int8 = check_quantize(options.quantize, options.dtype)

@@ -76,11 +76,9 @@ class MultiVectorEngine(TextEngine):
         self.profile = replace(self.profile, prompt_names=tuple(named))
 
     def prepare(self, inputs: Sequence[object]) -> PreparedRecords:
-        """Tokens of each query and document; a RecordError if the input is not text."""
         return self._texts.prepare(inputs)
 
     def prepare_column(self, inputs: Column) -> PreparedColumn:
-        """The tokens of each input, or its error."""
         return self._texts.prepare_column(inputs)
 
     def tokenize(self, value: object, add_special_tokens: bool) -> list[int]:

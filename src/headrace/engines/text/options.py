@@ -24,8 +24,6 @@ TokenVectorDtype: TypeAlias = Literal["float32", "float16"]
 
 
 class _TextsOnTorch(EngineOptions):
-    """What all of them have in common."""
-
     engine = "torch"
     extra = "torch"
     weights = WEIGHTS

@@ -158,7 +158,6 @@ class TextTokens(Vocabulary):
         return TokenRows.of(texts, 1 + self._typed)
 
     def _encoded(self, texts: Sequence[str]) -> TokenColumn:
-        """The tokens of texts that the tokenizer takes as they are."""
         texts = self._with_prompt(texts)
         if self._word_tokens is None:
             ids, cut, left = [b""] * len(texts), [False] * len(texts), list(range(len(texts)))

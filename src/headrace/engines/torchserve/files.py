@@ -223,7 +223,6 @@ def _find_config(config: str | Path | None, folders: tuple[Path, ...]) -> Path |
 
 
 def _settings(config: Path, model: str) -> FileValues:
-    """The settings of one model in a configuration file."""
     try:
         if config.suffix in (".yaml", ".yml"):
             settings = yaml.safe_load(config.read_text(encoding="utf-8")) or {}

@@ -69,7 +69,6 @@ class ImageClassifier(VisionHandler):
         return self.topk
 
     def postprocess(self, data: torch.Tensor) -> Sequence[object]:
-        """Probabilities by label."""
         found = torch.topk(torch.softmax(data, dim=1), min(self.topk, data.shape[1]), dim=1)
         return map_class_to_label(found.values.tolist(), self.mapping, found.indices.tolist())
 

@@ -8,8 +8,6 @@ from headrace.engines.options import DeviceOptions, ImageOptions, LabelOptions
 
 
 class _ImagesOnTorch(EngineOptions):
-    """What both have in common."""
-
     engine = "torch"
     extra = "vision"
     weights = WEIGHTS

@@ -145,11 +145,6 @@ class VllmEngine:
         )
 
     def _rendered(self, request: Request) -> tuple[Any, SamplingParams]:
-        """The tokens of a request, and its parameters.
-
-        Raises:
-            RecordError: vLLM refuses it.
-        """
         try:
             params = sampling_params(request)
             check_unicode(request)

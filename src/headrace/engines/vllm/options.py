@@ -80,7 +80,6 @@ class VllmArguments(GraphOptions):
         check_types(self, "model", *(one.name for one in declared(VllmArguments)))
 
     def given(self) -> dict[str, object]:
-        """The options that differ from their defaults, and the arguments of vLLM."""
         return {**super().given(), **self.arguments}
 
     def engine_args(self) -> dict[str, object]:

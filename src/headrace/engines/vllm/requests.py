@@ -75,7 +75,6 @@ def _form(request: Request) -> Structure | None:
 
 
 def _structure(structure: Structure | None) -> StructuredOutputsParams | None:
-    """The form of the answer, as vLLM has it."""
     if structure is None:
         return None
     return StructuredOutputsParams(**{structure.kind: structure.value}, **json.loads(structure.options))

@@ -66,7 +66,6 @@ class LanceTable:
         return self._client.connect(str(self._address.path))
 
     def _find(self) -> Any:
-        """The table; None if there is none."""
         if self._open is None and self._address.path.is_dir():
             database, token = self._database(), None
             while self._open is None:

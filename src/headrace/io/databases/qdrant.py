@@ -78,11 +78,6 @@ class Collection:
 
     @property
     def _client(self) -> QdrantClient:
-        """The client. It makes no connection by itself.
-
-        Raises:
-            ConfigError: another process uses the local folder.
-        """
         if self._open is None:
             from qdrant_client import QdrantClient
 

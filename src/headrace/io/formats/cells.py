@@ -244,7 +244,6 @@ def _object(column: pa.Array, place: int, table: str, row: int) -> object:
 
 
 def _words(error: Exception) -> str:
-    """Why Python cannot hold a value."""
     words = line_of(error)
     if "zoneinfo" in words:  # pyarrow's words, whatever is wrong with the zone
         return "its time zone is not known here; install tzdata if it exists, or write the column in UTC"

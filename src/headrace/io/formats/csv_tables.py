@@ -39,11 +39,9 @@ class CsvTable(TextTable):
     delimiter: str = ","
 
     def lacks(self, name: str) -> bool:
-        """Whether no row has the column."""
         return name not in self.header
 
     def row(self, line: bytes) -> dict[str, object]:
-        """The row of a text."""
         return dict(zip(self.header, fields(line, self.delimiter), strict=True))
 
 
@@ -75,8 +73,6 @@ def wrong_width(row: list[str], width: int) -> str:
 
 
 class _CsvRows(NamedTuple):
-    """The rows of a text."""
-
     lines: TextLines
     """Those that are whole and not blank, up to the first that is not as RFC 4180 has it."""
     widths: RowNumbers

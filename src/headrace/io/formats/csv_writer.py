@@ -56,19 +56,9 @@ class CsvWriter(LineWriter):
             raise ConfigError(f"cannot write a column named {error.object[error.start]!r}: {error.reason}") from error
 
     def encode(self, outcomes: Sequence[Ok]) -> bytes:
-        """The header line and the rows of one part.
-
-        Raises:
-            Exception: a row cannot be written.
-        """
         return self._packed(b"".join([self._header, *map(self._row, outcomes)]))
 
     def encode_columns(self, pieces: Sequence[FinishedRows]) -> bytes | None:
-        """The header line and the rows of one part, given in columns: the same; None without orjson.
-
-        Raises:
-            Exception: a row cannot be written.
-        """
         if not has_columns():
             return None
         rows = [self._rows_of_columns(piece) for piece in pieces if len(piece)]
@@ -111,22 +101,18 @@ class CsvWriter(LineWriter):
         return text
 
     def merge(self, parts: Sequence[Path], target: BinaryIO) -> None:
-        """Write one header line and the rows of all parts."""
         self._write(itertools.chain([self._header_of(parts)], self._rows(parts)), target)
 
     def interleave(self, base: Path, more: Sequence[Path], turns: Iterable[tuple[int, int]], target: BinaryIO) -> None:
-        """Alternate rows of both."""
         rows = interleaved(taker(self._rows([base])), taker(self._rows(more)), turns)
         self._write(itertools.chain([self._header_of([base, *more])], rows), target)
 
     def rearrange(self, runs: Sequence[Sequence[Path]], takes: Iterable[Take]) -> Iterator[bytes]:
-        """Rows in another order."""
         header = self._header_of([part for parts in runs for part in parts])
         for content in rearranged(runs, takes, self._rows):
             yield self._packed(header + content)
 
     def _rows(self, parts: Sequence[Path]) -> Iterator[bytes]:
-        """The rows of all parts without their header lines."""
         for part in parts:
             yield from itertools.islice(_rows_of(part), 1, None)
 

@@ -77,7 +77,6 @@ def _line(row: Mapping[str, object]) -> str:
 
 
 def _plain(value: object) -> object:
-    """The replacement for a value without a JSON type."""
     if isinstance(value, (bytes, bytearray, memoryview)):
         return {"base64": base64.b64encode(value).decode()}
     if isinstance(value, Mapping):

@@ -136,7 +136,6 @@ class _LineReader:
         return line
 
     def begin_row(self) -> None:
-        """Forget the lines of the previous row."""
         self.row = []
         self._held = self._quotes = 0
 
@@ -146,7 +145,6 @@ class _LineReader:
         self._back_bytes += sum(map(_size, lines))
 
     def drop(self, count: int) -> None:
-        """Skip returned lines."""
         for _ in range(count):
             self._again()
 
@@ -204,7 +202,6 @@ class _BrokenLines:
         self.add(line, end)
 
     def add(self, line: str, end: tuple[int, int]) -> None:
-        """Add a line."""
         self._text += line[: RAW_KEPT_BYTES - len(self._text)]
         self._end = end
 

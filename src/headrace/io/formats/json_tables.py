@@ -50,7 +50,6 @@ class JsonTable(TextTable):
         return column is not None and column.null_count == len(column) and b"null" not in self.lines.text
 
     def row(self, line: bytes) -> dict[str, Json]:
-        """The row of a line."""
         return parse_object(line)
 
 

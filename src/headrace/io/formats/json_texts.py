@@ -163,7 +163,6 @@ def lines_of_texts(texts: Sequence[JsonTexts], end: bytes) -> memoryview:
 
 
 def _strings(values: Sequence[object]) -> list[bytes]:
-    """Texts and nulls as JSON."""
     import orjson
 
     # JSON escapes the newlines of a text, so that all others are those of the indentation.

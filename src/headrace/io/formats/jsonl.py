@@ -66,11 +66,6 @@ class JsonlWriter(LineWriter):
         self.suffix = f".jsonl{compression}"
 
     def encode(self, outcomes: Sequence[Ok]) -> bytes:
-        """The lines of one part.
-
-        Raises:
-            Exception: a row cannot be written.
-        """
         encode, column = self._json.encode, self._column
         try:
             lines = [f"{encode(plain_row(ok, column))}\n" for ok in outcomes]
@@ -80,11 +75,6 @@ class JsonlWriter(LineWriter):
         return self._packed(content) if content else content
 
     def encode_columns(self, pieces: Sequence[FinishedRows]) -> bytes | None:
-        """The lines of one part, given in columns: the same; None without orjson.
-
-        Raises:
-            Exception: a row cannot be written.
-        """
         if not has_columns():
             return None
         texts = [row_texts(self._json, piece, self._column) for piece in pieces if len(piece)]

@@ -183,11 +183,6 @@ class OpenAIWriter(LineWriter):
         self._clock = clock
 
     def encode(self, outcomes: Sequence[Ok]) -> bytes:
-        """The lines of one part.
-
-        Raises:
-            Exception: a response cannot be written.
-        """
         return "".join([self._json.dump(self._response(ok)) + "\n" for ok in outcomes]).encode()
 
     def _response(self, ok: Ok) -> JsonObject:
@@ -199,7 +194,6 @@ class OpenAIWriter(LineWriter):
         return {"id": f"batch_req_{number}", "custom_id": ok.record.id, "response": response, "error": None}
 
     def encode_failures(self, failures: Sequence[Failed]) -> bytes:
-        """Lines of OpenAI's error file, including a dead letter's fields."""
         return encode_dead_letters(_error(failed) for failed in failures)
 
 

@@ -105,11 +105,6 @@ class ParquetWriter(RowWriter):
         """Whether an output was a vector."""
 
     def encode(self, outcomes: Sequence[Ok]) -> bytes:
-        """The rows of one part as a small Parquet file.
-
-        Raises:
-            Exception: a row cannot be written.
-        """
         if not outcomes:
             return self._small_file(self._schema.empty_table())
         names = dict.fromkeys(name for ok in outcomes for name in ok.record.data or ())
@@ -118,11 +113,6 @@ class ParquetWriter(RowWriter):
         return self._part(ids, kept, [[ok.output for ok in outcomes]])
 
     def encode_columns(self, pieces: Sequence[FinishedRows]) -> bytes:
-        """The rows of one part, given in columns, as the same table.
-
-        Raises:
-            Exception: a row cannot be written.
-        """
         pieces = [piece for piece in pieces if len(piece)]
         if not pieces:
             return self.encode(())
@@ -279,11 +269,6 @@ class ParquetWriter(RowWriter):
         self._write(self._batches(parts, schema), schema, target)
 
     def interleave(self, base: Path, more: Sequence[Path], turns: Iterable[tuple[int, int]], target: BinaryIO) -> None:
-        """Alternate rows of both.
-
-        Raises:
-            JobError: a file is damaged, or they do not fit together.
-        """
         schema = self._merged_schema([base, *more])
         old, new = _RowTaker(self._batches([base], schema)), _RowTaker(self._batches(more, schema))
         self._write(interleaved(old.take, new.take, turns), schema, target)
@@ -375,7 +360,6 @@ class ParquetWriter(RowWriter):
                     yield self._pa.RecordBatch.from_arrays(columns, schema=schema)
 
     def _fitted(self, batch: pa.RecordBatch, field: pa.Field) -> pa.Array:
-        """A column in the merged type; nulls if this part lacks it."""
         pa = self._pa
         if field.name not in batch.schema.names:
             return pa.nulls(batch.num_rows, field.type)
@@ -554,7 +538,6 @@ class _RowTaker:
         self._left: pa.RecordBatch | None = None
 
     def take(self, rows: int) -> Iterator[pa.RecordBatch]:
-        """The next `rows` rows, or all remaining ones."""
         while rows > 0:
             batch = self._left if self._left is not None else next(self._batches, None)
             if batch is None:
@@ -575,7 +558,6 @@ PARQUET = Format(
 
 
 def _type_of(pa: ModuleType, shape: Shape) -> pa.DataType:
-    """The type of values of this shape."""
     if isinstance(shape, dict):
         return pa.struct([(name, _type_of(pa, inner)) for name, inner in shape.items()])
     if isinstance(shape, list):

@@ -86,7 +86,6 @@ class ParquetFormat(_TableFormat):
     name = "parquet"
 
     def count(self, file: InputFile) -> int | None:
-        """The count in the footer."""
         with _damage(file, ConfigError), file.open() as stream, self._pa.parquet.ParquetFile(stream) as table:
             return int(table.metadata.num_rows)
 

@@ -86,7 +86,6 @@ class LineWriter(RowWriter):
         self._compression = compression
 
     def merge(self, parts: Sequence[Path], target: BinaryIO) -> None:
-        """Concatenate the parts; if compressed, each stays one stream."""
         empty = True
         for part in parts:
             with part.open("rb") as file:
@@ -100,7 +99,6 @@ class LineWriter(RowWriter):
         self._write(interleaved(taker(lines_of([base])), taker(lines_of(more)), turns), target)
 
     def rearrange(self, runs: Sequence[Sequence[Path]], takes: Iterable[Take]) -> Iterator[bytes]:
-        """Lines in another order."""
         for content in rearranged(runs, takes):
             yield self._packed(content) if content else content
 

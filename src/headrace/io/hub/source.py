@@ -39,7 +39,6 @@ class DatasetSource(RowSource):
         return {"format": "datasets", "records": self.total_records, "fingerprint": self._dataset._fingerprint}
 
     def rows_at(self, positions: Sequence[int]) -> list[object]:
-        """The rows at these positions; no others are read."""
         table, start = self._table[positions].combine_chunks(), positions[0] // CHUNK_ROWS * CHUNK_ROWS
         return [row for part in table.to_batches() for row in rows_of(part, "the dataset", start)]
 
@@ -143,11 +142,6 @@ def _undecoded(dataset: datasets.Dataset) -> datasets.Dataset:
 
 
 def _open_dataset(dataset: object, _query: str | None) -> DatasetSource:
-    """The rows of a dataset in Python.
-
-    Raises:
-        ConfigError: it has several splits.
-    """
     if isinstance(dataset, Mapping):
         raise ConfigError(
             f"the input is of type {type(dataset).__name__}, with the splits {', '.join(dataset)}: give one of them, "

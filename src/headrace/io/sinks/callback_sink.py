@@ -91,12 +91,10 @@ class CallbackWriter(PartWriter):
         self._column = column
 
     def encode(self, outcomes: Sequence[Ok]) -> bytes:
-        """Pass on finished records; writes nothing."""
         self._hand_over(_positions(outcomes), [row_of(ok, self._column) for ok in outcomes])
         return b""
 
     def encode_columns(self, pieces: Sequence[FinishedRows]) -> bytes:
-        """Pass on finished records that are in columns, as `encode` does."""
         rows: list[JsonObject] = []
         for piece in pieces:
             columns: dict[str, Iterable[object]] = {"id": exact_values(piece.ids)}
@@ -107,7 +105,6 @@ class CallbackWriter(PartWriter):
         return b""
 
     def encode_failures(self, failures: Sequence[Failed]) -> bytes:
-        """Pass on failed records; their lines are counted."""
         self._hand_over(
             _positions(failures),
             [{"id": row.record.id, "error": {"reason": row.reason, "message": row.message}} for row in failures],
@@ -137,7 +134,6 @@ class CallbackWriter(PartWriter):
             self._runner.run(_result_of(answer))
 
     def close(self) -> None:
-        """End the event loop of an asynchronous function."""
         if self._runner is not None:
             self._runner.close()
 

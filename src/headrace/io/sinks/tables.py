@@ -137,14 +137,6 @@ class TableWriter(RowWriter):
         self._store = open(address, self._json)
 
     def check(self, *, begun: bool) -> None:
-        """Check the table before the job starts.
-
-        Args:
-            begun: whether the job writes on what it has written before, or replaces rows on purpose.
-
-        Raises:
-            ConfigError: the store cannot be reached, the table cannot take the rows, or has rows of others.
-        """
         try:
             count = self._store.count(self.columns)
         except OSError as error:
@@ -169,11 +161,6 @@ class TableWriter(RowWriter):
         return self._put([{name: as_python(row.get(name)) for name in self.columns} for row in rows])
 
     def encode_columns(self, pieces: Sequence[FinishedRows]) -> bytes:
-        """Put finished records that are in columns, as `encode` does.
-
-        Raises:
-            BrokenOffError, Exception: as `encode` does.
-        """
         rows: list[Row] = []
         for piece in pieces:
             columns: dict[str, Iterable[object]] = dict.fromkeys(self.columns, [None] * len(piece))
@@ -196,5 +183,4 @@ class TableWriter(RowWriter):
         return b""
 
     def close(self) -> None:
-        """Close the connections."""
         self._store.close()

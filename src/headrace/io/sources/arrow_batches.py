@@ -90,5 +90,4 @@ class ArrowBatches:
             return next(batches, None)
 
     def _batches(self) -> Generator[pa.RecordBatch]:
-        """The batches that have rows."""
         return (batch for batch in self._read() if batch.num_rows)

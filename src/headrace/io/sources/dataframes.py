@@ -46,7 +46,6 @@ class TableSource(RowSource):
         self._read = read
 
     def describe(self) -> Mapping[str, object]:
-        """Length and digest of sampled runs of rows."""
         total = self._length
         runs = min(_DIGESTED_RUNS, -(-total // _RUN_ROWS))
         starts = sorted({number * max(0, total - _RUN_ROWS) // max(1, runs - 1) for number in range(runs)})
@@ -54,7 +53,6 @@ class TableSource(RowSource):
         return {"format": self._kind, "records": total, "blake2b": digest_of(rows)}
 
     def rows_at(self, positions: Sequence[int]) -> list[object]:
-        """The rows at these positions."""
         rows = self._read(positions[0], positions[-1] + 1)
         return [rows[position - positions[0]] for position in positions]
 

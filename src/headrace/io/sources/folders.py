@@ -173,7 +173,6 @@ def _ask(call: Callable[[str], T], address: str) -> T:
 
 
 def _at(folder: Path, address: str) -> Path:
-    """Convert a listed path to a location below a folder."""
     _, root = store(folder)
     return folder / address.removeprefix(root).strip("/") if address.startswith(root) else locate(address)
 

@@ -59,14 +59,12 @@ class SequenceSource(RowSource):
         self._rows = rows
 
     def describe(self) -> Mapping[str, object]:
-        """Length and digest of sampled rows."""
         total = self._length
         count = min(total, _DIGESTED_ROWS)
         places = (number * (total - 1) // max(1, count - 1) for number in range(count))
         return {"format": "sequence", "records": total, "blake2b": digest_of(self._rows[place] for place in places)}
 
     def rows_at(self, positions: Sequence[int]) -> list[object]:
-        """The rows at these positions."""
         rows = self._rows
         if type(rows) in (list, tuple):
             return [rows[position] for position in positions]

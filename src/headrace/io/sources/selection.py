@@ -98,7 +98,6 @@ class SelectedSource:
         self.reads_once: bool = getattr(source, "reads_once", False)
 
     def _count(self, total: int | None) -> int | None:
-        """The number of selected rows, if known."""
         chosen = self._selection
         if total is not None and chosen.shard is not None:
             index, count = chosen.shard
@@ -134,10 +133,7 @@ class SelectedSource:
 
 
 class _FirstRows(SelectedSource):
-    """The first rows of a source, whose positions stay the same."""
-
     def chunks(self, next_todo: Callable[[int], int]) -> Iterator[Chunk]:
-        """The first rows that are not done."""
         limit = self._selection.limit
         wanted, last = _Below(next_todo, _END if limit is None else limit), -1
         for chunk in self._source.chunks(wanted):

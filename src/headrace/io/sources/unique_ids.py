@@ -202,7 +202,6 @@ class _Ascending:
         return True
 
     def forget(self) -> None:
-        """Remove the file."""
         for file in self._folder.glob("ids-*.ascending"):
             file.unlink()
 
@@ -349,7 +348,6 @@ class _Digests:
 
     @property
     def is_full(self) -> bool:
-        """Whether there are enough for a run."""
         return self._new_count + self._recent_count >= RUN_RECORDS
 
     def look(self) -> list[int]:

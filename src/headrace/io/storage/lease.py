@@ -172,7 +172,6 @@ class Lease:
 
     @property
     def _conditional(self) -> bool:
-        """Whether the store supports conditional puts."""
         return "s3" in self._fs.protocol
 
     def _unchanged(self, tag: str) -> dict[str, str]:
@@ -185,7 +184,6 @@ class Lease:
         self._renewed = self._clock()
 
     def _read(self) -> tuple[_Holder | None, str]:
-        """The holder, and the tag of the content."""
         try:
             tag = facts(self._path).get("ETag", "")
             return _Holder(**json.loads(with_retries(lambda: self._fs.cat_file(self._address))())), tag

@@ -70,7 +70,6 @@ class _LongRecords:
         self._changed.set()
 
     def ended(self, record: _Split) -> None:
-        """A record has its answer."""
         self._open -= record.asks
         self._changed.set()
 
@@ -141,8 +140,6 @@ async def _next_of(source: AsyncIterator[Sequence[Work]]) -> Sequence[Work] | No
 
 
 class _Split:
-    """A long record whose parts are computed."""
-
     def __init__(self, whole: Work, chunks: Chunks[object]) -> None:
         self.whole = whole
         self._chunks = chunks
@@ -152,7 +149,6 @@ class _Split:
         self._missing = len(self._outputs)
 
     def parts(self) -> Iterator[list[Work]]:
-        """Runs of the parts."""
         chunks = zip(self._chunks.parts, self._chunks.costs, strict=True)
         return in_order(
             [

@@ -64,8 +64,6 @@ def in_windows(job: Job, todo: Pass) -> tuple[Pass, Ordering | None]:
 
 @dataclass(slots=True)
 class _WindowRows:
-    """Rows of a window that is being read."""
-
     chunks: list[Chunk] = field(default_factory=list)
     size: int = 0
     """Bytes in memory."""
@@ -293,7 +291,6 @@ def free_bytes(folder: Path) -> int:
 
 
 def _chunk_of(rows: Sequence[SpilledRow], size: int) -> Chunk:
-    """Sorted rows as a chunk."""
     records = [row for row in rows if isinstance(row, Record)]
     return Chunk(records, [row for row in rows if isinstance(row, Failed)], size)
 

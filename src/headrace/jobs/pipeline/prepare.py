@@ -144,7 +144,6 @@ class Columns:
         return value
 
     def _input_of(self, record: Record) -> object:
-        """The input for the engine."""
         if self.template is not None:
             make = FilledTemplate if self.splits else filled
             return make(self.template, self.fields_of(record))
@@ -574,7 +573,6 @@ class Preparation:
         return listed(answers, values)
 
     def _cut(self, selected: _Selected, prepared: PreparedColumn, done: PreparedChunk) -> None:
-        """Make blocks of rows with consecutive places."""
         import numpy
 
         done.truncated += prepared.truncated

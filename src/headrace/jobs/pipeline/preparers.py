@@ -154,7 +154,6 @@ class PreparerPool:
 
 
 def _held(preparer: ColumnPreparer) -> ColumnPreparer:
-    """What a process holds."""
     return preparer
 
 

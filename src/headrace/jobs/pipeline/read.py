@@ -294,7 +294,6 @@ class Prefetcher:
         return ready or None
 
     async def _wait(self, on: Literal["sink", "memory", "retry"] | None, wait: Awaitable[None]) -> None:
-        """Wait, and tell what for."""
         started = time.monotonic()
         await wait
         if on is not None:
@@ -342,7 +341,6 @@ def _id_in(record: Record, column: str) -> str | None:
 
 
 def _todo_of(chunk: Chunk, next_todo: Callable[[int], int]) -> Iterator[Chunk]:
-    """The rows of a chunk that are not finished."""
     failures = [failed for failed in chunk.failures if next_todo(failed.record.position) == failed.record.position]
     if chunk.table is None or not chunk.records:
         records = [record for record in chunk.records if next_todo(record.position) == record.position]

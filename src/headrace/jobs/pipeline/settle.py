@@ -212,7 +212,6 @@ class Settling:
 
 
 def _failed(work: Work, error: Exception) -> Outcome:
-    """The outcome of a record that failed for good."""
     if isinstance(error, RefusedError):
         return error.failed
     if isinstance(error, (EngineDeadError, StoppedError)):

@@ -149,7 +149,6 @@ class Coalescer:
                 self._add_run(block.start + begin, BlockPiece(block, begin, end), oldest)
 
     def _add_run(self, start: int, piece: OutcomePiece, now: float) -> None:
-        """Add a piece of consecutive places."""
         run = _Stretch(start, start + len(piece), now, [piece])
         if (left := self._by_end.pop(start, None)) is not None:
             run = _Stretch(left.start, run.end, min(left.oldest, now), left.pieces)
@@ -318,7 +317,6 @@ class Sink:
         return float("-inf") if self._stop.requested else time.monotonic()
 
     def _release(self, interval: Interval) -> None:
-        """Release the memory of committed outcomes."""
         places = range(interval.start, interval.end)
         self._memory.release(places)
         self._memory.release_outputs(len(places) / (len(places) + len(self._coalescer)))

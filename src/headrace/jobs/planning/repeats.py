@@ -113,7 +113,6 @@ class _TemplateFields:
         return [self.order, tuple(by_repeats)]
 
     def filled(self, order: Sequence[int], row: Mapping[str, str]) -> str:
-        """The prompt of a row."""
         return "".join(gap + label + row[name] for gap, label, name in self._pieces(order)) + self._tail
 
     def template(self, order: Sequence[int]) -> str:

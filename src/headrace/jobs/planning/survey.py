@@ -159,8 +159,6 @@ def _inputs(job: Job, chunk: Chunk) -> Iterator[object]:
 
 
 class _SampleReader:
-    """Reads parts of a source, and estimates its length."""
-
     def __init__(self, source: Source) -> None:
         self._source = source
         self.records = source.total_records

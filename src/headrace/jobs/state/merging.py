@@ -86,7 +86,6 @@ class _Piece(NamedTuple):
 
 
 def _staged(windows: Windows, committed: Sequence[Interval], scratch: Path) -> Iterator[_Piece]:
-    """What is committed in windows, in input order."""
     for interval, rows, failures in windows.pieces(committed, scratch):
         path = scratch / f"{interval.start}{windows.suffix}"
         path.write_bytes(rows)
@@ -107,7 +106,6 @@ def _merge_errors(pieces: Sequence[_Piece], target: Path) -> None:
 
 
 def _check_files(name: str | Path, source: Target, into: str | Path, target: Target, *, overwrite: bool) -> None:
-    """Check that the file can be written."""
     if target.is_folder:
         raise ConfigError(f"cannot merge into {into}: it is a folder; name a file")
     if (target.format, target.compression) != (source.format, source.compression):

@@ -361,7 +361,6 @@ class JobOutput:
         self._merge(sound)
 
     def _merge(self, intervals: Sequence[Interval]) -> str:
-        """Write all rows to the output file; returns its digest."""
         with atomic_file(self.target, self.work) as file:
             target = DigestWriter(file)
             self.writer.merge([self.parts.part_path(interval) for interval in intervals], cast("BinaryIO", target))
@@ -369,7 +368,6 @@ class JobOutput:
         return target.digest()
 
     def _finish(self, start: StartMode) -> FinishedJob:
-        """Merge all parts into the one output file and mark the job finished."""
         self._wait_until_alone()
         if self.windows is not None:
             self.windows.finish()
@@ -394,7 +392,6 @@ class JobOutput:
         return finished
 
     def _push(self) -> None:
-        """Bring the parts where they are to be, if that is elsewhere."""
         self.writer.publish(lambda: [self.parts.part_path(part) for part in self.parts.committed()], self.scratch)
 
     def _clear_scratch(self) -> None:

@@ -163,7 +163,6 @@ class Retrying:
         return (self._errors.parent if name.endswith((_ERRORS, _TWINS)) else self._output.path) / name
 
     def _make_new(self, dead_letters: DeadLetters, finished: FinishedJob) -> FinishedJob:
-        """Write all files that change."""
         committed = self._parts.close(read_all=True)
         if Ledger(committed).next_todo(0) != len(dead_letters):
             raise JobError(f"{self._folder} has gaps: run again to fill them")

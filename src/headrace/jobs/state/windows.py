@@ -53,15 +53,12 @@ _READ_POSITIONS = 1024
 
 
 class _Committed:
-    """Rows that are committed in the folder of a window."""
-
     parts: PartFolder
     committed: list[Interval]
     """The committed places in this window, from 0."""
 
     @property
     def finished(self) -> int:
-        """How many records are committed."""
         return sum(end - start for start, end in self.committed)
 
     def letters(self) -> Iterator[tuple[int, bytes]]:

@@ -42,7 +42,6 @@ def _fields(kind: type) -> tuple[dict[str, object], frozenset[str]]:
 
 
 def _parse(kind: object, value: object, name: str) -> object:
-    """The value of a field, if it is of that kind."""
     origin, args = get_origin(kind), get_args(kind)
     if origin in (Union, UnionType):
         [kind] = (one for one in args if one is not NoneType)

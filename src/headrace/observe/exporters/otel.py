@@ -73,7 +73,6 @@ def _text(value: object) -> str:
 
 
 def _operation(task: str) -> str:
-    """The conventions' name of a task's operation."""
     return task_named(task).operation or task
 
 

@@ -71,11 +71,6 @@ def make_tracing(names: Sequence[str], protocol: str, version: str) -> Tracing |
 
 
 def _exporter(name: str, protocol: str) -> SpanExporter:
-    """Make an exporter.
-
-    Raises:
-        ValueError: none has this name.
-    """
     entry = _OTLP.get(protocol, protocol) if name == "otlp" else name
     found = list(entry_points(group=_GROUP, name=entry))
     if not found:

@@ -87,8 +87,6 @@ class TrackingListener:
 
 
 class _TrackedJob:
-    """One job, and the thread that reports it."""
-
     def __init__(self, tracker: Tracker, described: RunDescribed, every_s: float) -> None:
         self.builder = ReportBuilder(described.at)
         self._tracker = tracker
@@ -114,7 +112,6 @@ class _TrackedJob:
             logger.warning("headrace: %s does not answer; it lacks the end of this job", type(self._tracker).__name__)
 
     def _run(self) -> None:
-        """Report at intervals until the job has ended. Runs on the thread."""
         try:
             self._tracker.begin(self._described.name, _parameters(self._described))
             self._begun = True

@@ -84,8 +84,6 @@ class _Display:
 
 
 class _Lines(_Display):
-    """One plain line at a time, for logs and pipes."""
-
     every_s = _LINE_EVERY_S
 
     def __init__(self, stream: TextIO) -> None:

@@ -107,7 +107,6 @@ class Recorder:
             self._show(state, now, report)
 
     def _show(self, state: str, now: float, report: Report) -> None:
-        """Replace the present state."""
         self.frame = job_frame(self._description.name, state, report, self._window, now)
         try:
             replace_file(self._live, self.frame.as_json())

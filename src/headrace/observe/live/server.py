@@ -33,8 +33,6 @@ class ServerFacts:
 
 
 class _Period:
-    """An hour of a server."""
-
     def __init__(self, began: float) -> None:
         self.began = began
         self.started_at = wall_clock()

@@ -289,7 +289,6 @@ def _colour(field: str, colours: Spec) -> Spec:
 
 
 def _shares(field: str) -> Spec:
-    """An axis of shares of a whole."""
     return {
         "field": field,
         "type": "quantitative",

@@ -85,7 +85,6 @@ def _rate(run: Report, seconds: float) -> str:
 
 
 def _prepare(run: Report) -> Advice | None:
-    """The device waits for records to be prepared."""
     lost, work, at_once = _starved_s(run), run.times.prepare, _at_once(run)
     if not _lost(run, "prepare") or work / at_once < _BOTTLENECK * (_device_s(run) + lost):
         return None
@@ -132,7 +131,6 @@ def _memory(run: Report) -> Advice | None:
 
 
 def _read(run: Report) -> Advice | None:
-    """The device waits for records to be read."""
     lost, work = _starved_s(run), run.times.load
     if not _lost(run, "read") or work < _BOTTLENECK * (_device_s(run) + lost):
         return None
@@ -208,7 +206,6 @@ def _padding(run: Report) -> Advice | None:
 
 
 def _round(value: float) -> int:
-    """Two digits of a number are enough for a setting."""
     digits: int = max(math.floor(math.log10(max(value, 1.0))) - 1, 0)
     return max(int(round(value / 10**digits) * 10**digits), 1)
 
@@ -239,7 +236,6 @@ def _batches(run: Report) -> Advice | None:
 
 
 def _retry(run: Report) -> Advice | None:
-    """Batches run out of memory and run again."""
     if not run.out_of_memory:
         return None
     lost = _lost(run, "retry")
@@ -365,7 +361,6 @@ def _order(run: Report) -> Advice | None:
 
 
 def _cached(run: Report) -> float:
-    """The fraction of the prompt tokens that came from the cache."""
     used = run.prefix_cache
     return used.hits / used.queries if used is not None and used.queries else 0.0
 
@@ -464,12 +459,10 @@ def _second_device(run: Report) -> str:
 
 
 def _device_s(run: Report) -> float:
-    """Seconds with a batch in the engine."""
     return run.wall_s * run.busy
 
 
 def _lost(run: Report, *causes: Cause) -> float:
-    """Seconds that went into these causes."""
     return sum(run.causes.get(cause, 0.0) for cause in causes)
 
 
@@ -479,7 +472,6 @@ def _starved_s(run: Report) -> float:
 
 
 def _at_once(run: Report) -> int:
-    """Chunks that are prepared at once."""
     threads = run.host.workers or run.host.cores
     return min(threads, run.host.preparers) if run.host.preparers else threads
 
@@ -537,7 +529,6 @@ def _device_gain(run: Report, saved: float) -> float:
 
 
 def _saving(run: Report, gain_s: float) -> str:
-    """Seconds saved of the seconds of the run, in words."""
     digits = 0 if run.wall_s >= 20 else 1
     return f"{gain_s:,.{digits}f} s of {run.wall_s:,.{digits}f} s"
 

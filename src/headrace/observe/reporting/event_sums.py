@@ -108,7 +108,6 @@ class Sums:
         self._takers = self._make_takers()
 
     def _make_takers(self) -> dict[type, Callable[..., None]]:
-        """What takes in each type of event."""
         return {
             JobStarted: self._start,
             StageDone: self._stage,
@@ -201,7 +200,6 @@ class Sums:
         return count / max(self.batches, 1)
 
     def _keeper(self, name: str) -> Callable[[Event], None]:
-        """Keeps the last event of a type."""
         return lambda event: setattr(self, name, event)
 
     def _start(self, event: JobStarted) -> None:

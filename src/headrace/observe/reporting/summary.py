@@ -73,7 +73,6 @@ def figures_of(report: Report) -> Report:
 
 
 def _plain(figures: Report) -> dict[str, object]:
-    """The figures that are kept, as JSON has them."""
     found: dict[str, object] = {}
     for one in declared(Report):
         if one.kept:

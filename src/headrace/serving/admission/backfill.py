@@ -136,7 +136,6 @@ class Backfill:
                 pass
 
     def _note_online(self, cost: float) -> None:
-        """Record the cost of a batch that holds only online requests."""
         if self._held() and not self._admitted:
             self._online.add(cost, time.monotonic())
 

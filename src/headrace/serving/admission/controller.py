@@ -184,7 +184,6 @@ class AdmissionController:
         return seconds == math.inf or not (per_s := self.per_s) or self.ahead + cost <= per_s * seconds
 
     def _check(self, asked: Expected, timeout_s: float, *, is_back: bool) -> None:
-        """Raise ApiError for a request over a limit."""
         limits, expected = self.limits, self._returning
         share = 0.0 if is_back else expected.kept
 

@@ -75,7 +75,6 @@ class CancelScope:
         self._end(DeadlineExceededError(f"the request did not finish within {self._timeout_s:g} s"))
 
     def _start_watching(self) -> None:
-        """Start to watch for a disconnect."""
         if self._timeout_s <= WATCH_AFTER_S:
             self._expire()
             return

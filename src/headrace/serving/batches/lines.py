@@ -32,8 +32,6 @@ from headrace.serving.state import ServerState
 
 @dataclass(frozen=True, slots=True)
 class _Inputs:
-    """The engine's inputs for one line."""
-
     values: Sequence[object]
     may_cut: bool = True
     """Whether they may be truncated."""

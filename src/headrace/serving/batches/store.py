@@ -43,8 +43,6 @@ _RETRIES = RetryPolicy(max_attempts=None, backoff_s=1.0, max_backoff_s=30.0, jit
 
 
 class _Changes(TypedDict, total=False):
-    """Fields of a batch that change with its status."""
-
     counts: RequestCounts
     errors: Sequence[Mapping[str, object]]
     output_file_id: str
@@ -281,7 +279,6 @@ class Batches:
         return await asyncio.get_running_loop().run_in_executor(self._threads, call)
 
     async def _validate(self, batch: StoredBatch) -> None:
-        """Validate the input file. Errors fail the batch before it runs."""
         source = self._files.kept(batch.input_file_id)
 
         def stopped() -> bool:
@@ -382,7 +379,6 @@ class Batches:
         shutil.rmtree(self._folder / identity, ignore_errors=True)
 
     def _update(self, identity: str, status: BatchStatus, **changes: Unpack[_Changes]) -> None:
-        """Store a status and other changed fields."""
         self._store(replace(self._batches[identity], **changes).with_status(status, now()))
 
     def _store(self, batch: StoredBatch) -> None:

@@ -83,7 +83,6 @@ def _line_of(error: JsonObject) -> int:
 
 
 def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Non-blank lines with their 1-based numbers."""
     number = 0
     for lines, _ in line_blocks(look_at(path)):
         for line in lines:

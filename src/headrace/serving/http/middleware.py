@@ -238,7 +238,6 @@ class _Body:
         self._counter, self._who = counter, who
 
     def release(self) -> None:
-        """The request is answered."""
         if self._counter is not None and self._counted:
             self._counter.release(1, self._counted, done=self._complete)
             self._counted = 0
@@ -279,11 +278,6 @@ class _Body:
             self._counted -= less
 
     async def receive(self) -> Message:
-        """Receive the next message.
-
-        Raises:
-            ApiError: 413 for a body that is too long, 408 for one that is too slow.
-        """
         if self._complete:
             return await self._receive()
         coming = self._receive().__await__()

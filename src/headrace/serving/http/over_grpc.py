@@ -238,8 +238,6 @@ def _parameters(given: Mapping[str, Protobuf]) -> JsonObject:
 
 
 class _Exchange:
-    """A request to the app, and its answer."""
-
     def __init__(self, method: str, path: str, body: bytes = b"", headers: Sequence[tuple[bytes, bytes]] = ()) -> None:
         self._method = method
         self._path = path
@@ -250,7 +248,6 @@ class _Exchange:
         self.status = 499  # unless it is answered
 
     async def run(self, app: ASGIApp, context: grpc.aio.ServicerContext) -> Self:
-        """Call the app."""
         left_s = context.time_remaining()
         headers = [
             (name.encode(), value.encode())
@@ -292,7 +289,6 @@ class _Exchange:
 
     @property
     def answer(self) -> bytes:
-        """The body of the answer."""
         return b"".join(self._parts)
 
     def tensors(self) -> Protobuf:
@@ -313,7 +309,6 @@ class _Exchange:
 
     @property
     def error(self) -> str:
-        """What the app says of a request that it refuses."""
         try:
             told = orjson.loads(self.answer)["error"]
         except (ValueError, KeyError, TypeError):
@@ -321,7 +316,6 @@ class _Exchange:
         return str(told["message"] if isinstance(told, dict) else told)
 
     async def refuse(self, context: grpc.aio.ServicerContext) -> None:
-        """End the call with the error."""
         other = grpc.StatusCode.INVALID_ARGUMENT if self.status < 500 else grpc.StatusCode.INTERNAL
         passed = [(name.decode(), self._answered[name].decode()) for name in _TRAILING if name in self._answered]
         await context.abort(_STATUS.get(self.status, other), self.error, tuple(passed))

@@ -63,8 +63,6 @@ class OllamaOptions(BaseModel):
 
 
 class _Asking(RequestFields):
-    """Fields of requests to a language model."""
-
     model: str
     stream: bool | None = None
     format: JsonObject | Literal["json", ""] | None = None

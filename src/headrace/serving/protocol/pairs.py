@@ -62,7 +62,6 @@ class RerankRequest(TextsRequest):
     priority: Annotated[int | None, Field(ge=0, le=999, description="As Cohere has it. No effect.")] = None
 
     def may_cut(self, longest: int | None) -> bool:
-        """As `TextsRequest.may_cut`."""
         tokens = self.max_tokens_per_doc
         if tokens is not None and (longest is None or tokens < longest):
             limit = "it must be left out" if longest is None else f"it must be at least {longest}, the model's maximum"

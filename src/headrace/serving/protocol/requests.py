@@ -321,7 +321,6 @@ class _GenerationRequest(BaseRequest):
 
     @property
     def choices(self) -> int:
-        """The number of choices for each prompt."""
         return self.n or 1
 
     @property

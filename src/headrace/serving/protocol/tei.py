@@ -31,14 +31,11 @@ def errors(error: ApiError) -> tuple[int, JsonObject]:
 
 
 class _Truncating(BaseRequest):
-    """Fields of requests whose texts may be cut."""
-
     truncate: Annotated[bool | None, Field(description="Cut texts that are too long, instead of refusing them.")] = None
     truncation_direction: Literal["right", "Right"] | None = None
 
     @property
     def may_cut(self) -> bool:
-        """Whether texts may be cut."""
         return self.truncate is True
 
 
@@ -54,8 +51,6 @@ class TeiEmbedRequest(_Truncating):
 
 
 class _DenseFields(_Truncating):
-    """How vectors are wanted."""
-
     prompt_name: str | None = None
     normalize: Annotated[bool | None, Field(description="False for vectors as the model gives them.")] = None
     dimensions: Annotated[int | None, Field(ge=1, description="Length of the vectors.")] = None

@@ -30,11 +30,6 @@ def vector_format(body: VectorRequest, service: Service) -> Callable[[VectorNumb
 
 
 def _quantized(vector: VectorNumbers, wanted: OutputDtype) -> VectorNumbers:
-    """The vector in a type of fewer bits.
-
-    Raises:
-        RecordError: it holds NaN or an infinity.
-    """
     [found] = quantized(np.asarray([vector], dtype=np.float32), wanted)
     if isinstance(found, RecordError):
         raise found

@@ -87,11 +87,9 @@ class _AnthropicEvents(BlockChunks):
         self._model = model
 
     def begin(self) -> bytes:
-        """The beginning of the message."""
         return _event("message_start", message=_message(self._model, [], usage(()))) + _event("ping")
 
     def opened(self, block: StreamBlock) -> bytes:
-        """The beginning of a block, which is empty."""
         empty: JsonObject = {"type": "text", "text": ""}
         if block.call is not None:
             empty = {"type": "tool_use", "id": block.call.id, "name": block.call.name, "input": {}}
@@ -100,25 +98,20 @@ class _AnthropicEvents(BlockChunks):
         return _event("content_block_start", index=block.index, content_block=empty)
 
     def more(self, block: StreamBlock, piece: str) -> bytes:
-        """The event for more of a block."""
         name, kind = _DELTAS[block.kind]
         return _event("content_block_delta", index=block.index, delta={"type": kind, name: piece})
 
     def closed(self, block: StreamBlock) -> bytes:
-        """The end of a block."""
         return _event("content_block_stop", index=block.index)
 
     def ending(self, answer: GeneratorAnswer) -> bytes:
-        """The end of the message."""
         reason = {"stop_reason": stop_reason(answer), "stop_sequence": None}
         return _event("message_delta", delta=reason, usage=usage([answer]))
 
     def finish(self, answers: Sequence[GeneratorAnswer]) -> bytes:  # noqa: ARG002 - told in `ended`
-        """The last event."""
         return _event("message_stop")
 
     def failure(self, error: ApiError) -> bytes:
-        """The event for an error."""
         return event(errors(error)[1], "error")
 
 

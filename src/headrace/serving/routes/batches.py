@@ -160,7 +160,6 @@ class _Content(FileResponse):
     """A file response. HEAD requests arrive as GET and get the headers only."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the response."""
         await super().__call__({**scope, "method": "HEAD"} if "headrace_head" in scope else scope, receive, send)
 
 
@@ -172,7 +171,6 @@ def _check_size(size: int, max_bytes: int) -> None:
 
 
 async def _refuse_unknown_parts(request: Request) -> None:
-    """Raise 400 for an unsupported form field."""
     known = ("file", "purpose", "expires_after[anchor]", "expires_after[seconds]")
     for name in (await request.form()).keys() - set(known):
         message = f"unknown field {shown(name)}; known: {', '.join(known)}"
@@ -180,7 +178,6 @@ async def _refuse_unknown_parts(request: Request) -> None:
 
 
 def _refuse_unknown_parameters(request: Request, *known: str) -> None:
-    """Raise 400 for an unsupported query parameter."""
     for name in request.query_params.keys() - set(known):
         message = f"unknown parameter {shown(name)}; known: {', '.join(known)}"
         raise ApiError(400, message, code="unknown_field", param=f"{name:.60}")

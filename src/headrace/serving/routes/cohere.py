@@ -110,12 +110,10 @@ class _CohereEvents(BlockChunks):
         self._id = str(uuid.uuid4())
 
     def begin(self) -> bytes:
-        """The beginning of the message."""
         empty = {"role": "assistant", "content": [], "tool_plan": "", "tool_calls": [], "citations": []}
         return _event("message-start", id=self._id, delta={"message": empty})
 
     def opened(self, block: StreamBlock) -> bytes:
-        """The beginning of a block, which is empty."""
         if block.call is not None:
             empty = {**block.call.as_openai, "function": {"name": block.call.name, "arguments": ""}}
             return _event("tool-call-start", index=block.index, delta={"message": {"tool_calls": empty}})
@@ -123,7 +121,6 @@ class _CohereEvents(BlockChunks):
         return _event("content-start", index=block.index, delta={"message": {"content": {"type": name, name: ""}}})
 
     def more(self, block: StreamBlock, piece: str) -> bytes:
-        """The event for more of a block."""
         if block.kind == "call":
             more: JsonObject = {"tool_calls": {"function": {"arguments": piece}}}
             return _event("tool-call-delta", index=block.index, delta={"message": more})
@@ -131,20 +128,16 @@ class _CohereEvents(BlockChunks):
         return _event("content-delta", index=block.index, delta={"message": more})
 
     def closed(self, block: StreamBlock) -> bytes:
-        """The end of a block."""
         return _event("tool-call-end" if block.kind == "call" else "content-end", index=block.index)
 
     def ending(self, answer: GeneratorAnswer) -> bytes:
-        """The end of the message."""
         ending = {"finish_reason": finish_reason(answer), "usage": usage(answer)}
         return _event("message-end", id=self._id, delta=ending)
 
     def finish(self, answers: Sequence[GeneratorAnswer]) -> bytes:  # noqa: ARG002 - told in `ended`
-        """The end of the stream."""
         return b"data: [DONE]\n\n"
 
     def failure(self, error: ApiError) -> bytes:
-        """The end of the message, with an error."""
         ending = {"finish_reason": "ERROR", "error": error.message}
         return _event("message-end", id=self._id, delta=ending) + b"data: [DONE]\n\n"
 

@@ -96,7 +96,6 @@ class _Feed(Response):
         self._timeout_s = timeout_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve the stream."""
         self._live.enter()
         leaving = asyncio.ensure_future(disconnected(receive))
         try:

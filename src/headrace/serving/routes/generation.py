@@ -110,7 +110,6 @@ class _CompletionChunks(OpenAIChunks):
         super().__init__({**_head("cmpl", model), "object": "text_completion"}, body)
 
     def choice(self, index: int, text: str, finish_reason: str | None) -> JsonObject:
-        """A delta of one completion."""
         return choice(index, text=text, finish=finish_reason)
 
 
@@ -122,7 +121,6 @@ class _ChatChunks(OpenAIChunks):
         self._started: set[int] = set()
 
     def choice(self, index: int, text: str, finish_reason: str | None) -> JsonObject:
-        """A delta of the message."""
         delta: JsonObject = {"content": text} if text or index not in self._started else {}
         return choice(index, delta=self._begun(index, delta), finish=finish_reason)
 
@@ -133,11 +131,9 @@ class _ChatChunks(OpenAIChunks):
         return {"role": "assistant", **delta}
 
     def thought(self, index: int, text: str) -> bytes:
-        """The event for more reasoning."""
         return self.further(index, self._begun(index, reasoning_fields(text)))
 
     def called(self, index: int, number: int, call: ToolCall | None, arguments: str) -> bytes:
-        """The event for a call, or for more of its arguments."""
         function = {"arguments": arguments} if call is None else {"name": call.name, "arguments": arguments}
         begins = {} if call is None else {"id": call.id, "type": "function"}
         return self.further(

@@ -100,11 +100,9 @@ class _OllamaLines(StreamChunks):
         return _line({"model": self._model, "created_at": now(), **self._said(text, parts or {}), **more})
 
     def thought(self, index: int, text: str) -> bytes:  # noqa: ARG002 - one record
-        """The line for more reasoning."""
         return self._line("", {"done": False}, {"thinking": text})
 
     def delta(self, index: int, text: str) -> bytes:  # noqa: ARG002 - one record
-        """The line for more text."""
         return self._line(text, {"done": False})
 
     def ended(self, index: int, answer: GeneratorAnswer) -> bytes:  # noqa: ARG002 - one record
@@ -114,7 +112,6 @@ class _OllamaLines(StreamChunks):
         return before + self._line("", ending(answer, time.monotonic() - self._began))
 
     def failure(self, error: ApiError) -> bytes:
-        """The line for an error."""
         return _line(errors(error)[1])
 
 

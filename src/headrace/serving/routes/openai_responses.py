@@ -63,8 +63,6 @@ def _router(state: ServerState) -> APIRouter:
 
 @dataclass(frozen=True, slots=True)
 class _Turn:
-    """A request, and what it continues."""
-
     body: ResponsesRequest
     model: str
     before: Sequence[JsonObject]
@@ -94,11 +92,9 @@ class _Turn:
         return cls(body, state.service.name, before, head, f"msg_{uuid.uuid4().hex}", kept, tenant.name)
 
     def answer(self, answer: GeneratorAnswer) -> JsonObject:
-        """The response."""
         return self.body.answer(self.model, output(self.item, answer), answer, self.head)
 
     async def keep(self, answers: Sequence[GeneratorAnswer]) -> None:
-        """Keep the answer for requests that continue it."""
         if self.kept is not None:
             [answer] = answers
             said: JsonObject = {"role": "assistant", "content": answer["text"]}
@@ -131,12 +127,10 @@ class _ResponsesEvents(BlockChunks):
         return self._event(kind, item_id=item, output_index=block.index, **place, **content)
 
     def begin(self) -> bytes:
-        """The beginning of the response."""
         begun = self._turn.body.answer(self._turn.model, [], None, self._turn.head)
         return self._event("response.created", response=begun) + self._event("response.in_progress", response=begun)
 
     def opened(self, block: StreamBlock) -> bytes:
-        """The beginning of an item and of its part."""
         item = part_item(self._turn.item, block.kind, None, block.call)
         added = self._event("response.output_item.added", output_index=block.index, item=item)
         if block.kind == "call":
@@ -144,12 +138,10 @@ class _ResponsesEvents(BlockChunks):
         return added + self._of(block, "response.content_part.added", part=part(block.kind, ""))
 
     def more(self, block: StreamBlock, piece: str) -> bytes:
-        """The event for more of a part."""
         extra: JsonObject = {"logprobs": []} if block.kind == "text" else {}
         return self._of(block, f"response.{_EVENTS[block.kind]}.delta", delta=piece, **extra)
 
     def closed(self, block: StreamBlock) -> bytes:
-        """The end of a part and of its item."""
         if block.kind == "call":
             done = self._of(block, "response.function_call_arguments.done", arguments=block.written)
         else:
@@ -167,12 +159,10 @@ class _ResponsesEvents(BlockChunks):
         return b""
 
     def finish(self, answers: Sequence[GeneratorAnswer]) -> bytes:
-        """The end of the response."""
         whole = self._turn.answer(answers[0])
         return self._event(f"response.{whole['status']}", response=whole)
 
     def failure(self, error: ApiError) -> bytes:
-        """The event for an error."""
         told = error.body["error"]
         return self._event("error", code=told["code"], message=told["message"], param=told["param"])
 

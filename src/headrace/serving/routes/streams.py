@@ -92,15 +92,12 @@ class BlockChunks(StreamChunks):
         """The end of the answer, whose blocks have ended."""
 
     def thought(self, index: int, text: str) -> bytes:  # noqa: ARG002 - one record
-        """More reasoning."""
         return self._more("reasoning", text)
 
     def delta(self, index: int, text: str) -> bytes:  # noqa: ARG002 - one record
-        """More text."""
         return self._more("text", text)
 
     def called(self, index: int, number: int, call: ToolCall | None, arguments: str) -> bytes:  # noqa: ARG002
-        """A call, or more of its arguments."""
         begun = b"" if call is None else self._open("call", call)
         return begun + (self._more("call", arguments) if arguments else b"")
 
@@ -146,11 +143,9 @@ class OpenAIChunks(StreamChunks):
         return self._event(choice(index, delta=delta, finish=None))
 
     def delta(self, index: int, text: str) -> bytes:
-        """The event for more text."""
         return self._chunk(index, text, None)
 
     def ended(self, index: int, answer: GeneratorAnswer) -> bytes:
-        """The event with the reason of the end."""
         return self._chunk(index, "", answer["finish_reason"])
 
     def _chunk(self, index: int, text: str, finish_reason: str | None) -> bytes:
@@ -279,7 +274,6 @@ class EventStream(Response):
         return events
 
     def _notify(self, index: int) -> None:
-        """Notify the listener of a delta."""
         listener = self._call.listener
         if listener is None:
             return
@@ -291,11 +285,6 @@ class EventStream(Response):
         listener(WorkUnitSent(before is None, now - since, now))
 
     def _last(self, index: int, future: asyncio.Future[GeneratorAnswer], wait: CancelScope) -> bytes:
-        """The last events of an answer.
-
-        Raises:
-            ApiError: the record failed.
-        """
         if future.cancelled():
             raise wait.cause or asyncio.CancelledError
         if (error := future.exception()) is not None:

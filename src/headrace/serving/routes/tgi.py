@@ -104,15 +104,12 @@ class _TgiEvents(StreamChunks):
         return event({"index": self._sent, "token": token, "generated_text": whole, "details": details})
 
     def delta(self, index: int, text: str) -> bytes:  # noqa: ARG002 - one record
-        """The event for more text."""
         return self._event(text)
 
     def ended(self, index: int, answer: GeneratorAnswer) -> bytes:  # noqa: ARG002 - one record
-        """The event for the end."""
         return self._event("", answer)
 
     def failure(self, error: ApiError) -> bytes:
-        """The event for an error."""
         return event(errors(error)[1])
 
 

@@ -62,11 +62,6 @@ def _router(state: ServerState, task: Task) -> APIRouter:
 
 
 def _record(body: bytes, content_type: str, task: Task) -> object:
-    """The record of a body.
-
-    Raises:
-        ApiError: 400 for a body that is none.
-    """
     kind = content_type.partition(";")[0].strip().lower()
     if kind == "application/json":
         return _checked(_from_json(body), task)

@@ -60,7 +60,6 @@ class SqlTable:
         """Nothing to close: each use has its own connection."""
 
     def _find(self, connection: sa.Connection) -> bool:
-        """Look for the table."""
         import warnings
 
         import sqlalchemy as sa
@@ -157,7 +156,6 @@ _COLUMNS = {
 
 
 def _vector(length: int) -> object:
-    """The type of pgvector."""
     import sqlalchemy as sa
 
     class PgVector(sa.types.UserDefinedType[object]):

@@ -153,8 +153,6 @@ def sorts_rows(query: str) -> bool:
 
 
 class _SqlAlchemy:
-    """A database that SQLAlchemy reaches."""
-
     def __init__(self, engine: sa.Engine, shown: str) -> None:
         self._engine = engine
         self.shown = shown
@@ -219,8 +217,6 @@ def _names_of(result: sa.CursorResult[object]) -> list[str]:
 
 
 class _DuckDB:
-    """A DuckDB database."""
-
     def __init__(self, connect: Callable[[], duckdb.DuckDBPyConnection], shown: str) -> None:
         self._connect = connect
         self.shown = shown
