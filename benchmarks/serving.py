@@ -26,6 +26,7 @@ from typing import Any
 import httpx
 
 from benchmarks.common import quick, ratio, report, rounds
+from benchmarks.cpu import cpu_s
 from benchmarks.serving_apps import BASE_S, UNIT_S
 from examples.docstrings import collect
 from headrace.engines.model_folder import find_folder
@@ -131,12 +132,6 @@ def p99(result: dict[str, Any]) -> float:
     """In milliseconds."""
     latencies = result["latencies_ms"]
     return float(latencies[min(int(len(latencies) * 0.99), len(latencies) - 1)]) if latencies else float("nan")
-
-
-def cpu_s(pid: int) -> float:
-    """Processor time that a process has used."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def memory_mb(pid: int) -> float:

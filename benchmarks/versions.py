@@ -49,7 +49,7 @@ def checked_out(revision: str) -> Iterator[Path]:
 
 
 def measured(name: str, source: Path) -> float:
-    """Microseconds per record, with the package in `source`."""
+    """Microseconds of processor time per record, with the package in `source`."""
     command = [sys.executable, "-m", "benchmarks.versions_runs", name]
     environment = {**os.environ, "PYTHONPATH": str(source)}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
@@ -72,7 +72,7 @@ def main() -> None:
             rows.append([title, now, then, ratio(found["now"], found["before"])])
     report(
         "versions",
-        f"Time beside revision {revision}",
+        f"Processor time beside revision {revision}",
         ["work", "µs per record", "µs before", "x before"],
         rows,
         [f"Medians of {ROUNDS} rounds in turns; ratios are medians of pairs."],
