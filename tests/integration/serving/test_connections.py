@@ -139,23 +139,44 @@ def test_idle_connections_keep_nobody_out(server: Running) -> None:
         until(lambda: len(server.server.server_state.connections) < 30)  # though the other end keeps them open
 
 
-def test_a_half_closed_connection_is_given_up(server: Running) -> None:
+def completion(words: int, *, stream: bool = False) -> bytes:
+    body = json.dumps({"prompt": "w " * words, "max_tokens": words, "stream": stream}).encode()
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+    return head % len(body) + body
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("requests", [1, 2])  # the second waits for the first
+def test_who_closes_its_half_of_the_connection_is_answered(server: Running, requests: int, stream: bool) -> None:
+    server.engine.step_s = 0.02
+    with connect(server) as connection:
+        connection.sendall(completion(20, stream=stream) * requests)
+        connection.shutdown(socket.SHUT_WR)
+        got = answer(connection)  # until the server closes
+    server.engine.step_s = 0.0
+    answers = [part for part in got.split(b"HTTP/1.1 ") if part and not part.startswith(b"100")]
+    assert [part[:3] for part in answers] == [b"200"] * requests
+    assert got.count(b"[DONE]" if stream else b'"completion_tokens":20') == requests
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_who_closes_all_of_it_is_given_up(server: Running, stream: bool) -> None:
     service = server.host.loaded
     assert service is not None
     server.engine.step_s, said = 0.02, server.engine.words_said
-    body = json.dumps({"prompt": "w " * 4_000, "max_tokens": 4_000}).encode()
     with connect(server) as connection:
-        connection.sendall(
-            b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: "
-            + str(len(body)).encode()
-            + b"\r\n\r\n"
-            + body
-        )
+        connection.sendall(completion(4_000, stream=stream))
         until(lambda: service.batcher.stats.in_flight == 1)
-        connection.shutdown(socket.SHUT_WR)
-        until(lambda: service.batcher.stats.in_flight == 0)
-        assert server.engine.words_said < said + 4_000
+    until(lambda: service.batcher.stats.in_flight == 0)
+    assert server.engine.words_said < said + 4_000
     server.engine.step_s = 0.0
+
+
+def test_half_of_a_request_is_given_up(server: Running) -> None:
+    with connect(server) as connection:
+        connection.sendall(completion(4_000)[:-1])
+        connection.shutdown(socket.SHUT_WR)
+        assert answer(connection) == b""
 
 
 def test_a_stream_that_is_never_read_is_given_up() -> None:

@@ -204,6 +204,8 @@ def test_fields_of_voyage_and_jina_mean_what_openais_do(server: Running) -> None
     plain = embed(server)
     same = {"output_dimension": 32, "output_dtype": "float", "truncation": True, "late_chunking": False}
     assert np.array_equal(embed(server, **same, embedding_type="float"), plain)
+    held = [{"text": text} for text in TEXTS]
+    assert np.array_equal(embed(server, input=held, encoding_type="float", return_multivector=False), plain)
     normal = plain / np.linalg.norm(plain, axis=1, keepdims=True)
     assert np.abs(embed(server, normalized=True) - normal).max() < 1e-5
     assert np.array_equal(embed(server, embedding_type="binary"), embed(server, output_dtype="binary"))

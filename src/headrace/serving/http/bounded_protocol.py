@@ -1,4 +1,4 @@
-"""uvicorn's HTTP protocol with limits on the size of headers and the time to receive them, which uvicorn lacks."""
+"""uvicorn's HTTP protocol, with limits on headers, and answers for clients that close their half of a connection."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from array import array
 from typing import Literal, TypedDict
 
 import httptools
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from headrace.openai_protocol import error_body
 from headrace.serving.http.request_id import new_id
@@ -17,6 +17,10 @@ from headrace.serving.limits import ServeLimits
 _SLICE = 16 * 1024
 _OF_UPGRADES = frozenset({b"upgrade", b"http2-settings"})
 """Headers, and words of `Connection`, that ask for another protocol."""
+_PROBE = b"HTTP/1.1 100 Continue\r\n\r\n"
+"""Clients skip it. The system of a client that has left altogether answers it by a reset, which the next one meets."""
+_PROBE_S, _LONGEST_PROBE_S = 0.1, 5.0
+"""Seconds to the second probe, and at most to another: each takes twice as long as the one before."""
 
 
 def _answer(status: bytes, message: str, code: str) -> bytes:
@@ -53,7 +57,10 @@ class _Parser(httptools.HttpRequestParser):
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """Limits the size of headers and the wait for a request. A wish for another protocol is ignored."""
+    """Limits the size of headers and the wait for a request. A wish for another protocol is ignored.
+
+    A client that closes its half of the connection after its request is answered all the same.
+    """
 
     limits: ServeLimits
     """Set on a subclass, because uvicorn creates the protocol of each connection."""
@@ -115,6 +122,28 @@ class BoundedProtocol(HttpToolsProtocol):
     def send_400_response(self, msg: str) -> None:
         """Refuse invalid HTTP in the format of every other error."""
         self._refuse(b"400 Bad Request", msg, "invalid_http")
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """Whether to keep the connection, for the answers to requests that arrived whole.
+
+        Over TLS, the other half closes too, and a client of HTTP/1.0 understands no probe.
+        """
+        cycle: RequestResponseCycle | None = self.cycle
+        if cycle is None or cycle.response_complete or cycle.more_body:
+            return False
+        if self.scheme == "https" or cycle.scope["http_version"] == "1.0":
+            return False
+        cycle.keep_alive = False
+        self._probe(_PROBE_S)
+        return True
+
+    def _probe(self, again_s: float) -> None:
+        """Find out whether a client that sends no more has left. Answers that are sent piece by piece tell it too."""
+        if self.transport.is_closing():
+            return
+        if not self.pipeline and not self.cycle.response_started:
+            self.transport.write(_PROBE)
+        self._timer = self.loop.call_later(again_s, self._probe, min(2 * again_s, _LONGEST_PROBE_S))
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop the timer."""

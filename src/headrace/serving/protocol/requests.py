@@ -6,6 +6,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import Annotated, ClassVar, Literal, Self, TypeAlias, cast
 
 from pydantic import BaseModel, ConfigDict, FailFast, Field, GetCoreSchemaHandler, ValidationError
@@ -54,15 +55,17 @@ class _OneOrMany:
 
 
 class _TextsOrIds:
-    """Schema of one or more texts, each as text or as token ids."""
+    """Schema of one or more texts, each as text, as Jina's `{"text": ...}` or as token ids."""
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: object, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
         text = core_schema.str_schema(strict=True)
-        ids = core_schema.list_schema(core_schema.int_schema(strict=True, ge=0), fail_fast=True)
-        many = (core_schema.list_schema(text, fail_fast=True), ids, core_schema.list_schema(ids, fail_fast=True))
+        number = core_schema.int_schema(strict=True, ge=0)
+        held = core_schema.typed_dict_schema({"text": core_schema.typed_dict_field(text)}, extra_behavior="forbid")
+        of_jina = core_schema.no_info_after_validator_function(itemgetter("text"), held)
+        items = (text, number, core_schema.list_schema(number, fail_fast=True), of_jina)
         return core_schema.union_schema(
-            [text, *many],
+            [text, *(core_schema.list_schema(one, fail_fast=True) for one in items)],
             custom_error_type="not_text",
             custom_error_message="must be a text, a list of texts, a list of token ids, or a list of such lists",
         )
@@ -183,6 +186,9 @@ class VectorRequest(BaseRequest):
         Literal["float", "base64", "binary", "ubinary"] | None,
         Field(description="As Jina has it; the same as encoding_format or output_dtype."),
     ] = None
+    encoding_type: Annotated[
+        Literal["float"] | None, Field(description="As LlamaIndex's Jina client sends it: float.")
+    ] = None
     normalized: Annotated[Literal[True] | None, Field(description="True scales vectors to length 1.")] = None
 
     @property
@@ -227,6 +233,7 @@ class EmbeddingRequest(TextsRequest, VectorRequest):
     input_type: Annotated[str | None, Field(description="As Voyage has it: the prompt query or document.")] = None
     task: Annotated[str | None, Field(description="As Jina has it: a prompt such as retrieval.query.")] = None
     late_chunking: Annotated[Literal[False] | None, Field(description="False, or null.")] = None
+    return_multivector: Annotated[Literal[False] | None, Field(description="False, or null.")] = None
 
     def _prompt(self, known: Sequence[str]) -> str | None:
         """The prompt that the request names, in one API's way."""
