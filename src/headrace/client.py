@@ -127,7 +127,6 @@ class AsyncClient:
         await self.close()
 
     async def close(self) -> None:
-        """Close the connections."""
         for pool in self._pools:
             await pool.http.aclose()
 
@@ -261,7 +260,6 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Close the connections."""
         self._runner.run(self._client.close())
         self._runner.close()
 

@@ -66,12 +66,10 @@ class PayloadList(list[object]):
         self.nbytes = nbytes
 
     def take(self, rows: RowNumbers) -> PayloadList:
-        """The inputs of some rows, in the order given."""
         return PayloadList([self[row] for row in rows.tolist()])
 
     @classmethod
     def joined(cls, pieces: Sequence[PayloadList]) -> PayloadList:
-        """The inputs of several blocks, one after the other."""
         return cls([payload for piece in pieces for payload in piece])
 
 

@@ -73,8 +73,6 @@ class BenchRow:
 
 @dataclass(frozen=True, slots=True)
 class BenchResult:
-    """The result."""
-
     task: str
     rows: tuple[BenchRow, ...]
     reference: str

@@ -62,7 +62,6 @@ class RunningJob(Generic[ResultT]):
 
     @property
     def is_done(self) -> bool:
-        """Whether the job has ended."""
         return self._ended.done()
 
     @property

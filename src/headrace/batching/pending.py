@@ -109,7 +109,6 @@ class PendingResult(asyncio.Future[Any]):
         raise ValueError(f"a pending result holds one record: cannot split off {count}")
 
     def set_results(self, results: Sequence[object], failed: bool) -> None:  # noqa: ARG002  # one result says it
-        """Set the single record's result or exception."""
         self.set_exception(results[0]) if isinstance(results[0], BaseException) else self.set_result(results[0])
 
     def cancel(self, msg: object = None) -> bool:

@@ -53,7 +53,6 @@ class LogStream:
         self._stream.flush()
 
     def isatty(self) -> bool:
-        """Whether bars and colours make sense."""
         return not self.as_json and self._stream.isatty()
 
     def __getattr__(self, name: str) -> object:

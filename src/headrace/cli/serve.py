@@ -44,8 +44,6 @@ headrace serve --config models.yaml
 
 
 class ServeCommand(EngineCommand):
-    """`headrace serve`."""
-
     by_environment = True
 
 

@@ -28,8 +28,6 @@ class ClusterResources:
 
 @dataclass(frozen=True, slots=True)
 class Replicas:
-    """Autoscaling settings."""
-
     least: int = 0
     most: int = 2
     target_ongoing_requests: float = 10.0

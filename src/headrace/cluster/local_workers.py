@@ -99,7 +99,6 @@ class LocalWorker:
         return self._process.ended is None
 
     async def load(self) -> float:
-        """Wait until the model is loaded; returns the offset of the clocks in seconds."""
         try:
             loaded(await self._heartbeat.unless_silent(asyncio.wrap_future(self.loading)))
             return await self._heartbeat.clock_offset()
@@ -111,22 +110,18 @@ class LocalWorker:
         return self._process.call("choose", sample)
 
     def use(self, spec: WorkerSpec) -> None:
-        """Load again, once loaded, as this says."""
         self.loading = self._process.call("use", spec)
 
     def clock(self) -> Future[float]:
-        """The worker's `time.monotonic()`, as a health check."""
         return self._process.call("clock")
 
     async def work(self, payloads: list[bytes]) -> WorkUnitReply:
         return unpack(await asyncio.wrap_future(self._process.call("work", payloads)))
 
     async def watch(self) -> NoReturn:
-        """Check the worker's health until it dies."""
         await self._heartbeat.watch()
 
     def kill(self) -> None:
-        """Kill the worker, if it is alive."""
         self._process.kill()
 
 
@@ -155,7 +150,6 @@ class LocalWorkers:
         return WorkerRoom("data_parallel_size", most)
 
     def choose(self, sample: WorkerSample) -> WorkerInfo:
-        """Let one worker choose the dtype, and the others use it."""
         chosen = self._first_of([self._first.choose(sample)])[1]
         self._spec = self._spec.chosen(chosen.dtype)
         if chosen.dtype != self.info.dtype:
@@ -166,7 +160,6 @@ class LocalWorkers:
         return chosen
 
     def start(self) -> LocalWorker:
-        """Start a worker on the share of one that is dead."""
         index = next(index for index, worker in enumerate(self._workers) if not worker.alive)
         self._workers[index] = LocalWorker(self._spec, self._shares[index])
         return self._workers[index]

@@ -80,7 +80,6 @@ class FanOut(Generic[ResultT]):
         self._return_exceptions = return_exceptions
 
     async def __aiter__(self) -> AsyncIterator[ResultT]:
-        """The results, on the running event loop."""
         pool = self._make_pool()
         try:
             while await pool.wait():
@@ -91,7 +90,6 @@ class FanOut(Generic[ResultT]):
             await pool.stop()
 
     def __await__(self) -> Generator[object, None, list[ResultT]]:
-        """All results, as a list."""
         return self._collect().__await__()
 
     async def _collect(self) -> list[ResultT]:

@@ -53,7 +53,6 @@ class LoopThread:
         return self.submit(coroutine).result()
 
     def call_soon(self, callback: Callable[[], object]) -> None:
-        """Call a function on the loop."""
         self._loop.call_soon_threadsafe(callback)
 
     def cancel_all(self) -> None:

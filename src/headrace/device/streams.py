@@ -114,7 +114,6 @@ class _CudaStreams:
             return _CudaBatch(tensors, self._side.copy_in.record_event(), self._side.copy_out)
 
     def settle(self) -> None:
-        """Wait until the device has done all it was given."""
         with contextlib.suppress(RuntimeError):  # the device failed: there is nothing to wait for
             synchronize(self._device)
 

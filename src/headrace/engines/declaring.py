@@ -151,7 +151,6 @@ class EngineOptions(_Dataclasses):
         return {name: value for name, value, default in every if value != default}
 
     def as_config(self) -> EngineConfig:
-        """The configuration that jobs and servers use."""
         from headrace.engines.choosing.config import EngineConfig, model_name  # this module is below it
 
         return EngineConfig(self.task, model_name(self.model), self.engine, self.given())

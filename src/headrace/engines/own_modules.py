@@ -80,7 +80,6 @@ class ModuleInputs:
 
     @classmethod
     def joined(cls, pieces: Sequence[Self]) -> Self:
-        """The inputs of several blocks, one after the other."""
         arrays = [piece.arrays for piece in pieces if piece.arrays is not None]
         if len(arrays) < len(pieces) or len({_kinds(one) for one in arrays}) > 1:
             return cls(None, [piece[row] for piece in pieces for row in range(len(piece))])
@@ -162,7 +161,6 @@ class ModuleEngine:
         return speeds(self._device) if self._size >= _LEAST_PARAMETERS else {}
 
     def forward_meter(self) -> ForwardMeter:
-        """What its forward passes did so far."""
         return self._meter
 
     # -- prepare ---------------------------------------------------------------------------------------------------

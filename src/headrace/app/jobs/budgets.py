@@ -200,7 +200,6 @@ def steps_in(found: Mapping[str, object] | None) -> StepSize | None:
 
 
 def kept_steps(size: StepSize) -> dict[str, object]:
-    """The tuning result that `steps_in` reads."""
     return {"step_answers": size.answers, "step_tokens": size.tokens}
 
 
@@ -232,7 +231,6 @@ class StepListener:
         batcher.set_max_slots(self._slots)
 
     def __call__(self, event: Event) -> None:
-        """Look at the sizes after a step."""
         if isinstance(event, JobDone):
             self.keep()
         if not isinstance(event, StepDone):

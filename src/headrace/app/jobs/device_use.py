@@ -52,7 +52,6 @@ class DeviceWatch:
         self._reading: GpuReading | None = None
 
     def __call__(self, event: Event) -> None:
-        """Start to measure, or tell."""
         match event:
             case JobStarted():
                 self._before = self._meter.read()

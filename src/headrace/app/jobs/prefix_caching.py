@@ -23,7 +23,6 @@ class PrefixCacheListener:
             self.tell()
 
     def tell(self) -> None:
-        """Send the counts since the last call."""
         now = self._read()
         used, self._before = now.since(self._before), now
         counts = used.queries, used.hits, used.computed

@@ -61,7 +61,6 @@ class RunningModel:
             self._listeners.remove(listener)
 
     def tell(self, event: Event) -> None:
-        """Send an event to all that listen now."""
         for listener in tuple(self._listeners):
             listener(event)
 

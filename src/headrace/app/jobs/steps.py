@@ -60,8 +60,6 @@ Execute = Callable[[JobSettings], tuple[JobEnd, Report]]
 
 @dataclass(frozen=True, slots=True)
 class StepsEnd:
-    """How a job of several steps ended."""
-
     end: JobEnd
     """How the step that was run last ended."""
     settings: JobSettings

@@ -28,9 +28,7 @@ class JobTracing(contextlib.AbstractContextManager["JobTracing"], Protocol):
 class ServerTracing(RequestTracing, Protocol):
     """Traces the requests of a server, and their batches."""
 
-    def batches(self, process: Callable[[list[T]], Sequence[object]]) -> Callable[[list[object]], Sequence[object]]:
-        """The function that runs a batch, traced."""
-        ...
+    def batches(self, process: Callable[[list[T]], Sequence[object]]) -> Callable[[list[object]], Sequence[object]]: ...
 
 
 class TracingExporter(Protocol):

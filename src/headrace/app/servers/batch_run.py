@@ -55,7 +55,6 @@ class BulkModel:
 
     @asynccontextmanager
     async def running(self, service: Service) -> AsyncIterator[None]:
-        """Accept bulk work while the body runs."""
         backfill = Backfill(
             service.engine, service.batcher, self._target_s, lambda: service.admission.requests, service.tokens
         )
@@ -139,11 +138,6 @@ class ModelRun:
         self._turn: asyncio.Task[BatchEnd] | None = None
 
     async def run(self, on_thread: OnThread) -> BatchEnd:
-        """Run to the end, or until stopped.
-
-        Raises:
-            HeadraceError: the run cannot start or continue. Finished records are kept.
-        """
         end = await on_thread(self._earlier_end)
         while not (end.complete or self._stopped):
             self._turn = asyncio.create_task(self._take_turn(on_thread), name="headrace-batch-turn")

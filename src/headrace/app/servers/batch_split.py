@@ -66,12 +66,10 @@ class SplitRun(Generic[ModelT]):
 
     @property
     def completed(self) -> int:
-        """Requests answered, including earlier runs."""
         return sum(part.run.completed for part in self._parts)
 
     @property
     def failed(self) -> int:
-        """Requests that failed, including earlier runs."""
         return sum(part.run.failed for part in self._parts)
 
     async def run(self, on_thread: OnThread, /) -> BatchEnd:
@@ -104,7 +102,6 @@ class SplitRun(Generic[ModelT]):
             self._now.stop()
 
     def salvage(self) -> BatchEnd:
-        """Write the finished records to files and count them. Blocks."""
         manifest = self._folder / MANIFEST
         names = json.loads(manifest.read_bytes()) if manifest.exists() else [""]
         self._parts = [part for part in self._parts_of(names) if part.folder.exists()]

@@ -28,11 +28,6 @@ class ObservedServer:
         return frame.as_json().encode(), frame.window_s > 0
 
     def report(self) -> str:
-        """The report as an HTML page. Blocks for a moment.
-
-        Raises:
-            MissingExtraError: what draws it is not installed.
-        """
         return render([ReportedJob(self._account.name, "serving", self._account.runs())])
 
 

@@ -78,8 +78,6 @@ class ModelSection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelsFile:
-    """The whole file."""
-
     pool: PoolSection
     models: Sequence[ModelSection]
 

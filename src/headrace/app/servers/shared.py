@@ -83,5 +83,4 @@ class KeptEngine:
         return getattr(self._engine, name)
 
     def close(self) -> None:
-        """Send no more events."""
         self._heard.close()

@@ -66,7 +66,6 @@ class RunSlice:
         return self.run.records[self.start : self.end]
 
     def split(self, count: int) -> RunSlice:
-        """Split off the first `count` records."""
         first = RunSlice(self.stream, self.run, self.start, self.start + count)
         first.cost, first.arrival, first.holder = self.cost, self.arrival, self.holder
         self.start += count
@@ -78,19 +77,12 @@ class RunSlice:
         return self.stream.closed or self not in self.stream.entries
 
     def set_result(self, result: object) -> None:
-        """Set the single record's result."""
         self.set_results([result], False)
 
     def set_exception(self, exception: BaseException) -> None:
-        """Set the single record's exception."""
         self.set_results([exception], True)
 
     def set_results(self, results: Sequence[object], failed: bool) -> None:
-        """Set each record's result or exception, once.
-
-        Raises:
-            asyncio.InvalidStateError: they are set already, or the stream is closed.
-        """
         if self.done():
             raise asyncio.InvalidStateError("the results are already set or the stream is closed")
         self.results, self.failed = results, failed

@@ -49,7 +49,6 @@ class Overview:
         self._hosts = Hosts(settings.allowed_hosts)
 
     def known(self) -> tuple[str, Deployment]:
-        """The owner and the deployment."""
         return self._known
 
     async def __call__(self, request: Request) -> Response:

@@ -25,7 +25,6 @@ class QueuedCost:
         self._target = target
 
     def __call__(self, context: Any) -> tuple[float, dict[str, object]]:
-        """The desired number of replicas. Ray Serve applies bounds and delays."""
         costs = (context.aggregated_metrics or {}).get(COST, {})
         wanted = sum(costs.values()) / self._target
         # Without replicas there is no cost metric yet, only the number of requests.

@@ -42,8 +42,6 @@ _OWNER_POLL_S = 2.0
 
 @serve.ingress()
 class ReplicaServer:
-    """One replica."""
-
     async def __init__(self, settings: ServerSettings) -> None:  # type: ignore[misc] # Ray awaits it
         """Load the model.
 
@@ -135,8 +133,6 @@ def _actor_options(cpus: float, gpus: float) -> JsonObject:
 
 @dataclass(frozen=True, slots=True)
 class Deployed:
-    """A deployed server."""
-
     url: str
     owner: str
 

@@ -151,7 +151,6 @@ class RayWorkers:
             undo.pop_all()
 
     def choose(self, sample: WorkerSample) -> WorkerInfo:
-        """Let one worker choose the dtype, and the others use it."""
         chosen = self._first_of([self._first.choose(sample)])[1]
         self._spec = self._spec.chosen(chosen.dtype)
         if chosen.dtype != self.info.dtype:
@@ -254,7 +253,6 @@ class RayWorker:
         self._heartbeat = heartbeat.Heartbeat(lambda: self._location, self._clock)
 
     async def load(self) -> float:
-        """Wait until the model is loaded; returns the offset of the clocks in seconds."""
         with self._ray_errors():
             placed, _ = await asyncio.wait({asyncio.ensure_future(heartbeat.awaited(self.greeting))}, timeout=_PLACE_S)
             if not placed:
@@ -267,7 +265,6 @@ class RayWorker:
         return self._actor.choose.remote(sample)
 
     def use(self, spec: WorkerSpec) -> None:
-        """Load again, once loaded, as this says."""
         self.loading = self._actor.use.remote(spec)
 
     async def work(self, payloads: list[bytes]) -> WorkUnitReply:
@@ -275,11 +272,9 @@ class RayWorker:
             return unpack(await self._actor.work.remote(payloads))
 
     async def watch(self) -> NoReturn:
-        """Check the worker's health until it dies."""
         await self._heartbeat.watch()
 
     def pulse(self) -> ray.ObjectRef[float]:
-        """Request the worker's clock as a health check."""
         return self._actor.clock.remote()
 
     async def _clock(self) -> float:
@@ -287,7 +282,6 @@ class RayWorker:
             return float(await self.pulse())
 
     def kill(self) -> None:
-        """Kill the worker, if it is alive."""
         _call_with_timeout(_KILL_S, self.end)
 
     def end(self) -> None:

@@ -125,11 +125,9 @@ class ProcessEngine:
         return self._facts.hardware
 
     def dtype_speeds(self) -> Mapping[str, float]:
-        """How many times as fast as float32 its device is in other types."""
         return self._facts.dtype_speeds
 
     def forward_meter(self) -> ForwardMeter | None:
-        """What the forward passes in the process did."""
         return self._meter
 
     def describe(self) -> Mapping[str, object]:

@@ -179,12 +179,10 @@ class CausalLM(Vocabulary):
         return prepared_by(inputs, self, self._splitter)
 
     def whole(self, request: object, place: Place) -> Prepared[TokenizedRequest]:
-        """The request, not split."""
         ask = self._ask(self._parsed(request), place)
         return Prepared(ask, cost=len(ask.prompt), greedy=ask.sampling.temperature == 0)
 
     def room(self, request: object) -> int:
-        """Tokens that the prompt may have."""
         return room_of(self.max_model_len, self._parsed(request).sampling.max_tokens)
 
     def count(self, request: object) -> int:
@@ -275,7 +273,6 @@ class CausalLM(Vocabulary):
         return tuple(words.ids)
 
     def tokenize(self, value: object, add_special_tokens: bool) -> list[int]:
-        """The ids of a text, or of the messages of a chat, before they are cut."""
         if isinstance(value, list):
             text = self._text(Request(None, checked_messages(value), self.prompting.sampling, {}))
         else:
@@ -378,12 +375,10 @@ class CausalLM(Vocabulary):
         return self.device.type == "cuda" and not self._is_split
 
     def sleep(self) -> None:
-        """Move the weights to host memory."""
         if self.model is not None:
             to_host(self.model, self.device)
 
     def wake(self) -> None:
-        """Undo `sleep`."""
         if self.model is not None:
             to_device(self.model, self.device)
 

@@ -145,7 +145,6 @@ class GenerationEngine(TokenizedEngine):
         self._schedule(self._stats)
 
     def forget(self) -> None:
-        """Forget the prompts in the prefix cache. No request is in the engine."""
         self._schedule(self._scheduler.stats)
 
     def _schedule(self, stats: PrefixCacheStats) -> None:
@@ -195,15 +194,12 @@ class GenerationEngine(TokenizedEngine):
         return hash((record.ask if isinstance(record, ResumedAnswer) else record).prompt[:PAGE])
 
     def follow(self, payload: TokenizedRequest, listener: Callable[[PartialAnswer], None]) -> TokenizedRequest:
-        """The same request, with `listener` called with the partial answer."""
         return replace(payload, listener=listener)
 
     def count_cached(self, payload: TokenizedRequest) -> TokenizedRequest:
-        """The same request; its answer has `cached_tokens`."""
         return replace(payload, counts_cached=True)
 
     def add(self, key: int, record: TokenizedRequest | ResumedAnswer) -> None:
-        """Add a request to the next step."""
         if isinstance(record, TokenizedRequest):
             record = ResumedAnswer(record, self._lm.sampler(record), (), None)
         tokens = AnswerTokens(key, record.ask.prompt, list(record.generated), cached=record.cached)

@@ -175,7 +175,6 @@ class TokenGuide:
         """Why the answer could not be held to its form; it ends then."""
 
     def chosen(self, token: int) -> None:
-        """The answer goes on with this token."""
         if self.failed is None:
             self._taken.append(token)
             self._bits = None

@@ -113,15 +113,12 @@ class NetworkEngine:
         return self.network.sleeper
 
     def hardware(self) -> Mapping[str, object]:
-        """JSON-able facts that decide how fast it is, beside the CPU."""
         return self.network.hardware()
 
     def dtype_speeds(self) -> Mapping[str, float]:
-        """How many times as fast as float32 its device is in other types; empty for none."""
         return self.network.dtype_speeds()
 
     def forward_meter(self) -> ForwardMeter | None:
-        """What its forward passes did so far; None if that is not measured."""
         return self.network.meter
 
     def close(self) -> None:

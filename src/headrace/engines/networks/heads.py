@@ -91,7 +91,6 @@ class LabelHead:
         self._top = top
 
     def __call__(self, logits: OutputRows) -> list[BestLabels]:
-        """One classification per row."""
         return self._ranked(apply(self._function, logits))
 
     def join(self, rows: OutputRows, weights: Sequence[int], how: ChunkJoin) -> BestLabels:
@@ -141,7 +140,6 @@ class VectorHead:
         self._output_dtype = output_dtype
 
     def __call__(self, rows: OutputRows) -> Sequence[QuantizedVector | RecordError]:
-        """One vector per row."""
         rows = rows[:, : self._dimension]
         if self._normalize:
             rows = rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-12)

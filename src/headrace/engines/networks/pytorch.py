@@ -132,7 +132,6 @@ class TorchNetwork:
         return speeds(self._device) if size >= LEAST_PARAMETERS else {}
 
     def run(self, arrays: Arrays) -> OutputRows:
-        """One output row per input row, float32, in order."""
         call = self._awake()
 
         def compute(pipeline: Pipeline, places: RowNumbers | None) -> Computed:
@@ -145,7 +144,6 @@ class TorchNetwork:
         return computed.rows
 
     def run_texts(self, batch: TextBatch, packed: bool) -> OutputRows:
-        """One row per text, or per token, float32, in order."""
         call, graphs, lengths = self._awake(), self.graphs, batch.lengths
 
         def compute(pipeline: Pipeline, places: RowNumbers | None) -> Computed:
@@ -209,19 +207,16 @@ class TorchNetwork:
         return self if self.kind == "cuda" and not self._int8 else None
 
     def sleep(self) -> None:
-        """Move the weights to host memory."""
         if self.module is not None:
             self._asleep, self.graphs = True, None
             to_host(self.module, self._device)
 
     def wake(self) -> None:
-        """Undo `sleep`."""
         if self.module is not None:
             to_device(self.module, self._device)
             self.graphs, self._asleep = self._new_graphs(), False
 
     def close(self) -> None:
-        """Free its memory. Safe to call twice."""
         module, self.module = self.module, None
         self.call = self.graphs = None
         if module is not None:

@@ -139,7 +139,6 @@ class OnnxNetwork:
         return self.run(batch.padded())
 
     def close(self) -> None:
-        """Free its memory. Safe to call twice."""
         self._session = None
 
 

@@ -126,7 +126,6 @@ class EndpointEngine:
                 silence.cancel()
 
     def use(self) -> EndpointUsed:
-        """What became of the requests so far."""
         sent = self._answered + self._limited + self._unanswered
         at_once, held = self._settings.concurrency, self._client.held
         return EndpointUsed(sent, self._limited, self._unanswered, at_once, time.monotonic(), held)

@@ -30,15 +30,12 @@ class TokenizedEngine:
         return self.tokens.prepare(inputs)
 
     def tokenize(self, value: object, add_special_tokens: bool) -> list[int]:
-        """The ids that the model gets for a text or chat, before they are cut."""
         return self.tokens.tokenize(value, add_special_tokens)
 
     def detokenize(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
-        """The text of ids."""
         return self.tokens.detokenize(ids, skip_special_tokens)
 
     def token_strings(self, ids: Sequence[int]) -> list[str]:
-        """The vocabulary's entry for each id."""
         return self.tokens.token_strings(ids)
 
 
@@ -58,7 +55,6 @@ class Vocabulary:
         return text
 
     def token_strings(self, ids: Sequence[int]) -> list[str]:
-        """The vocabulary's entry for each id. Raises as `detokenize`."""
         return token_strings(self._tokenizer, ids)
 
 

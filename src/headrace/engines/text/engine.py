@@ -90,7 +90,6 @@ class TextEngine(TokenizedEngine, NetworkEngine):
         }
 
     def prepare_column(self, inputs: Column) -> PreparedColumn:
-        """The tokens of each input, or its error."""
         return self.tokens.prepare_column(inputs)
 
     def forward(self, batch: TokenRows | list[Tokens | Part[Tokens]]) -> Sequence[object]:
@@ -242,7 +241,6 @@ class TokenBatch:
         return self.tokens.collate(self.rows, self.inputs, self.side, length)
 
     def packed(self, length: int) -> Arrays:
-        """Arrays of shape (length,): the tokens of all texts in a row, and what fills it. Positions count from 0."""
         return self.tokens.packed(self.rows, self.inputs, length)
 
 

@@ -123,7 +123,6 @@ class _LateTokens:
         return [self._expanded(next(queries)) if is_query else next(documents) for is_query in are_queries]
 
     def prepare_column(self, inputs: Column) -> PreparedColumn:
-        """The tokens of each input, or its error."""
         values = listed(inputs)
         if any(map(self._is_query, values)):
             return self.documents.column_of(self.prepare(values)).prepared()

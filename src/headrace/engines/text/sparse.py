@@ -45,7 +45,6 @@ class SparseHead:
         self._most = max_active_dims
 
     def __call__(self, rows: OutputRows) -> list[SparseVector]:
-        """One vector per row."""
         return [self._sparse(row) for row in rows]
 
     def _sparse(self, row: OutputRows) -> SparseVector:

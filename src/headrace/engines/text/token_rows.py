@@ -72,7 +72,6 @@ class TokenRows:
         return self.flat[:rows, self.offsets[row] : self.offsets[row + 1]].copy()
 
     def take(self, rows: RowNumbers) -> TokenRows:
-        """Some texts, in the order given."""
         starts = self.offsets[rows]
         lengths = self.offsets[rows + 1] - starts
         offsets = offsets_of(lengths)
@@ -83,7 +82,6 @@ class TokenRows:
 
     @classmethod
     def joined(cls, pieces: Sequence[TokenRows]) -> TokenRows:
-        """The texts of several, one after the other."""
         if len(pieces) == 1:
             return pieces[0]
         rows = max(len(piece.flat) for piece in pieces)

@@ -55,12 +55,10 @@ class PixelColumn:
         return self.normalization(self.values[row])
 
     def take(self, rows: RowNumbers) -> PixelColumn:
-        """The images of some rows, in the order given."""
         return PixelColumn(self.values[rows], self.normalization)
 
     @classmethod
     def joined(cls, pieces: Sequence[PixelColumn]) -> PixelColumn:
-        """The images of several blocks of one engine, one after the other."""
         if len(pieces) == 1:
             return pieces[0]
         return cls(np.concatenate([piece.values for piece in pieces]), pieces[0].normalization)

@@ -119,7 +119,6 @@ class VllmEngine:
         return prepared_by(inputs, self, self._splitter)
 
     def count(self, request: object) -> int:
-        """Tokens of the prompt."""
         try:
             return len(self._rendered(self._parsed(request))[0]["prompt_token_ids"])
         except RecordError as error:
@@ -128,7 +127,6 @@ class VllmEngine:
             raise
 
     def room(self, request: object) -> int:
-        """Tokens that the prompt may have."""
         return room_of(self.max_model_len, self._parsed(request).sampling.max_tokens)
 
     def _parsed(self, value: object) -> Request:
@@ -159,7 +157,6 @@ class VllmEngine:
             raise RecordError(f"vLLM refuses {about}: {line(error)}") from error
 
     def whole(self, request: object, place: Place) -> Prepared[_Payload]:
-        """The request, not split."""
         parsed = self._parsed(request)
         prompt, params = self._rendered(parsed)
         tokens = prompt["prompt_token_ids"]
@@ -197,7 +194,6 @@ class VllmEngine:
         return replace(payload, params=params, listener=listener)
 
     def count_cached(self, payload: _Payload) -> _Payload:
-        """The same request; its answer has `cached_tokens`."""
         return replace(payload, counts_cached=True)
 
     async def infer(self, payload: _Payload) -> GeneratedText:

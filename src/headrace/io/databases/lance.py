@@ -35,7 +35,6 @@ class LanceTable:
         self._open: object = None
 
     def count(self, columns: Sequence[str]) -> int | None:
-        """The number of rows; None if there is no table."""
         with self._as_os_errors():
             table = self._find()
             if table is None:

@@ -40,7 +40,6 @@ class ArrowTable:
 
     @property
     def nbytes(self) -> int:
-        """Bytes in memory."""
         return int(self.batch.nbytes) + self.positions.nbytes + self.places.nbytes
 
     def __len__(self) -> int:
@@ -56,23 +55,19 @@ class ArrowTable:
         return None if isinstance(tried(lambda: column.validate(full=True)), Exception) else column
 
     def lacks(self, name: str) -> bool:
-        """Whether no row has the column."""
         return name not in self.batch.schema.names
 
     def record(self, row: int) -> Record:
-        """One row."""
         place, position = int(self.places[row]), int(self.positions[row])
         [data] = rows_of(self.batch.slice(place, 1), self.shown, self.number + place)
         return Record(position, position, data)
 
     def records(self) -> Iterator[Record]:
-        """All rows, for less than one by one."""
         rows = rows_of(self.batch, self.shown, self.number, self.places.tolist())
         for position, row in zip(self.positions.tolist(), rows, strict=True):
             yield Record(position, position, row)
 
     def slice(self, start: int, stop: int) -> ArrowTable:
-        """The rows start..stop-1."""
         positions, places = self.positions[start:stop], self.places[start:stop]
         if not len(places):
             return ArrowTable(positions, self.batch.slice(0, 0), places, self.shown, self.number)

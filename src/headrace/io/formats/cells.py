@@ -47,7 +47,6 @@ class Cell:
         return found
 
     def inner(self, keys: Sequence[str]) -> Cell:
-        """The value in this one, a struct, that the keys lead to."""
         from pyarrow import compute
 
         return Cell(compute.struct_field(self.column.slice(self.place, 1), list(keys)), 0)

@@ -26,7 +26,6 @@ class FlatRows:
     outputs: Sequence[object]
 
     def __len__(self) -> int:
-        """How many rows."""
         return len(self.ids)
 
 

@@ -100,7 +100,6 @@ class TextTable:
 
     @property
     def nbytes(self) -> int:
-        """Bytes in memory."""
         text = int((self.lines.ends[self.numbers] - self.lines.starts[self.numbers]).sum())
         arrays = sum(int(column.nbytes) for column in self.columns.values() if column is not None)
         return text + arrays + self.positions.nbytes + self.numbers.nbytes
@@ -113,7 +112,6 @@ class TextTable:
         return self.columns.get(name)
 
     def lacks(self, name: str) -> bool:
-        """Whether no row has the column, for sure."""
         raise NotImplementedError
 
     def row(self, line: bytes) -> dict[str, Json]:
@@ -121,16 +119,13 @@ class TextTable:
         raise NotImplementedError
 
     def record(self, row: int) -> Record:
-        """One row."""
         position = int(self.positions[row])
         return Record(position, position, self.row(self.lines[int(self.numbers[row])]))
 
     def records(self) -> Iterator[Record]:
-        """All rows."""
         return map(self.record, range(len(self)))
 
     def slice(self, start: int, stop: int) -> Self:
-        """The rows start..stop-1."""
         columns = {
             name: None if column is None else column.slice(start, stop - start) for name, column in self.columns.items()
         }

@@ -86,18 +86,14 @@ class ArrayTable:
         return column
 
     def lacks(self, name: str) -> bool:
-        """Whether no row has the column."""
         return name != ARRAY
 
     def record(self, row: int) -> Record:
-        """One row."""
         position = int(self.positions[row])
         return Record(position, position, {ARRAY: self.array[position]})
 
     def records(self) -> Iterator[Record]:
-        """All rows."""
         return map(self.record, range(len(self)))
 
     def slice(self, start: int, stop: int) -> ArrayTable:
-        """The rows start..stop-1."""
         return ArrayTable(self.array, self.positions[start:stop])

@@ -41,7 +41,6 @@ class RowSource:
         raise NotImplementedError
 
     def chunks(self, next_todo: Callable[[int], int]) -> Iterator[Chunk]:
-        """Chunks of at most 512 rows."""
         for start in range(0, self._length, CHUNK_ROWS):
             positions = todo(start, min(start + CHUNK_ROWS, self._length), next_todo)
             rows = self.rows_at(positions) if positions else ()

@@ -82,7 +82,6 @@ class WithConstants:
 
     @property
     def nbytes(self) -> int:
-        """Bytes in memory."""
         return self._table.nbytes
 
     def __len__(self) -> int:
@@ -99,15 +98,12 @@ class WithConstants:
         return pyarrow.repeat(pyarrow.scalar(self._constants[name]), len(self))
 
     def lacks(self, name: str) -> bool:
-        """Whether no row has the column, for sure."""
         return name not in self._constants and self._table.lacks(name)
 
     def record(self, row: int) -> Record:
-        """One row."""
         return self._completed(self._table.record(row))
 
     def records(self) -> Iterator[Record]:
-        """All rows, for less than one by one."""
         return map(self._completed, self._table.records())
 
     def _completed(self, record: Record) -> Record:
@@ -116,7 +112,6 @@ class WithConstants:
         return record
 
     def slice(self, start: int, stop: int) -> WithConstants:
-        """The rows start..stop-1."""
         return WithConstants(self._table.slice(start, stop), self._constants)
 
 

@@ -154,7 +154,6 @@ class FileSource:
         return {"files": len(entries), "bytes": self.total_bytes, "blake2b": digest.hexdigest()}
 
     def in_columns(self, names: Sequence[str]) -> FileSource:
-        """The same input for a job that uses these columns alone."""
         source = copy.copy(self)
         source._files = [(file, form.in_columns(names)) for file, form in self._files]
         return source

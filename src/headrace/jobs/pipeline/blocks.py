@@ -83,7 +83,6 @@ class Block:
         self._state: NDArray[numpy.uint8] = numpy.zeros(len(records), numpy.uint8)
 
     def __len__(self) -> int:
-        """How many rows."""
         return len(self.records)
 
     @property
@@ -206,7 +205,6 @@ class BlockRows(Sequence[Work]):
         self.rows = rows
 
     def __len__(self) -> int:
-        """How many rows."""
         return len(self.rows)
 
     @overload
@@ -232,7 +230,6 @@ class BlockRows(Sequence[Work]):
 
     @classmethod
     def joined(cls, pieces: Sequence[BlockRows]) -> BatchRows:
-        """A batch of rows of several blocks."""
         return BatchRows(pieces)
 
 
@@ -245,7 +242,6 @@ class BatchRows(Sequence[Work]):
         self.pieces = pieces
 
     def __len__(self) -> int:
-        """How many rows."""
         return sum(map(len, self.pieces))
 
     @overload
@@ -295,11 +291,9 @@ class RecordPiece:
 
     @property
     def columns(self) -> FinishedRows | None:
-        """None: they are held one by one."""
         return None
 
     def rows(self) -> list[Ok]:
-        """The others, one by one."""
         return [outcome for outcome in self.outcomes if type(outcome) is Ok]
 
 
@@ -321,7 +315,6 @@ class BlockPiece:
 
     @property
     def failed(self) -> list[Failed]:
-        """The rows that failed."""
         return list(self._failed.values())
 
     @property
@@ -360,7 +353,6 @@ class FinishedColumns:
     outputs: Outputs
 
     def __len__(self) -> int:
-        """How many rows."""
         return len(self.ids)
 
 

@@ -176,7 +176,6 @@ class WorkSteps:
         self._work[key] = record
 
     def step(self) -> Sequence[tuple[int, object]]:
-        """Take one step; returns the records that are finished."""
         try:
             finished = self._engine.step()
         except StoppedError as error:
@@ -190,7 +189,6 @@ class WorkSteps:
         return [(key, sound(result)) for key, result in finished]
 
     def needs(self, key: int) -> float:
-        """The cost of a record after the next step."""
         return self._engine.needs(key)
 
     def shared(self, key: int) -> float:

@@ -35,7 +35,6 @@ class RetryQueue:
         self._waiting: list[tuple[float, int, Retry]] = []
 
     def __len__(self) -> int:
-        """How many records wait."""
         return len(self._waiting)
 
     def wants(self, error: object, attempt: int) -> bool:

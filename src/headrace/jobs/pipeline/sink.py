@@ -85,7 +85,6 @@ class Coalescer:
         self._blocks: list[Block] = []
 
     def __len__(self) -> int:
-        """Rows held."""
         return self._count
 
     @property

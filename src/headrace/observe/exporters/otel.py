@@ -95,7 +95,6 @@ class RequestSpan:
         self.model = self.task = ""
 
     def asked(self, model: str, task: str, values: Sequence[object]) -> None:
-        """The request reached a model, with these records."""
         self.model, self.task = model, task
         self.span.set_attribute("headrace.request.records", len(values))
         first = values[0] if values else None
@@ -109,12 +108,10 @@ class RequestSpan:
         return _Carried(payload, self)
 
     def streamed(self, wait_s: float) -> None:
-        """The first chunk was sent."""
         self.span.set_attribute("gen_ai.request.stream", True)
         self.span.set_attribute("gen_ai.response.time_to_first_chunk", wait_s)
 
     def answered(self, outputs: Sequence[object], read: int, generated: int) -> None:
-        """The records have these outputs."""
         if read:
             self.span.set_attribute("gen_ai.usage.input_tokens", read)
         if generated:
@@ -153,7 +150,6 @@ class ServerSpans:
         self.flush = tracing.flush
 
     def begin(self, method: str, headers: Iterable[tuple[bytes, bytes]], request_id: str) -> RequestSpan | None:
-        """The span of a request; None if it is not sampled. Its parent is the span around it, or the client's."""
         inside = trace.get_current_span().get_span_context().is_valid
         span = self._tracer.start_span(
             method,

@@ -230,7 +230,6 @@ class EventStream(Response):
         self._sent_at: dict[int, float] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 - ASGI signature
-        """Serve the stream."""
         with RequestInFlight(self._service, self._records, self._size, self._call) as request:
             futures = await request.submit(self._note)
             headers = [(b"content-type", self._chunks.media_type.encode()), (b"cache-control", b"no-cache")]
