@@ -233,7 +233,6 @@ class BatchMeter:
         self._end(now, duration)
 
     def snapshot(self, now: float, waiting: int, waiting_cost: float, max_batch_size: int) -> BatchStats:
-        """The counters at `now`."""
         wall, busy = self._wall_at(now), self._busy_at(now)
         since = max(wall - WINDOW_S, 0.0)
         return BatchStats(

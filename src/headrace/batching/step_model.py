@@ -121,7 +121,6 @@ class StepFunction(Generic[RecordT, StateT, ResultT]):
         self._costs: dict[int, float] = {}
 
     def span(self, record: RecordT) -> tuple[float, float]:
-        """The record's cost, which is constant."""
         cost = 1.0 if self._cost is None else self._cost(record)
         return cost, cost
 

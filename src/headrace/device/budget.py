@@ -33,8 +33,6 @@ _PATIENCE = 64
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Measurements of batches of one budget."""
-
     budget: float
     cost_per_s: float
     """Real cost, padding not counted."""
@@ -123,7 +121,6 @@ class BudgetTuner:
 
     @property
     def budget(self) -> float:
-        """What the next batch may cost."""
         comparison = self._comparison
         if comparison is None or not self._has_earned(comparison):
             return min(self.best, self._bound)

@@ -36,8 +36,6 @@ EVERYBODY = Tenant()
 
 @dataclass(frozen=True, slots=True)
 class KeyUsage:
-    """Request counts of a key."""
-
     requests: int
     refused: int
     """The part of `requests` that the key's own limits refused."""
@@ -107,12 +105,10 @@ class Keys:
 
     @property
     def required(self) -> bool:
-        """Whether a request needs a key."""
         return bool(self._accounts)
 
     @property
     def has_admin(self) -> bool:
-        """Whether there is an admin key."""
         return any(account.settings.admin for account in self._accounts)
 
     def replace(self, keys: Sequence[KeySettings]) -> bool:
@@ -158,7 +154,6 @@ class Keys:
             raise ApiError(403, "the metrics need an admin key", code="admin_only")
 
     def use(self) -> dict[str, KeyUsage]:
-        """The usage of each key name."""
         found: dict[str, KeyUsage] = {}
         for account in (*self._former, *self._accounts):
             total = found.get(account.settings.name, KeyUsage(0, 0, 0))

@@ -11,8 +11,6 @@ from headrace.options import option
 
 @dataclass(frozen=True, slots=True)
 class KeySettings:
-    """The settings of one key."""
-
     name: str
     """Used in logs and for fair batching among callers. Never the key itself."""
     digest: bytes

@@ -16,8 +16,6 @@ _REPORT_S = 5.0
 
 
 class DashboardPage(Protocol):
-    """An HTML page."""
-
     @property
     def content(self) -> str: ...
 

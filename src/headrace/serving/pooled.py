@@ -56,7 +56,6 @@ class ModelApp:
 
     @property
     def direct(self) -> DirectRoutes:
-        """Its direct routes."""
         found: DirectRoutes = self.app.state.direct
         return found
 

@@ -67,7 +67,6 @@ class BucketWindow:
 
     @property
     def has_room(self) -> bool:
-        """Whether another record may enter."""
         return self.size < self.limits.window
 
     def __iter__(self) -> Iterator[QueueEntry]:

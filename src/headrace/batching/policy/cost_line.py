@@ -38,7 +38,6 @@ class CostLine:
 
     @property
     def known(self) -> bool:
-        """Whether a batch with a cost was added."""
         return self._cost > 0
 
     @property

@@ -59,7 +59,6 @@ class Growth:
         """The share of extra room to keep after evictions."""
 
     def finished(self, start: float, most: float, final: float, group: Hashable = None) -> None:
-        """A record with initial cost `start` and maximum `most` finished at `final`."""
         if most <= start:
             return
         share = min(max((final - start) / (most - start), 0.0), 1.0)

@@ -116,11 +116,9 @@ class Slots:
 
     @property
     def held(self) -> float:
-        """Current cost of all records."""
         return sum(slot.held - slot.shared for slot in self._by_key.values())
 
     def peak(self) -> ExpectedPeak:
-        """The expected cost of all records."""
         peak = ExpectedPeak()
         for slot in self._by_key.values():
             peak.add(slot, self._outcomes(slot))
@@ -149,11 +147,9 @@ class Slots:
         return self._by_key.pop(key, None)
 
     def find(self, entry: QueueEntry) -> SlotEntry | None:
-        """The slot of a record, or None."""
         return next((slot for slot in self._by_key.values() if slot.entry is entry), None)
 
     def update(self, held: Mapping[int, float], shared: Mapping[int, float]) -> None:
-        """Update the cost of each record, by key."""
         for key, cost in held.items():
             if key in self._by_key:
                 self._by_key[key].held = cost

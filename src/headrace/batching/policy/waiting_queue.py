@@ -376,7 +376,6 @@ class WaitingQueue:
         return None if group is None else group.next_entry()
 
     def clear(self) -> list[QueueEntry]:
-        """Remove and return all waiting entries."""
         left = list(self)
         for entry in left:
             entry.holder = None

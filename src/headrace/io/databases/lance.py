@@ -46,7 +46,6 @@ class LanceTable:
             return int(table.count_rows())
 
     def put(self, rows: Sequence[Row]) -> None:
-        """Merge the rows as one version."""
         with self._as_os_errors():
             table = self._find()
         encoded = _encoded(rows, None if table is None else table.schema)

@@ -189,7 +189,6 @@ def _is_of_python(kind: pa.DataType) -> bool:
 
 
 def is_arrow(column: object) -> TypeGuard[pa.Array]:
-    """Whether it is an array of Arrow."""
     return hasattr(column, "null_count")
 
 
@@ -200,7 +199,6 @@ def texts_of(column: Iterable[pa.Scalar]) -> list[object]:
 
 
 def taken(column: pa.Array, places: Sequence[int]) -> pa.Array:
-    """Some values of a column."""
     import pyarrow as pa
 
     try:

@@ -33,8 +33,6 @@ LONGEST_ROW = 1_000_000
 
 @dataclass(slots=True)
 class CsvTable(TextTable):
-    """Rows of a CSV file."""
-
     header: Sequence[str] = ()
     delimiter: str = ","
 
@@ -68,7 +66,6 @@ def row_of(header: Sequence[str], row: list[str], position: int) -> Record | Fai
 
 
 def wrong_width(row: list[str], width: int) -> str:
-    """What is said of a row with another number of fields."""
     return f"the row has {len(row)} fields, the header {width}"
 
 

@@ -18,7 +18,6 @@ _ESCAPES = re.compile(r"\\u[dD][89abAB]..\\u[dD][c-fC-F]..|(?P<lone>\\u[dD][89a-
 
 
 def dead_letter(failed: Failed) -> dict[str, object]:
-    """One dead letter."""
     data = failed.record.data
     return {
         "position": failed.record.position,

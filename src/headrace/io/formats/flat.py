@@ -51,7 +51,6 @@ class Fields:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The names of their columns."""
         return tuple(self.paths)
 
     def row(self, ok: Ok) -> Ok:

@@ -42,7 +42,6 @@ class Format:
 
 
 def known_formats() -> tuple[str, ...]:
-    """The names of the formats."""
     return tuple(name for name in known("formats") if not name.startswith("."))
 
 

@@ -145,8 +145,6 @@ def _groups(parts: Sequence[Path]) -> Iterator[list[Path]]:
 
 
 class HubSink(SinkPlugin):
-    """Datasets on the hub."""
-
     extra = "io"
 
     def target(self, name: str, format: str | None) -> Target | None:  # noqa: A002 - the flag's own word

@@ -62,7 +62,6 @@ class Rows:
         self._kept.update(zip(positions, rows, strict=True))
 
     def in_order(self) -> list[JsonObject]:
-        """All rows."""
         return [self._kept[position] for position in sorted(self._kept)]
 
 

@@ -56,8 +56,6 @@ class _ArrayColumns(ArraySource):
 
 @dataclass(slots=True)
 class ArrayTable:
-    """Some rows of an array."""
-
     array: NDArray[numpy.generic]
     positions: NDArray[numpy.int64]
     typed: bool = False

@@ -33,7 +33,6 @@ class Entry(NamedTuple):
 
 
 def is_pattern(place: Path) -> bool:
-    """Whether a name has wildcards."""
     return bool(_GLOB & set(str(place)))
 
 

@@ -33,7 +33,6 @@ class RowSource:
         self.total_records: int | None = length
 
     def describe(self) -> Mapping[str, object]:
-        """What identifies the rows."""
         raise NotImplementedError
 
     def rows_at(self, positions: Sequence[int]) -> Sequence[object]:

@@ -88,8 +88,6 @@ class Selection:
 
 
 class SelectedSource:
-    """The selected rows of a source."""
-
     def __init__(self, source: Source, selection: Selection) -> None:
         self._source = source
         self._selection = selection
@@ -118,7 +116,6 @@ class SelectedSource:
         return _FirstRows(self._source.in_columns(names), self._selection)
 
     def chunks(self, next_todo: Callable[[int], int]) -> Iterator[Chunk]:
-        """Selected rows that are not done, with new positions."""
         cursor = _Cursor(self._selection, next_todo)
         for chunk in self._source.chunks(cursor.next_wanted):
             records = [_renumber(record, cursor.numbers[record.position]) for record in chunk.records]

@@ -97,11 +97,9 @@ class DigestWriter(io.BufferedIOBase):
         self._bytes = 0
 
     def writable(self) -> bool:
-        """Always true."""
         return True
 
     def write(self, data: ReadableBuffer) -> int:
-        """Write all of `data`."""
         self._file.write(data)
         self._digest.update(data)
         size = memoryview(data).nbytes
@@ -109,7 +107,6 @@ class DigestWriter(io.BufferedIOBase):
         return size
 
     def tell(self) -> int:
-        """Bytes written."""
         return self._bytes
 
     def digest(self, more: bytes = b"") -> str:

@@ -73,7 +73,6 @@ def decompress_blocks(suffix: str, blocks: Iterator[tuple[bytes, int]], name: st
 
 
 def compress(suffix: str, data: bytes) -> bytes:
-    """Compress data as one complete stream."""
     if suffix == ".gz":
         encoder = zlib.compressobj(6, zlib.DEFLATED, 31)
         return encoder.compress(data) + encoder.flush()

@@ -40,7 +40,6 @@ def interleaved(
 
 
 def taker(rows: Iterator[T]) -> Callable[[int], Iterable[T]]:
-    """Takes the next rows, or all that are left."""
     return lambda count: itertools.islice(rows, count)
 
 

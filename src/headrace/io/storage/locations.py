@@ -151,7 +151,6 @@ def facts(place: Path) -> dict[str, Any]:
 
 
 def exists(place: Path) -> bool:
-    """Whether the location exists."""
     if not is_remote(place):
         return place.exists()
     fs, address = store(place)
@@ -264,7 +263,6 @@ def remove_folder(folder: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """Remove a file, if it exists."""
     if not is_remote(path):
         path.unlink(missing_ok=True)
         return

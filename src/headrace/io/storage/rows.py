@@ -159,7 +159,6 @@ class FileSource:
         return source
 
     def chunks(self, next_todo: Callable[[int], int]) -> Iterator[Chunk]:
-        """The rows of all files that are not done."""
         base = 0
         for file, form in self._files:
             columns = self._partitions.get(file.path)
@@ -185,7 +184,6 @@ def _with_columns(chunks: Generator[Chunk, None, int], columns: Mapping[str, obj
 
 
 def todo(start: int, stop: int, next_todo: Callable[[int], int]) -> list[int]:
-    """The positions in start..stop-1 that are not done."""
     positions: list[int] = []
     position = next_todo(start)
     while position < stop:

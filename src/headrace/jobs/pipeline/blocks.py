@@ -87,7 +87,6 @@ class Block:
 
     @property
     def end(self) -> int:
-        """The place after the last row."""
         return self.start + len(self.records)
 
     @property
@@ -189,7 +188,6 @@ def _is_row_of(outputs: NDArray[numpy.generic], value: object) -> bool:
 
 
 def is_array(outputs: object) -> TypeGuard[NDArray[numpy.generic]]:
-    """Whether outputs are one array."""
     import numpy
 
     return isinstance(outputs, numpy.ndarray)
@@ -212,7 +210,6 @@ class BlockRows(Sequence[Work]):
     @overload
     def __getitem__(self, key: slice) -> BlockRows: ...
     def __getitem__(self, key: int | slice) -> Work | BlockRows:
-        """One row as a record, or a part of the rows."""
         if isinstance(key, slice):
             return BlockRows(self.block, self.rows[key])
         return self.block.work(int(self.rows[key]))
@@ -234,8 +231,6 @@ class BlockRows(Sequence[Work]):
 
 
 class BatchRows(Sequence[Work]):
-    """The rows of a batch, of several blocks."""
-
     __slots__ = ("pieces",)
 
     def __init__(self, pieces: Sequence[BlockRows]) -> None:
@@ -249,11 +244,9 @@ class BatchRows(Sequence[Work]):
     @overload
     def __getitem__(self, key: slice) -> list[Work]: ...
     def __getitem__(self, key: int | slice) -> Work | list[Work]:
-        """Rows as records."""
         return [work for piece in self.pieces for work in piece][key]
 
     def payloads(self) -> Payloads:
-        """The input of the engine."""
         parts = [piece.block.payloads.take(piece.rows) for piece in self.pieces]
         return parts[0] if len(parts) == 1 else type(parts[0]).joined(parts)
 
@@ -264,8 +257,6 @@ class BatchRows(Sequence[Work]):
 
 
 class RowsDone(NamedTuple):
-    """Outputs of rows of a block."""
-
     block: Block
     rows: RowNumbers
     outputs: Outputs
@@ -286,7 +277,6 @@ class RecordPiece:
 
     @property
     def failed(self) -> list[Failed]:
-        """Those that failed."""
         return [outcome for outcome in self.outcomes if type(outcome) is Failed]
 
     @property
@@ -319,7 +309,6 @@ class BlockPiece:
 
     @property
     def columns(self) -> FinishedColumns:
-        """The other rows, in columns."""
         rows = self._good()
         labels = self._block.labels.taken(rows)
         return FinishedColumns(
@@ -327,7 +316,6 @@ class BlockPiece:
         )
 
     def rows(self) -> list[Ok]:
-        """The other rows, one by one."""
         block, rows = self._block, self._good()
         numbers = range(rows.start, rows.stop) if isinstance(rows, slice) else rows.tolist()
         works = ((row, block.work(row)) for row in numbers)
@@ -357,7 +345,6 @@ class FinishedColumns:
 
 
 def taken(values: ValuesT, rows: slice | RowNumbers) -> ValuesT:
-    """The values of some rows."""
     found: object
     if isinstance(values, Sequence):
         found = values[rows] if isinstance(rows, slice) else [values[row] for row in rows.tolist()]

@@ -18,8 +18,6 @@ FIELDS = ("scores", "indices")
 
 
 class QueryDocuments(NamedTuple):
-    """The input of a row."""
-
     query: object
     documents: Sequence[object]
 

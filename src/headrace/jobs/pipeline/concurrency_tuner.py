@@ -20,11 +20,9 @@ class ConcurrencyTuner:
         self._chunks = 0
 
     def waited(self, seconds: float) -> None:
-        """Count seconds spent waiting for a chunk."""
         self._waited += seconds
 
     def prepared(self, seconds: float) -> None:
-        """Count seconds that a worker took to prepare a chunk."""
         self._preparing += seconds
         self._chunks += 1
         if self._chunks < _LOOK_EVERY:

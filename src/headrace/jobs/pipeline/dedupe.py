@@ -56,7 +56,6 @@ class RepeatCounter:
 
     @property
     def ends(self) -> bool:
-        """Whether it has seen enough."""
         return self._looked >= self.most
 
     def look(self, hashes: Sequence[int], among: int) -> tuple[int, int]:
@@ -138,7 +137,6 @@ class Deduplicator(Generic[ItemT]):
         return waiting
 
     def close(self) -> None:
-        """Remove the file."""
         self._thread.submit(self._disconnect)
         self._thread.shutdown(wait=True)
 

@@ -49,13 +49,11 @@ def in_order(work: list[Work]) -> Iterator[list[Work]]:
 
 
 async def stream_longest_first(work: list[Work]) -> AsyncIterator[list[Work]]:
-    """`longest_first`, for a batcher that takes a stream."""
     for run in longest_first(work):
         yield run
 
 
 async def stream_in_order(work: list[Work]) -> AsyncIterator[list[Work]]:
-    """`in_order`, for a batcher that takes a stream."""
     for run in in_order(work):
         yield run
 
@@ -134,7 +132,6 @@ class WorkCalls:
     """Runs batches instead of the engine's own `forward`."""
 
     def batches(self, engine: BatchEngine) -> Callable[[list[Work] | BatchRows], Sequence[object]]:
-        """`infer`."""
         return functools.partial(
             infer,
             forward=self.forward or engine.forward,
@@ -144,11 +141,9 @@ class WorkCalls:
         )
 
     def steps(self, engine: StepEngine) -> WorkSteps:
-        """`WorkSteps`."""
         return WorkSteps(engine, self.stop)
 
     def requests(self, engine: StreamEngine) -> Callable[[Work], Awaitable[object]]:
-        """`infer_one`."""
         return functools.partial(infer_one, engine=engine, stop=self.stop)
 
 
@@ -162,11 +157,9 @@ class WorkSteps:
         self._work: dict[int, Work] = {}
 
     def span(self, record: Work) -> tuple[float, float]:
-        """The cost of a record at first and at most."""
         return self._engine.span(record.payload)
 
     def add(self, key: int, record: Work) -> None:
-        """Let a record join the next step."""
         if self._stop.requested:
             raise StoppedError("the job was asked to stop")
         try:
@@ -192,15 +185,12 @@ class WorkSteps:
         return self._engine.needs(key)
 
     def shared(self, key: int) -> float:
-        """The part of that cost that other records share."""
         return 0.0 if self._sharing is None else self._sharing.shared(key)
 
     def overlap(self, record: Work) -> float:
-        """The part of a waiting record's cost that running records share."""
         return 0.0 if self._sharing is None else self._sharing.overlap(record.payload)
 
     def group(self, record: Work) -> Hashable:
-        """The group of records that a waiting record belongs to."""
         return group_of(self._engine, record.payload)
 
     def remove(self, key: int) -> Work | None:

@@ -60,7 +60,6 @@ class Memory:
 
     @property
     def held(self) -> float:
-        """Bytes held now."""
         return self._rows + self.prepared + self.outputs
 
     def hold(self, start: int, count: int, size: int) -> None:
@@ -90,17 +89,14 @@ class Memory:
         self._released.set()
 
     def hold_prepared(self, work: Sequence[Work]) -> None:
-        """Count prepared payloads."""
         self.prepared += sum([item.bytes for item in work])
 
     def release_prepared(self, work: Sequence[Work]) -> None:
-        """Release prepared payloads."""
         if self.prepared:
             together: float | None = getattr(work, "bytes", None)  # of rows of a block
             self.prepared -= sum([item.bytes for item in work]) if together is None else together
 
     def release_outputs(self, share: float) -> None:
-        """Release this fraction of the outputs."""
         self.outputs -= self.outputs * share
 
     def part_rows(self, most: int) -> int:
@@ -134,14 +130,12 @@ class Memory:
 
 
 def chunk_bytes(chunk: Chunk) -> int:
-    """Estimated bytes of the rows of a chunk."""
     if chunk.table is None:
         return rows_bytes(chunk.records, chunk.failures)
     return chunk.table.nbytes + _TABLE_ROW_BYTES * len(chunk.records) + rows_bytes((), chunk.failures)
 
 
 def rows_bytes(records: Sequence[Record], failures: Sequence[Failed] = ()) -> int:
-    """Estimated bytes of rows."""
     total = ROW_BYTES * (len(records) + len(failures))
     for record in records:
         data = record.data

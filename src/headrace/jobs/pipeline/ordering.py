@@ -286,7 +286,6 @@ class Ordering:
 
 
 def free_bytes(folder: Path) -> int:
-    """Bytes of free disk."""
     return shutil.disk_usage(folder).free
 
 

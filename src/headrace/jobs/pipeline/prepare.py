@@ -103,7 +103,6 @@ class Columns:
 
     @property
     def is_row(self) -> bool:
-        """Whether the input is the whole row."""
         return self.else_row and self.text == WHOLE
 
     def used(self) -> tuple[str, ...]:
@@ -246,7 +245,6 @@ class InTime:
 
     @property
     def limits(self) -> bool:
-        """Whether there is a limit."""
         return self._timeout_s is not None
 
     def prepare(self, engine: Engine, inputs: Sequence[object]) -> list[Prepared[object] | Exception]:

@@ -12,8 +12,6 @@ from headrace.retry import RetryPolicy, is_transient
 
 
 class Retry(NamedTuple):
-    """A record to try again."""
-
     record: Record
     attempt: int
     """Number of the next attempt; the first attempt of a record is 1."""
@@ -46,7 +44,6 @@ class RetryQueue:
         heapq.heappush(self._waiting, (now, retry.record.position, retry))
 
     def add(self, record: Record, attempt: int, now: float, tries: tuple[Try, ...] = ()) -> None:
-        """Add a record that failed at this attempt."""
         due = now + self._policy.wait_s(attempt, chance=self._chance)
         heapq.heappush(self._waiting, (due, record.position, Retry(record, attempt + 1, tries)))
 

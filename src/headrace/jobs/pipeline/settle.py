@@ -129,16 +129,13 @@ class Settling:
     # -- out, to be tried again --------------------------------------------------------------------------------------
 
     def to_try_again(self) -> list[Retry]:
-        """Records whose retry is due."""
         return self._retries.take(time.monotonic(), MAX_RUN)
 
     def next_try_in(self) -> float | None:
-        """Seconds until the next retry; None if no record waits."""
         return self._retries.due_in(time.monotonic())
 
     @property
     def has_room(self) -> bool:
-        """Whether more may be read."""
         return self._parked < MOST_PARKED
 
     @property

@@ -77,12 +77,10 @@ class UserCode:
 
     @property
     def prepares(self) -> bool:
-        """Whether rows are prepared by user code."""
         return self._prepare is not None
 
     @property
     def finishes(self) -> bool:
-        """Whether there is a `finish`."""
         return self._finish is not None
 
     def describe(self) -> Mapping[str, str]:
@@ -122,7 +120,6 @@ class UserCode:
         return self._call(self._finish, pairs)
 
     def close(self) -> None:
-        """End the processes."""
         with self._lock:
             threads, self._threads = self._threads, None
         if threads is not None:

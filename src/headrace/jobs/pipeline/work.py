@@ -108,7 +108,6 @@ class PreparedChunk:
         self.answered.append((work, error))
 
     def add(self, other: PreparedChunk) -> None:
-        """Append the next chunk."""
         self.work += other.work
         self.blocks += other.blocks
         self.answered += other.answered

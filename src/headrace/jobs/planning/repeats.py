@@ -35,7 +35,6 @@ class Repeats:
 
     @property
     def repeated(self) -> float:
-        """What the prompts repeat now."""
         return self.duplicates + self.beginnings
 
     @property
@@ -45,7 +44,6 @@ class Repeats:
 
 
 def repeats(prompts: Sequence[str]) -> Repeats:
-    """What these prompts repeat."""
     total = sum(map(len, prompts)) or 1
     unique = list(dict.fromkeys(prompts))
     kept = sum(map(len, unique))

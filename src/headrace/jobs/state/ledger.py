@@ -56,7 +56,6 @@ class Ledger:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the finished positions have no gap."""
         return self.next_todo(0) == self.done
 
     def next_todo(self, position: int) -> int:

@@ -24,8 +24,6 @@ from headrace.jobs.state.windows import Windows
 
 @dataclass(frozen=True, slots=True)
 class Merged:
-    """The result of a merge."""
-
     records: int
     """Including failed ones."""
     failed: int

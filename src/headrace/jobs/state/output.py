@@ -145,7 +145,6 @@ class JobOutput:
 
     @property
     def has_begun(self) -> bool:
-        """Whether a job has begun here."""
         return exists(self._state)
 
     @property

@@ -28,8 +28,6 @@ class FinishedJob:
 
 
 class FinishedState(TypedDict):
-    """A `FinishedJob` in `job.json`."""
-
     records: int
     failed: int
     bytes: int
@@ -68,8 +66,6 @@ class JobState(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """The work of a run."""
-
     next_todo: Callable[[int], int]
     """The first unfinished position >= its argument; `sys.maxsize` if a retry has none left. It may have `next_done`,
     as a `Ledger` has, which says where a run of unfinished ones ends."""
@@ -94,7 +90,6 @@ class Pass:
 
     @property
     def sink(self) -> PartFolder | Windows:
-        """What takes the outcomes."""
         return self.windows or self.parts
 
     def records_now(self) -> int:

@@ -151,7 +151,6 @@ class Retrying:
         self.clear()
 
     def clear(self) -> None:
-        """Remove the files of the retry."""
         remove_folder(self._new)
         remove_folder(self._folder)
 

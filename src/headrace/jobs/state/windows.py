@@ -145,7 +145,6 @@ class SortedWindow(_Committed):
 
     @property
     def done(self) -> Iterator[int]:
-        """The positions of the records, ascending. Not all are in memory at a time."""
         place, size = len(_MAGIC) + new_digest().digest_size, 8 * _READ_POSITIONS
         while True:
             with (self.path / ORDER).open("rb") as file:  # closed meanwhile: there may be many windows
@@ -159,11 +158,9 @@ class SortedWindow(_Committed):
             yield from positions
 
     def beside(self, parts: Sequence[Interval]) -> list[Interval]:
-        """The parts with none of its records."""
         return _beside(read_order(self.path / ORDER), parts)
 
     def rows(self) -> list[Path]:
-        """The parts, in input order."""
         return [self.parts.part_path(interval) for interval in self.committed]
 
 
@@ -325,12 +322,10 @@ class Windows:
 
     @property
     def staged_positions(self) -> Iterator[Interval]:
-        """The positions of these records."""
         return (Interval(position, position + 1) for window in self.all for position in window.done)
 
     @property
     def suffix(self) -> str:
-        """The end of the parts' names."""
         return self._writer.suffix
 
     def others(self, committed: Sequence[Interval]) -> list[Interval]:
@@ -448,7 +443,6 @@ class Windows:
         return window
 
     def place(self, position: int) -> int:
-        """The place of a record in the order of work."""
         for window in list(self._open.values()):
             if (place := window.place(position)) is not None:
                 return window.number * STRIDE + place
@@ -477,7 +471,6 @@ class Windows:
                 file.write(before + letters)
 
     def count_errors(self) -> int:
-        """The number of dead letters in windows."""
         return sum(window.parts.count_errors(window.committed) for window in self.all)
 
     # -- back to input order -----------------------------------------------------------------------------------------

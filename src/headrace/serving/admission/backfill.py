@@ -202,7 +202,6 @@ class Margin:
         self._step = step
 
     def observe(self, *, missed: bool) -> None:
-        """Add an answered request."""
         change = self._late - 1 if missed else self._late
         self.value = min(max(self.value + self._step * change, _LEAST), _MOST)
 
@@ -216,12 +215,10 @@ class RecentMaximum:
         self._since = 0.0
 
     def add(self, value: float, at: float) -> None:
-        """Add a value."""
         self._rotate(at)
         self._now = max(self._now, value)
 
     def largest(self, at: float) -> float:
-        """The recent maximum; 0 if there is none."""
         self._rotate(at)
         return max(self._now, self._before)
 

@@ -45,7 +45,6 @@ class BatchBound:
             self._large -= 1
 
     def ran(self, cost: float, duration_s: float) -> None:
-        """Learn from a batch."""
         if cost >= _BIG * self._full:
             mean_cost, mean_s = self._big
             weight = _RECENT if mean_s else 1.0

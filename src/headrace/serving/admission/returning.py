@@ -30,8 +30,6 @@ class Expected:
 
 
 class Returning:
-    """The refused requests that are expected back."""
-
     def __init__(self) -> None:
         self.requests = 0
         """Their records."""
@@ -44,7 +42,6 @@ class Returning:
         self._told = 0
 
     def add(self, one: Expected) -> None:
-        """Expect a request back."""
         if len(self._by_due) >= _MOST_EXPECTED:
             return
         self._told += 1

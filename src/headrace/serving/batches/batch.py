@@ -36,8 +36,6 @@ _TIMED = tuple(status for status in BatchStatus if status is not BatchStatus.VAL
 
 @dataclass(frozen=True, slots=True)
 class RequestCounts:
-    """Request counts of a batch."""
-
     total: int = 0
     completed: int = 0
     failed: int = 0

@@ -16,9 +16,7 @@ T = TypeVar("T")
 class OnThread(Protocol):
     """Calls a function that blocks on a thread."""
 
-    def __call__(self, call: Callable[[], T], /) -> Awaitable[T]:
-        """What the function returns."""
-        ...
+    def __call__(self, call: Callable[[], T], /) -> Awaitable[T]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +61,6 @@ class BatchRun(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class BatchServices:
-    """The services that batches use."""
-
     files: FileStore
     """Holds input and output files."""
     endpoints: tuple[str, ...]

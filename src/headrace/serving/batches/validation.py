@@ -44,8 +44,6 @@ class LineRules:
 
 @dataclass(slots=True)
 class ValidatedFile:
-    """The result of a validation."""
-
     requests: int = 0
     errors: list[JsonObject] = field(default_factory=list)
     """In OpenAI's format: code, message, line (1-based), param."""

@@ -69,7 +69,6 @@ class BoundedProtocol(HttpToolsProtocol):
     _timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Start the timer for the first request."""
         self.parser = _Parser(self)
         super().connection_made(transport)
         self._timer = self.loop.call_later(self.limits.body_timeout_s, self._too_slow)
@@ -98,7 +97,6 @@ class BoundedProtocol(HttpToolsProtocol):
         self._in_headers, self._header_bytes = True, 0
 
     def on_headers_complete(self) -> None:
-        """Stop the timer."""
         self._done_with_headers()
         if not self.parser.should_upgrade():
             super().on_headers_complete()
@@ -146,7 +144,6 @@ class BoundedProtocol(HttpToolsProtocol):
         self._timer = self.loop.call_later(again_s, self._probe, min(2 * again_s, _LONGEST_PROBE_S))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop the timer."""
         self._done_with_headers()
         super().connection_lost(exc)
 

@@ -129,32 +129,25 @@ def _handlers(app: ASGIApp) -> grpc.GenericRpcHandler:
 
 
 class Calls:
-    """The calls of the service."""
-
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def live(self, _: Protobuf, context: grpc.aio.ServicerContext) -> Protobuf:
-        """Whether the server runs."""
         return messages.ServerLiveResponse(live=await self._probed("/v2/health/live", context))
 
     async def ready(self, _: Protobuf, context: grpc.aio.ServicerContext) -> Protobuf:
-        """Whether the server takes requests."""
         return messages.ServerReadyResponse(ready=await self._probed("/v2/health/ready", context))
 
     async def _probed(self, path: str, context: grpc.aio.ServicerContext) -> bool:
         return (await _Exchange("GET", path).run(self._app, context)).status == 200
 
     async def server(self, _: Protobuf, context: grpc.aio.ServicerContext) -> Protobuf:
-        """Describe the server."""
         return await self._described("/v2", messages.ServerMetadataResponse(), context)
 
     async def model(self, request: Protobuf, context: grpc.aio.ServicerContext) -> Protobuf:
-        """Describe the tensors of a model."""
         return await self._described(_path(request.name, request.version), messages.ModelMetadataResponse(), context)
 
     async def model_ready(self, request: Protobuf, context: grpc.aio.ServicerContext) -> Protobuf:
-        """Whether a model takes requests."""
         path = f"{_path(request.name, request.version)}/ready"
         return await self._described(path, messages.ModelReadyResponse(), context)
 
@@ -165,7 +158,6 @@ class Calls:
         return ParseDict(orjson.loads(exchange.answer), told, ignore_unknown_fields=True)
 
     async def infer(self, request: Protobuf, context: grpc.aio.ServicerContext) -> Protobuf:
-        """Run a model."""
         exchange = await _infer(request).run(self._app, context)
         if exchange.status != 200:
             await exchange.refuse(context)

@@ -14,7 +14,6 @@ _numbers = itertools.count(1)
 
 
 def new_id() -> str:
-    """A unique id."""
     return f"req_{_process}{next(_numbers):08x}"
 
 

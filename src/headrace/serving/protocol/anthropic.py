@@ -30,7 +30,6 @@ Blocks = str | list[JsonObject]
 
 
 def errors(error: ApiError) -> tuple[int, JsonObject]:
-    """The status and body of an error."""
     kind = _TYPES.get(error.status_code, "invalid_request_error" if error.status_code < 500 else "api_error")
     return error.status_code, {"type": "error", "error": {"type": kind, "message": error.message}}
 
@@ -158,7 +157,6 @@ def _choice(choice: JsonObject) -> object:
 
 
 def content(answer: GeneratorAnswer) -> list[JsonObject]:
-    """The blocks of an answer."""
     calls, thought = ToolCall.all_of(answer), answer.get("reasoning")
     found: list[JsonObject] = [{"type": "thinking", "thinking": thought, "signature": ""}] if thought else []
     if answer["text"] or not calls:
@@ -167,7 +165,6 @@ def content(answer: GeneratorAnswer) -> list[JsonObject]:
 
 
 def stop_reason(answer: GeneratorAnswer) -> Literal["end_turn", "max_tokens", "tool_use"]:
-    """Why the answer ended."""
     if answer["finish_reason"] == "length":
         return "max_tokens"
     return "tool_use" if answer["finish_reason"] == "tool_calls" else "end_turn"

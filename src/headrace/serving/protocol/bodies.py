@@ -14,7 +14,6 @@ MakeBody: TypeAlias = Callable[[RequestAnswers], JsonObject]
 
 
 def score_body(found: RequestAnswers) -> JsonObject:
-    """Scores in the order of the pairs."""
     data: list[JsonObject] = [
         {"index": index, "object": "score", "score": value} for index, value in enumerate(found.outputs)
     ]
@@ -23,7 +22,6 @@ def score_body(found: RequestAnswers) -> JsonObject:
 
 
 def ranking_body(request: RerankRequest, found: RequestAnswers) -> JsonObject:
-    """Documents, the most relevant first."""
     results: list[JsonObject] = [
         {"index": index, "relevance_score": score} for index, score in enumerate(found.outputs)
     ]
@@ -43,7 +41,6 @@ def ranking(scores: Sequence[float]) -> list[int]:
 
 
 def labels_body(found: RequestAnswers) -> JsonObject:
-    """Labels in the order of the texts."""
     data: list[JsonObject] = [{"index": index, **labels} for index, labels in enumerate(found.outputs)]
     _mark(data, found)
     return {"object": "list", "data": data}

@@ -31,7 +31,6 @@ EmbeddingType = Literal["float", "int8", "uint8", "binary", "ubinary", "base64"]
 
 
 def errors(error: ApiError) -> tuple[int, JsonObject]:
-    """The status and body of an error."""
     return error.status_code, {"message": error.message}
 
 
@@ -103,12 +102,10 @@ def _format(wanted: JsonObject) -> JsonObject:
 
 
 def finish_reason(answer: GeneratorAnswer) -> str:
-    """Why the answer ended."""
     return {"length": "MAX_TOKENS", "tool_calls": "TOOL_CALL"}.get(answer["finish_reason"] or "", "COMPLETE")
 
 
 def message(answer: GeneratorAnswer) -> JsonObject:
-    """The message of an answer."""
     calls, thought = ToolCall.all_of(answer), answer.get("reasoning")
     content = [{"type": "thinking", "thinking": thought}] if thought else []
     if answer["text"] or not calls:
@@ -118,7 +115,6 @@ def message(answer: GeneratorAnswer) -> JsonObject:
 
 
 def usage(answer: GeneratorAnswer) -> JsonObject:
-    """The tokens of an answer."""
     tokens = {"input_tokens": answer["prompt_tokens"], "output_tokens": answer["completion_tokens"]}
     return {"billed_units": tokens, "tokens": tokens}
 

@@ -37,7 +37,6 @@ class ImageEmbeddingRequest(VectorRequest):
 
 
 def images_of(given: Images) -> list[str]:
-    """The encoded images as a list."""
     listed = given if isinstance(given, list) else [given]
     return [one if isinstance(one, str) else one.image for one in listed]
 

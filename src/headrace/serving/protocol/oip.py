@@ -20,7 +20,6 @@ from headrace.wording import shown
 
 
 def errors(error: ApiError) -> tuple[int, JsonObject]:
-    """The status and body of an error."""
     return error.status_code, {"error": error.message}
 
 
