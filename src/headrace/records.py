@@ -84,7 +84,7 @@ def outer(name: str) -> str:
 def value_at(row: Mapping[str, object], name: str) -> object:
     """The value of a column of a row, or the one in its mappings that `column.key` names.
 
-    A column with the whole name comes first.
+    A column with the whole name comes first. Of a list of mappings, it is the list of their values.
 
     Raises:
         RecordError: there is none, or it cannot be read.
@@ -101,9 +101,12 @@ def value_at(row: Mapping[str, object], name: str) -> object:
     for key in keys:
         if type(value) is Unreadable:
             raise value.refusal(column)
-        if not isinstance(value, dict) or key not in value:
+        if isinstance(value, dict) and key in value:
+            value = value[key]
+        elif isinstance(value, list) and value and all(isinstance(one, dict) and key in one for one in value):
+            value = [one[key] for one in value]
+        else:
             raise RecordError(f"the record has no {name!r}: column {column!r} has no key {key!r}")
-        value = value[key]
     return value
 
 
@@ -111,11 +114,10 @@ def has_value(row: Mapping[str, object], name: str) -> bool:
     """Whether a row has a column, or the value in one that `column.key` names."""
     if name in row or "." not in name:
         return name in row
-    value = row.get(outer(name))
-    for key in name.split(".")[1:]:
-        if not isinstance(value, dict) or key not in value:
-            return type(value) is Unreadable
-        value = value[key]
+    try:
+        value_at(row, name)
+    except RecordError:
+        return type(row.get(outer(name))) is Unreadable
     return True
 
 
@@ -157,7 +159,7 @@ def _inner_value(row: Mapping[str, object], name: str, *, exact: bool) -> object
     value, column = value_at(row, name), outer(name)
     table = row.read if type(row) is JoinedRow and row.read.get(column) is row[column] else row
     cell = cast("ExactValue | None", table.exact.get(column) if exact and type(table) is TableRow else None)
-    return value if cell is None else cell.inner(name.split(".")[1:])
+    return value if cell is None or isinstance(row[column], list) else cell.inner(name.split(".")[1:])
 
 
 class JoinedRow(dict[str, object]):

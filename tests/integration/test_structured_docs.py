@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pyarrow.parquet as pq
+import pytest
 from tests.integration.test_tools import ADDED, TEMPLATES
 from tests.small_models import chat_model
 
@@ -17,9 +18,11 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "structured.md").read_text(encoding="utf-8")
 
 
-def test_the_model_is_asked_again_as_the_page_says(tmp_path: Path) -> None:
-    [code] = re.findall(r"^```python\n(.*?)^```$", PAGE, flags=re.DOTALL | re.MULTILINE)
-    [printed] = re.findall(r"^prints\n\n```\n(.*?)^```$", PAGE, flags=re.DOTALL | re.MULTILINE)
+EXAMPLES = re.findall(r"^```python\n(.*?)^```\n\nprints\n\n```\n(.*?)^```$", PAGE, flags=re.DOTALL | re.MULTILINE)
+
+
+@pytest.mark.parametrize(("code", "printed"), EXAMPLES, ids=["ask again", "votes and judges"])
+def test_an_example_prints_what_the_page_says(code: str, printed: str, tmp_path: Path) -> None:
     command = [sys.executable, "-c", code]
     environment = {"PYTHONPATH": str(ROOT / "src")}
     found = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path, check=True)

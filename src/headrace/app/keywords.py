@@ -49,12 +49,14 @@ class JobKeywords(TypedDict, total=False):
     text_pair_column: str | None
     documents_column: str | None
     id_column: str | None
-    prompt_template: str | None
+    prompt_template: str | Sequence[Mapping[str, object]] | None
     output_schema: object
     answer_regex: str | None
     choices: str | tuple[str, ...]
     schema_in_prompt: bool
     reask: int
+    n: int
+    best_of: int | None
     keep_columns: str | Sequence[str]
     flatten: str | Sequence[str]
     dedupe: bool | None

@@ -236,7 +236,7 @@ class LoadedModel:
         text_pair_column: str | None = None,
         documents_column: str | None = None,
         id_column: str | None = None,
-        prompt_template: str | None = None,
+        prompt_template: str | Sequence[Mapping[str, object]] | None = None,
         keep_columns: Sequence[str] = (),
         input_format: str | None = None,
     ) -> RowStream:
@@ -252,7 +252,7 @@ class LoadedModel:
             text_pair_column: the column of the second text of a pair.
             documents_column: the column of the documents to rank.
             id_column: the column of the ids; "" for positions.
-            prompt_template: builds the text from columns, as in `run`.
+            prompt_template: builds the text or the chat from columns, as in `run`.
             keep_columns: columns to copy to each row.
             input_format: the format of a file whose name does not say it.
         """

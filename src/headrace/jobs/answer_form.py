@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from headrace.engines.requests.formed import Try
 from headrace.engines.requests.structure import Structure, referred
 from headrace.errors import ConfigError, RecordError
 from headrace.extras import require
@@ -32,12 +33,14 @@ class InvalidAnswerError(RecordError):
         message: what is wrong, for the model too.
         text: the answer.
         may_pass: whether to ask again.
+        before: earlier answers that lacked it.
     """
 
-    def __init__(self, message: str, text: str, *, may_pass: bool) -> None:
+    def __init__(self, message: str, text: str = "", *, may_pass: bool = False, before: tuple[Try, ...] = ()) -> None:
         super().__init__(message)
         self.text = text
         self.may_pass = may_pass
+        self.before = before
 
 
 @dataclass(frozen=True, slots=True)

@@ -235,9 +235,10 @@ class JobSettings:
         changes_output=True,
         brief="column of the unique id",
     )
-    prompt_template: str | None = option(
+    prompt_template: str | Sequence[Mapping[str, object]] | None = option(
         None,
-        'Template that builds the text from columns, such as "Q: {question}". Default: the text column.',
+        'Template that builds the text from columns, such as "Q: {question}"; for a chat a list of messages, as JSON '
+        "or in a .json file. Default: the text column.",
         per_step=True,
         changes_output=True,
         brief='builds the text from columns: "Q: {question}"',
@@ -265,6 +266,22 @@ class JobSettings:
         2,
         "How often to ask again, with the error, where an answer does not have the form that the job gives it.",
         minimum=0,
+    )
+    n: int = option(
+        1,
+        "Answers to each prompt; with several the output is their list. They differ by their random numbers, so "
+        "``temperature`` must be above 0.",
+        minimum=1,
+        per_step=True,
+        changes_output=True,
+    )
+    best_of: int | None = option(
+        None,
+        "Answers to compute for each prompt, of which the ``n`` with the highest mean log probability of a token are "
+        "kept. Default: ``n``.",
+        minimum=1,
+        per_step=True,
+        changes_output=True,
     )
     keep_columns: tuple[str, ...] = option(
         (),

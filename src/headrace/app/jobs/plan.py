@@ -19,6 +19,7 @@ from headrace.engines.declaring import Task
 from headrace.engines.requests.generation import SAMPLING
 from headrace.engines.requests.grammar_text import problem_in
 from headrace.engines.requests.long_prompts import splits
+from headrace.engines.requests.templates import chat_of, template_text
 from headrace.engines.tasks import task_named, tasks_for
 from headrace.errors import ConfigError
 from headrace.io.base import PartWriter, Source
@@ -134,6 +135,7 @@ def _checked(
     if own_engine:
         config.check(SETTING_NAMES)
     task = task_named(config.task)
+    settings = replace(settings, prompt_template=_template(settings, task))
     if settings.documents_column is not None:
         _check_documents(settings, task, url)
     elif url is None and task.pairs == ("always" if settings.text_pair_column is None else "never"):
@@ -141,6 +143,7 @@ def _checked(
         lists = ", or that of lists of them (``documents_column``)" if task.outputs == "score" else ""
         raise ConfigError(f"task {config.task!r} {need} the second text (``text_pair_column``){lists}")
     settings, form = _form(settings, task, url, own_engine=own_engine)
+    _check_samples(settings, task, url)
     source, shown = _selected(source, settings, url)
     column, makes_folder = output_column(settings), settings.step is not None and not settings.step.is_last
     user = UserCode.of(settings)
@@ -222,6 +225,24 @@ def _form(
     return settings, form
 
 
+def _check_samples(settings: JobSettings, task: Task, url: str | None) -> None:
+    """Check that records can have several answers.
+
+    Raises:
+        ConfigError: they cannot.
+    """
+    name = "n" if settings.n > 1 else "best_of" if settings.best_of is not None else None
+    if name is None:
+        return
+    if not task.requests or url is not None:
+        here = "a batch file, whose requests say it" if url else f"task {settings.config.task!r}: set ``task=generate``"
+        raise ConfigError(f"``{name}`` gives several answers to a prompt, which does not go with {here}")
+    if splits(settings.config.engine_options, settings.prompt_template):
+        raise ConfigError(f"``{name}`` does not go with ``on_too_long=split``; leave one out")
+    if settings.best_of is not None and settings.best_of < settings.n:
+        raise ConfigError(f"``best_of`` is {settings.best_of}, and ``n`` is {settings.n}: it must be at least that")
+
+
 def _columns(settings: JobSettings, task: Task, url: str | None) -> Columns:
     """The columns as the settings have them, not yet looked for in the input."""
     id_column = settings.id_column
@@ -234,13 +255,28 @@ def _columns(settings: JobSettings, task: Task, url: str | None) -> Columns:
         task.text_only,
         settings.text_pair_column,
         settings.documents_column,
-        settings.prompt_template,
+        template_text(settings.prompt_template),
         ("model",) if url else settings.keep_columns,  # which the answer to a request repeats
         None if settings.step is None else settings.step.choice,
         task.requests and splits(settings.config.engine_options, settings.prompt_template),
         else_row=free and (settings.text_column == WHOLE or may_take_rows(settings.config.engine)),
         else_array=free,
     )
+
+
+def _template(settings: JobSettings, task: Task) -> str | None:
+    """The prompt template as text.
+
+    Raises:
+        ConfigError: it is no template, or a chat for a task that takes none.
+    """
+    template = template_text(settings.prompt_template)
+    if template is not None and not task.requests and chat_of(template) is not None:
+        raise ConfigError(
+            f"``prompt_template`` is a chat, which task {task.name!r} does not take: give a text, or set "
+            "``task=generate``"
+        )
+    return template
 
 
 def _names_no_column(settings: JobSettings) -> bool:
@@ -473,6 +509,7 @@ def fingerprint(plan: Plan, engine: Mapping[str, object]) -> dict[str, object]:
         **{name: given for name in ("input_delimiter", "input_encoding") if (given := getattr(plan.settings, name))},
         **plan.user.describe(),
         **({} if plan.form is None else plan.form.describe()),
+        **{name: given for name in ("n", "best_of") if (given := getattr(plan.settings, name)) not in (None, 1)},
         **({"table": plan.output.table} if plan.output.table is not None else {}),
         **_step_facts(plan.settings.step),
     }

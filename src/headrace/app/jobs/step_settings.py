@@ -31,7 +31,9 @@ class Step:
     """Its engine."""
     text_column: str | None = None
     text_pair_column: str | None = None
-    prompt_template: str | None = None
+    prompt_template: str | Sequence[Mapping[str, object]] | None = None
+    n: int = 1
+    best_of: int | None = None
     finish: FinishFn | str | None = None
 
 

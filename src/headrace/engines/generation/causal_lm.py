@@ -33,7 +33,7 @@ from headrace.engines.requests.chat_answers import (
     template_arguments,
     with_parts,
 )
-from headrace.engines.requests.generation import GeneratedText, Request, Sampling, biases, derived_seed, parse
+from headrace.engines.requests.generation import GeneratedText, Request, Sampling, biases, derived_seed, nth_seed, parse
 from headrace.engines.requests.long_prompts import LongPrompts, Place, PromptSplitter, prepared_by, room_of
 from headrace.engines.requests.structure import Structure
 from headrace.engines.requests.tools import ToolUse
@@ -73,6 +73,13 @@ class TokenizedRequest:
     """What is added to the scores of tokens."""
     echo: str = ""
     """What comes before the answer: the prompt, if the request asks for it."""
+
+    def sample(self, number: int, *, scored: bool) -> TokenizedRequest:
+        """The same request with other random numbers; with log probabilities if it is `scored`."""
+        seed, place = self.sampling.seed, self.place
+        sampling = replace(self.sampling, seed=nth_seed(seed, number))
+        place = f"{place}/{number}" if number else place
+        return replace(self, sampling=sampling, place=place, logprobs=self.logprobs or 0 if scored else self.logprobs)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from headrace.engines.profile import EngineProfile
 from headrace.engines.remote.options import Endpoint, EndpointClassification, EndpointEmbedding, EndpointOptions
 from headrace.engines.requests.chat import with_more
 from headrace.engines.requests.formed import FormedRequest
-from headrace.engines.requests.generation import GeneratedText, asked_in
+from headrace.engines.requests.generation import GeneratedText, asked_in, nth_seed
 from headrace.engines.requests.structure import FIELDS
 from headrace.errors import EngineDeadError, EngineError, RecordError
 from headrace.events import EndpointUsed
@@ -28,6 +28,20 @@ logger = logging.getLogger("headrace")
 
 SILENCE_S = 60.0
 """A request without an answer for this long is logged, once per job."""
+
+
+class EndpointRequest(NamedTuple):
+    """A request as a server gets it."""
+
+    path: str
+    body: dict[str, Json]
+
+    def sample(self, number: int, *, scored: bool) -> EndpointRequest:
+        """The same request with another seed, if it has one; with log probabilities if it is `scored`."""
+        more: dict[str, Json] = {} if self.body.get("seed") is None else {"seed": nth_seed(self.body["seed"], number)}
+        if scored and not self.body.get("logprobs"):
+            more["logprobs"] = True if "messages" in self.body else 0
+        return self._replace(body={**self.body, **more})
 
 
 class EndpointEngine:
@@ -90,10 +104,10 @@ class EndpointEngine:
             else:
                 named = body if self._model is None else {**body, "model": self._model}
                 missing = {name: value for name, value in self._defaults.items() if _lacks(named, name)}
-                prepared.append(Prepared((path, {**missing, **named}), cost=1))
+                prepared.append(Prepared(EndpointRequest(path, {**missing, **named}), cost=1))
         return prepared
 
-    async def infer(self, payload: tuple[str, dict[str, object]]) -> object:
+    async def infer(self, payload: EndpointRequest) -> object:
         """The server's answer; temporary failures are retried.
 
         Raises:

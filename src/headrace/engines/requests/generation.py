@@ -152,6 +152,11 @@ def sampling_from(given: Mapping[str, Any], defaults: Sampling = Sampling()) -> 
     return sampling
 
 
+def nth_seed(seed: int | None, number: int) -> int | None:
+    """The seed of an answer with this number, of several to a request with this seed."""
+    return None if seed is None else (seed + number) % (1 << 63)
+
+
 def default_sampling(given: Mapping[str, object]) -> Sampling:
     """Like `sampling_from`, for the options of an engine.
 

@@ -9,7 +9,7 @@ from typing import Literal, Protocol, TypeAlias
 from headrace.batching.options import whole
 from headrace.engines.base import Chunks, Placed, Prepared
 from headrace.engines.requests.generation import GeneratedText
-from headrace.engines.requests.templates import FilledTemplate, filled, template_fields
+from headrace.engines.requests.templates import FilledTemplate, filled, template_fields, template_text
 from headrace.errors import ConfigError, RecordError
 from headrace.wording import shown
 
@@ -96,13 +96,14 @@ class LongPrompts:
         return {field.name: getattr(self, field.name) for field in fields(self)} if self.splits else {}
 
 
-def splits(options: Mapping[str, object], prompt_template: str | None) -> bool:
+def splits(options: Mapping[str, object], prompt_template: object) -> bool:
     """Whether the prompts of a template are split.
 
     Raises:
         ConfigError: the reduce template has a field that the prompt template lacks.
     """
-    known = {ANSWERS, *(template_fields(prompt_template) if prompt_template else ())}
+    template = template_text(prompt_template)
+    known = {ANSWERS, *(template_fields(template) if template else ())}
     reduce = options.get("reduce_template")
     if reduce is not None and (unknown := [name for name in template_fields(str(reduce)) if name not in known]):
         raise ConfigError(

@@ -2,21 +2,91 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import string
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Self
 
+from headrace.engines.requests.chat import ROLES
 from headrace.errors import ConfigError, RecordError
-from headrace.records import Unreadable, text_refusal, value_at
+from headrace.records import Json, Unreadable, text_refusal, value_at
+from headrace.wording import shown
+
+
+def template_text(given: object) -> str | None:
+    """A prompt template as text: itself, or messages as JSON, also from a file `*.json`.
+
+    Raises:
+        ConfigError: it is neither, or the file cannot be read.
+    """
+    if isinstance(given, str) and given.endswith(".json") and "{" not in given:
+        try:
+            given = Path(given).read_text("utf-8")
+        except OSError as error:
+            raise ConfigError(f"cannot read ``prompt_template`` {given}: {error.strerror or error}") from None
+    if given is None or (isinstance(given, str) and chat_of(given) is None):
+        return given
+    if isinstance(given, str):
+        given = json.loads(given)
+    if isinstance(given, Sequence) and given and all(_is_message(one) for one in given):
+        return json.dumps(list(given), ensure_ascii=False)
+    raise ConfigError(
+        f"``prompt_template`` is {shown(given)}: it must be a text, or a list of messages "
+        f'{{"role": ..., "content": "text with {{column}}"}} with one of the roles {", ".join(ROLES)}'
+    )
+
+
+def _is_message(given: object) -> bool:
+    return (
+        isinstance(given, Mapping)
+        and set(given) == {"role", "content"}
+        and given["role"] in ROLES
+        and isinstance(given["content"], str)
+    )
+
+
+@functools.lru_cache(maxsize=16)
+def chat_of(template: str) -> tuple[Json, ...] | None:
+    """The messages of a template that is a chat in JSON; None for a text."""
+    try:
+        found = json.loads(template) if template.lstrip().startswith("[") else None
+    except (ValueError, RecursionError):
+        return None
+    return tuple(found) if isinstance(found, list) else None
 
 
 def template_fields(template: str) -> tuple[str, ...]:
-    """The names in braces, in their order.
+    """The names in braces, in their order; of a chat, those of its messages.
 
     Raises:
         ConfigError: the template is invalid, or names none.
     """
+    chat = chat_of(template)
+    names = _fields(template) if chat is None else tuple(name for one in chat for name in _fields(one["content"]))
+    if not names:
+        raise ConfigError(f"prompt template {template!r} names no column: every text would be the same")
+    return names
+
+
+def prompt_of(template: str, fields: Mapping[str, str], *, splits: bool) -> str | list[Mapping[str, str]]:
+    """The prompt of a template with these fields, or its chat.
+
+    Args:
+        template: a text, or a chat in JSON.
+        fields: their texts.
+        splits: whether each text must still know its template, as a prompt may be split.
+    """
+    make = FilledTemplate if splits else filled
+    chat = chat_of(template)
+    if chat is None:
+        return make(template, fields)
+    return [{"role": one["role"], "content": make(one["content"], fields)} for one in chat]
+
+
+def _fields(template: str) -> tuple[str, ...]:
+    """The names in braces; maybe none."""
     try:
         fields = [(name, spec, conversion) for _, name, spec, conversion in string.Formatter().parse(template)]
     except ValueError as error:
@@ -24,10 +94,7 @@ def template_fields(template: str) -> tuple[str, ...]:
     for name, spec, conversion in fields:
         if name == "" or spec or conversion:
             raise ConfigError(f"prompt template {template!r}: write column names alone in braces, as in {{question}}")
-    names = tuple(name for name, _, _ in fields if name is not None)
-    if not names:
-        raise ConfigError(f"prompt template {template!r} names no column: every text would be the same")
-    return names
+    return tuple(name for name, _, _ in fields if name is not None)
 
 
 def filled(template: str, fields: Mapping[str, str]) -> str:

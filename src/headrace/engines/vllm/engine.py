@@ -32,7 +32,7 @@ from headrace.engines.requests.chat_answers import (
     template_arguments,
     with_parts,
 )
-from headrace.engines.requests.generation import GeneratedText, Request, derived_seed, parse
+from headrace.engines.requests.generation import GeneratedText, Request, TokenChance, derived_seed, nth_seed, parse
 from headrace.engines.requests.long_prompts import Place, PromptSplitter, prepared_by, room_of
 from headrace.engines.vllm.options import Vllm
 from headrace.engines.vllm.requests import EXTRA, MULTIMODAL, STRUCTURE_OPTIONS, check_unicode, sampling_params
@@ -53,6 +53,14 @@ class _Payload:
     """Takes the answer apart; None for one that is text alone."""
     counts_cached: bool = False
     """Whether the answer has `cached_tokens`."""
+
+    def sample(self, number: int, *, scored: bool) -> _Payload:
+        """The same request with other random numbers; with log probabilities if it is `scored`."""
+        params = copy.copy(self.params)
+        params.seed = nth_seed(params.seed, number)
+        if scored:
+            params.logprobs = 0
+        return replace(self, params=params)
 
 
 class VllmEngine:
@@ -246,9 +254,16 @@ def _generation(output: vllm.RequestOutput) -> GeneratedText:
         raise TransientError("vLLM aborted the request")
     if answer.finish_reason not in ("stop", "length"):
         raise EngineError(f"vLLM ended the request with {answer.finish_reason!r}")
-    return GeneratedText(
+    generation = GeneratedText(
         text=answer.text,
         finish_reason=answer.finish_reason,
         prompt_tokens=len(output.prompt_token_ids),
         completion_tokens=len(answer.token_ids),
     )
+    if answer.logprobs is not None:
+        chosen = ((places[token], token) for places, token in zip(answer.logprobs, answer.token_ids, strict=True))
+        generation["logprobs"] = [
+            TokenChance(token=one.decoded_token or str(token), logprob=one.logprob, bytes=None, top_logprobs=[])
+            for one, token in chosen
+        ]
+    return generation

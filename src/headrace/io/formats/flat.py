@@ -71,6 +71,8 @@ class Fields:
         return FlatRows(finished.ids, finished.positions, kept or None, finished.typed, last)
 
     def _values(self, output: object) -> list[object]:
+        if isinstance(output, list) and output:  # several answers
+            return list(map(list, zip(*map(self._values, output), strict=True)))
         if not isinstance(output, Mapping):
             raise RecordError(f"the output is {kind_of(output)}, which has no fields (``flatten``)")
         return [_at(output, path) for path in self.paths.values()]

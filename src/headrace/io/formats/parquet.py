@@ -188,6 +188,9 @@ class ParquetWriter(RowWriter):
     def _with_parsed(self, outputs: list[LibraryValue]) -> pa.Array:
         """Outputs that are no vectors; their field `parsed` with its own type, if the schema gives it one."""
         found = self._array(self._column, outputs)
+        if self._pa.types.is_list(found.type) and self._parsed is not None and not found.null_count:
+            inner = self._with_parsed([one for several in outputs for one in several])
+            return self._pa.ListArray.from_arrays(found.offsets, inner)
         if self._parsed is None or not self._pa.types.is_struct(found.type) or found.null_count:
             return found
         try:

@@ -20,6 +20,7 @@ from headrace.io.base import Source
 from headrace.jobs.answer_form import AnswerForm
 from headrace.jobs.pipeline.prepare import Columns
 from headrace.jobs.pipeline.preparers import PreparerPool
+from headrace.jobs.pipeline.samples import Samples
 from headrace.jobs.pipeline.user_code import UserCode
 from headrace.jobs.pipeline.work import Work
 from headrace.jobs.settings import JobSettings, Limits, Order
@@ -135,7 +136,13 @@ class Job:
     @property
     def splits(self) -> bool:
         """Whether a record may be several to its engine, whose outputs are joined."""
-        return profile_of(self.engine).splits or self.columns.documents is not None
+        parts = self.columns.documents is not None or self.samples is not None
+        return profile_of(self.engine).splits or parts
+
+    @property
+    def samples(self) -> Samples | None:
+        """How many answers each record has; None for one."""
+        return Samples.of(self.settings.n, self.settings.best_of, self.form)
 
     @property
     def in_blocks(self) -> bool:

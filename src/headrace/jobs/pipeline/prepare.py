@@ -19,7 +19,7 @@ from headrace.engines.base import Engine, Placed, Prepared
 from headrace.engines.capabilities import ColumnPreparer
 from headrace.engines.profile import profile_of
 from headrace.engines.requests.formed import FormedRequest, Try
-from headrace.engines.requests.templates import FilledTemplate, field_text, filled, template_fields
+from headrace.engines.requests.templates import field_text, prompt_of, template_fields
 from headrace.errors import (
     BadResultError,
     BrokenOffError,
@@ -39,6 +39,7 @@ from headrace.jobs.pipeline.candidates import QueryDocuments, documents_of, prep
 from headrace.jobs.pipeline.dedupe import RepeatCounter, key_of
 from headrace.jobs.pipeline.memory_budget import value_bytes
 from headrace.jobs.pipeline.retries import Retry
+from headrace.jobs.pipeline.samples import Samples
 from headrace.jobs.pipeline.suspects import MOST_IN_A_ROW
 from headrace.jobs.pipeline.user_code import UserCode
 from headrace.jobs.pipeline.work import PreparedChunk, StepAnswer, Work, unreadable
@@ -71,7 +72,7 @@ class Columns:
     documents: str | None = None
     """Column of the documents that are ranked for the text."""
     template: str | None = None
-    """Makes the text from several columns, such as "Q: {question}"; None to use `text`."""
+    """Makes the text or the chat from several columns, such as "Q: {question}"; None to use `text`."""
     keep: tuple[str, ...] = ()
     """Columns to copy to the output."""
     choice: ModelChoice | None = None
@@ -144,8 +145,7 @@ class Columns:
 
     def _input_of(self, record: Record) -> object:
         if self.template is not None:
-            make = FilledTemplate if self.splits else filled
-            return make(self.template, self.fields_of(record))
+            return prompt_of(self.template, self.fields_of(record), splits=self.splits)
         if self.is_row:
             return {name: _value(record, name) for name in record.data}
         value = _value(record, self.text)
@@ -419,6 +419,8 @@ class Preparation:
     """Set once an input was prepared for which equal ones have one answer: these are compared one by one."""
     form: AnswerForm | None = None
     """The form that each answer must have."""
+    samples: Samples | None = None
+    """How many answers each record has; None for one."""
     place: Callable[[int], int] | None = None
     """Numbers positions in the order of work; None if they are in order themselves."""
 
@@ -444,13 +446,12 @@ class Preparation:
         sees = self.user.finishes
         in_tokens = profile_of(self.engine).counts_tokens
         draws = profile_of(self.engine).draws
-        asked: Sequence[object] = inputs
-        if self.form is not None:
-            tries = [again[row.position].tries if row.position in again else () for row, _, _ in selected]
-            asked = [self._formed(value, before) for value, before in zip(inputs, tries, strict=True)]
-        if draws:
-            asked = [Placed(value, row.position) for value, (row, _, _) in zip(asked, selected, strict=True)]
+        tries = [again[row.position].tries if row.position in again else () for row, _, _ in selected]
+        rows_asked = [row for row, _, _ in selected]
+        asked = [self._asked(value, one, row) for value, one, row in zip(inputs, tries, rows_asked, strict=True)]
         answers = self._answers(asked) if asked else []
+        if self.samples is not None:
+            answers = [self._sampled(*one) for one in zip(answers, inputs, rows_asked, strict=True)]
         for (row, mapped, kept), value, prepared in zip(selected, inputs, answers, strict=True):
             attempt = attempts.get(row.position, 1) if attempts else 1
             if isinstance(prepared, Exception):
@@ -470,8 +471,9 @@ class Preparation:
             )
             done.tokens += cost if in_tokens else 0
             done.truncated += prepared.truncated
-            done.split += prepared.parts > 0
-            done.chunks += prepared.parts
+            if self.samples is None:
+                done.split += prepared.parts > 0
+                done.chunks += prepared.parts
         return done, self._event(done, len(rows), inputs, since)
 
     def _answers(self, asked: Sequence[object]) -> Sequence[Prepared[object] | Exception | StepAnswer]:
@@ -480,11 +482,25 @@ class Preparation:
             return prepare(asked)
         return prepare_candidates(prepare, [one for one in asked if isinstance(one, QueryDocuments)])
 
-    def _formed(self, value: object, tries: tuple[Try, ...]) -> object:
-        """The input with the form of its answer, as the engine takes it."""
-        assert self.form is not None, "asked for by the caller"
-        asked = FormedRequest(value, self.form.structure, self.form.words, tries)
-        return asked if profile_of(self.engine).holds_forms else asked.spoken()
+    def _asked(self, value: object, tries: tuple[Try, ...], row: Record) -> object:
+        """The input as the engine takes it: with the form of its answer, and its place."""
+        profile = profile_of(self.engine)
+        if self.form is not None:
+            formed = FormedRequest(value, self.form.structure, self.form.words, tries)
+            value = formed if profile.holds_forms else formed.spoken()
+        return Placed(value, row.position) if profile.draws else value
+
+    def _sampled(
+        self, answer: Prepared[object] | Exception | StepAnswer, value: object, row: Record
+    ) -> Prepared[object] | Exception | StepAnswer:
+        """The record as parts, one for each of its answers."""
+        if self.samples is None or not isinstance(answer, Prepared):
+            return answer
+
+        def ask(tries: tuple[Try, ...]) -> Prepared[object] | Exception:
+            return self.in_time.prepare(self.engine, [self._asked(value, tries, row)])[0]
+
+        return self.samples.prepared(answer, ask)
 
     def _event(self, done: PreparedChunk, rows: int, inputs: Sequence[object], since: tuple[float, float]) -> StageDone:
         """What preparing these inputs took, and what was seen in them."""

@@ -207,7 +207,7 @@ class Prefetcher:
         self._preparation = Preparation(
             job.columns, job.engine, job.user, settings.dedupe, InTime(settings.config.call_timeout_s),
             RepeatCounter() if counts else None, in_blocks=job.in_blocks, place=todo.place,
-            preparer=job.preparers or COLUMNS.of(job.engine), form=job.form,
+            preparer=job.preparers or COLUMNS.of(job.engine), form=job.form, samples=job.samples,
         )  # fmt: skip
         self._concurrency = ConcurrencyTuner(settings.limits.workers, os.cpu_count() or 1)
         self._workers = ThreadPoolExecutor(self._concurrency.most, "headrace-prepare")

@@ -181,7 +181,7 @@ class Settling:
 
     def _with_form(self, answer: object) -> object:
         """The answer as its form has it, or its error."""
-        form = self._job.form
+        form = self._job.form if self._job.samples is None else None  # which checks each answer itself
         if form is None or isinstance(answer, Exception) or type(answer) is StepAnswer:
             return answer
         try:
@@ -217,6 +217,6 @@ def _failed(work: Work, error: Exception) -> Outcome:
         ) from error
     failed = Failed.of(work.original, error, work.attempt + len(work.tries))
     if isinstance(error, InvalidAnswerError):
-        tries = (*work.tries, Try(error.text, str(error)))
+        tries = (*work.tries, *error.before, Try(error.text, str(error)))
         failed = replace(failed, answers=[one._asdict() for one in tries])
     return failed

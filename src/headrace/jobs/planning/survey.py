@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from headrace.engines.requests.templates import chat_of
 from headrace.errors import RecordError
 from headrace.events import PrecisionChosen
 from headrace.io.base import Chunk, Source
@@ -87,6 +88,7 @@ def survey(job: Job, *, spread: bool) -> Survey:
         dedupe=False,
         in_time=InTime(job.settings.config.call_timeout_s),
         form=job.form,
+        samples=job.samples,
     )
     sample = _SampleReader(job.source)
     work: list[Work] = []
@@ -146,7 +148,11 @@ def survey_prompts(job: Job, most: int = _PROMPTS) -> Repeats | None:
         if len(prompts) >= most or size >= most * _PROMPT_SIZE or time.monotonic() > ends:
             break
     template, prompts = job.columns.template, prompts[:most]
-    return repeats(prompts) if template is None else template_repeats(template, fields[:most])
+    return (
+        repeats(prompts)
+        if template is None or chat_of(template) is not None
+        else template_repeats(template, fields[:most])
+    )
 
 
 def _inputs(job: Job, chunk: Chunk) -> Iterator[object]:

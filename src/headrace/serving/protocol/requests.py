@@ -14,7 +14,7 @@ from pydantic_core import core_schema
 
 from headrace.engines.base import PromptedText, TokenIds
 from headrace.engines.options import OutputDtype
-from headrace.engines.requests.generation import meaningful
+from headrace.engines.requests.generation import meaningful, nth_seed
 from headrace.errors import nearest
 from headrace.records import JsonObject
 from headrace.serving.errors import ApiError, invalid
@@ -357,7 +357,7 @@ class _GenerationRequest(BaseRequest):
         record = {**meaningful({**given, **(self.model_extra or {})}), **prompt}
         if self.seed is None:
             return [record] * self.choices
-        return [{**record, "seed": (self.seed + number) % (1 << 63)} for number in range(self.choices)]
+        return [{**record, "seed": nth_seed(self.seed, number)} for number in range(self.choices)]
 
 
 class CompletionRequest(_GenerationRequest):
