@@ -27,7 +27,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 IMPORTED: dict[str, tuple[str, ...]] = {
-    "light": ("headrace.cli.app", "headrace.serving.http.server", "headrace.serving.app", "headrace.testing", "numpy"),
+    "light": (
+        "headrace.cli.run",
+        "headrace.cli.inspect",
+        "headrace.serving.http.server",
+        "headrace.serving.app",
+        "headrace.testing",
+        "numpy",
+    ),
     "torch": ("torch", "torch._dynamo", "torch.distributed.tensor", "sklearn.metrics", "pyarrow.parquet", "boto3"),
     "models": ("transformers", "sentence_transformers"),
 }
