@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import subprocess
 import sys
@@ -13,6 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 from tests.integration.jobs.harness import Runner, read_errors, read_rows, texts, write_rows
 
+import headrace
+from headrace.io.sources.unique_ids import SeenIds
 from headrace.jobs import run as main_path
 from headrace.jobs.pipeline.memory_budget import Memory
 from headrace.jobs.settings import Limits
@@ -110,3 +113,15 @@ def test_nothing_is_read_while_the_bound_is_exceeded(tmp_path: Path, kept: list[
     runner.on_event = lambda event: most.extend(memory.held for memory in kept)
     assert runner.run().records == 60
     assert max(most) < 2_500_000
+
+
+def test_the_digests_of_ids_do_not_outlive_a_job(tmp_path: Path) -> None:
+    """They are 16 MB, and the objects of a job are in circles, which Python may leave for long."""
+    path = write_rows(tmp_path / "in.jsonl", [{"id": f"{n * 7 % 10}", "text": "text"} for n in range(10)])
+    gc.collect()
+    gc.disable()
+    try:
+        headrace.run(str(path), sink=str(tmp_path / "out.jsonl"), task="custom", engine=count, progress=False)
+        assert not [one for one in gc.get_objects() if isinstance(one, SeenIds)]
+    finally:
+        gc.enable()

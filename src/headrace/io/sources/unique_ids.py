@@ -308,8 +308,8 @@ class _Digests:
     def __init__(self, np: ModuleType, folder: Path) -> None:
         self._np = np
         self._folder = folder
+        self._filter = _Filter(np)
         self._runs: list[_Run] = []
-        self._filter = _Filter()
         self._recent: list[Digests] = []
         """Sorted arrays of digests that were compared and are in no run."""
         self._recent_count = 0
@@ -420,10 +420,8 @@ class _Digests:
 class _Filter:
     """Tells of digests whether they are new for sure: a bit for each value of their first bits."""
 
-    def __init__(self) -> None:
-        import numpy
-
-        self._bits = numpy.zeros(1 << (FILTER_BITS - 3), numpy.uint8)
+    def __init__(self, np: ModuleType) -> None:
+        self._bits = np.empty(0, np.uint8)
 
     def add(self, digests: Digests) -> NDArray[numpy.bool_]:
         """Take more, sorted, so that those of one byte are neighbours. Which of them may have been taken before."""
@@ -431,6 +429,8 @@ class _Filter:
 
         places = (digests >> numpy.uint64(64 - FILTER_BITS)).astype(numpy.uint32)
         at, bits = places >> 3, numpy.left_shift(numpy.uint8(1), (places & 7).astype(numpy.uint8))
+        if len(at) and not len(self._bits):  # not before: ids that ascend need none
+            self._bits = numpy.zeros(1 << (FILTER_BITS - 3), numpy.uint8)
         known: NDArray[numpy.bool_] = (self._bits[at] & bits) != 0
         firsts = numpy.flatnonzero(numpy.diff(at, prepend=-1))
         if len(at):

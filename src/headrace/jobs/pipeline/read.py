@@ -86,6 +86,7 @@ class Reader:
         if self._ordering is not None:
             self._ordering.close()
         self._thread.shutdown(wait=False, cancel_futures=True)
+        self._chunks, self._seen = iter(()), None  # the digests of ids are large, and in a circle with this
 
     async def read(self) -> Chunk | None:
         """The next chunk; None at the end of the input. Calls are served in order.
