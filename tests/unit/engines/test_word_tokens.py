@@ -3,6 +3,8 @@
 import pickle
 import random
 from array import array
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from tokenizers import Tokenizer, normalizers, pre_tokenizers
@@ -10,6 +12,8 @@ from tokenizers.models import WordPiece
 
 from headrace.engines.model_folder import find_folder
 from headrace.engines.text import word_tokens as module
+from headrace.engines.text.splitting import LongTexts
+from headrace.engines.text.tokenizing import TextTokens
 from headrace.engines.text.truncation import TextTruncator
 from headrace.engines.text.word_tokens import WordTokens, word_tokens
 
@@ -60,6 +64,27 @@ def test_the_tokens_are_those_of_the_tokenizer(lowercase: bool, clean: bool, sid
     assert len(taken) > len(given) // 8
     assert [listed(found)[row] for row in taken] == [encodings[row].ids for row in taken]
     assert [cut[row] for row in taken] == [bool(encodings[row].overflowing) for row in taken]
+
+
+def test_single_texts_too_have_the_tokens_of_the_tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer, given = bert(), texts(600)
+    words = SimpleNamespace(
+        backend_tokenizer=tokenizer,
+        truncation_side="right",
+        pad_token_id=0,
+        model_input_names=["input_ids"],
+        num_special_tokens_to_add=lambda pair=False: 3 if pair else 2,
+    )
+    tokens: Any = TextTokens(words, 9, LongTexts())  # type: ignore[arg-type]
+    tokenizer.enable_truncation(9)
+    asked: list[str] = []
+    of = WordTokens.of
+    monkeypatch.setattr(WordTokens, "of", lambda self, texts: asked.extend(texts) or of(self, texts))
+    for text, expected in zip(given, tokenizer.encode_batch_fast(given), strict=True):
+        [one] = tokens.prepare([text])
+        assert one.payload.tolist() == [expected.ids]
+        assert (one.cost, one.truncated) == (len(expected.ids), bool(expected.overflowing))
+    assert asked == given
 
 
 def test_texts_that_may_be_read_otherwise_are_left_to_the_tokenizer() -> None:

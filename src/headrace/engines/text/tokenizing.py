@@ -123,15 +123,15 @@ class TextTokens(Vocabulary):
         An empty text is accepted if the model adds special tokens.
         """
         if all(map(self._is_plain, inputs)):
-            encodings = self._tokenizer.encode_batch_fast(self._with_prompt(inputs))
-            return [self._prepared(encoding, value) for encoding, value in zip(encodings, inputs, strict=True)]
+            ids, types, cut = self._ids(inputs)
+            return list(map(self._prepared, map(self._unpacked, ids, *([types] if types else [])), cut, inputs))
         errors = [self.refusal(value) for value in inputs]
         good = [value for value, error in zip(inputs, errors, strict=True) if error is None]
         done = {place: ready for place, value in enumerate(good) if (ready := self._ready(value)) is not None}
         rest = [self._shortened(value) for place, value in enumerate(good) if place not in done]
-        encoded = iter(self._tokenizer.encode_batch_fast(rest))
+        encoded = map(self._of, self._tokenizer.encode_batch_fast(rest))
         prepared = (
-            done[place] if place in done else self._prepared(next(encoded), value) for place, value in enumerate(good)
+            done[place] if place in done else self._prepared(*next(encoded), value) for place, value in enumerate(good)
         )
         return [next(prepared) if error is None else error for error in errors]
 
@@ -158,6 +158,21 @@ class TextTokens(Vocabulary):
         return TokenRows.of(texts, 1 + self._typed)
 
     def _encoded(self, texts: Sequence[str]) -> TokenColumn:
+        ids, types, cut = self._ids(texts)
+        offsets = offsets_of(np.fromiter(map(len, ids), np.int64, len(ids)) // ID_BYTES)
+        flat = np.zeros((1 + self._typed, offsets[-1]), dtype=np.int32)
+        flat[0] = np.frombuffer(b"".join(ids), np.int32)
+        if types:
+            flat[1] = np.frombuffer(b"".join(types), np.int32)
+        rows = TokenRows(flat, offsets)
+        errors: dict[int, Exception] = dict.fromkeys(np.flatnonzero(rows.lengths == 0).tolist(), _no_tokens())
+        refuses = self.long_texts.on_too_long == "error"
+        if refuses:
+            errors |= {row: self._too_long() for row, is_cut in enumerate(cut) if is_cut}
+        return TokenColumn(rows, errors, 0 if refuses else sum(cut))
+
+    def _ids(self, texts: Sequence[str]) -> tuple[list[bytes], list[bytes], list[bool]]:
+        """The tokens of plain texts, their types where some are not 0, and whether tokens were cut off."""
         texts = self._with_prompt(texts)
         if self._word_tokens is None:
             ids, cut, left = [b""] * len(texts), [False] * len(texts), list(range(len(texts)))
@@ -170,17 +185,7 @@ class TextTokens(Vocabulary):
             for row, encoding in zip(some, encodings, strict=True):
                 ids[row], cut[row] = packed(encoding.ids), bool(encoding.overflowing)
             types += [packed(encoding.type_ids) for encoding in encodings if self._types_texts]
-        offsets = offsets_of(np.fromiter(map(len, ids), np.int64, len(ids)) // ID_BYTES)
-        flat = np.zeros((1 + self._typed, offsets[-1]), dtype=np.int32)
-        flat[0] = np.frombuffer(b"".join(ids), np.int32)
-        if self._types_texts:
-            flat[1] = np.frombuffer(b"".join(types), np.int32)
-        rows = TokenRows(flat, offsets)
-        errors: dict[int, Exception] = dict.fromkeys(np.flatnonzero(rows.lengths == 0).tolist(), _no_tokens())
-        refuses = self.long_texts.on_too_long == "error"
-        if refuses:
-            errors |= {row: self._too_long() for row, is_cut in enumerate(cut) if is_cut}
-        return TokenColumn(rows, errors, 0 if refuses else sum(cut))
+        return ids, types, cut
 
     def _with_prompt(self, texts: Sequence[str]) -> list[str]:
         first = self._prompts.default
@@ -384,19 +389,28 @@ class TextTokens(Vocabulary):
             "on_too_long='truncate' truncates it, and 'split' splits it"
         )
 
-    def _prepared(self, encoding: Encoding, value: str | Sequence[str] | PromptedText) -> Ready:
-        truncated = bool(encoding.overflowing)
+    def _prepared(self, tokens: Tokens, truncated: bool, value: str | Sequence[str] | PromptedText) -> Ready:
         if truncated and self.long_texts.on_too_long == "error":
             return self._too_long()
         if truncated and self.long_texts.splits:
             return self._split(value)
-        if not encoding.ids:
+        if not tokens.size:
             return _no_tokens()
-        return Prepared(self._arrays(encoding), cost=len(encoding.ids), truncated=truncated)
+        return Prepared(tokens, cost=tokens.shape[1], truncated=truncated)
+
+    def _of(self, encoding: Encoding) -> tuple[Tokens, bool]:
+        return self._arrays(encoding), bool(encoding.overflowing)
 
     def _arrays(self, encoding: Encoding) -> Tokens:
         rows = [encoding.ids, encoding.type_ids] if self._typed else [encoding.ids]
         return np.array(rows, dtype=np.int32)
+
+    def _unpacked(self, ids: bytes, types: bytes | None = None) -> Tokens:
+        tokens = np.zeros((1 + self._typed, len(ids) // ID_BYTES), dtype=np.int32)
+        tokens[0] = np.frombuffer(ids, np.int32)
+        if types is not None:
+            tokens[1] = np.frombuffer(types, np.int32)
+        return tokens
 
 
 def _no_tokens() -> RecordError:
