@@ -18,7 +18,7 @@ from headrace.cli.listing import ListFlags
 from headrace.cli.logs import LogFlags
 from headrace.cli.merge import FileFlags
 from headrace.cli.report import PageFlags
-from headrace.cli.report_flags import ReportFlags
+from headrace.cli.run import ReportFlags
 from headrace.cli.serve import AccessFlags, ReplicaFlags, ServerFlags
 from headrace.cli.steps import StepFlags
 from headrace.cli.top import LookFlags

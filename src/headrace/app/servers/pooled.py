@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import MISSING, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -19,13 +22,12 @@ from headrace.app.jobs.tracing import server_spans
 from headrace.app.servers.batch_api import BatchApi, BatchModel
 from headrace.app.servers.batch_run import BulkModel
 from headrace.app.servers.observed import ObservedServer
-from headrace.app.servers.pooled_batches import UseOfPool
 from headrace.app.servers.server import ServerSettings, build_part, check_settings
 from headrace.app.settings_file import from_keys, read_settings
 from headrace.argument_types import parse_size
 from headrace.engines.choosing.config import EngineConfig
 from headrace.engines.custom import load_factory
-from headrace.errors import ConfigError, nearest
+from headrace.errors import BrokenOffError, ConfigError, EngineDeadError, EngineError, nearest
 from headrace.events import Listener
 from headrace.observe.exporters.prometheus import PrometheusListener, device_seconds, merge_pages
 from headrace.observe.live.server import ServerAccount, ServerFacts, numbered
@@ -195,3 +197,54 @@ def _served(entry: ModelSection, shared: ServerSettings, device: Listener) -> tu
     app, bulk = build_part(settings, device)
     allowed = None if entry.keys is None else frozenset(entry.keys)
     return ModelApp(names, bulk.task, app, bulk.server, allowed), bulk
+
+
+logger = logging.getLogger("headrace")
+
+_GIVE_UP_S = 600.0
+"""Seconds for which a batch tries again to load a model that cannot be loaded."""
+
+
+class UseOfPool:
+    """Lets the batches of a model use it."""
+
+    def __init__(self, pool: ModelPool, model: BulkModel) -> None:
+        self._pool = pool
+        self._model = model
+        self._failing_since: float | None = None
+
+    @asynccontextmanager
+    async def use(self, leave: Callable[[], None]) -> AsyncIterator[None]:
+        """Wait until the model is loaded, and keep it loaded until `leave` is called and the context ends.
+
+        Raises:
+            BrokenOffError: it cannot be loaded now.
+            HeadraceError: it cannot be loaded at all, or has not been for some time.
+        """
+        name, now = self._model.server.name, asyncio.get_running_loop().time
+        using = self._pool.use_in_background(name, leave)
+        try:
+            await using.__aenter__()
+        except EngineError as error:
+            self._failing_since = now() if self._failing_since is None else self._failing_since
+            if now() - self._failing_since > _GIVE_UP_S:
+                raise
+            raise BrokenOffError(str(error)) from error
+        self._failing_since = None
+        try:
+            yield
+        except BrokenOffError as error:
+            if _is_dead(error):
+                logger.error("the engine of model %r died; the model is loaded again for the batch", name)
+                self._pool.unload(name)
+            raise
+        finally:
+            await using.__aexit__(None, None, None)
+
+
+def _is_dead(error: BaseException | None) -> bool:
+    while error is not None:
+        if isinstance(error, EngineDeadError):
+            return True
+        error = error.__cause__
+    return False

@@ -6,11 +6,14 @@ import functools
 import hashlib
 import importlib
 import inspect
+import queue
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 from headrace.batching.callables import plain_function
 from headrace.device.placement import choose_device
@@ -21,7 +24,6 @@ from headrace.engines.torchserve import ts_package
 from headrace.engines.torchserve.context import Context
 from headrace.engines.torchserve.files import HandlerFiles
 from headrace.engines.torchserve.options import TorchServe
-from headrace.engines.torchserve.thread import HandlerThread
 from headrace.errors import BadResultError, ConfigError, EngineDeadError, EngineError, RecordError, attempted
 from headrace.records import text_refusal
 
@@ -195,3 +197,55 @@ def _the_class(module: ModuleType, files: HandlerFiles) -> type[Any]:
             f"{', '.join(kind.__name__ for kind in classes) or 'none'}"
         )
     return classes[0]
+
+
+T = TypeVar("T")
+
+
+class HandlerThread:
+    """Runs a handler's calls in sequence on one thread, as a TorchServe worker does, each with a time limit.
+
+    Resources that a handler opens, such as a SQLite connection, may be bound to its thread. The thread is a daemon: a
+    call that never returns blocks neither its caller nor the end of the process.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._calls: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = queue.SimpleQueue()
+        self._dead = ""
+        threading.Thread(target=self._work, name=f"headrace-handler-{name}", daemon=True).start()
+
+    def call(self, function: Callable[[], T], timeout_s: float, limit: str) -> T:
+        """Call `function` on the thread; returns or raises what it does.
+
+        Raises:
+            EngineDeadError: this call or an earlier one exceeded its time limit.
+        """
+        if self._dead:
+            raise EngineDeadError(self._dead)
+        future: Future[T] = Future()
+        self._calls.put((function, future))
+        try:
+            return future.result(timeout_s)
+        except TimeoutError:
+            if future.done():  # the handler raised it
+                raise
+            self._dead = (
+                f"handler {self._name} has not returned within {timeout_s:g} s; if it is slow but does not hang, raise "
+                f"{limit} in its model-config.yaml"
+            )
+            raise EngineDeadError(self._dead) from None
+
+    def close(self) -> None:
+        """End the thread after its current call. Does not wait."""
+        self._calls.put(None)
+
+    def _work(self) -> None:
+        while (call := self._calls.get()) is not None:
+            function, future = call
+            outcome = attempted(function)
+            if isinstance(outcome, BaseException):
+                future.set_exception(outcome)
+            else:
+                future.set_result(outcome)
+            del call, function, future, outcome  # an idle thread must not keep a batch alive

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import codecs
 import logging
 import os
+import shutil
+import sys
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,7 +22,6 @@ from headrace.io.sources.arrays import ArraySource, array_of
 from headrace.io.sources.folders import Entry
 from headrace.io.sources.images import ImageSource
 from headrace.io.sources.in_memory import IterableSource, SequenceSource
-from headrace.io.sources.stdin import spool
 from headrace.io.storage import compression
 from headrace.io.storage.addresses import display_name, is_address, scheme_of
 from headrace.io.storage.files import InputFile, look_at
@@ -248,3 +251,27 @@ def _is_folder(place: Path) -> bool:
         return place.is_dir()
     # A name with a known suffix is probably a file: avoid a listing.
     return format_of(place) is None and folders.is_store_folder(place)
+
+
+def spool(suffix: str) -> Path:
+    """Copy all of stdin to a temporary file, which is removed at exit.
+
+    The job starts after the end of the stream, with an ordinary file: its content is identified, and piping the same
+    content again resumes the job. The disk must have room for it (set `TMPDIR` to choose it).
+
+    Raises:
+        ConfigError: stdin is a terminal, or the disk is full.
+    """
+    if sys.stdin is None or sys.stdin.isatty():
+        raise ConfigError("``source=-`` reads standard input, which is a terminal here: pipe a file in")
+    folder = Path(tempfile.mkdtemp(prefix="headrace-stdin-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    path = folder / f"stdin{suffix}"
+    try:
+        with path.open("wb") as file:
+            shutil.copyfileobj(sys.stdin.buffer, file, 1024 * 1024)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot copy stdin to {path}: {error.strerror or error}; set TMPDIR to a larger disk"
+        ) from error
+    return path
