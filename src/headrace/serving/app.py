@@ -34,7 +34,7 @@ from headrace.wording import shown
 
 logger = logging.getLogger("headrace")
 
-_OF_BATCHES = re.compile(r"/v1/(files|batches)(/|$)")
+_OF_BATCHES = re.compile(r"/v1/(files|batches|messages/batches)(/|$)")
 
 
 class Background(Protocol):

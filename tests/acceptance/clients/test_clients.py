@@ -62,7 +62,7 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
     classifier = text_model(folder / "classifier")
     flags = [
         ["--task", "embed", *_names("all-MiniLM-L6-v2", *OTHER_NAMES)],
-        ["--task", "generate", *_names("arithmetic")],
+        ["--task", "generate", "--state-dir", str(folder / "state"), *_names("arithmetic")],
         ["--task", "score", "--model", str(ranker), *_names("ranker")],
         ["--task", "generate", "--engine", "tests.integration.serving.engines:JsonTalker", *_names("json")],
         ["--task", "classify", "--model", str(classifier), *_names("labels")],
@@ -181,7 +181,8 @@ def test_anthropic(servers: Servers, expected: dict[str, Any]) -> None:
     assert found.pop("read") == found.pop("counted")
     assert found.pop("reasons") == ["end_turn"] * 2
     assert "arithmetic" in found.pop("refused")
-    check(found, expected, final="answer")
+    assert (found.pop("listed"), found.pop("canceled")) == (True, "ended")
+    check(found, expected, final="answer", in_batch="answer")
 
 
 def test_ollama(servers: Servers, expected: dict[str, Any]) -> None:

@@ -24,6 +24,7 @@ from headrace.serving.batches.validation import LineRules, ValidatedFile, valida
 from headrace.serving.limits import ServeLimits
 from headrace.serving.metrics import BulkState
 from headrace.serving.routes.batches import batches_router, files_router
+from headrace.serving.routes.message_batches import message_batches_router
 from headrace.serving.service import Service
 
 _FORMAT = 1
@@ -90,7 +91,11 @@ class BatchApi:
 
     def routers(self) -> tuple[APIRouter, ...]:
         """The routes of files and batches."""
-        return files_router(self._files, self._limits.max_file_bytes, self._running), batches_router(self._running)
+        return (
+            files_router(self._files, self._limits.max_file_bytes, self._running),
+            batches_router(self._running),
+            message_batches_router(self._files, self._running),
+        )
 
     def state(self) -> BulkState | None:
         """The current state, for the metrics; None unless the server runs."""

@@ -111,7 +111,7 @@ class Batches:
 
     # -- called by the routes -------------------------------------------------------------------------------------
 
-    def create(
+    def create(  # noqa: PLR0913 - what clients may say of a batch
         self,
         input_file: str,
         endpoint: str,
@@ -119,8 +119,9 @@ class Batches:
         metadata: dict[str, str] | None,
         tenant: Tenant = EVERYBODY,
         output_expires_after_s: int | None = None,
+        requests: int = 0,
     ) -> StoredBatch:
-        """Create and start a batch.
+        """Create and start a batch; of how many requests, if that is known.
 
         Raises:
             ApiError: 400 or 404 for an invalid request.
@@ -144,6 +145,7 @@ class Batches:
             metadata=metadata,
             owner=tenant.name,
             output_expires_after_s=output_expires_after_s,
+            counts=RequestCounts(requests),
         )
         self._store(batch)
         self._begin(batch)

@@ -31,7 +31,11 @@ Blocks = str | list[JsonObject]
 
 def errors(error: ApiError) -> tuple[int, JsonObject]:
     kind = _TYPES.get(error.status_code, "invalid_request_error" if error.status_code < 500 else "api_error")
-    return error.status_code, {"type": "error", "error": {"type": kind, "message": error.message}}
+    return error.status_code, error_object(kind, error.message)
+
+
+def error_object(kind: str, message: str) -> JsonObject:
+    return {"type": "error", "error": {"type": kind, "message": message}}
 
 
 class CountTokensRequest(RequestFields):
@@ -76,6 +80,10 @@ class MessagesRequest(CountTokensRequest):
 
     def request(self) -> ChatRequest:
         """The same request as OpenAI's API has it. Raises as `chat`."""
+        return ChatRequest.of(self.chat_body())
+
+    def chat_body(self) -> JsonObject:
+        """Its body as OpenAI's API has it. Raises as `chat`."""
         given: JsonObject = {name: getattr(self, name) for name in ("model", "max_tokens", "stream", "timeout")}
         given |= {name: getattr(self, name) for name in ("temperature", "top_p", "top_k")}
         given |= {"messages": self.chat(), "stop": self.stop_sequences or None}
@@ -83,7 +91,7 @@ class MessagesRequest(CountTokensRequest):
             given["tools"] = [_tool(one, f"tools.{at}") for at, one in enumerate(self.tools)]
         if self.tool_choice is not None:
             given["tool_choice"] = _choice(self.tool_choice)
-        return ChatRequest.of(given)
+        return given
 
 
 def _messages(message: JsonObject, place: str) -> list[JsonObject]:
@@ -154,6 +162,26 @@ def _choice(choice: JsonObject) -> object:
         message = f"tool_choice is {shown(choice)}: its type must be auto, any, tool or none"
         raise ApiError(400, message, code="invalid_value", param="tool_choice")
     return "required" if kind == "any" else kind
+
+
+def message_object(identity: str, model: str, content: Sequence[JsonObject], tokens: JsonObject) -> JsonObject:
+    """A message that has not ended."""
+    return {
+        "id": identity,
+        "type": "message",
+        "role": "assistant",
+        "model": model,
+        "content": content,
+        "stop_reason": None,
+        "stop_sequence": None,
+        "usage": tokens,
+    }
+
+
+def answered(identity: str, model: str, answer: GeneratorAnswer) -> JsonObject:
+    """The message of an answer."""
+    message = message_object(identity, model, content(answer), usage([answer]))
+    return {**message, "stop_reason": stop_reason(answer)}
 
 
 def content(answer: GeneratorAnswer) -> list[JsonObject]:

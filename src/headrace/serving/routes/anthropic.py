@@ -14,7 +14,15 @@ from headrace.openai_protocol import GeneratorAnswer
 from headrace.records import JsonObject
 from headrace.serving.errors import ApiError, api_error
 from headrace.serving.http.direct import DirectRoute
-from headrace.serving.protocol.anthropic import CountTokensRequest, MessagesRequest, content, errors, stop_reason, usage
+from headrace.serving.protocol.anthropic import (
+    CountTokensRequest,
+    MessagesRequest,
+    answered,
+    errors,
+    message_object,
+    stop_reason,
+    usage,
+)
 from headrace.serving.protocol.responses import JsonReply
 from headrace.serving.protocol.schemas import error_responses
 from headrace.serving.protocols import ServerProtocol
@@ -38,8 +46,7 @@ def _router(state: ServerState) -> APIRouter:
         name = state.service.name
 
         def whole(answers: Sequence[GeneratorAnswer]) -> JsonObject:
-            [answer] = answers
-            return {**_message(name, content(answer), usage(answers)), "stop_reason": stop_reason(answer)}
+            return answered(_new_id(), name, answers[0])
 
         form = ReplyForm(whole, lambda: _AnthropicEvents(name), "messages")
         return await converse(state, body.request(), request, form)
@@ -59,17 +66,8 @@ def _router(state: ServerState) -> APIRouter:
     return router
 
 
-def _message(model: str, content: Sequence[JsonObject], tokens: JsonObject) -> JsonObject:
-    return {
-        "id": f"msg_{uuid.uuid4().hex}",
-        "type": "message",
-        "role": "assistant",
-        "model": model,
-        "content": content,
-        "stop_reason": None,
-        "stop_sequence": None,
-        "usage": tokens,
-    }
+def _new_id() -> str:
+    return f"msg_{uuid.uuid4().hex}"
 
 
 _DELTAS = {
@@ -87,7 +85,7 @@ class _AnthropicEvents(BlockChunks):
         self._model = model
 
     def begin(self) -> bytes:
-        return _event("message_start", message=_message(self._model, [], usage(()))) + _event("ping")
+        return _event("message_start", message=message_object(_new_id(), self._model, [], usage(()))) + _event("ping")
 
     def opened(self, block: StreamBlock) -> bytes:
         empty: JsonObject = {"type": "text", "text": ""}

@@ -1,7 +1,8 @@
-"""Anthropic's client: messages, whole and streamed, and counted tokens."""
+"""Anthropic's client: messages, whole and streamed, counted tokens, and message batches."""
 
 import json
 import sys
+import time
 
 import anthropic
 
@@ -16,11 +17,18 @@ try:
     client.messages.create(**{**asked, "model": "other"})
 except anthropic.NotFoundError as error:
     refused = str(error)
+batch = client.messages.batches.create(requests=[{"custom_id": "one", "params": asked}])
+while client.messages.batches.retrieve(batch.id).processing_status != "ended":
+    time.sleep(0.1)
+[result] = client.messages.batches.results(batch.id)
 print(
     json.dumps(
         {
             "answer": message.content[0].text,
             "streamed": streamed,
+            "in_batch": result.result.message.content[0].text,
+            "listed": [one.id for one in client.messages.batches.list()] == [batch.id],
+            "canceled": client.messages.batches.cancel(batch.id).processing_status,
             "final": final.content[0].text,
             "read": [final.usage.input_tokens + (final.usage.cache_read_input_tokens or 0)],
             "counted": [client.messages.count_tokens(model="arithmetic", messages=asked["messages"]).input_tokens],
