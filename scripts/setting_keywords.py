@@ -55,20 +55,24 @@ class RunKeywords(LoadKeywords, JobKeywords, total=False):
     model_column: str | None
     task: str | None
 '''
-_SERVER = '''
+_SERVED = '''
 
-class ServerOptions(ConfigKeywords, total=False):
-    """Settings of a server but its name."""
+class ServeOptions(TypedDict, total=False):
+    """Settings of a server of a loaded model but its name."""
 
     limits: ServeLimits | None
 '''
-_SERVED = '''
+_SERVER = '''
 
-class ServeKeywords(TypedDict, total=False):
+class ServeKeywords(ServeOptions, total=False):
     """Settings of a server of a loaded model."""
 
     name: str | Sequence[str] | None
-    limits: ServeLimits | None
+
+
+class ServerOptions(ConfigKeywords, ServeOptions, total=False):
+    """Settings of a server but its name."""
+
 '''
 _NAME = '''
 
@@ -77,6 +81,8 @@ class ServerKeywords(ServerOptions, EngineKeywords, total=False):
 
     name: str | Sequence[str] | None
 '''
+_OF_THE_MODEL = ("batch_timeout_s", "state", "latency_target_s")
+"""Settings of a server that loads its own model."""
 _WIDER = {
     "engine_options": "Mapping[str, object] | None",
     "engine": "str | Callable[..., object] | EngineChoice | None",
@@ -98,19 +104,21 @@ def source() -> str:
             _JOB,
             _lines(JobSettings, Selection, Limits),
             _WHOLE,
-            _SERVER,
-            _lines(ServerSettings, ServeLimits),
-            _NAME,
             _SERVED,
-            _lines(ServerSettings, ServeLimits, leave_out=("batch_timeout_s", "state", "latency_target_s")),
+            _lines(ServerSettings, ServeLimits, leave_out=_OF_THE_MODEL),
+            _SERVER,
+            _lines(ServerSettings, only=_OF_THE_MODEL),
+            _NAME,
         )
     )
 
 
-def _lines(*kinds: type, leave_out: Sequence[str] = ()) -> str:
+def _lines(*kinds: type, leave_out: Sequence[str] = (), only: Sequence[str] = ()) -> str:
     every = [(one, kind.__dataclass_fields__[one.name].type) for kind in kinds for one in declared(kind)]  # type: ignore[attr-defined]
     return "".join(
-        f"    {one.name}: {_type(one, kind)}\n" for one, kind in every if one.name not in (*_APART, *leave_out)
+        f"    {one.name}: {_type(one, kind)}\n"
+        for one, kind in every
+        if one.name not in (*_APART, *leave_out) and (not only or one.name in only)
     )
 
 

@@ -90,13 +90,10 @@ class RunKeywords(LoadKeywords, JobKeywords, total=False):
     task: str | None
 
 
-class ServerOptions(ConfigKeywords, total=False):
-    """Settings of a server but its name."""
+class ServeOptions(TypedDict, total=False):
+    """Settings of a server of a loaded model but its name."""
 
     limits: ServeLimits | None
-    batch_timeout_s: float
-    state: str | Path | None
-    latency_target_s: float | None
     keys: Sequence[KeySettings]
     allowed_hosts: Sequence[str] | None
     listeners: Sequence[Listener]
@@ -114,33 +111,23 @@ class ServerOptions(ConfigKeywords, total=False):
     keep_alive_s: int
     write_timeout_s: float
     drain_s: float
+
+
+class ServeKeywords(ServeOptions, total=False):
+    """Settings of a server of a loaded model."""
+
+    name: str | Sequence[str] | None
+
+
+class ServerOptions(ConfigKeywords, ServeOptions, total=False):
+    """Settings of a server but its name."""
+
+    batch_timeout_s: float
+    state: str | Path | None
+    latency_target_s: float | None
 
 
 class ServerKeywords(ServerOptions, EngineKeywords, total=False):
     """Settings of a server."""
 
     name: str | Sequence[str] | None
-
-
-class ServeKeywords(TypedDict, total=False):
-    """Settings of a server of a loaded model."""
-
-    name: str | Sequence[str] | None
-    limits: ServeLimits | None
-    keys: Sequence[KeySettings]
-    allowed_hosts: Sequence[str] | None
-    listeners: Sequence[Listener]
-    max_wait_s: float
-    max_requests: int
-    max_cost: float | None
-    max_waiting_bytes: str | int
-    max_body_bytes: str | int
-    max_file_bytes: str | int
-    max_header_bytes: str | int
-    max_prompts: int
-    max_prompt_chars: int
-    timeout_s: float
-    body_timeout_s: float
-    keep_alive_s: int
-    write_timeout_s: float
-    drain_s: float
