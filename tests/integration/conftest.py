@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,17 @@ def save_small_model(folder: Path, *, decoder: bool = False) -> Path:
     model = LlamaModel(LlamaConfig(**sizes)) if decoder else BertModel(BertConfig(**sizes))
     model.save_pretrained(str(folder))
     return folder
+
+
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """torch's threads spin while they wait for each other, which on a busy machine takes ten times as long."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")

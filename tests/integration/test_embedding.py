@@ -23,18 +23,11 @@ from headrace.engines.text.embedding import EmbeddingEngine
 from headrace.engines.text.options import Embedding
 from headrace.errors import ConfigError, EngineDeadError, EngineError, EngineOutOfMemoryError, RecordError
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 TEXT = "the canal feeds the mill wheel so that it never runs dry while naïve 水車 turns"
 WORDS = TEXT.split()
 MIXED = ["", "a", *(" ".join(WORDS[: 1 + n % len(WORDS)] * (1 + n // 7)) for n in range(30)), "long " * 700]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """torch's threads spin while they wait for each other, which on a busy machine takes ten times as long."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,6 @@ import asyncio
 import json
 import random
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,18 +18,10 @@ from headrace.engines.choosing import registry
 from headrace.errors import ConfigError, EngineDeadError, EngineError, RecordError
 from headrace.events import Event, StepDone, StepSizeChanged
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 CONTEXT = 160
 LETTERS = "abcdefghijklmnopqrstuvwxyz 0123456789"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

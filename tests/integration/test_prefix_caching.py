@@ -28,17 +28,12 @@ PAGE = 8
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _small_pages() -> Iterator[None]:
-    import torch
-
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+def _small_pages(one_thread: None) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for module in (continuous, paging, paged_attention):
             patch.setattr(module, "PAGE", PAGE)
         patch.setitem(paging._START, "cpu", StepSize(64, 24))  # most prompts take several steps
         yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

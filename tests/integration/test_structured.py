@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,6 +17,8 @@ from tests.small_models import chat_model
 from headrace.app.servers.settings import ServerSettings
 from headrace.engines.choosing import registry
 from headrace.engines.choosing.config import EngineConfig
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 PERSON = {
     "type": "object",
@@ -35,16 +36,6 @@ PERSON = {
                  "required": ["no"], "additionalProperties": False},
     },
 }  # fmt: skip
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,8 @@ from headrace.app.servers.settings import ServerSettings
 from headrace.engines.choosing import registry
 from headrace.engines.choosing.config import EngineConfig
 from headrace.errors import ConfigError
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 SHORT = {"type": "string", "maxLength": 4}
 TOOLS: list[Any] = [
@@ -62,16 +63,6 @@ TEMPLATES = {
 }
 ADDED = ("<think>", "</think>", "<tool_call>", "</tool_call>", "\n", "`", "▁", "｜", "_")
 SPECIAL = ("[TOOL_CALLS]", "[ARGS]", "<|python_tag|>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

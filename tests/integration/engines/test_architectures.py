@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 from tests.architectures import ENCODERS, PAGE, embed_row, generate_row
 from tests.families import DECODERS
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 ROWS = [(embed_row, family) for family in ENCODERS] + [(generate_row, family) for family in DECODERS]
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Tiny models gain nothing by several, and wait for each other where the cores are busy."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.mark.filterwarnings("default")  # of transformers, at making some of the models

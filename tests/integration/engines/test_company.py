@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,8 @@ from tests.families import FAMILIES, change, family_model
 from transformers import AutoModelForSequenceClassification
 
 from headrace.engines.choosing.registry import create
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 TEXTS = [
     "the canal",
@@ -26,15 +27,6 @@ OTHERS = ["never", "the canal feeds the mill", "1987 " * 30]
 IN_A_ROW = ("Bert", "Roberta", "Albert", "DistilBert", "Electra", "GPT2", "ModernBert")
 SETTLED = {"FNet": "equal lengths", "ConvBert": "equal lengths", "BigBird": "equal lengths", "XLNet": "left"}
 SETTLED |= dict.fromkeys(IN_A_ROW, "packed")
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Tiny models gain nothing by several, and wait for each other where the cores are busy."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def numbers(engine: Any, inputs: list[Any]) -> np.ndarray[Any, Any]:
