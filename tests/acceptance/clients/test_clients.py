@@ -181,7 +181,7 @@ def test_anthropic(servers: Servers, expected: dict[str, Any]) -> None:
     assert found.pop("read") == found.pop("counted")
     assert found.pop("reasons") == ["end_turn"] * 2
     assert "arithmetic" in found.pop("refused")
-    assert (found.pop("listed"), found.pop("canceled")) == (True, "ended")
+    assert (found.pop("listed"), found.pop("canceled")) == (True, "canceling")
     check(found, expected, final="answer", in_batch="answer")
 
 

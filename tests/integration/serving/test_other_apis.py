@@ -282,6 +282,11 @@ def test_an_answer_can_be_sent_back_as_it_came(talker: Running) -> None:
     turns = [{"role": "assistant", "content": content}, {"role": "user", "content": [result]}]
     body["messages"] += turns
     assert talker.post(path, body).json()["content"][0]["text"] == "sunny"
+    path, body = acting("cohere", stream=False)
+    message = talker.post(path, body).json()["message"]
+    told = {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "sunny"}
+    body["messages"] += [message, told]
+    assert talker.post(path, body).json()["message"]["content"][0]["text"] == "sunny"
     path, body = acting("responses", stream=False)
     output = talker.post(path, body).json()["output"]
     told = {"type": "function_call_output", "call_id": output[-1]["call_id"], "output": "sunny"}

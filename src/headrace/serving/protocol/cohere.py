@@ -81,10 +81,15 @@ class CohereChatRequest(RequestFields):
 
     def request(self) -> ChatRequest:
         """The same request as OpenAI's API has it."""
-        same = ("model", "messages", "stream", "max_tokens", "temperature", "seed", "timeout")
+        same = ("model", "stream", "max_tokens", "temperature", "seed", "timeout")
         given: JsonObject = {name: getattr(self, name) for name in same}
         given |= {name: getattr(self, name) for name in ("frequency_penalty", "presence_penalty")}
-        given |= {"top_p": self.p, "top_k": self.k, "stop": self.stop_sequences or None}
+        given |= {
+            "messages": [_message(one) for one in self.messages],
+            "top_p": self.p,
+            "top_k": self.k,
+            "stop": self.stop_sequences or None,
+        }
         if self.tools:
             given["tools"] = self.tools
         if self.tool_choice is not None:
@@ -92,6 +97,18 @@ class CohereChatRequest(RequestFields):
         if self.response_format is not None:
             given["response_format"] = _format(self.response_format)
         return ChatRequest.of(given)
+
+
+def _message(given: JsonObject) -> JsonObject:
+    """A message as OpenAI's API has it, which tells reasoning beside the content."""
+    content = given.get("content")
+    if not isinstance(content, list):
+        return given
+    thoughts = [one for one in content if isinstance(one, dict) and one.get("type") == "thinking"]
+    if not thoughts:
+        return given
+    thought = "\n".join(str(one.get("thinking") or "") for one in thoughts)
+    return {**given, "content": [one for one in content if one not in thoughts] or None, "reasoning_content": thought}
 
 
 def _format(wanted: JsonObject) -> JsonObject:

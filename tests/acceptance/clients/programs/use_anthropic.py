@@ -21,14 +21,15 @@ batch = client.messages.batches.create(requests=[{"custom_id": "one", "params": 
 while client.messages.batches.retrieve(batch.id).processing_status != "ended":
     time.sleep(0.1)
 [result] = client.messages.batches.results(batch.id)
+many = client.messages.batches.create(requests=[{"custom_id": f"r{n}", "params": asked} for n in range(300)])
 print(
     json.dumps(
         {
             "answer": message.content[0].text,
             "streamed": streamed,
             "in_batch": result.result.message.content[0].text,
-            "listed": [one.id for one in client.messages.batches.list()] == [batch.id],
-            "canceled": client.messages.batches.cancel(batch.id).processing_status,
+            "listed": {one.id for one in client.messages.batches.list()} == {batch.id, many.id},
+            "canceled": client.messages.batches.cancel(many.id).processing_status,
             "final": final.content[0].text,
             "read": [final.usage.input_tokens + (final.usage.cache_read_input_tokens or 0)],
             "counted": [client.messages.count_tokens(model="arithmetic", messages=asked["messages"]).input_tokens],
