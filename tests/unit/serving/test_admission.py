@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+import headrace.serving.limits  # noqa: F401 - declares the flags that refusals name
 from headrace.serving.admission.controller import (
     LONGEST_RETRY_S,
     AdmissionController,
@@ -385,6 +386,19 @@ def test_the_refusal_names_the_limit_its_value_and_its_flag() -> None:
     by_count.reserve(3, 10, 1)
     message = "the server has 3 records to answer, and this request has 2 more: the limit is 3 (--max-requests)"
     assert message in str(refused(by_count, 2, 1).detail)
+
+
+def test_small_requests_come_though_the_work_of_others_got_too_much() -> None:
+    controller = AdmissionController(limits(max_wait_s=60, most_s=300), 1, 1_000, lambda: 280_000.0)
+    controller.batches.expect(10_000)
+    for _ in range(40):
+        controller.reserve(100, 7_000, 300)
+        controller.submitted(7_000)
+    controller.batches.expect(500)  # other work makes the machine slower
+    assert refused(controller, 100, 7_000, 300).status_code == 408
+    for _ in range(686):  # with the 40 and a batch, each of their cost, they are 60 s of work
+        controller.reserve(1, 40, 300)
+    assert "the limit is 60 s" in str(refused(controller, 1, 40, 300).detail)
 
 
 def test_until_the_throughput_is_known_the_time_so_far_counts() -> None:

@@ -31,8 +31,12 @@ async def receive() -> MutableMapping[str, Any]:
 class Timed:
     """A service whose batches take as long as their padded cost tells."""
 
-    def __init__(self) -> None:
+    def __init__(self, slope_s: float = SLOPE_S, base_s: float = BASE_S, measured: float = 1.0) -> None:
         self.durations: list[float] = []
+        self.costs: list[int] = []
+        self.slope_s, self.base_s = slope_s, base_s
+        self.slower = 1.0
+        """By how much other work on the machine delays batches."""
         self.batcher: DynamicBatcher[Any, Any] = DynamicBatcher(
             self._run,
             target_batch_cost=FULL,
@@ -45,13 +49,14 @@ class Timed:
             listener=self._heard,
         )
         self.service = Service(ServedModel(("fake",)), "embed", FakeEngine(), self.batcher, ServeLimits(), lambda: None)
-        self.service.expect(FULL / (SLOPE_S * FULL + BASE_S))
+        self.service.expect(measured * FULL / (slope_s * FULL + base_s))
 
     def _heard(self, event: Event) -> None:
         self.service.heard(event)
 
     async def _run(self, texts: list[str]) -> list[str]:
-        self.durations.append(SLOPE_S * len(texts) * max(len(text.split()) for text in texts) + BASE_S)
+        self.costs.append(len(texts) * max(len(text.split()) for text in texts))
+        self.durations.append(self.slower * (self.slope_s * self.costs[-1] + self.base_s))
         await asyncio.sleep(self.durations[-1])
         return texts
 
@@ -94,6 +99,24 @@ def test_batches_are_full_without_small_requests_and_again_after_them(virtual: V
             assert timed.durations[-1] < 0.03
             await large
             assert timed.durations[-2] == pytest.approx(full_s)
+
+    virtual(main())
+
+
+@pytest.mark.parametrize(("measured", "slower"), [(1 / 4, 1.0), (1.0, 3.0)])  # at the warm-up, or from the crowd on
+def test_other_work_on_the_machine_makes_no_tiny_batches(virtual: VirtualTime, measured: float, slower: float) -> None:
+    async def main() -> None:
+        timed = Timed(1.2e-4, 0.014, measured)
+        async with timed.batcher:
+            await asyncio.gather(*(timed.ask(1, 27, f"small {n}", n * 0.02) for n in range(20)))
+            timed.slower = slower
+            large = [asyncio.ensure_future(timed.ask(1_000, 40, f"large {n}")) for n in range(4)]
+            await asyncio.gather(*(timed.ask(1, 27, f"small {n % 8}", n * 0.1) for n in range(100)))
+            later = slice(len(timed.costs) // 3, None)
+            share = sum(timed.costs[later]) / sum(timed.durations[later]) * slower * (1.2e-4 + 0.014 / FULL)
+            assert 0.6 < share < 0.8
+            for one in large:
+                one.cancel()
 
     virtual(main())
 

@@ -2,33 +2,43 @@
 
 from __future__ import annotations
 
+from collections import deque
+from itertools import product
+from statistics import median
+
 _SHORT_S = 0.025
 """Seconds of a batch while small requests come beside large ones: short beside the 100 ms that people notice."""
 _WORTH = 0.7
 """Share of the throughput of full batches that bounded ones keep, even if they take longer."""
-_SMALL, _BIG = 1 / 8, 1 / 2
-"""Shares of a full batch: a request or a batch is small up to the first, and a batch is big from the second."""
+_SMALL = 1 / 8
+"""Share of a full batch up to which a request is small."""
+_LONG = 1 / 2
+"""Share of the bound from which a batch is long."""
 _BESIDE_S = 60.0
 """How long after a small request others are expected."""
-_RECENT = 0.1
-"""Weight of the latest batch: about the last ten count."""
+_RECENT = 9
+"""Batches that count of each size, long and short: an odd number, for medians."""
+_EVERY, _PART = 8, 1 / 4
+"""While batches are bounded, every eighth is a quarter of the others: both sizes are measured under the same load."""
 
 
 class BatchBound:
     """Bounds the duration of batches while small requests come beside large ones: a small one waits for the batch that
     runs, then for its own.
 
-    A batch takes a base plus its cost times a slope. The fastest small batch and recent big ones tell both. A line
-    through bounded ones would follow their noise, since they are alike; slow small ones ran beside other work.
+    A batch takes a base plus its cost times a slope. Recent long and short batches tell both, by medians (Theil and
+    Sen), for other work on the machine delays some of them.
 
     Args:
         full: the most a batch may cost otherwise.
     """
 
     def __init__(self, full: float) -> None:
-        self._full = full
-        self._small = self._big = (0.0, 0.0)
-        """Cost and seconds of the fastest small batch, and of recent big ones on average; zeros while unknown."""
+        self._full = self._bound = full
+        self._long: deque[tuple[float, float]] = deque(maxlen=_RECENT)
+        """Cost and seconds of recent batches."""
+        self._short: deque[tuple[float, float]] = deque(maxlen=_RECENT)
+        self._ran = 0
         self._large = 0
         self._until = 0.0
 
@@ -45,21 +55,25 @@ class BatchBound:
             self._large -= 1
 
     def ran(self, cost: float, duration_s: float) -> None:
-        if cost >= _BIG * self._full:
-            mean_cost, mean_s = self._big
-            weight = _RECENT if mean_s else 1.0
-            self._big = (mean_cost + (cost - mean_cost) * weight, mean_s + (duration_s - mean_s) * weight)
-        elif cost <= _SMALL * self._full and not 0 < self._small[1] <= duration_s:
-            self._small = (cost, duration_s)
+        """Learn from a batch."""
+        self._ran += 1
+        if cost > 0:
+            (self._long if cost >= _LONG * self._bound else self._short).append((cost, duration_s))
 
     def most(self, now: float) -> float:
         """The most a batch may cost now."""
-        full, (small, small_s), (big, big_s) = self._full, self._small, self._big
-        if not self._large or now >= self._until or not big_s:
+        full = self._full
+        if not self._large or now >= self._until or not self._long:
+            self._bound = full
             return full
-        slope = min(max((big_s - small_s) / (big - small), 0.0), big_s / big)  # a base below zero is noise
-        base = big_s - slope * big
-        worth = _WORTH * full / (slope * full + base)
+        highest = median(seconds / cost for cost, seconds in self._long)
+        pairs = product(self._long, self._short)
+        slopes = [(more_s - less_s) / (more - less) for (more, more_s), (less, less_s) in pairs if more > less]
+        slope = min(max(median(slopes), 0.0), highest) if slopes else highest  # a base below zero is noise
+        base = max(median(seconds - slope * cost for cost, seconds in self._long), 0.0)
+        worth = _WORTH * full / (slope * full + base) if slope or base else 0.0
         least = worth * base / (1 - worth * slope)  # cost / (slope * cost + base) = worth
         within = (_SHORT_S - base) / slope if slope else full
-        return min(max(within, least, 1.0), full)
+        self._bound = min(max(within, least, 1.0), full)
+        is_measure = self._bound < full and not self._ran % _EVERY
+        return max(_PART * self._bound, 1.0) if is_measure else self._bound

@@ -28,7 +28,7 @@ _FREE = 0.5
 """Share of a limit that is to be free when a refused request comes back, because the forecast may be wrong. No more of
 it is kept for those that are expected."""
 _SMALL = 0.01
-"""Share of a limit up to which a request may take what is kept."""
+"""Share of a limit up to which a request may take what is kept, and may come though all accepted work exceeds it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +209,9 @@ class AdmissionController:
             message = f"the answer would take {(before + asked.cost) / rate:.0f} s; the request allows {timeout_s:g} s"
             retry_s = min(max(ahead / rate, 1.0), LONGEST_RETRY_S)
             raise ApiError(408, message, code="deadline_exceeded", retry_after_s=retry_s)
-        for cost, limit_s, setting in ((before, limits.max_wait_s, "max_wait_s"), (ahead, limits.most_s, "timeout_s")):
+        # A small one makes nobody late, and its own wait for others bounds how many there are.
+        whole = ahead if asked.cost > _SMALL * limits.most_s * rate else 0.0
+        for cost, limit_s, setting in ((before, limits.max_wait_s, "max_wait_s"), (whole, limits.most_s, "timeout_s")):
             others_part = kept(expected.cost, limit_s * rate, asked.cost)
             if cost > limit_s * rate - others_part:
                 note = _note(others_part / rate, "s")
