@@ -120,11 +120,7 @@ class _RowFeed:
                 await self._moved.wait()
 
     def ended(self, work: Work, answer: object) -> None:
-        """A row has its output, or its error.
-
-        Raises:
-            EngineDeadError: no later row can be computed.
-        """
+        """A row has its output, or its error. Raises EngineDeadError: no later row can be computed."""
         if isinstance(answer, EngineDeadError):
             raise answer
         self._done[work.record.position] = self._row(work, answer.output if isinstance(answer, StepAnswer) else answer)

@@ -56,11 +56,7 @@ class _Commands(TyperGroup):
             self._brief = False
 
     def invoke(self, ctx: Click) -> object:
-        """Run the command that the arguments name.
-
-        Raises:
-            UsageError: an argument, or a value of one, is refused.
-        """
+        """Run the command that the arguments name. Raises UsageError: an argument, or a value of one, is refused."""
         try:
             return super().invoke(ctx)
         except _UsageError as error:

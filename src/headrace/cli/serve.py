@@ -275,11 +275,7 @@ def _say_ready(address: str, routes: Sequence[str]) -> None:
 
 @contextlib.contextmanager
 def _tracing(path: Path | None, name: str) -> Iterator[Sequence[Listener]]:
-    """The listener that writes the trace, if one is wanted.
-
-    Raises:
-        ConfigError: the file cannot be written.
-    """
+    """The listener that writes the trace, if one is wanted. Raises ConfigError: the file cannot be written."""
     if path is None:
         yield ()
         return

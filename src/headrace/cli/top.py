@@ -229,11 +229,7 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 
 
 def _of_server(url: str) -> Callable[[], Frame]:
-    """Looks at the server at `url`.
-
-    Raises:
-        ConfigError: the key cannot be sent.
-    """
+    """Looks at the server at `url`. Raises ConfigError: the key cannot be sent."""
     key = os.environ.get("HEADRACE_API_KEY", "").strip()
     if not key.isascii() or not key.isprintable():
         raise ConfigError("the environment variable HEADRACE_API_KEY contains characters that an API key cannot have")

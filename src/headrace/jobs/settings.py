@@ -145,8 +145,7 @@ class JobSettings:
         MISSING,
         f"File, folder, glob or address (s3://...) of the records, or - for stdin: {', '.join(known_formats())}, "
         "images, an OpenAI batch file, a saved dataset, a Delta or Lance folder; text and tar files may be .gz or "
-        ".zst. Or "
-        f"{', '.join(addresses('sources'))}, such as hf://datasets/org/name; of a database with ``sql``.",
+        f".zst. Or {', '.join(addresses('sources'))}, such as hf://datasets/org/name; of a database with ``sql``.",
         flags=("-i", "--input-file"),
         panel=FILES_PANEL,
         brief="file, folder, glob, address (s3://, hf://) or -",

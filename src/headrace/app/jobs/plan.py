@@ -226,11 +226,7 @@ def _form(
 
 
 def _check_samples(settings: JobSettings, task: Task, url: str | None) -> None:
-    """Check that records can have several answers.
-
-    Raises:
-        ConfigError: they cannot.
-    """
+    """Check that records can have several answers. Raises ConfigError: they cannot."""
     name = "n" if settings.n > 1 else "best_of" if settings.best_of is not None else None
     if name is None:
         return
@@ -265,11 +261,7 @@ def _columns(settings: JobSettings, task: Task, url: str | None) -> Columns:
 
 
 def _template(settings: JobSettings, task: Task) -> str | None:
-    """The prompt template as text.
-
-    Raises:
-        ConfigError: it is no template, or a chat for a task that takes none.
-    """
+    """The prompt template as text. Raises ConfigError: it is no template, or a chat for a task that takes none."""
     template = template_text(settings.prompt_template)
     if template is not None and not task.requests and chat_of(template) is not None:
         raise ConfigError(

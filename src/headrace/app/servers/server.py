@@ -228,11 +228,7 @@ def _shared_service(
 
 
 def _served_model(given: str | Sequence[str] | None, config: EngineConfig) -> ServedModel:
-    """The names of the model, and its version.
-
-    Raises:
-        ConfigError: a name is empty.
-    """
+    """The names of the model, and its version. Raises ConfigError: a name is empty."""
     names = () if given is None else (given,) if isinstance(given, str) else tuple(given)
     if given is not None and (not names or not all(names)):
         raise ConfigError(f"the name of the served model is {given!r}; it must not be empty (``name``)")

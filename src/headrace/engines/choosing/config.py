@@ -76,8 +76,7 @@ class EngineConfig:
     engine_timeout_s: float | None = option(
         None,
         "Maximum seconds for a batch, step or request; in a job, also for a ``prepare`` or ``finish`` call in a "
-        "process, see "
-        "docs/jobs.md. Default: no limit.",
+        "process, see docs/jobs.md. Default: no limit.",
         flags=("--engine-timeout",),
         above=0,
     )

@@ -61,11 +61,7 @@ def identity(
 
 
 def _own_code(engine: object) -> tuple[str, str]:
-    """The name of a custom engine and its source file.
-
-    Raises:
-        LookupError: it is an instance, or has no source file.
-    """
+    """The name of a custom engine and its source file. Raises LookupError: it is an instance, or has no source file."""
     if isinstance(engine, str):
         search_current_folder()
         spec = importlib.util.find_spec(engine.partition(":")[0])

@@ -91,11 +91,7 @@ class Grammars:
         return matcher
 
     def _tokens(self) -> LLTokenizer:
-        """The tokenizer, as llguidance has it.
-
-        Raises:
-            RecordError: it cannot read it.
-        """
+        """The tokenizer, as llguidance has it. Raises RecordError: it cannot read it."""
         library = require("llguidance", "structured", _WHAT)
         ends, content = sorted(self._ends), self._tokenizer.to_str()
         try:

@@ -109,11 +109,7 @@ class StaticGenerationEngine(TokenizedEngine):
         return [found[place] for place in range(len(batch))]
 
     def _choose_padding(self) -> PromptPadding:
-        """The first that changes no answer.
-
-        Raises:
-            EngineError: the model cannot answer a prompt at all.
-        """
+        """The first that changes no answer. Raises EngineError: the model cannot answer a prompt at all."""
         trial = trial_of(self._lm)
         return next((padding for padding in _TRIED if self._agrees(trial, padding)), "one at a time")
 

@@ -126,11 +126,7 @@ def _of_vllm(given: Json, options: Collection[str]) -> Structure:
 
 
 def _schema(given: Json, said_in: str) -> Mapping[str, Json]:
-    """The schema.
-
-    Raises:
-        RecordError: it is no object, or no finite value can satisfy it.
-    """
+    """The schema. Raises RecordError: it is no object, or no finite value can satisfy it."""
     if isinstance(given, str):
         try:
             given = json.loads(given)

@@ -92,11 +92,7 @@ def checked_tools(given: Json) -> tuple[Json, ...]:
 
 
 def _forced(choice: Json, names: Sequence[str]) -> tuple[str, ...]:
-    """The tools of which one must be called.
-
-    Raises:
-        RecordError: the choice has another shape, or names no tool.
-    """
+    """The tools of which one must be called. Raises RecordError: the choice has another shape, or names no tool."""
     if choice == "required":
         return tuple(names)
     function = choice.get("function") if isinstance(choice, Mapping) and choice.get("type") == "function" else None

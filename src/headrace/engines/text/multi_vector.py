@@ -199,11 +199,7 @@ def _query_length(encoder: Encoder[MultiVectorEncoder]) -> int | None:
 
 
 def _expansion_id(encoder: Encoder[MultiVectorEncoder]) -> int:
-    """The token that fills a query up.
-
-    Raises:
-        EngineError: it would be put before the query.
-    """
+    """The token that fills a query up. Raises EngineError: it would be put before the query."""
     expansion, tokenizer = encoder.module[0].query_expansion, encoder.module.tokenizer
     if expansion is None:
         return 0

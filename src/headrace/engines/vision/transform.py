@@ -184,11 +184,7 @@ class ImageTransform:
         return image if image.mode == "RGB" else image.convert("RGB")
 
     def _size_for(self, width: int, height: int) -> tuple[int, int]:
-        """The (width, height) to resize to.
-
-        Raises:
-            RecordError: it is too large.
-        """
+        """The (width, height) to resize to. Raises RecordError: it is too large."""
         if isinstance(self.size, int):
             narrow, wide = sorted((width, height))
             other = int(self.size * wide / narrow)

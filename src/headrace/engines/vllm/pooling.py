@@ -216,22 +216,14 @@ _TYPES: Mapping[str, str] = {"mean": "MEAN", "cls": "CLS", "last": "LAST"}
 
 
 def _folder(options: VllmPooling, args: Mapping[str, object]) -> Path:
-    """The model's folder.
-
-    Raises:
-        ConfigError: it does not exist, or an option is one that the task sets.
-    """
+    """The model's folder. Raises ConfigError: it does not exist, or an option is one that the task sets."""
     if taken := sorted({"runner", "convert", "pooler_config"} & args.keys()):
         raise ConfigError(f"{taken[0]} is set by the task; leave it out")
     return find_folder(options.model)
 
 
 def _files(folder: Path, options: VllmPooling) -> tuple[ModelConfig, PreTrainedTokenizerBase]:
-    """The model's config.json and its tokenizer.
-
-    Raises:
-        EngineError: they cannot be loaded.
-    """
+    """The model's config.json and its tokenizer. Raises EngineError: they cannot be loaded."""
     trusted = bool(options.trust_remote_code)
     config = load_config(folder, trust_remote_code=trusted)
     tokenizer = load_tokenizer(folder, options.tokenizer, trust_remote_code=trusted)

@@ -98,11 +98,7 @@ class Collection:
         return {"url": f"{scheme}://{host}:{parts.port or 6333}{parts.path}", "api_key": key, "timeout": 60}
 
     def _find_vector(self, column: str) -> tuple[str, int]:
-        """The vector of an existing collection that takes the output.
-
-        Raises:
-            ConfigError: there is none.
-        """
+        """The vector of an existing collection that takes the output. Raises ConfigError: there is none."""
         vectors = self._client.get_collection(self._address.table).config.params.vectors
         if isinstance(vectors, Mapping):
             if column not in vectors:
@@ -123,11 +119,7 @@ class Collection:
         self._vector = "", size
 
     def _point(self, row: Row, column: str) -> PointStruct:
-        """The point of a row.
-
-        Raises:
-            RecordError: its output is not a vector of the right length.
-        """
+        """The point of a row. Raises RecordError: its output is not a vector of the right length."""
         from qdrant_client.models import PointStruct
 
         vector = row[column]

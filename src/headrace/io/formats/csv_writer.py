@@ -117,11 +117,7 @@ class CsvWriter(LineWriter):
             yield from itertools.islice(_rows_of(part), 1, None)
 
     def _header_of(self, parts: Sequence[Path]) -> bytes:
-        """The header line of the parts.
-
-        Raises:
-            JobError: they have different columns.
-        """
+        """The header line of the parts. Raises JobError: they have different columns."""
         headers = {next(_rows_of(part), self._header): part for part in parts}
         if len(headers) > 1:
             first, second = list(headers.values())[:2]

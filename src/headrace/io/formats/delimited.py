@@ -124,11 +124,7 @@ class _LineReader:
         return self
 
     def __next__(self) -> str:
-        """The next line.
-
-        Raises:
-            csv.Error: the row is too long, so a quote is probably not closed.
-        """
+        """The next line. Raises csv.Error: the row is too long, so a quote is probably not closed."""
         line = self._again() if self._back else next(self._lines)
         self.row.append(line)
         if len(self.row) > 1:
@@ -226,11 +222,7 @@ class _RowParser:
         self._well_formed = re.compile(rf"{field}(?:{delimiter}{field})*+\r?\n")
 
     def header(self) -> list[str]:
-        """The first row that is not blank.
-
-        Raises:
-            csv.Error: it cannot be read.
-        """
+        """The first row that is not blank. Raises csv.Error: it cannot be read."""
         while (row := self._next()) == []:
             pass
         if isinstance(row, csv.Error):

@@ -120,11 +120,7 @@ class _Text:
                 return ""
 
     def value(self) -> tuple[object, str]:
-        """The next value, and its text.
-
-        Raises:
-            ValueError, RecursionError: there is none.
-        """
+        """The next value, and its text. Raises ValueError, RecursionError: there is none."""
         while True:
             try:
                 value, end = _DECODER.raw_decode(self.held, self.place)

@@ -146,8 +146,7 @@ class TableWriter(RowWriter):
         if count and not begun:
             raise ConfigError(
                 f"{self._address.shown} holds rows that no job here has written; pass ``overwrite=True`` to replace "
-                "those "
-                "with the same ids and keep the others, or choose another table"
+                "those with the same ids and keep the others, or choose another table"
             )
 
     def encode(self, outcomes: Sequence[Ok]) -> bytes:

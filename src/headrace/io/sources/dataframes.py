@@ -58,11 +58,7 @@ class TableSource(RowSource):
 
 
 def _open(table: object, _query: str | None) -> Source:
-    """The source for a table or column.
-
-    Raises:
-        ConfigError: its column names are not valid.
-    """
+    """The source for a table or column. Raises ConfigError: its column names are not valid."""
     make = next((_KINDS[name] for name in class_names(table) if name in _KINDS), None)
     return _stream(lambda: _exported(table)) if make is None else make(table)
 

@@ -160,11 +160,7 @@ def _expand_store(pattern: Path) -> Iterator[Entry]:
 
 
 def _ask(call: Callable[[str], T], address: str) -> T:
-    """Call a store's listing.
-
-    Raises:
-        ConfigError: the store does not respond.
-    """
+    """Call a store's listing. Raises ConfigError: the store does not respond."""
     try:
         return with_retries(call)(address)
     except OSError as error:

@@ -117,11 +117,7 @@ class _StepOutputs:
         self._rows = self._read()
 
     def at(self, record: Record) -> object:
-        """The step's output for a record; a `Failed` if it has none.
-
-        Raises:
-            JobError: the output has changed.
-        """
+        """The step's output for a record; a `Failed` if it has none. Raises JobError: the output has changed."""
         position = record.position
         while self._letter is not None and self._letter["position"] < position:
             self._failed += 1

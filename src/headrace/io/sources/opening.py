@@ -173,11 +173,7 @@ def _from_python(source: Any) -> Source:
 
 
 def _without_rules(source: Source, rules: TextRules) -> Source:
-    """A source that is no files.
-
-    Raises:
-        ConfigError: there are rules for files.
-    """
+    """A source that is no files. Raises ConfigError: there are rules for files."""
     given = {"input_delimiter": rules.delimiter, "input_encoding": rules.encoding}
     if (name := next((name for name, value in given.items() if value is not None), None)) is None:
         return source
@@ -235,8 +231,7 @@ def _stdin_suffix(format: str | None) -> str:  # noqa: A002 - as above
         unknown = f"; {format!r} is none of these" if format else ""
         raise ConfigError(
             f"``source=-`` needs ``input_format``, one of {', '.join(known_formats())}, with "
-            f"{' or '.join(compression.SUFFIXES)} "
-            f"behind it if compressed{unknown}; such as jsonl or csv.gz"
+            f"{' or '.join(compression.SUFFIXES)} behind it if compressed{unknown}; such as jsonl or csv.gz"
         )
     return f".{name}{'.' + packing if packing else ''}"
 

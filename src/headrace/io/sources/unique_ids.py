@@ -168,8 +168,7 @@ class SeenIds:
                 raise JobError(
                     f"id {identity!r} comes twice: in column {self._column!r} of records {first} and "
                     f'{second}. Make ids unique, name another ``id_column``, or give ``id_column=""`` to use '
-                    "positions; "
-                    "each needs ``overwrite=True``, which computes finished records again"
+                    "positions; each needs ``overwrite=True``, which computes finished records again"
                 )
 
 

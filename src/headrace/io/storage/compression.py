@@ -27,11 +27,7 @@ class _Decoder:
         self.errors: type[Exception] = _zstd().ZstdError if self._keeps_input else zlib.error
 
     def feed(self, data: bytes) -> bytes:
-        """The next block.
-
-        Raises:
-            Exception: the data is damaged: see `errors`.
-        """
+        """The next block. Raises Exception: the data is damaged: see `errors`."""
         held = b"" if self._keeps_input else self.stream.unconsumed_tail
         content: bytes = self.stream.decompress(held + data, CONTENT_BYTES)
         return content

@@ -52,8 +52,7 @@ def in_windows(job: Job, todo: Pass) -> tuple[Pass, Ordering | None]:
     if job.user.prepares and windows.open:
         raise ConfigError(
             "the finished records are in an order by prompt, which cannot go with ``prepare``: leave ``prepare`` "
-            "out, or start "
-            "again with ``overwrite=True``"
+            "out, or start again with ``overwrite=True``"
         )
     order: Order = "input" if plan is None else plan.order
     room = 0 if order == "input" else job.settings.limits.buffer_memory // 4

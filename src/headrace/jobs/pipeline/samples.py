@@ -127,11 +127,7 @@ def _fields(answer: object) -> Mapping[str, Json]:
 
 
 def _likelihood(answer: object) -> float:
-    """The mean log probability of a token of an answer.
-
-    Raises:
-        RecordError: the answer does not say it.
-    """
+    """The mean log probability of a token of an answer. Raises RecordError: the answer does not say it."""
     given = _fields(answer).get("logprobs")
     if isinstance(given, Mapping):  # as servers have it, for a chat or a completion
         given = given.get("content") or [{"logprob": one} for one in given.get("token_logprobs") or ()]

@@ -199,8 +199,7 @@ def _padding(run: Report) -> Advice | None:
         flag_of(setting),
         str(value),
         f"{share:.0%} of what the engine computed was padding: ``{setting}={value}`` would batch records of more "
-        "similar "
-        f"length, which would save up to {_saving(run, gain)}.",
+        f"similar length, which would save up to {_saving(run, gain)}.",
         gain,
     )
 
@@ -260,8 +259,7 @@ def _duplicates(run: Report) -> Advice | None:
         flag_of("dedupe"),
         "true",
         f"{run.repeated:.0%} of the records are equal to an earlier one and were computed again: ``dedupe=True`` "
-        "computes "
-        f"them once, which would save about {_saving(run, gain)}.",
+        f"computes them once, which would save about {_saving(run, gain)}.",
         gain,
     )
 
@@ -394,8 +392,7 @@ def _small_model(run: Report) -> Advice | None:
         "0/2",
         f"The model is too small for this device{used}: each of {run.batches:,} batches takes "
         f"{run.fixed_s * 1000:,.1f} ms regardless of its size, {fixed / run.wall_s:.0%} of the time; two jobs "
-        f"at once, with ``shard=0/2`` and ``shard=1/2``, would save up to {_saving(run, gain)}, or a "
-        "cheaper device "
+        f"at once, with ``shard=0/2`` and ``shard=1/2``, would save up to {_saving(run, gain)}, or a cheaper device "
         "would do.",
         gain,
     )
@@ -423,8 +420,7 @@ def _endpoint(used: EndpointUsed, busy: float) -> str:
         )
     return (
         f"The server was at work {busy:.0%} of the time: more requests at once (``concurrency``, now {used.at_once}) "
-        "or "
-        "another ``endpoints`` may be faster."
+        "or another ``endpoints`` may be faster."
     )
 
 

@@ -69,11 +69,7 @@ class BackfillClient:
         return min(max(len(work.payload.parts), 1), self._max_in_flight)
 
     async def _answer(self, line: PreparedLine) -> Answers:
-        """The outputs of a line. Runs on the server's loop.
-
-        Raises:
-            Exception: the first error of its inputs.
-        """
+        """The outputs of a line. Runs on the server's loop. Raises Exception: the first error of its inputs."""
         if len(line.parts) == 1:
             return line.answers([await self._backfill.run(line.parts[0], self._caller)])
         tasks = [

@@ -134,11 +134,7 @@ def _add_results(router: APIRouter, files: FileStore, batches: Callable[[], Batc
 
 
 def _batch(batches: Batches, request: Request) -> StoredBatch:
-    """The batch that a path names.
-
-    Raises:
-        ApiError: 404 if there is none of chats.
-    """
+    """The batch that a path names. Raises ApiError: 404 if there is none of chats."""
     identity = request.path_params["batch_id"].removeprefix("msg")
     found = batches.get(identity, tenant_of(request))
     if found.endpoint != CHAT:

@@ -76,11 +76,7 @@ class SqlTable:
         return True
 
     def _check(self, table: sa.Table, columns: Sequence[str], inspector: sa.Inspector) -> None:
-        """Check that rows with these columns can be put.
-
-        Raises:
-            ConfigError: a column or the key is missing.
-        """
+        """Check that rows with these columns can be put. Raises ConfigError: a column or the key is missing."""
         shown = self._address.shown
         if missing := [name for name in columns if name not in table.c]:
             raise ConfigError(f"the table {shown} has no column {missing[0]!r}; add it, or write to another table")
@@ -179,11 +175,7 @@ _ALLOWED: dict[type, tuple[type, ...]] = {
 
 
 def _fitted(row: Row, table: sa.Table) -> dict[str, object]:
-    """The row as the driver takes it.
-
-    Raises:
-        RecordError: a value is of another type than its column.
-    """
+    """The row as the driver takes it. Raises RecordError: a value is of another type than its column."""
     import sqlalchemy as sa
 
     fitted = dict(row)

@@ -258,11 +258,7 @@ def _open(source: object, query: str | None) -> SqlSource:
 
 
 def _named(address: Address) -> Database:
-    """The database of an address.
-
-    Raises:
-        ConfigError: it is a file that does not exist: SQLite would create it.
-    """
+    """The database of an address. Raises ConfigError: it is a file that does not exist: SQLite would create it."""
     if address.scheme in ("sqlite", "duckdb") and not address.path.is_file():
         raise ConfigError(f"cannot read {address.shown}: there is no file {address.path}")
     if address.scheme == "duckdb":
