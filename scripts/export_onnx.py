@@ -33,7 +33,7 @@ OUTPUTS = {
 }
 
 
-class Positional(torch.nn.Module):
+class Positional(torch.nn.Module):  # type: ignore[misc]  # PyTorch is not looked into
     """What an engine computes, of tensors by position: pooling and normalising included."""
 
     def __init__(self, network: Any, names: list[str]) -> None:
@@ -57,7 +57,8 @@ def example(engine: Any, task: str) -> Mapping[str, Any]:
     value = "some words of a text" if task in ("embed", "zero-shot") else ("some words of a text", "and others")
     [ready] = engine.prepare([value])
     rows = ready.payload[:1] if task == "zero-shot" else [ready.payload]
-    return engine.tokens.collate(engine.tokens.rows_of(rows * 2), engine.network.inputs)
+    arrays: Mapping[str, Any] = engine.tokens.collate(engine.tokens.rows_of(rows * 2), engine.network.inputs)
+    return arrays
 
 
 def export(model: str, output: Path, task: str) -> None:

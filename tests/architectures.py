@@ -140,8 +140,8 @@ _BEGIN = "<!-- written by python -m tests.architectures -->\n\n"
 
 def main() -> None:
     """Write the tables."""
-    rows = [[embed_row, ENCODERS, "| `embed` | result |\n|---|---|\n"]]
-    rows += [[generate_row, DECODERS, "| `generate` | `--engine torch` | `--engine static` |\n|---|---|---|\n"]]
+    rows: list[tuple[Any, Any, str]] = [(embed_row, ENCODERS, "| `embed` | result |\n|---|---|\n")]
+    rows += [(generate_row, DECODERS, "| `generate` | `--engine torch` | `--engine static` |\n|---|---|---|\n")]
     tables = []
     for row, families, head in rows:
         lines = []

@@ -11,7 +11,7 @@ from tests.waiting import until
 def descendants(parent: int) -> list[psutil.Process]:
     """The running children of a process, and theirs."""
     try:
-        return psutil.Process(parent).children(recursive=True)
+        return list(psutil.Process(parent).children(recursive=True))
     except psutil.NoSuchProcess:
         return []
 
@@ -32,6 +32,6 @@ def wait_until_gone(processes: Iterable[psutil.Process], seconds: float = 60) ->
 
 def _runs(process: psutil.Process) -> bool:
     try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return False

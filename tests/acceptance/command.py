@@ -74,7 +74,7 @@ def traced(process: subprocess.Popen[str]) -> Iterator[subprocess.Popen[str]]:
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(60)
         process.kill()
-        sys.stderr.write("\n".join([f"-- process {process.args} --", *process.communicate()]))
+        sys.stderr.write("\n".join([f"-- process {process.args!r} --", *process.communicate()]))
         raise
     finally:
         process.kill()
@@ -93,7 +93,7 @@ def headrace(
     *arguments: str | Path, folder: Path, imported: str | None = None, before: str = "", **environment: str
 ) -> tuple[int, str]:
     """Run to the end."""
-    return end(start(*arguments, folder=folder, imported=imported, before=before, **environment))
+    return end(start(*arguments, folder=folder, imported=imported, before=before, **environment))  # type: ignore[arg-type]
 
 
 def lines_of(said: str) -> list[str]:

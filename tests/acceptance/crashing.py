@@ -55,7 +55,7 @@ def crashing_finish(row: Mapping[str, Any], output: Any) -> Any:
 class HangingPrepare(FakeEngine):
     """An embedding engine whose `prepare` one text holds up."""
 
-    def prepare(self, inputs: Sequence[str]) -> list[Any]:
+    def prepare(self, inputs: Sequence[Any]) -> list[Any]:
         if any(_number(text) == 7 for text in inputs):
             _hang()
         return super().prepare(inputs)
@@ -64,7 +64,7 @@ class HangingPrepare(FakeEngine):
 class StuckPrepare(FakeEngine):
     """One whose `prepare` never answers."""
 
-    def prepare(self, inputs: Sequence[str]) -> list[Any]:
+    def prepare(self, inputs: Sequence[Any]) -> list[Any]:
         _hang()
         return super().prepare(inputs)
 

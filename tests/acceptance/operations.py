@@ -10,7 +10,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,7 +29,7 @@ ENDED = (0, 3)
 class _Noting(FakeEngine):
     """Notes each record that it is asked for, in a file that outlives it."""
 
-    def forward(self, batch: Sequence[str]) -> list[list[float]]:
+    def forward(self, batch: list[str]) -> list[list[float]]:
         with Path(os.environ["COMPUTED"]).open("a") as file:
             file.writelines(f"{_number(text)}\n" for text in batch)
         return super().forward(batch)

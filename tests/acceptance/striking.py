@@ -125,5 +125,5 @@ def install(number: int, within: str, refusal: str = "", named: str = "") -> Non
         inside = not isinstance(file, int) and os.path.realpath(os.fspath(file)).startswith(os.path.realpath(within))
         return _File(made, striker) if inside and set(mode) & set("wax+") else made
 
-    io.open = builtins.open = open_counted  # type: ignore[assignment]
+    io.open = builtins.open = open_counted
     sys.addaudithook(striker.audit)

@@ -72,7 +72,7 @@ class Forked(subprocess.Popen[str]):
         output, errors = given[13], given[15]
         self.pid, self._ended = self._parent.fork(self._child, (0, output, errors))
         self._child_created = True
-        self._close_pipe_fds(given[10], given[11], given[12], output, given[14], errors)
+        self._close_pipe_fds(given[10], given[11], given[12], output, given[14], errors)  # type: ignore[attr-defined]
 
     def _try_wait(self, flags: int) -> tuple[int, int]:
         if self._ended is not None:
@@ -105,7 +105,7 @@ class Parent:
                 child = Child([], code, "/", variables)
                 parent(before[0], path).fork(child, (theirs.fileno(), 1, 2))[1].close()
             else:
-                subprocess.run([sys.executable, "-c", code], stdin=theirs, env=variables, check=True)
+                subprocess.run([sys.executable, "-c", code], stdin=theirs.fileno(), env=variables, check=True)
         self.threads = int(self._channel.recv(20))
         atexit.register(self._channel.close)
 
@@ -201,8 +201,8 @@ def _begin(child: Child, streams: list[int]) -> str:
         os.dup2(stream, number)
         os.close(stream)
     # As Python begins: what the parent's were connected to may have been of another kind.
-    sys.stdout = sys.__stdout__ = _stream(1, sys.stdout)
-    sys.stderr = sys.__stderr__ = _stream(2, sys.stderr)
+    sys.stdout = sys.__stdout__ = _stream(1, sys.stdout)  # type: ignore[misc]
+    sys.stderr = sys.__stderr__ = _stream(2, sys.stderr)  # type: ignore[misc]
     os.environ.clear()
     os.environ.update(child.environment)
     os.chdir(child.folder)

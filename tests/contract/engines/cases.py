@@ -164,7 +164,7 @@ def endpoint(place: Place) -> Any:
 
 def vllm(place: Place) -> Any:
     """The real one, in processes of its own."""
-    small = {"dtype": "float32", "enforce_eager": True, "max_num_seqs": 4, "max_model_len": 512}
+    small: dict[str, Any] = {"dtype": "float32", "enforce_eager": True, "max_num_seqs": 4, "max_model_len": 512}
     return create("generate", engine="vllm", chat=False, max_tokens=16, **small)
 
 
@@ -239,7 +239,7 @@ CASES: Mapping[str, Case] = {
 
 def twins(case: Case) -> list[tuple[Any, Any]]:
     """Inputs for an engine that differ at their very end, or at their very beginning."""
-    taken = {str: TEXT_TWINS, tuple: PAIR_TWINS, bytes: IMAGE_TWINS}
+    taken: dict[type, list[tuple[Any, Any]]] = {str: TEXT_TWINS, tuple: PAIR_TWINS, bytes: IMAGE_TWINS}
     return ASK_TWINS if case.good is ASKS else taken[type(case.good[0])]
 
 

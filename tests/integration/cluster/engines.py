@@ -171,7 +171,8 @@ class Prefixes(FakeEngine):
         return EngineProfile(batching="batches", batch_cost=4096, batch_size=8, caches_prefixes=True)
 
     def prepare(self, inputs: Any) -> list[Any]:
-        return [replace(found, greedy=True) for found in super().prepare(inputs)]
+        prepared: list[Any] = super().prepare(inputs)
+        return [replace(found, greedy=True) for found in prepared]
 
     def forward(self, batch: list[str]) -> list[list[float]]:
         self._tokens += sum(len(text.split()) for text in batch)

@@ -70,7 +70,7 @@ def main(folder: Path) -> None:
             task="custom", engine="tests.integration.cluster.engines:journal", model=str(folder / JOURNALS)
         ),
     )
-    ray_job.RayWorkers = WatchedWorkers  # type: ignore[misc]
+    ray_job.RayWorkers = WatchedWorkers  # type: ignore[assignment,misc]
     end, report = ray_job.execute(settings, ClusterResources(replicas=3, cpus=1), StopRequest(), progress=False)
     lost = sum(lane.lost for lane in report.lanes)
     sys.stdout.write(json.dumps({"state": end.state, "records": end.records, "ok": report.ok, "lost": lost}) + "\n")

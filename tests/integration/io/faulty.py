@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http.client
-import socketserver
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -55,7 +54,7 @@ class Handler(BaseHTTPRequestHandler):
         raise AttributeError(name)
 
     def forward(self) -> None:
-        way = cast("FaultyWay", cast("socketserver.BaseServer", self.server))
+        way = cast("FaultyWay", self.server)
         kind = way.next_fault()
         length = int(self.headers.get("Content-Length") or 0)
         body = self.rfile.read(length)

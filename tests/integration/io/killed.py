@@ -46,7 +46,7 @@ def arm(moment: str, part: int) -> None:
 
     for name in ("encode", "encode_columns"):  # of rows one by one, and of blocks
         setattr(TableWriter, name, deadly(getattr(TableWriter, name)))
-    PartFolder.commit = committed  # type: ignore[method-assign]
+    PartFolder.commit = committed  # type: ignore[assignment,method-assign]
 
 
 def main() -> None:

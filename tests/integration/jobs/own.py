@@ -20,4 +20,4 @@ def shorten(row: Mapping[str, Any], output: list[float]) -> float:
     """One number, and one it does not like."""
     if row["n"] == 8:
         raise ZeroDivisionError("eight")
-    return output[0] + row["n"]
+    return output[0] + float(row["n"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from headrace.device.pipeline import Computed
 
@@ -86,7 +86,7 @@ class SimulatedBatch:
     def compute(self, call: Model) -> None:
         """Queue the work. Raises what the model raises."""
         times, streams = self._streams.times, self._streams
-        self._rows = call(self._arrays)
+        self._rows: Any = call(self._arrays)
         launched = streams.queue("host", times.launch_s, streams.clock())
         first = launched - times.launch_s * (1 - 1 / times.kernels)
         end = streams.queue("compute", times.compute_s, max(self._copied_at, first))

@@ -98,7 +98,7 @@ class Simulation:
     def _compute(self, events: list[Event], ready: list[float], chunk: int) -> None:
         sink = 1.0
         devices = [1.0] * self.replicas
-        left, number, done, arrived = float(self.records), 0, 0, 0
+        left, number, done, arrived, at = float(self.records), 0, 0, 0, 0.0
         while left > 0:
             size = int(min(self.batch_size * (1 - number % 3 * 0.25), left))  # of several sizes, as real ones
             wanted = self.records - left + size
