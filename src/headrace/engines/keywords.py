@@ -13,6 +13,7 @@ from headrace.engines.text.options import TokenVectorDtype
 class LocalKeywords(TypedDict, total=False):
     """Options of engines that run a model in this process."""
 
+    adapter: str | None
     chat: bool | None
     chunk_join: ChunkJoin | Literal["map-reduce", "first"] | None
     chunk_overlap: int | None

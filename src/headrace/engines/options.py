@@ -69,6 +69,16 @@ class DeviceOptions(EngineOptions):
     )
 
 
+class AdapterOptions(EngineOptions):
+    """An adapter of the model."""
+
+    adapter: str | None = option(
+        None,
+        "Folder of a LoRA adapter, as PEFT saves it, to add to the weights when they are loaded. Default: none.",
+        panel=PANEL,
+    )
+
+
 class TextOptions(EngineOptions):
     """How long texts may be."""
 
@@ -112,7 +122,7 @@ class Int8Options(EngineOptions):
     )
 
 
-class EncoderOptions(PromptOptions, ChunkOptions, GraphOptions, DeviceOptions):
+class EncoderOptions(PromptOptions, ChunkOptions, GraphOptions, AdapterOptions, DeviceOptions):
     """Options of engines for models of sentence-transformers."""
 
     trust_remote_code: bool = option(False, "Allow Python code from the model folder to run.", panel=PANEL)

@@ -21,7 +21,7 @@ from headrace.engines.generation.grammars import Grammars, TokenGuide
 from headrace.engines.generation.model_rules import ModelRules
 from headrace.engines.generation.options import LanguageModelOptions
 from headrace.engines.generation.sampling import TokenMask, TokenSampler
-from headrace.engines.model_folder import check_tokenizer, digest, find_folder
+from headrace.engines.model_folder import adapter_facts, check_tokenizer, digest, find_folder
 from headrace.engines.networks.files import load_tokenizer
 from headrace.engines.networks.pytorch import load_pretrained
 from headrace.engines.requests.answer_parts import THINKING, AnswerReader
@@ -40,7 +40,7 @@ from headrace.engines.requests.tools import ToolUse
 from headrace.engines.requests.vocabulary import Vocabulary, check_ids
 from headrace.engines.text.max_length import choose_length, usable_positions
 from headrace.engines.text.truncation import TextTruncator
-from headrace.errors import EngineError, RecordError
+from headrace.errors import ConfigError, EngineError, RecordError
 from headrace.records import text_refusal
 from headrace.wording import shown
 
@@ -133,9 +133,11 @@ class CausalLM(Vocabulary):
         self, options: LanguageModelOptions, prompting: PromptSettings, split: Mapping[str, object] | None = None
     ) -> None:
         self._folder, self._is_split = folder_of(options.model), bool(split)
+        if split and options.adapter is not None:
+            raise ConfigError("``adapter`` does not go with ``tensor_parallel_size``: leave one of them out")
         check_tokenizer(self._folder)  # before the weights are read
         self.model, self.device, missing = load_pretrained(
-            AutoModelForCausalLM, self._folder, options.device, options.dtype, split
+            AutoModelForCausalLM, self._folder, options.device, options.dtype, split, options.adapter
         )
         if missing:
             raise EngineError(f"the model in {self._folder} holds no weights for {', '.join(sorted(missing)[:3])}")
@@ -171,6 +173,7 @@ class CausalLM(Vocabulary):
             "dtype": self.dtype,
             "max_model_len": self.max_model_len,
             **prompting.options.described(),
+            **adapter_facts(prompting.options.adapter),
             "chat": prompting.options.chat,
             "engine_seed": prompting.seed,
             **{name: list(value) if isinstance(value, tuple) else value for name, value in sampling.items()},

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from headrace.engines.model_folder import WEIGHTS
-from headrace.engines.options import AnswerOptions, DeviceOptions, LongPromptOptions, SamplingOptions
+from headrace.engines.options import AdapterOptions, AnswerOptions, DeviceOptions, LongPromptOptions, SamplingOptions
 from headrace.options import option
 
 
-class LanguageModelOptions(LongPromptOptions, SamplingOptions, AnswerOptions, DeviceOptions):
+class LanguageModelOptions(LongPromptOptions, SamplingOptions, AnswerOptions, AdapterOptions, DeviceOptions):
     """Options of both engines."""
 
     task = "generate"

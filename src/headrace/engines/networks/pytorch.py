@@ -28,8 +28,9 @@ from headrace.device.sleeping import to_device, to_host
 from headrace.device.streams import pipeline_on
 from headrace.device_errors import is_out_of_memory
 from headrace.engines.capabilities import Sleeper
-from headrace.engines.model_folder import digest, read_ahead
+from headrace.engines.model_folder import adapter_facts, digest, read_ahead
 from headrace.engines.networks import packing
+from headrace.engines.networks.adapters import merge
 from headrace.engines.networks.base import BATCH_TOKENS, TextBatch
 from headrace.engines.networks.files import one_line_errors, reading
 from headrace.engines.options import INT8
@@ -76,6 +77,8 @@ class TorchNetwork:
     ) -> None:
         self._folder = folder
         self._digest: str | None = None
+        self.adapter: str | None = None
+        """The folder of the adapter in its weights."""
         self._device = device
         self.module: torch.nn.Module | None = module
         self.call: NetworkCall | None = call
@@ -117,7 +120,7 @@ class TorchNetwork:
         if self._digest is None:
             self._digest = digest(self._folder)
         dtype = INT8 if self._int8 else str(self._dtype).removeprefix("torch.")
-        return {"model_digest": self._digest, "dtype": dtype}
+        return {"model_digest": self._digest, "dtype": dtype, **adapter_facts(self.adapter)}
 
     def hardware(self) -> Mapping[str, object]:
         """The device, its threads and PyTorch's version."""
@@ -247,13 +250,15 @@ def load_pretrained(
     device: str,
     dtype: str,
     split: Mapping[str, object] | None = None,
+    adapter: str | None = None,
 ) -> tuple[PreTrainedModel, torch.device, set[str]]:
     """Load a transformers model in evaluation mode; returns the model, its device and the names of missing weights.
 
-    `split` are the arguments of `from_pretrained` that load a part of the model, on a device that they choose.
+    `split` are the arguments of `from_pretrained` that load a part of the model, on a device that they choose. An
+    adapter is merged into the weights.
 
     Raises:
-        ConfigError: unknown device or dtype.
+        ConfigError: unknown device or dtype, or an adapter of another model.
         EngineError: the files cannot be loaded, or do not fit on the device.
     """
     place = choose_device(device)
@@ -264,7 +269,8 @@ def load_pretrained(
         )
         if not split:
             model = model.to(place)
-    return model.eval(), place, set(facts["missing_keys"])
+    whole = set[str]() if adapter is None else merge(model, adapter)
+    return model.eval(), place, set(facts["missing_keys"]) - whole
 
 
 @contextmanager

@@ -56,7 +56,9 @@ def _load(options: SequenceClassifierOptions) -> tuple[TorchNetwork, PreTrainedT
     folder = named_folder(options.model)
     check_tokenizer(folder)
     int8 = check_quantize(options.quantize, options.dtype)
-    module, place, missing = load_pretrained(AutoModelForSequenceClassification, folder, options.device, options.dtype)
+    module, place, missing = load_pretrained(
+        AutoModelForSequenceClassification, folder, options.device, options.dtype, adapter=options.adapter
+    )
     if missing:
         raise EngineError(
             f"the model in {folder} is not a sequence classifier: its weights lack {', '.join(sorted(missing)[:3])} "
@@ -71,6 +73,7 @@ def _load(options: SequenceClassifierOptions) -> tuple[TorchNetwork, PreTrainedT
     inputs = frozenset(tokenizer.model_input_names) | {"input_ids", "attention_mask"}
     call = _Logits(module)
     network = TorchNetwork(folder, module, place, call, inputs, by_length(module), no_packing=packing.use(module))
+    network.adapter = options.adapter
     network.allow_graphs(options.enforce_eager)
     if takes_threads(module):
         network.allow_parts()

@@ -24,6 +24,7 @@ from headrace.engines.library_settings import (
 from headrace.engines.model_config import ModelConfig
 from headrace.engines.model_folder import check_tokenizer, find_folder
 from headrace.engines.networks import packing
+from headrace.engines.networks.adapters import merge
 from headrace.engines.networks.files import check_fast
 from headrace.engines.networks.pytorch import TorchNetwork, loading
 from headrace.engines.options import EncoderOptions
@@ -33,7 +34,7 @@ from headrace.engines.text.max_length import choose_length, usable_positions
 from headrace.engines.text.prompts import Prompts, chosen_prompt
 from headrace.engines.text.splitting import LongTexts
 from headrace.engines.text.tokenizing import TextTokens, without_special_tokens
-from headrace.errors import EngineError
+from headrace.errors import ConfigError, EngineError
 
 ModuleT = TypeVar("ModuleT", SentenceTransformer, SparseEncoder, MultiVectorEncoder)
 
@@ -115,6 +116,7 @@ class Encoder(Generic[ModuleT]):
         network = TorchNetwork(
             self.folder, self.module, self.device, call, inputs, by_length(model), no_packing=why_not
         )
+        network.adapter = self.options.adapter
         if not per_token:  # the number of tokens differs in batches of one shape
             network.allow_graphs(self.options.enforce_eager)
             if takes_threads(model):
@@ -134,20 +136,20 @@ def open_encoder(kind: type[ModuleT], options: EncoderOptions) -> Encoder[Module
     check_settings(folder, LOADING | PROMPTS | _OWN_SETTINGS[kind])
     processing = processing_of(folder)
     device = choose_device(options.device)
-    module = _load(folder, device, options.dtype, kind, options.trust_remote_code)
+    module = _load(folder, device, kind, options)
     prompts = _prompts(module, options.prompt_name, options.prompt)
     config: ModelConfig = {} if isinstance(module[0], StaticEmbedding) else module[0].config.to_dict()
     return Encoder(folder, device, module, config, prompts, options, processing)
 
 
-def _load(folder: Path, device: torch.device, dtype: str, kind: type[ModuleT], trust_remote_code: bool) -> ModuleT:
-    torch_dtype = choose_dtype(dtype, device)
+def _load(folder: Path, device: torch.device, kind: type[ModuleT], options: EncoderOptions) -> ModuleT:
+    torch_dtype = choose_dtype(options.dtype, device)
     with loading(folder):
         module = kind(
             str(folder),
             device=str(device),
             local_files_only=True,
-            trust_remote_code=trust_remote_code,
+            trust_remote_code=options.trust_remote_code,
             model_kwargs={"dtype": torch_dtype},
         )
     unsupported = next((part for part in module if type(part).__name__ in _UNSUPPORTED), None)
@@ -157,7 +159,9 @@ def _load(folder: Path, device: torch.device, dtype: str, kind: type[ModuleT], t
             f"the model in {folder} has the module {name} of sentence-transformers, which is not supported"
         )
     if isinstance(module[0], StaticEmbedding):
-        static.check_dtype(dtype)
+        static.check_dtype(options.dtype)
+        if options.adapter is not None:
+            raise ConfigError("``adapter`` does not go with a model whose vectors are a table: leave it out")
         return module.float().eval()
     check_fast(folder, module.tokenizer)
     if reason := _SOME_LENGTHS.get(module[0].model.config.model_type):
@@ -165,6 +169,8 @@ def _load(folder: Path, device: torch.device, dtype: str, kind: type[ModuleT], t
     random = _not_loaded(module[0].model)
     if random:
         raise EngineError(f"the model in {folder} holds no weights for {', '.join(random[:3])}; copy the whole folder")
+    if options.adapter is not None:
+        merge(module[0].model, options.adapter)
     module.eval()
     tune(module[0].model)
     return module

@@ -8,6 +8,7 @@ from headrace.engines.declaring import EngineOptions
 from headrace.engines.model_folder import DEFAULT_MODEL, WEIGHTS
 from headrace.engines.options import (
     PANEL,
+    AdapterOptions,
     CandidateOptions,
     ChunkOptions,
     DeviceOptions,
@@ -60,7 +61,7 @@ class MultiVectorEmbedding(EncoderOptions, _TextsOnTorch):
     output_dtype: TokenVectorDtype = option("float32", "Type of a vector's numbers. Default: float32.", panel=PANEL)
 
 
-class SequenceClassifierOptions(TextOptions, GraphOptions, Int8Options, DeviceOptions, _TextsOnTorch):
+class SequenceClassifierOptions(TextOptions, GraphOptions, Int8Options, AdapterOptions, DeviceOptions, _TextsOnTorch):
     """Options of all engines for sequence classification models."""
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from headrace.engines.vllm.core import VllmCore, deciding, line  # before vLLM: it sets vLLM's log level
@@ -15,6 +16,7 @@ from headrace.engines.vllm.core import VllmCore, deciding, line  # before vLLM: 
 # isort: split
 import vllm
 from vllm.exceptions import VLLMClientError
+from vllm.lora.request import LoRARequest
 from vllm.renderers import ChatParams, renderer_from_config
 from vllm.renderers.inputs.preprocess import parse_model_prompt
 from vllm.sampling_params import RequestOutputKind, SamplingParams
@@ -22,7 +24,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 
 from headrace.engines.base import PartialAnswer, Prepared, PreparedRecords
 from headrace.engines.capabilities import PrefixCacheStats, Sleeper
-from headrace.engines.model_folder import check_tokenizer, digest, find_folder
+from headrace.engines.model_folder import adapter_config, adapter_facts, check_tokenizer, digest, find_folder
 from headrace.engines.profile import EngineProfile
 from headrace.engines.requests.answer_parts import AnswerReader
 from headrace.engines.requests.chat import TEXT_ONLY, with_known_roles
@@ -81,6 +83,12 @@ class VllmEngine:
         self._options, self._seed = options, options.seed
         self._tools, self._examples = options.tool_use(), options.example_messages()
         self._engine_args = options.engine_args() | ({} if options.seed is None else {"seed": options.seed})
+        self._lora = None
+        if options.adapter is not None:
+            self._lora = LoRARequest("adapter", 1, str(Path(options.adapter).expanduser().resolve()))
+            rank = adapter_config(options.adapter).get("r", 16)
+            most = next((size for size in (16, 32, 64, 128, 256) if size >= rank), 512)  # vLLM takes these
+            self._engine_args = {"enable_lora": True, "max_lora_rank": most, **self._engine_args}
         self._core = VllmCore(self._folder, self._engine_args)
         config, self.max_model_len = self._core.config, self._core.max_model_len
         self.profile = EngineProfile(
@@ -118,6 +126,7 @@ class VllmEngine:
             "sampling": sampling,
             "chat": self._chat,
             **self._options.described(),
+            **adapter_facts(self._options.adapter),
             "options": deciding(self._engine_args),
             **self._long.describe(),
         }
@@ -216,7 +225,9 @@ class VllmEngine:
         return await self._core.run(partial(self._generate, payload))
 
     async def _generate(self, payload: _Payload, engine: AsyncLLM, number: str) -> GeneratedText:
-        async with aclosing(engine.generate(payload.prompt, payload.params, number)) as outputs:
+        async with aclosing(
+            engine.generate(payload.prompt, payload.params, number, lora_request=self._lora)
+        ) as outputs:
             async for output in outputs:
                 if payload.listener is not None and output.outputs[0].text:
                     text = output.outputs[0].text

@@ -1,0 +1,121 @@
+"""LoRA adapters as PEFT saves them, merged into a network's weights when it is loaded."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from transformers.pytorch_utils import Conv1D
+
+from headrace.engines.model_folder import adapter_config
+from headrace.errors import ConfigError
+from headrace.records import Json
+
+_PREFIX = "base_model.model."
+_HALF = re.compile(r"(.*)\.lora_(?:embedding_)?([AB])(?:\.weight)?")
+_UNKNOWN = ("use_dora", "use_qalora", "lora_bias")
+"""Kinds of LoRA whose weights mean something else."""
+
+
+def merge(module: torch.nn.Module, adapter: str | Path) -> set[str]:
+    """Add an adapter to the weights of a network; returns the names of the weights that it brings whole.
+
+    Raises:
+        ConfigError: it cannot be read, is no LoRA adapter, or was made for another model.
+    """
+    config = adapter_config(adapter)
+    kind = next((name for name in _UNKNOWN if config.get(name)), None)
+    if config.get("peft_type") != "LORA" or kind is not None:
+        raise ConfigError(
+            f"``adapter`` {adapter} is of the kind {kind or config.get('peft_type')}: only LoRA can be merged"
+        )
+    tensors = _read(Path(adapter))
+    weights, whole = dict(module.named_parameters()), set[str]()
+    for name in sorted(tensors, key=lambda name: "lora_" in name):  # first the weights that it brings whole
+        half = _HALF.fullmatch(name)
+        if half is None:
+            target = _target(module, weights, name, adapter, config)
+            _check(target, tensors[name].shape, weights[target], adapter, config)
+            weights[target].data.copy_(tensors[name])
+            whole.add(target)
+        elif half[2] == "A":
+            target = _target(module, weights, f"{half[1]}.weight", adapter, config)
+            second = tensors.get(name.replace("lora_A", "lora_B").replace("embedding_A", "embedding_B"))
+            if second is None:
+                raise ConfigError(f"``adapter`` {adapter} has {name}, and no lora_B for it: copy the whole folder")
+            turned = isinstance(module.get_submodule(target.removesuffix(".weight")), (torch.nn.Embedding, Conv1D))
+            halves = tensors[name], second
+            _add(weights[target], halves, half[1], adapter, config, turned=turned)
+    return whole
+
+
+def _read(folder: Path) -> dict[str, torch.Tensor]:
+    path = folder / "adapter_model.safetensors"
+    try:
+        found = load_file(path)
+    except FileNotFoundError:
+        raise ConfigError(f"``adapter`` {folder} holds no {path.name}: save the adapter with PEFT") from None
+    except (OSError, SafetensorError) as error:
+        raise ConfigError(f"``adapter``: {path} cannot be read: {error}") from None
+    if not any("lora_" in name for name in found):
+        raise ConfigError(f"``adapter`` {folder} holds no LoRA weights")
+    return {name.removeprefix(_PREFIX).replace(".base_layer.", "."): tensor for name, tensor in found.items()}
+
+
+def _target(
+    module: torch.nn.Module, weights: Mapping[str, object], name: str, adapter: str | Path, config: Mapping[str, Json]
+) -> str:
+    """The name of the network's weight, which may be of the network within or around the adapter's."""
+    inner = str(getattr(module, "base_model_prefix", "")) + "."
+    for known in (name, name.removeprefix(inner), inner + name):
+        if known in weights:
+            return known
+    raise ConfigError(f"``adapter`` {adapter} changes {name}, which the model does not have{_made_for(config)}")
+
+
+def _made_for(config: Mapping[str, Json]) -> str:
+    base = config.get("base_model_name_or_path")
+    return ": use it with the model that it was made for" + (f", {base}" if base else "")
+
+
+def _check(name: str, shape: torch.Size, weight: torch.Tensor, adapter: str | Path, config: Mapping[str, Json]) -> None:
+    if shape != weight.shape:
+        told = f"{'x'.join(map(str, shape))}, and the model's has {'x'.join(map(str, weight.shape))}"
+        raise ConfigError(f"``adapter`` {adapter}: its {name} has the shape {told}{_made_for(config)}")
+
+
+def _add(
+    weight: torch.nn.Parameter,
+    halves: tuple[torch.Tensor, torch.Tensor],
+    layer: str,
+    adapter: str | Path,
+    config: Mapping[str, Json],
+    *,
+    turned: bool,
+) -> None:
+    """Add the product of two halves to a weight; `turned` if its inputs are first."""
+    first, second = halves
+    rank, alpha = (_of_layer(config, layer, one) for one in ("rank_pattern", "alpha_pattern"))
+    rank, alpha = rank or config.get("r"), alpha or config.get("lora_alpha")
+    if not alpha or not rank or {first.shape[0], second.shape[1]} != {rank}:
+        found = f"{first.shape[0]} and {second.shape[1]}"
+        raise ConfigError(
+            f"``adapter`` {adapter}: the halves of {layer} have the ranks {found}, and adapter_config.json says {rank} "
+            f"with lora_alpha {alpha}: its files are of different adapters"
+        )
+    scale = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
+    change = second.float() @ first.float() * scale
+    change = change.T if turned else change
+    _check(layer, change.shape, weight, adapter, config)
+    weight.data.add_(change.to(weight.device, weight.dtype))
+
+
+def _of_layer(config: Mapping[str, Json], layer: str, pattern: str) -> Json:
+    """The value that a pattern gives a layer; None for that of all."""
+    given = config.get(pattern) or {}
+    return next((value for key, value in given.items() if re.fullmatch(rf"(.*\.)?({key})", layer)), None)

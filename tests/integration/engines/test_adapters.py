@@ -1,0 +1,164 @@
+"""LoRA adapters, merged when a model is loaded: outputs, and adapters that do not fit."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+from tests.small_models import text_model
+from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
+
+import headrace
+from headrace.engines.generation.causal_lm import ARITHMETIC
+from headrace.errors import ConfigError, JobError
+
+TEXTS = [{"id": str(number), "text": f"{number}+{number}="} for number in range(4)]
+RANK, ALPHA = 2, 8
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("models")
+    return {
+        "generate": ARITHMETIC,
+        "embed": text_model(root / "encoder", head=False),
+        "classify": text_model(root / "classifier"),
+    }
+
+
+LOADERS: dict[str, Any] = {
+    "generate": AutoModelForCausalLM,
+    "embed": AutoModel,
+    "classify": AutoModelForSequenceClassification,
+}
+LAYERS = {
+    "generate": ["model.layers.0.self_attn.q_proj", "model.layers.1.mlp.down_proj"],
+    "embed": ["encoder.layer.0.attention.self.query", "encoder.layer.1.output.dense"],
+    "classify": ["bert.encoder.layer.0.attention.self.query"],
+}
+
+
+def adapter(folder: Path, weights: Mapping[str, torch.Tensor], **config: Any) -> Path:
+    """An adapter as PEFT saves it."""
+    folder.mkdir()
+    given = {"peft_type": "LORA", "r": RANK, "lora_alpha": ALPHA, "base_model_name_or_path": "the-base", **config}
+    (folder / "adapter_config.json").write_text(json.dumps(given))
+    save_file(
+        {f"base_model.model.{name}": one.contiguous() for name, one in weights.items()},
+        folder / "adapter_model.safetensors",
+    )
+    return folder
+
+
+def halves(module: torch.nn.Module, layers: list[str], rank: int = RANK) -> dict[str, torch.Tensor]:
+    found: dict[str, torch.Tensor] = {}
+    torch.manual_seed(5)
+    for layer in layers:
+        rows, columns = module.get_parameter(f"{layer}.weight").shape
+        found[f"{layer}.lora_A.weight"] = torch.randn(rank, columns)
+        found[f"{layer}.lora_B.weight"] = torch.randn(rows, rank)
+    return found
+
+
+def run(task: str, model: Path, **settings: Any) -> list[Any]:
+    given = {"max_tokens": 6} if task == "generate" else {}
+    rows = headrace.run(
+        source=TEXTS, sink="list", task=task, model=str(model), dtype="float32", progress=False, **given, **settings
+    )
+    return [next(value for name, value in row.items() if name != "id") for row in rows]
+
+
+@pytest.mark.parametrize("task", ["generate", "embed", "classify"])
+def test_the_outputs_are_those_of_the_merged_weights(task: str, models: dict[str, Path], tmp_path: Path) -> None:
+    module = LOADERS[task].from_pretrained(models[task], dtype=torch.float32)
+    weights = halves(module, LAYERS[task])
+    whole = {"classifier.weight": torch.randn_like(module.classifier.weight)} if task == "classify" else {}
+    folder = adapter(tmp_path / "adapter", {**weights, **whole}, use_rslora=task == "embed")
+    for layer in LAYERS[task]:
+        scale = ALPHA / RANK ** (0.5 if task == "embed" else 1)
+        change = weights[f"{layer}.lora_B.weight"] @ weights[f"{layer}.lora_A.weight"] * scale
+        module.get_parameter(f"{layer}.weight").data += change
+    for name, one in whole.items():
+        module.get_parameter(name).data.copy_(one)
+    merged = tmp_path / "merged"
+    for file in models[task].iterdir():
+        if file.is_file() and file.suffix != ".safetensors":
+            (merged / file.name).parent.mkdir(exist_ok=True)
+            (merged / file.name).write_bytes(file.read_bytes())
+    module.save_pretrained(merged)
+    found, expected = run(task, models[task], adapter=str(folder)), run(task, merged)
+    if task == "embed":
+        np.testing.assert_allclose(np.array(found), np.array(expected), atol=1e-5)
+    elif task == "classify":
+        assert [one["label"] for one in found] == [one["label"] for one in expected]
+        np.testing.assert_allclose([one["score"] for one in found], [one["score"] for one in expected], atol=1e-5)
+    else:
+        assert found == expected
+    assert str(found) != str(run(task, models[task]))
+
+
+@pytest.mark.parametrize(
+    ("broken", "words"),
+    [
+        ("missing", "adapter_config.json"),
+        ("no weights", "adapter_model.safetensors"),
+        ("kind", "IA3"),
+        ("dora", "use_dora"),
+        ("layer", "which the model does not have: use it with the model that it was made for, the-base"),
+        ("shape", "32x32"),
+        ("rank", "ranks 2 and 2"),
+        ("half", "no lora_B"),
+    ],
+)
+def test_an_adapter_that_does_not_fit_is_refused(
+    broken: str, words: str, models: dict[str, Path], tmp_path: Path
+) -> None:
+    layer = LAYERS["embed"][0]
+    weights = {f"{layer}.lora_A.weight": torch.ones(RANK, 32), f"{layer}.lora_B.weight": torch.ones(32, RANK)}
+    config: dict[str, Any] = {"kind": {"peft_type": "IA3"}, "dora": {"use_dora": True}, "rank": {"r": 4}}.get(
+        broken, {}
+    )
+    if broken == "layer":
+        weights = {name.replace("query", "q_proj"): one for name, one in weights.items()}
+    elif broken == "shape":
+        weights[f"{layer}.lora_A.weight"] = torch.ones(RANK, 48)
+    elif broken == "half":
+        del weights[f"{layer}.lora_B.weight"]
+    folder = tmp_path / "adapter"
+    if broken != "missing":
+        adapter(folder, weights, **config)
+    if broken == "no weights":
+        (folder / "adapter_model.safetensors").unlink()
+    with pytest.raises((ConfigError, JobError), match=words) as refused:
+        run("embed", models["embed"], adapter=str(folder))
+    assert "\n" not in str(refused.value)
+
+
+def test_an_output_belongs_to_its_adapter(models: dict[str, Path], tmp_path: Path) -> None:
+    module = AutoModel.from_pretrained(models["embed"])
+    weights = halves(module, LAYERS["embed"])
+    first, second = adapter(tmp_path / "a", weights), adapter(tmp_path / "b", weights, lora_alpha=1)
+    settings: dict[str, Any] = {"task": "embed", "model": str(models["embed"]), "progress": False}
+    headrace.run(source=TEXTS, sink=tmp_path / "out.jsonl", adapter=str(first), **settings)
+    with pytest.raises(JobError, match="adapter"):
+        headrace.run(source=TEXTS, sink=tmp_path / "out.jsonl", adapter=str(second), **settings)
+
+
+def test_records_name_their_adapter(tmp_path: Path) -> None:
+    module = AutoModelForCausalLM.from_pretrained(ARITHMETIC, dtype=torch.float32)
+    folder = adapter(tmp_path / "adapter", halves(module, LAYERS["generate"]))
+    steps: list[dict[str, Any]] = [
+        {"name": name, "task": "generate", "engine_options": {"max_tokens": 6, "dtype": "float32", **more}}
+        for name, more in (("plain", {}), ("tuned", {"adapter": str(folder)}))
+    ]
+    rows = [{**row, "which": ("plain", "tuned")[number % 2]} for number, row in enumerate(TEXTS)]
+    headrace.run(source=rows, sink=tmp_path / "out.jsonl", steps=steps, model_column="which", progress=False)
+    found = [json.loads(line)["generation"] for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    alone = [run("generate", ARITHMETIC), run("generate", ARITHMETIC, adapter=str(folder))]
+    assert found == [alone[number % 2][number] for number in range(len(TEXTS))]
