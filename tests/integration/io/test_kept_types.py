@@ -252,6 +252,12 @@ def test_many_small_dictionaries_become_one(tmp_path: Path) -> None:
     assert pq.read_table(tmp_path / "out.parquet")["kept"].to_pylist() == [f"v{n}" for n in range(200)]
 
 
+def test_a_dictionary_may_hold_a_null(tmp_path: Path) -> None:
+    column = pa.DictionaryArray.from_arrays(pa.array([0, 1], pa.int32()), ["x", None])  # which Parquet does not write
+    run(table_of(column), tmp_path / "out.parquet")
+    assert pq.read_table(tmp_path / "out.parquet")["kept"].to_pylist() == ["x", None]
+
+
 def test_a_change_of_type_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     run(table_of(temporal(pa.date64(), 0, 0)), tmp_path / "out.parquet")
     assert "column 'kept' is of type date64[ms], which Parquet holds as date32[day]" in caplog.text

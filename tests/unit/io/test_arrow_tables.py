@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from tests.in_columns import compared, in_tables, shown, skipping
 
+from headrace.errors import JobError
 from headrace.io.formats import arrow_tables
 from headrace.io.sources.arrow_batches import ArrowBatches
 from headrace.io.sources.opening import open_source
@@ -65,12 +66,31 @@ def test_columns_are_those_of_the_file(tmp_path: Path, write: Write) -> None:
     written = table()
     chunks = compared(open_source(write(written, tmp_path / "in")), NAMES)
     assert [in_tables(chunks, name) for name in NAMES] == [ROWS, ROWS, ROWS, 0]
-    for name in written.column_names:
+    for name in NAMES[:3]:
         columns = [chunk.table.column(name) for chunk in chunks if chunk.table is not None]
         assert pa.chunked_array(columns).combine_chunks() == written[name].combine_chunks()
         assert columns[0] is not None
         assert columns[0].type == written.schema.field(name).type
     assert len(chunks) <= 4
+
+
+def test_a_parquet_column_that_no_one_uses_is_decoded_for_rows_that_are_wanted_whole(tmp_path: Path) -> None:
+    file = write_parquet(table(), tmp_path / "in")
+    facts = pq.ParquetFile(file).metadata.row_group(1)
+    columns = map(facts.column, range(facts.num_columns))
+    [chunk] = [one for one in columns if one.path_in_schema == "price"]
+    with file.open("r+b") as stream:
+        stream.seek(chunk.data_page_offset)
+        stream.write(bytes(64))
+    used = ("id", "text")
+    chunks = list(open_source(file).in_columns(used).chunks(lambda position: position))
+    assert sum(len(chunk.table) for chunk in chunks if chunk.table is not None) == ROWS
+    rows = [record.data for chunk in chunks for record in reversed(chunk.records)]
+    whole = [row for row in rows if "price" in row]
+    assert [set(row) for row in whole] == [set(table().column_names)] * 600
+    assert [row["id"] for row in rows if "price" not in row] == list(range(599, 299, -1))
+    with pytest.raises(JobError, match="row group 1"):
+        list(open_source(file).in_columns(("id", "price")).chunks(lambda position: position))
 
 
 @formats
@@ -103,7 +123,8 @@ def test_bad_values_cost_nothing_in_a_column_that_nobody_reads(tmp_path: Path, w
     chunks = compared(open_source(file), ["text"])
     assert in_tables(chunks, "text") == 10
     assert in_tables(chunks, "broken") == 0
-    assert in_tables(chunks, "late") == 10
+    late = list(open_source(file).in_columns(["text", "late"]).chunks(lambda position: position))
+    assert in_tables(late, "late") == 10
     [chunk] = [chunk for chunk in chunks if chunk.table is not None]
     assert "cannot be read" in str(chunk.records[0].data["late"])
     assert "cannot be read" in str(chunk.records[3].data["broken"])

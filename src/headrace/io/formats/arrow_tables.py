@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, TypeAlias
 
 from headrace.errors import tried
 from headrace.io.base import Chunk
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
     from headrace.columns import RowNumbers
 
+    Whole: TypeAlias = Callable[[pa.RecordBatch, int], pa.RecordBatch]
+
 
 @dataclass(slots=True)
 class ArrowTable:
@@ -29,6 +31,7 @@ class ArrowTable:
         places: of the rows in the batch.
         shown: what the batch is from, for messages.
         number: the place of its first row there, counted from 0.
+        whole: adds the columns that were not read to rows from such a place on.
     """
 
     positions: NDArray[numpy.int64]
@@ -36,6 +39,7 @@ class ArrowTable:
     places: RowNumbers
     shown: str
     number: int
+    whole: Whole
     typed: bool = True
 
     @property
@@ -59,21 +63,21 @@ class ArrowTable:
 
     def record(self, row: int) -> Record:
         place, position = int(self.places[row]), int(self.positions[row])
-        [data] = rows_of(self.batch.slice(place, 1), self.shown, self.number + place)
+        [data] = rows_of(self.whole(self.batch.slice(place, 1), self.number + place), self.shown, self.number + place)
         return Record(position, position, data)
 
     def records(self) -> Iterator[Record]:
-        rows = rows_of(self.batch, self.shown, self.number, self.places.tolist())
+        rows = rows_of(self.whole(self.batch, self.number), self.shown, self.number, self.places.tolist())
         for position, row in zip(self.positions.tolist(), rows, strict=True):
             yield Record(position, position, row)
 
     def slice(self, start: int, stop: int) -> ArrowTable:
         positions, places = self.positions[start:stop], self.places[start:stop]
         if not len(places):
-            return ArrowTable(positions, self.batch.slice(0, 0), places, self.shown, self.number)
+            return replace(self, positions=positions, batch=self.batch.slice(0, 0), places=places)
         first, last = int(places[0]), int(places[-1])
         batch = self.batch.slice(first, last + 1 - first)
-        return ArrowTable(positions, batch, places - first, self.shown, self.number + first)
+        return replace(self, positions=positions, batch=batch, places=places - first, number=self.number + first)
 
     @property
     def _is_whole(self) -> bool:
@@ -88,11 +92,13 @@ class Slicer:
         shown: what the table is, for messages.
         next_todo: see `headrace.io.base.Source.chunks`.
         in_columns: whether chunks have a `table`.
+        whole: see `ArrowTable`.
     """
 
     shown: str
     next_todo: Callable[[int], int]
     in_columns: bool = False
+    whole: Whole = lambda batch, _: batch
 
     @property
     def most_rows(self) -> int:
@@ -116,7 +122,7 @@ class Slicer:
                 yield Chunk(self._rows(part, first + start, number + start), (), bytes_read)
                 continue
             positions = positions_todo(first + start, first + stop, self.next_todo)
-            table = ArrowTable(positions, part, positions - (first + start), self.shown, number + start)
+            table = ArrowTable(positions, part, positions - (first + start), self.shown, number + start, self.whole)
             yield Chunk(LazyRecords(table), (), bytes_read, table=table) if len(table) else Chunk((), (), bytes_read)
 
     def _rows(self, batch: pa.RecordBatch, first: int, number: int) -> list[Record]:

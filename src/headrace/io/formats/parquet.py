@@ -442,6 +442,8 @@ def _cast(run: pa.Array | list[None], kind: pa.DataType) -> pa.Array:
 
     if isinstance(run, list):
         return pa.nulls(len(run), kind)
+    if pa.types.is_dictionary(run.type) and run.dictionary.null_count:  # which Parquet does not write
+        run = run.dictionary_decode().dictionary_encode()
     return run if run.type == kind else run.cast(kind)
 
 

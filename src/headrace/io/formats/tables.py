@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import importlib
-from collections import Counter
+import itertools
+import threading
+import weakref
+from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, BinaryIO
 
-from headrace.errors import ConfigError, HeadraceError, JobError, line_of
+from headrace.errors import ConfigError, HeadraceError, JobError, line_of, tried
 from headrace.extras import require
 from headrace.io.base import Chunk
 from headrace.io.formats.arrow_tables import Slicer
@@ -18,9 +22,14 @@ from headrace.io.formats.known import Format
 from headrace.io.storage.files import InputFile
 from headrace.io.storage.row_tables import has_arrow
 from headrace.io.storage.rows import CHUNK_BYTES, FileFormat, share
+from headrace.records import outer
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    import pyarrow.parquet as pq
+
+_OTHERS_BYTES = 64 * 1024 * 1024
+"""Maximum size of the columns that a job does not use, of the rows read together: a failed row shows them."""
 
 
 def _pyarrow() -> ModuleType:
@@ -65,23 +74,30 @@ def _encrypted(file: InputFile) -> str:
 
 
 class _TableFormat(FileFormat):
-    """Tables, which can be read in columns. All columns are read, as Arrow has them: a dead letter shows the whole row.
+    """Tables, which can be read in columns, as Arrow has them.
+
+    Args:
+        names: the columns that a job uses.
 
     Raises:
         MissingExtraError: pyarrow is not installed.
     """
 
-    def __init__(self, *, in_columns: bool = False) -> None:
+    def __init__(self, *, in_columns: bool = False, names: Sequence[str] = ()) -> None:
         self._pa = _pyarrow()
         self._in_columns = in_columns
+        self._names = {*names, *map(outer, names)}
 
-    def in_columns(self, names: Sequence[str]) -> FileFormat:  # noqa: ARG002 - all are read
+    def in_columns(self, names: Sequence[str]) -> FileFormat:
         """The same format, in columns; in rows if NumPy is not installed."""
-        return type(self)(in_columns=has_arrow())
+        return type(self)(in_columns=True, names=names) if has_arrow() else self
 
 
 class ParquetFormat(_TableFormat):
-    """The rows of a Parquet file, each a dict of its columns. Row groups that are done are not read."""
+    """The rows of a Parquet file, each a dict of its columns. Row groups that are done are not read.
+
+    In columns, those that the job does not use are read for rows that are wanted whole: a dead letter shows all of one.
+    """
 
     name = "parquet"
 
@@ -93,7 +109,10 @@ class ParquetFormat(_TableFormat):
         """Chunks of at most 512 rows and about 4 MiB, each from one row group; in columns of at most 32,768 rows."""
         with _damage(file, JobError) as part, file.open() as stream, self._pa.parquet.ParquetFile(stream) as table:
             total, start = table.metadata.num_rows, 0
-            check_names(table.schema_arrow.names, str(file.path))
+            names = table.schema_arrow.names
+            check_names(names, str(file.path))
+            used = [name for name in names if name in self._names] or names
+            others = [name for name in names if name not in used]
             if not total:
                 yield Chunk((), (), file.size or 0)
             for group in range(table.metadata.num_row_groups):
@@ -107,15 +126,81 @@ class ParquetFormat(_TableFormat):
                 file.check()
                 part[:] = [f"row group {group}"]
                 slicer = Slicer(f"{file.path}, row group {group}", next_todo, self._in_columns)
-                row_bytes = max(1, facts.total_byte_size // max(1, facts.num_rows))
-                rows = max(1, min(slicer.most_rows, CHUNK_BYTES // row_bytes))
-                for batch in table.iter_batches(batch_size=rows, row_groups=[group], use_threads=False):
+                whole = facts.total_byte_size
+                size = _bytes_of(table, group, used) if others else whole
+                rows = min(slicer.most_rows, CHUNK_BYTES * facts.num_rows // max(1, size))
+                rows = max(1, min(rows, _OTHERS_BYTES * facts.num_rows // max(1, whole - size)))
+                rest = _OtherColumns(file, group, others, names, rows) if others else None
+                for batch in table.iter_batches(rows, row_groups=[group], columns=used, use_threads=False):
+                    if rest is not None:
+                        slicer = replace(slicer, whole=rest.of_next_batch(start).added)
                     end = start + batch.num_rows
                     # Repeated values are stored once, so rows may be larger than the group's size suggests.
                     size = share(file.size or 0, start, end, total)
                     yield from slicer.chunks(batch, base + start, start, size)
                     start = end
             return int(total)
+
+
+class _OtherColumns:
+    """The columns of a row group that a job does not use, in batches like those it uses. They are decoded once at most.
+
+    Args:
+        names: of these columns.
+        all_names: of all columns of the file, in order.
+        rows: of a batch.
+    """
+
+    def __init__(self, file: InputFile, group: int, names: Sequence[str], all_names: Sequence[str], rows: int) -> None:
+        self._file, self._group, self._rows = file, group, rows
+        self.names, self.all_names = names, all_names
+        self._lock = threading.Lock()
+        self._ahead = self._batches()
+        self._wanting: deque[weakref.ref[_OthersOfBatch]] = deque()
+        """For each batch that is not decoded yet."""
+
+    def of_next_batch(self, start: int) -> _OthersOfBatch:
+        """Those of the next batch, whose first row is row `start` of the file."""
+        made = _OthersOfBatch(self, start)
+        self._wanting.append(weakref.ref(made))
+        return made
+
+    def read(self, wanting: _OthersOfBatch) -> None:
+        """Decode up to this batch. Those of batches that the job has left behind are dropped."""
+        with self._lock:
+            while wanting.batch is None:
+                batch, whose = next(self._ahead), self._wanting.popleft()()
+                if whose is not None:
+                    whose.batch = batch
+
+    def _batches(self) -> Iterator[pa.RecordBatch]:
+        with self._file.open() as stream, _pyarrow().parquet.ParquetFile(stream) as table:
+            names, group = list(self.names), [self._group]
+            yield from table.iter_batches(self._rows, row_groups=group, columns=names, use_threads=False)
+
+
+class _OthersOfBatch:
+    def __init__(self, group: _OtherColumns, start: int) -> None:
+        self._group, self._start = group, start
+        self.batch: pa.RecordBatch | None = None
+
+    def added(self, rows: pa.RecordBatch, number: int) -> pa.RecordBatch:
+        """Rows of the file from `number` on with all columns; as they are if the others cannot be read."""
+        if isinstance(tried(self._group.read, self), Exception) or self.batch is None:
+            return rows
+        others = self.batch.slice(number - self._start, rows.num_rows)
+        found = {name: others.column(name) for name in self._group.names}
+        columns = [found[name] if name in found else rows.column(name) for name in self._group.all_names]
+        return _pyarrow().RecordBatch.from_arrays(columns, list(self._group.all_names))
+
+
+def _bytes_of(table: pq.ParquetFile, group: int, names: Sequence[str]) -> int:
+    """The size of these columns of a row group. They are read first: pyarrow aborts when asked for an encrypted one."""
+    for _ in itertools.islice(table.iter_batches(1, row_groups=[group], columns=list(names), use_threads=False), 1):
+        pass
+    facts = table.metadata.row_group(group)
+    places = [place for place in range(facts.num_columns) if outer(table.schema.column(place).path) in names]
+    return sum(int(facts.column(place).total_uncompressed_size) for place in places)
 
 
 class ArrowFormat(_TableFormat):
