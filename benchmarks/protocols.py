@@ -78,9 +78,8 @@ def asked(path: str, **body: Any) -> Asked:
 class Call:
     """What the server of gRPC knows of a call."""
 
-    def time_remaining(self) -> float:
-        """As of a client with a deadline."""
-        return 60.0
+    def time_remaining(self) -> None:
+        """As of Triton's client at its defaults, which sets no deadline."""
 
     def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
         """As Triton's client sends it."""

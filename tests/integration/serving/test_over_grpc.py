@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from queue import Queue
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ from tests.waiting import until
 
 from headrace.app.servers.server import ServerSettings
 from headrace.engines.choosing.config import EngineConfig
+from headrace.serving.http.over_grpc import Calls
 from headrace.serving.limits import KeySettings, ServeLimits
 from headrace.testing import FakeEngine
 
@@ -122,6 +125,28 @@ def test_a_stream_answers_in_order_and_goes_on_after_an_error(client: Any) -> No
     client.stop_stream()
     assert (first, last) == ("1", "3")
     assert "'none'" in refused.message()
+
+
+@pytest.mark.timeout(20)
+def test_a_stream_that_breaks_ends_its_answers() -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 503, "headers": []})
+        await send({"type": "http.response.body", "body": b'{"error": "busy"}'})
+
+    async def requests() -> AsyncIterator[Any]:
+        yield messages.ModelInferRequest(model_name="m")
+        raise ConnectionResetError("the client is gone")
+
+    async def main() -> int:
+        context = Mock(time_remaining=lambda: None, invocation_metadata=lambda: (), peer=lambda: "ipv4:127.0.0.1:5")
+        answers = Calls(app).stream(requests(), context)
+        assert (await anext(answers)).error_message == "busy"
+        with pytest.raises(ConnectionResetError):
+            await anext(answers)
+        await asyncio.sleep(0)
+        return len(asyncio.all_tasks())
+
+    assert asyncio.run(main()) == 1
 
 
 def test_a_call_ends_at_its_deadline_or_when_the_client_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -198,17 +198,14 @@ def _path(model: str, version: str) -> str:
 
 def _infer(request: Protobuf) -> _Exchange:
     """The request to run a model, as over HTTP."""
-    given = [_packed(one.contents.bytes_contents) for one in request.inputs if one.HasField("contents")]
-    tensors = [*request.raw_input_contents, *given]
-    binary = [{"binary_data_size": len(one)} for one in tensors] + [{}] * len(request.inputs)
+    tensors = list(request.raw_input_contents)
+    tensors += [_packed(one.contents.bytes_contents) for one in request.inputs if one.HasField("contents")]
+    given = [_parameters(one.parameters) for one in request.inputs]
+    for parameters, tensor in zip(given, tensors, strict=False):
+        parameters["binary_data_size"] = len(tensor)
     inputs = [
-        {
-            "name": one.name,
-            "datatype": one.datatype,
-            "shape": list(one.shape),
-            "parameters": {**_parameters(one.parameters), **size},
-        }
-        for one, size in zip(request.inputs, binary, strict=False)
+        {"name": one.name, "datatype": one.datatype, "shape": [*one.shape], "parameters": parameters}
+        for one, parameters in zip(request.inputs, given, strict=True)
     ]
     head: JsonObject = {"inputs": inputs, "parameters": {**_parameters(request.parameters), "binary_data_output": True}}
     if request.id:
@@ -226,6 +223,8 @@ def _packed(texts: Sequence[bytes]) -> bytes:
 
 
 def _parameters(given: Mapping[str, Protobuf]) -> JsonObject:
+    if not given:
+        return {}
     return {name: getattr(one, one.WhichOneof("parameter_choice") or "", None) for name, one in given.items()}
 
 
@@ -241,11 +240,8 @@ class _Exchange:
 
     async def run(self, app: ASGIApp, context: grpc.aio.ServicerContext) -> Self:
         left_s = context.time_remaining()
-        headers = [
-            (name.encode(), value.encode())
-            for name, value in context.invocation_metadata() or ()
-            if isinstance(value, str)
-        ]
+        metadata = context.invocation_metadata() or ()
+        headers = [(name.encode(), value.encode()) for name, value in metadata if isinstance(value, str)]
         if left_s is not None:
             headers.append((b"x-request-timeout", f"{min(max(left_s, 0.001), MOST_TIMEOUT_S):.3f}".encode()))
         address, _, port = context.peer().removeprefix("ipv4:").removeprefix("ipv6:").rpartition(":")
