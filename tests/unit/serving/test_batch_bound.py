@@ -114,7 +114,7 @@ def test_other_work_on_the_machine_makes_no_tiny_batches(virtual: VirtualTime, m
             await asyncio.gather(*(timed.ask(1, 27, f"small {n % 8}", n * 0.1) for n in range(100)))
             later = slice(len(timed.costs) // 3, None)
             share = sum(timed.costs[later]) / sum(timed.durations[later]) * slower * (1.2e-4 + 0.014 / FULL)
-            assert 0.6 < share < 0.8
+            assert 0.5 < share < 0.7
             for one in large:
                 one.cancel()
 
@@ -128,7 +128,7 @@ def test_batches_that_gain_much_by_being_full_stay_nearly_full() -> None:
     bound.began(1_000, 0)
     bound.began(10, 0)
     most = bound.most(0)
-    assert most / (1e-4 * most + 0.1) == pytest.approx(0.7 * 1_000 / 0.2)
+    assert most / (1e-4 * most + 0.1) == pytest.approx(0.6 * 1_000 / 0.2)
 
 
 @given(

@@ -8,7 +8,7 @@ from statistics import median
 
 _SHORT_S = 0.025
 """Seconds of a batch while small requests come beside large ones: short beside the 100 ms that people notice."""
-_WORTH = 0.7
+_WORTH = 0.6
 """Share of the throughput of full batches that bounded ones keep, even if they take longer."""
 _SMALL = 1 / 8
 """Share of a full batch up to which a request is small."""
@@ -16,7 +16,7 @@ _LONG = 1 / 2
 """Share of the bound from which a batch is long."""
 _BESIDE_S = 60.0
 """How long after a small request others are expected."""
-_RECENT = 9
+_RECENT = 5
 """Batches that count of each size, long and short: an odd number, for medians."""
 _EVERY, _PART = 8, 1 / 4
 """While batches are bounded, every eighth is a quarter of the others: both sizes are measured under the same load."""
@@ -39,6 +39,8 @@ class BatchBound:
         """Cost and seconds of recent batches."""
         self._short: deque[tuple[float, float]] = deque(maxlen=_RECENT)
         self._ran = 0
+        self._small = 1.0
+        """The cost of the latest small request: a quarter of a batch holds it."""
         self._large = 0
         self._until = 0.0
 
@@ -48,6 +50,7 @@ class BatchBound:
             self._large += 1
         elif cost <= _SMALL * self._full:
             self._until = now + _BESIDE_S
+            self._small = max(cost, 1.0)
 
     def ended(self, cost: float) -> None:
         """It was answered."""
@@ -74,6 +77,6 @@ class BatchBound:
         worth = _WORTH * full / (slope * full + base) if slope or base else 0.0
         least = worth * base / (1 - worth * slope)  # cost / (slope * cost + base) = worth
         within = (_SHORT_S - base) / slope if slope else full
-        self._bound = min(max(within, least, 1.0), full)
+        self._bound = min(max(within, least, self._small / _PART), full)
         is_measure = self._bound < full and not self._ran % _EVERY
-        return max(_PART * self._bound, 1.0) if is_measure else self._bound
+        return _PART * self._bound if is_measure else self._bound
