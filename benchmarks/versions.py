@@ -70,6 +70,7 @@ def main() -> None:
             found = rounds(ROUNDS, variants)
             now, then = (statistics.median(found[key]) for key in ("now", "before"))
             rows.append([title, now, then, ratio(found["now"], found["before"])])
+            print(f"{name}: {now:.2f} µs, {then:.2f} before", file=sys.stderr, flush=True)
     report(
         "versions",
         f"Processor time beside revision {revision}",

@@ -128,8 +128,10 @@ def _server() -> Iterator[tuple[int, int]]:
     try:
         for _ in range(600):
             try:
-                if httpx.post(f"http://127.0.0.1:{port}/v1/embeddings", content=BODY, timeout=30).is_success:
-                    break
+                httpx.post(
+                    f"http://127.0.0.1:{port}/v1/embeddings", json=json.loads(BODY), timeout=30
+                ).raise_for_status()
+                break
             except httpx.TransportError:
                 time.sleep(0.1)
         yield port, process.pid
