@@ -211,8 +211,6 @@ class WorkerActor:
                 self._batches += 1
             case BatchSplit():
                 event = replace(event, cause=Portable.of(event.cause).unpacked())
-            case _:
-                pass
         if self._budget is not None:
             self._budget(event)
         self._tell(event)

@@ -142,8 +142,6 @@ class BudgetListener:
                 self._ran(event)
             case JobDone():
                 self.tell()
-            case _:
-                pass
 
     def _ran(self, event: BatchDone) -> None:
         if event.batch in self._split:  # its duration is that of its parts together

@@ -58,8 +58,6 @@ class DeviceWatch:
                 self._reading = self._gpu.read() if self._gpu is not None else None
             case JobDone():
                 self._end(event.at)
-            case _:
-                pass
 
     def _end(self, at: float) -> None:
         done = self._meter.read().since(self._before)

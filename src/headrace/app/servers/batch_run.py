@@ -240,8 +240,6 @@ class ModelRun:
             case PartCommitted():
                 self.failed += event.failed
                 self.completed += event.end - event.start - event.failed
-            case _:
-                pass
 
 
 def _end(plan: jobs.Plan, *, complete: bool) -> BatchEnd:

@@ -292,8 +292,6 @@ class JobSpans:
                 self._failed += event.failed
             case JobDone():
                 self._span.set_attribute("headrace.job.state", event.state)
-            case _:
-                pass
 
     def _note(self, name: str, at: float, attributes: Mapping[str, AttributeValue]) -> None:
         self._span.add_event(name, attributes, self._ns(at))

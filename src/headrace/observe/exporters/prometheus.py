@@ -92,8 +92,6 @@ class PrometheusListener:
                 (self._first_s if event.first else self._between_s).observe(event.wait_s)
             case BatchSplit():
                 self._splits.inc()
-            case _:
-                pass
 
     def _of(self, route: str, status: int) -> tuple[Counter, Histogram]:
         """The metrics of a route and status, cached because looking them up by label is slow."""

@@ -101,8 +101,6 @@ class TraceWriter:
                 with self._lock:
                     self._at = max(self._at, event.at)
                     self._other(event)
-            case _:
-                pass
 
     def _engine(self, event: BatchFormed | BatchDone | StepDone) -> None:
         match event:

@@ -55,8 +55,6 @@ class Meter:
             case BatchDone() | StepDone():
                 if not self._samples or event.at - self._samples[-1].at >= _SAMPLE_S:
                     self._samples.append(self._sample(event.at))
-            case _:
-                pass
 
     def snapshot(self, now: float) -> Snapshot:
         while len(self._samples) > 1 and now - self._samples[1].at > _WINDOW_S:

@@ -132,8 +132,6 @@ class Backfill:
             case StepDone():
                 self.model.add(event.size, event.duration_s)
                 self._admit()
-            case _:
-                pass
 
     def _note_online(self, cost: float) -> None:
         if self._held() and not self._admitted:
