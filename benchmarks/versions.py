@@ -1,6 +1,6 @@
 """This checkout beside an earlier revision of it: the batcher, a job and a server, in turns.
 
-    python -m benchmarks.versions REVISION [--quick]
+    python -m benchmarks.versions REVISION [--quick] [--minutes N]
 
 Checks the revision out into a temporary folder. Both run in this environment, each measurement in a process of its own.
 """
@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-from benchmarks.common import quick, ratio, report, rounds
+from benchmarks.common import Parts, quick, ratio, report
 
 ROOT = Path(__file__).parent.parent
 ROUNDS = 1 if quick() else 5
@@ -63,21 +63,23 @@ def main() -> None:
     revision = next((word for word in sys.argv[1:] if not word.startswith("-")), None)
     if revision is None:
         sys.exit("usage: python -m benchmarks.versions REVISION")
-    rows = []
+    rows, parts = [], Parts("versions")
     with checked_out(revision) as before:
         for name, title in NAMES.items():
-            variants = {"now": partial(measured, name, ROOT / "src"), "before": partial(measured, name, before)}
-            found = rounds(ROUNDS, variants)
-            now, then = (statistics.median(found[key]) for key in ("now", "before"))
-            rows.append([title, now, then, ratio(found["now"], found["before"])])
-            print(f"{name}: {now:.2f} µs, {then:.2f} before", file=sys.stderr, flush=True)
+            sources = {f"{name} now": ROOT / "src", f"{name} before": before}
+            found = parts.rounds(ROUNDS, {one: partial(measured, name, path) for one, path in sources.items()})
+            rows.append([title, *map(statistics.median, found.values()), ratio(*found.values())])
     report(
         "versions",
         f"Processor time beside revision {revision}",
         ["work", "µs per record", "µs before", "x before"],
         rows,
-        [f"Medians of {ROUNDS} rounds in turns; ratios are medians of pairs."],
+        [
+            "Processor time of each further record; of the row with six producers, time on the clock.",
+            f"Medians of {ROUNDS} rounds in turns; ratios are medians of pairs.",
+        ],
     )
+    parts.done()
 
 
 if __name__ == "__main__":
