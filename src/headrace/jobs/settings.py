@@ -211,7 +211,8 @@ class JobSettings:
     )
     text_column: str | None = option(
         None,
-        'Column of the text, prompt or image. Default: "text", or "image" for image tasks.',
+        'Column of the text, prompt or image; for a function also several, such as title,body. Default: "text", or '
+        '"image" for image tasks.',
         flags=("--text-column", "--prompt-column", "--image-column"),
         per_step=True,
         changes_output=True,

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import headrace
+from headrace.errors import ConfigError, JobError
 
 ROWS = np.random.default_rng(0).standard_normal((700, 16)).astype(np.float32)
 
@@ -209,3 +210,20 @@ def test_a_function_without_a_column_gets_the_whole_row() -> None:
     assert run([{"text": "t", "b": 1}], same) == [{"id": 0, "output": "t"}]
     assert run([{"text": "t", "b": 1}], same, text_column="*") == [{"id": 0, "output": {"text": "t", "b": 1}}]
     assert isinstance(run(ROWS[:2], same)[1]["output"], np.ndarray)
+
+
+def test_a_function_gets_a_row_of_the_columns_that_are_named(tmp_path: Path) -> None:
+    rows = [{"id": n, "title": f"t{n}", "body": {"text": "b"}, "other": 1} for n in range(2)]
+
+    def joined(given: list[dict[str, object]]) -> list[dict[str, object]]:
+        return given
+
+    found = run(rows, joined, text_column="title, body.text")
+    assert [one["output"] for one in found] == [{"title": "t0", "body.text": "b"}, {"title": "t1", "body.text": "b"}]
+    assert run([{"a,b": 3}], joined, text_column="a,b") == [{"id": 0, "output": 3}]
+    with pytest.raises(ConfigError, match="'missing'"):
+        run(rows, joined, text_column="title,missing")
+    settings: dict[str, Any] = {"source": rows, "sink": tmp_path / "o.jsonl", "engine": joined, "progress": False}
+    headrace.run(**settings, text_column="title,other")
+    with pytest.raises(JobError, match="text_column"):
+        headrace.run(**settings, text_column="title,id")

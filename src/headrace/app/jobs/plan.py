@@ -244,7 +244,10 @@ def _columns(settings: JobSettings, task: Task, url: str | None) -> Columns:
     id_column = settings.id_column
     if url and id_column is None:
         id_column = "id"  # each request has one, though the first is refused
-    free = url is None and task.name == "custom" and _names_no_column(settings)
+    custom = url is None and task.name == "custom"
+    free = custom and _names_no_column(settings)
+    alone = settings.text_pair_column is None and settings.prompt_template is None
+    several = custom and alone and "," in (settings.text_column or "")
     return Columns(
         settings.text_column or (task.input if url in (None, openai.EMBEDDINGS) else "body"),
         id_column,
@@ -255,7 +258,7 @@ def _columns(settings: JobSettings, task: Task, url: str | None) -> Columns:
         ("model",) if url else settings.keep_columns,  # which the answer to a request repeats
         None if settings.step is None else settings.step.choice,
         task.requests and splits(settings.config.engine_options, settings.prompt_template),
-        else_row=free and (settings.text_column == WHOLE or may_take_rows(settings.config.engine)),
+        else_row=several or (free and (settings.text_column == WHOLE or may_take_rows(settings.config.engine))),
         else_array=free,
     )
 
@@ -491,7 +494,7 @@ def fingerprint(plan: Plan, engine: Mapping[str, object]) -> dict[str, object]:
         "source": plan.source.describe(),
         "engine": engine,
         "task": plan.settings.config.task,
-        "text_column": plan.columns.text,
+        "text_column": ",".join(plan.columns.row) or plan.columns.text,
         "text_pair_column": plan.columns.pair,
         **({"documents_column": plan.columns.documents} if plan.columns.documents else {}),
         "id_column": plan.columns.id,

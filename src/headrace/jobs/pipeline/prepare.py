@@ -84,6 +84,8 @@ class Columns:
     """Whether the output takes the columns to copy as a table has them, not only as Python objects."""
     else_row: bool = False
     """Whether the input is the whole row where there is no column `text`."""
+    row: tuple[str, ...] = ()
+    """The columns of the row that is the input; empty for all."""
     else_array: bool = False
     """Whether the input is the column of arrays where there is no column `text`."""
     arrays: bool = False
@@ -94,7 +96,7 @@ class Columns:
         if self.template is not None:
             return template_fields(self.template)
         if self.is_row:
-            return ()
+            return self.row
         return tuple(name for name in (self.text, self.pair, self.documents) if name is not None)
 
     @property
@@ -147,7 +149,7 @@ class Columns:
         if self.template is not None:
             return prompt_of(self.template, self.fields_of(record), splits=self.splits)
         if self.is_row:
-            return {name: _value(record, name) for name in record.data}
+            return {name: _value(record, name) for name in self.row or record.data}
         value = _value(record, self.text)
         if self.text_only:
             _check_text(value, self.text)

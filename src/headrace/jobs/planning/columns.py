@@ -43,6 +43,8 @@ def resolve(source: Source, wanted: Columns, user: UserCode | None = None) -> Co
     if head and wanted.text not in known:
         if wanted.else_array and ARRAY in known:
             wanted = replace(wanted, text=ARRAY)
+        elif wanted.else_row and "," in wanted.text:
+            wanted = replace(wanted, text=WHOLE, row=tuple(name.strip() for name in wanted.text.split(",")))
         elif (
             wanted.else_row
             and wanted.text != WHOLE
