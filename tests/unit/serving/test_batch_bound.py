@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import MutableMapping
+from collections.abc import Hashable, MutableMapping
 from typing import Any
 
 import pytest
@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tests.unit.virtual_time import VirtualTime, now
 
 from headrace.batching.dynamic import DynamicBatcher
+from headrace.batching.policy.waiting_queue import Share
 from headrace.events import Event
 from headrace.serving.admission.batch_bound import BatchBound
 from headrace.serving.limits import ServeLimits
@@ -60,7 +61,7 @@ class Timed:
         await asyncio.sleep(self.durations[-1])
         return texts
 
-    async def ask(self, texts: int, words: int, caller: str, after_s: float = 0.0) -> float:
+    async def ask(self, texts: int, words: int, caller: Hashable, after_s: float = 0.0) -> float:
         """Seconds that a request takes."""
         await asyncio.sleep(after_s)
         began = now()
@@ -83,6 +84,21 @@ def test_single_texts_wait_for_two_short_batches_at_most(
         return sorted(found)
 
     assert virtual(main())[-10] < 0.075  # the first ones come before the durations are known
+
+
+def test_keys_share_the_model_however_many_callers_each_has(virtual: VirtualTime) -> None:
+    async def main() -> None:
+        timed = Timed()
+        async with timed.batcher:
+            many = [asyncio.ensure_future(timed.ask(1_000, 40, Share("a", n))) for n in range(8)]
+            small = [timed.ask(1, 27, Share("c", n % 4), 0.5 + n * 0.05) for n in range(40)]
+            *found, _ = await asyncio.gather(*small, timed.ask(1_000, 40, Share("b", 0)))
+            assert sum(timed.costs) < 3 * 40_000, "b has half, but every fourth batch is of those that waited longest"
+            assert sorted(found)[-2] < 0.075
+            for one in many:
+                one.cancel()
+
+    virtual(main())
 
 
 def test_batches_are_full_without_small_requests_and_again_after_them(virtual: VirtualTime) -> None:
