@@ -77,7 +77,7 @@ def input_usage(tokens: int, truncated: Sequence[int] = ()) -> dict[str, int]:
 def completion(answers: Sequence[GeneratorAnswer], n: int = 1) -> dict[str, object]:
     """The body of a completion response: one choice per answer, `n` in a row for each prompt."""
     choices = [
-        choice(index, text=answer["text"], finish=answer["finish_reason"], logprobs=_of_completion(answer))
+        choice(index, text=answer["text"], finish=answer["finish_reason"], logprobs=completion_logprobs(answer))
         for index, answer in enumerate(answers)
     ]
     return {"object": "text_completion", "choices": choices, "usage": usage(answers, n)}
@@ -90,7 +90,7 @@ def chat_completion(answers: Sequence[GeneratorAnswer]) -> dict[str, object]:
             index,
             message=_message(answer),
             finish=answer["finish_reason"],
-            logprobs={"content": answer["logprobs"], "refusal": None} if "logprobs" in answer else None,
+            logprobs=chat_logprobs(answer),
         )
         for index, answer in enumerate(answers)
     ]
@@ -117,7 +117,12 @@ def choice(index: int, *, finish: str | None, logprobs: object = None, **content
     return {"index": index, **content, "finish_reason": finish, "logprobs": logprobs}
 
 
-def _of_completion(answer: GeneratorAnswer) -> dict[str, object] | None:
+def chat_logprobs(answer: GeneratorAnswer) -> dict[str, object] | None:
+    """The log probabilities of a chat's answer."""
+    return {"content": answer["logprobs"], "refusal": None} if "logprobs" in answer else None
+
+
+def completion_logprobs(answer: GeneratorAnswer) -> dict[str, object] | None:
     """The log probabilities of a completion, in the older format of its API."""
     found = answer.get("logprobs")
     if found is None:

@@ -121,6 +121,19 @@ def test_openais_client_reads_them(server: Running) -> None:
         assert text.choices[0].logprobs.token_logprobs is not None
 
 
+def test_a_stream_has_them_at_its_end(server: Running) -> None:
+    chat = ask(server, "/v1/chat/completions", **CHAT, logprobs=True, top_logprobs=2)["logprobs"]
+    text = ask(server, "/v1/completions", prompt=PROMPT, logprobs=1)["logprobs"]
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none") as client:
+        pieces = list(client.completions.create(model="arithmetic", prompt=PROMPT, logprobs=1, stream=True))
+        assert [one.choices[0].logprobs for one in pieces[:-1]] == [None] * (len(pieces) - 1)
+        assert pieces[-1].choices[0].logprobs.model_dump() == text
+        with client.chat.completions.stream(model="arithmetic", **CHAT, logprobs=True, top_logprobs=2) as stream:
+            final = stream.get_final_completion()
+        assert final.choices[0].logprobs is not None
+        assert final.choices[0].logprobs.model_dump()["content"] == chat["content"]
+
+
 @pytest.mark.parametrize(
     ("path", "body", "param"),
     [
@@ -129,12 +142,10 @@ def test_openais_client_reads_them(server: Running) -> None:
         ("/v1/chat/completions", {"logprobs": 1.0}, "logprobs"),
         ("/v1/chat/completions", {"top_logprobs": 3}, "top_logprobs"),
         ("/v1/chat/completions", {"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
-        ("/v1/chat/completions", {"logprobs": True, "stream": True}, "logprobs"),
         ("/v1/completions", {"logprobs": True}, "logprobs"),
         ("/v1/completions", {"logprobs": 21}, "logprobs"),
         ("/v1/completions", {"logprobs": -1}, "logprobs"),
         ("/v1/completions", {"logprobs": 1, "top_logprobs": 1}, "top_logprobs"),
-        ("/v1/completions", {"logprobs": 0, "stream": True}, "logprobs"),
     ],
 )
 def test_what_cannot_be_obeyed_is_refused(server: Running, path: str, body: dict[str, Any], param: str) -> None:

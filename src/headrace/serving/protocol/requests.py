@@ -335,13 +335,6 @@ class _GenerationRequest(BaseRequest):
         """Maximum tokens of the answer; 0 if not given."""
         return self.max_tokens or self.max_completion_tokens or 0
 
-    def check_stream(self) -> None:
-        """Raise 400 for a stream with log probabilities."""
-        wanted = (self.model_extra or {}).get("logprobs")
-        if self.stream and wanted is not None and wanted is not False:
-            message = f"logprobs is {shown(wanted)}: a stream has no log probabilities; leave out stream, or logprobs"
-            raise ApiError(400, message, code="invalid_value", param="logprobs")
-
     @property
     def wants_usage(self) -> bool:
         """Whether the last chunk of a stream reports usage."""

@@ -10,7 +10,15 @@ from datetime import UTC, datetime
 from fastapi import APIRouter, Request, Response
 
 from headrace.engines.base import ToolCall
-from headrace.openai_protocol import GeneratorAnswer, chat_completion, choice, completion, reasoning_fields
+from headrace.openai_protocol import (
+    GeneratorAnswer,
+    chat_completion,
+    chat_logprobs,
+    choice,
+    completion,
+    completion_logprobs,
+    reasoning_fields,
+)
 from headrace.records import JsonObject
 from headrace.serving.http.direct import DirectRoute
 from headrace.serving.protocol.requests import ChatRequest, CompletionRequest, texts_or_ids
@@ -62,7 +70,6 @@ class ReplyForm:
 async def complete(state: ServerState, body: CompletionRequest, request: Request, form: ReplyForm) -> Response:
     """Complete each prompt of a request of any protocol."""
     state.check_model(body.model)
-    body.check_stream()
     prompts = texts_or_ids(body.prompt)
     state.check_choices(len(prompts), body.choices)
     size = (
@@ -75,7 +82,6 @@ async def complete(state: ServerState, body: CompletionRequest, request: Request
 async def converse(state: ServerState, body: ChatRequest, request: Request, form: ReplyForm) -> Response:
     """Generate the next message of a chat of any protocol."""
     state.check_model(body.model)
-    body.check_stream()
     state.check_choices(1, body.choices)
     size = (state.check_messages(body.messages, form.param) + state.answer_cost(body.most_tokens)) * body.choices
     return await _answered(state, body, request, body.records(messages=body.messages), size, form)
@@ -109,8 +115,9 @@ class _CompletionChunks(OpenAIChunks):
     def __init__(self, model: str, body: CompletionRequest) -> None:
         super().__init__({**_head("cmpl", model), "object": "text_completion"}, body)
 
-    def choice(self, index: int, text: str, finish_reason: str | None) -> JsonObject:
-        return choice(index, text=text, finish=finish_reason)
+    def choice(self, index: int, text: str, answer: GeneratorAnswer | None = None) -> JsonObject:
+        logprobs = None if answer is None else completion_logprobs(answer)
+        return choice(index, text=text, finish=answer and answer["finish_reason"], logprobs=logprobs)
 
 
 class _ChatChunks(OpenAIChunks):
@@ -120,9 +127,11 @@ class _ChatChunks(OpenAIChunks):
         super().__init__({**_head("chatcmpl", model), "object": "chat.completion.chunk"}, body)
         self._started: set[int] = set()
 
-    def choice(self, index: int, text: str, finish_reason: str | None) -> JsonObject:
+    def choice(self, index: int, text: str, answer: GeneratorAnswer | None = None) -> JsonObject:
         delta: JsonObject = {"content": text} if text or index not in self._started else {}
-        return choice(index, delta=self._begun(index, delta), finish=finish_reason)
+        logprobs = None if answer is None else chat_logprobs(answer)
+        finish = answer and answer["finish_reason"]
+        return choice(index, delta=self._begun(index, delta), finish=finish, logprobs=logprobs)
 
     def _begun(self, index: int, delta: JsonObject) -> JsonObject:
         if index in self._started:

@@ -135,21 +135,19 @@ class OpenAIChunks(StreamChunks):
         self._n = body.choices
 
     @abc.abstractmethod
-    def choice(self, index: int, text: str, finish_reason: str | None) -> JsonObject:
-        """A delta of the answer to record `index`."""
+    def choice(self, index: int, text: str, answer: GeneratorAnswer | None = None) -> JsonObject:
+        """A delta of the answer to record `index`; at its end with the answer."""
 
     def further(self, index: int, delta: JsonObject) -> bytes:
         """The event for what is no text."""
         return self._event(choice(index, delta=delta, finish=None))
 
     def delta(self, index: int, text: str) -> bytes:
-        return self._chunk(index, text, None)
+        return self._event(self.choice(index, text))
 
     def ended(self, index: int, answer: GeneratorAnswer) -> bytes:
-        return self._chunk(index, "", answer["finish_reason"])
-
-    def _chunk(self, index: int, text: str, finish_reason: str | None) -> bytes:
-        return self._event(self.choice(index, text, finish_reason))
+        """The event that ends an answer, with the log probabilities of all its tokens if they are wanted."""
+        return self._event(self.choice(index, "", answer))
 
     def _event(self, chosen: JsonObject) -> bytes:
         extra = {"usage": None} if self._with_usage else {}
