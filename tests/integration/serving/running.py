@@ -49,8 +49,8 @@ def running(settings: ServerSettings, *, grpc: bool = False) -> Iterator[Running
     listed: list[str] = []
     on_ready = lambda _, routes: listed.extend(routes)  # noqa: E731
     thread = threading.Thread(target=server.run_app, args=(on_ready,), name="server-under-test")
-    thread.start()
     try:
+        thread.start()
         until(lambda: listed or not thread.is_alive())
         port = server.servers[0].sockets[0].getsockname()[1]
         assert host.loaded is not None
