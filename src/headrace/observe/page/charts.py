@@ -105,18 +105,20 @@ def _over_time(runs: Sequence[RunSummary]) -> Spec | None:
                 box = {"from": start, "to": start + width, "below": below, "above": below + share, "share": share}
                 rows.append({"cause": LABELS[cause], **{name: _short(value) for name, value in box.items()}})
                 below += share
+    return _boxes(
+        190, rows, len(bins) * width, y=_shares("below"), y2={"field": "above"},
+        color=_colour("cause", _CAUSE_COLOURS),
+        tooltip=_tips(("from", "from second", ",.2f"), ("cause", "cause"), ("share", "share", ".1%")),
+    )  # fmt: skip
+
+
+def _boxes(height: int, rows: list[Spec], seconds: float, **encoding: object) -> Spec:
+    """Boxes from one second to another."""
     return {
-        "height": 190,
+        "height": height,
         "data": {"values": rows},
         "mark": {"type": "rect", "strokeWidth": 0},
-        "encoding": {
-            "x": _x("from", "seconds", len(bins) * width),
-            "x2": {"field": "to"},
-            "y": _shares("below"),
-            "y2": {"field": "above"},
-            "color": _colour("cause", _CAUSE_COLOURS),
-            "tooltip": _tips(("from", "from second", ",.2f"), ("cause", "cause"), ("share", "share", ".1%")),
-        },
+        "encoding": {"x": _x("from", "seconds", seconds), "x2": {"field": "to"}, **encoding},
     }
 
 
@@ -199,24 +201,13 @@ def _stage_activity(runs: Sequence[RunSummary]) -> Spec | None:
         ]
     if not rows:
         return None
-    return {
-        "height": 150,
-        "data": {"values": rows},
-        "mark": {"type": "rect", "strokeWidth": 0},
-        "encoding": {
-            "x": _x("from", "seconds", len(bins) * width),
-            "x2": {"field": "to"},
-            "y": {"field": "lane", "type": "nominal", **_LANE_AXIS},
-            "color": _colour("lane", _LANE_COLOURS),
-            "opacity": {
-                "field": "busy",
-                "type": "quantitative",
-                "scale": {"domain": [0, 1], "range": [0.06, 1], "clamp": True},
-                "legend": None,
-            },
-            "tooltip": _tips(("lane",), ("from", "from second", ",.2f"), ("busy", "at work on average", ".2f")),
-        },
-    }
+    dark = {"domain": [0, 1], "range": [0.06, 1], "clamp": True}
+    return _boxes(
+        150, rows, len(bins) * width, y={"field": "lane", "type": "nominal", **_LANE_AXIS},
+        color=_colour("lane", _LANE_COLOURS),
+        opacity={"field": "busy", "type": "quantitative", "scale": dark, "legend": None},
+        tooltip=_tips(("lane",), ("from", "from second", ",.2f"), ("busy", "at work on average", ".2f")),
+    )  # fmt: skip
 
 
 def _line(runs: Sequence[RunSummary], name: str, title: str, colour: str) -> Spec | None:
