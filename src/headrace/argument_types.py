@@ -237,11 +237,7 @@ def comma_separated(text: str) -> tuple[str, ...]:
 
 
 def number_or_auto(text: str) -> int | None:
-    """A number; None for `auto`.
-
-    Raises:
-        ValueError: it is neither.
-    """
+    """A number; None for `auto`. Raises ValueError: it is neither."""
     if text == "auto":
         return None
     if not text.isdecimal():
@@ -250,11 +246,7 @@ def number_or_auto(text: str) -> int | None:
 
 
 def parse_size(text: str) -> int:
-    """A size such as 512MB in bytes; 1 MB is 1,000,000 bytes, 1 MiB 1,048,576.
-
-    Raises:
-        ValueError: it is not a size.
-    """
+    """A size such as 512MB in bytes; 1 MB is 1,000,000 bytes, 1 MiB 1,048,576. Raises ValueError: it is not a size."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?) *([kmgt]i?)?b?", text.strip().lower())
     if found is None:
         raise ValueError(f"{text!r} is not a size; write 512MB or 2GB, for example")

@@ -29,11 +29,7 @@ _FORBIDDEN = frozenset({_NO_KEY, 403, 407})
 
 @dataclass(frozen=True, slots=True)
 class ClientSettings:
-    """A client's settings. Times are in seconds.
-
-    Raises:
-        ConfigError: a value is out of range.
-    """
+    """A client's settings. Times are in seconds. Raises ConfigError: a value is out of range."""
 
     concurrency: int = 64
     """Maximum concurrent requests over all endpoints."""

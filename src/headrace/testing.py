@@ -284,11 +284,7 @@ class FakeStreamEngine(_ProfileFromAttributes):
         return self._texts.prepare(inputs)
 
     async def infer(self, payload: str) -> list[float]:
-        """The vector of one text.
-
-        Raises:
-            EngineDeadError: the engine is closed.
-        """
+        """The vector of one text. Raises EngineDeadError: the engine is closed."""
         if self._texts.closed:
             raise EngineDeadError("the engine is closed; create a new one")
         self.in_flight += 1

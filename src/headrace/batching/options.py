@@ -21,11 +21,7 @@ NO_BUDGET = 1e18
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Options common to all batchers.
-
-    Raises:
-        ConfigError: an option is out of range.
-    """
+    """Options common to all batchers. Raises ConfigError: an option is out of range."""
 
     name: str
     """The batcher's class name, for messages, tasks and threads."""
@@ -56,11 +52,7 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class BatchOptions:
-    """Options of the batch dispatcher.
-
-    Raises:
-        ConfigError: an option is out of range.
-    """
+    """Options of the batch dispatcher. Raises ConfigError: an option is out of range."""
 
     process_fn: ProcessFn
     batch_timeout_s: float = 0

@@ -78,11 +78,7 @@ class ClusterFlags:
 
 
 def refuse_without_cluster(flags: DataclassInstance) -> None:
-    """Refuse flags of a cluster where none is named.
-
-    Raises:
-        BadParameter: one is given without `on`.
-    """
+    """Refuse flags of a cluster where none is named. Raises BadParameter: one is given without `on`."""
     named = [one.name for one in declared(type(flags)) if getattr(flags, one.name) != one.default]
     if "on" not in named and (flag := next((name for name in named if name != "data_parallel_size"), None)):
         raise typer.BadParameter(

@@ -97,11 +97,7 @@ class LogFlags:
     log_json: bool = option(False, "Print each message as a JSON object; a server prints each request, too.")
 
     def apply(self) -> None:
-        """Apply the flags to this process.
-
-        Raises:
-            BadParameter: it was asked for both less and more.
-        """
+        """Apply the flags to this process. Raises BadParameter: it was asked for both less and more."""
         if self.quiet and self.verbose:
             raise typer.BadParameter("it says the opposite of --quiet; leave one out", param_hint="--verbose")
         if not (self.quiet or self.verbose or self.log_json):

@@ -97,11 +97,7 @@ class AccessFlags:
     )
 
     def for_uvicorn(self) -> dict[str, object]:
-        """The arguments for uvicorn.
-
-        Raises:
-            ConfigError: a file is missing.
-        """
+        """The arguments for uvicorn. Raises ConfigError: a file is missing."""
         if (self.ssl_keyfile is None) != (self.ssl_certfile is None):
             raise ConfigError("``ssl_keyfile`` and ``ssl_certfile`` go together; one is missing")
         if self.ssl_ca_certs is not None and self.ssl_certfile is None:

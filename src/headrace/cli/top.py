@@ -181,11 +181,7 @@ class ObservedJob:
         return frame.as_json().encode(), True
 
     def report(self) -> str:
-        """The report as an HTML page.
-
-        Raises:
-            HeadraceError: it cannot be drawn.
-        """
+        """The report as an HTML page. Raises HeadraceError: it cannot be drawn."""
         return render(reported_jobs(self._name))
 
 

@@ -228,11 +228,7 @@ def _unpickled(payload: bytes) -> object:
 
 
 def loaded(answer: WorkerInfo | Portable) -> WorkerInfo:
-    """The answer of `WorkerActor.load`.
-
-    Raises:
-        HeadraceError: the model cannot be loaded.
-    """
+    """The answer of `WorkerActor.load`. Raises HeadraceError: the model cannot be loaded."""
     if isinstance(answer, WorkerInfo):
         return answer
     error = answer.unpacked()
@@ -240,11 +236,7 @@ def loaded(answer: WorkerInfo | Portable) -> WorkerInfo:
 
 
 def unpack(reply: bytes) -> WorkUnitReply:
-    """Unpickle a reply.
-
-    Raises:
-        Exception: a class of its outputs is missing here.
-    """
+    """Unpickle a reply. Raises Exception: a class of its outputs is missing here."""
     received: WorkUnitReply
     received, results = pickle.loads(reply)
     return replace(received, results=portable.unpack(results))

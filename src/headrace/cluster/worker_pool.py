@@ -58,11 +58,7 @@ class Worker(Protocol):
         """
 
     async def watch(self) -> NoReturn:
-        """Check the worker's health until it dies or cannot be reached.
-
-        Raises:
-            WorkerDiedError: the worker died.
-        """
+        """Check the worker's health until it dies or cannot be reached. Raises WorkerDiedError: the worker died."""
 
     def kill(self) -> None:
         """Kill the worker, if it is alive."""

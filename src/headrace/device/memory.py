@@ -63,11 +63,7 @@ class MemoryModel:
 
 
 def fit(peaks: Sequence[BatchPeak]) -> MemoryModel:
-    """Fit the model to the peaks by least squares; no term is negative.
-
-    Raises:
-        ValueError: there is no peak.
-    """
+    """Fit the model to the peaks by least squares; no term is negative. Raises ValueError: there is no peak."""
     if not peaks:
         raise ValueError("no peak was measured")
     import numpy as np

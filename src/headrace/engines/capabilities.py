@@ -179,11 +179,7 @@ class Sleeper(Protocol):
         ...
 
     def wake(self) -> None:
-        """Undo `sleep`.
-
-        Raises:
-            Exception: it cannot; close the engine.
-        """
+        """Undo `sleep`. Raises Exception: it cannot; close the engine."""
         ...
 
 
@@ -203,11 +199,7 @@ SLEEPING: Capability[Sleeper] = Capability(None, ("sleep", "wake"), attribute="s
 
 
 def check_methods(engine: object, profile: EngineProfile) -> None:
-    """Check that an engine has the methods that its profile requires.
-
-    Raises:
-        ConfigError: a method is missing.
-    """
+    """Check that an engine has the methods that its profile requires. Raises ConfigError: a method is missing."""
     optional = (COLUMNS, STEPPING, FOLLOWING, TOKENIZING, PREFIX_CACHING, REQUESTING)
     able = [name for one in optional if getattr(profile, str(one.flag)) for name in one.methods]
     for name in ("describe", "prepare", *profile.kind.methods, *able, "close"):

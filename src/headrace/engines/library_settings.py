@@ -67,11 +67,7 @@ class Processing:
 
 
 def processing_of(folder: Path) -> Processing:
-    """The `processing_kwargs` of a model's encoder.
-
-    Raises:
-        ConfigError: one of them is not obeyed.
-    """
+    """The `processing_kwargs` of a model's encoder. Raises ConfigError: one of them is not obeyed."""
     file, settings = _encoder_settings(folder)
     groups = settings.get("processing_kwargs") or {}
     if not isinstance(groups, dict) or not all(isinstance(group, dict) for group in groups.values()):

@@ -88,11 +88,7 @@ def named_folder(model: str | Path | None, weights: frozenset[str] = WEIGHTS) ->
 
 
 def adapter_config(folder: str | Path) -> dict[str, Json]:
-    """The configuration of an adapter of PEFT.
-
-    Raises:
-        ConfigError: the folder has none that can be read.
-    """
+    """The configuration of an adapter of PEFT. Raises ConfigError: the folder has none that can be read."""
     path = Path(folder).expanduser() / "adapter_config.json"
     try:
         found = json.loads(path.read_text("utf-8"))

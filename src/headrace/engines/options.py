@@ -194,11 +194,7 @@ class ChatOptions(EngineOptions):
     )
 
     def tool_use(self) -> ToolUse | None:
-        """The tools of requests that have none.
-
-        Raises:
-            ConfigError: they are invalid, or cannot be read.
-        """
+        """The tools of requests that have none. Raises ConfigError: they are invalid, or cannot be read."""
         choice: object = self.tool_choice
         if choice not in (None, "auto", "none", "required"):
             choice = {"type": "function", "function": {"name": choice}}
@@ -209,11 +205,7 @@ class ChatOptions(EngineOptions):
             raise ConfigError(f"``{(error.param or 'tools').partition('.')[0]}``: {error}") from None
 
     def example_messages(self) -> list[Mapping[str, object]]:
-        """The messages of the examples.
-
-        Raises:
-            ConfigError: they are invalid, or cannot be read.
-        """
+        """The messages of the examples. Raises ConfigError: they are invalid, or cannot be read."""
         try:
             return messages_of(listed(self.examples, "examples"))
         except RecordError as error:
@@ -302,11 +294,7 @@ class SamplingOptions(EngineOptions):
         return {name: value for name, value in every if value is not None}
 
     def sampling(self) -> Sampling:
-        """The sampling of requests that set none.
-
-        Raises:
-            ConfigError: a value has a wrong type or is out of range.
-        """
+        """The sampling of requests that set none. Raises ConfigError: a value has a wrong type or is out of range."""
         return default_sampling(self.given_sampling())
 
 
@@ -330,11 +318,7 @@ class LongPromptOptions(EngineOptions):
     )
 
     def long_prompts(self) -> LongPrompts:
-        """The rules.
-
-        Raises:
-            ConfigError: a value is out of range, or does not go with another.
-        """
+        """The rules. Raises ConfigError: a value is out of range, or does not go with another."""
         given = {one.name: getattr(self, one.name) for one in fields(LongPrompts)}
         return LongPrompts(**{name: value for name, value in given.items() if value is not None})
 

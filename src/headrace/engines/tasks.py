@@ -122,11 +122,7 @@ def all_tasks() -> tuple[Task, ...]:
 
 
 def task_named(name: str | None) -> Task:
-    """The task with this name.
-
-    Raises:
-        ConfigError: there is none, or the package that registers it is broken.
-    """
+    """The task with this name. Raises ConfigError: there is none, or the package that registers it is broken."""
     if name is None or name not in known("tasks"):
         raise _unknown_task(name or "")
     task = load("tasks", name, Task)

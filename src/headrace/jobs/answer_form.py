@@ -45,11 +45,7 @@ class InvalidAnswerError(RecordError):
 
 @dataclass(frozen=True, slots=True)
 class AnswerForm:
-    """What each answer of a job must be.
-
-    Raises:
-        ConfigError: it is invalid.
-    """
+    """What each answer of a job must be. Raises ConfigError: it is invalid."""
 
     structure: Structure
     words: str

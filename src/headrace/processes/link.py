@@ -74,11 +74,7 @@ class LinkedProcess:
                 self._connection.send_bytes(message)
 
     def receive(self, timeout_s: float | None = None) -> CallOutcome | None:
-        """The next answer; None on timeout.
-
-        Raises:
-            WorkerDiedError: the process has ended.
-        """
+        """The next answer; None on timeout. Raises WorkerDiedError: the process has ended."""
         try:
             if not wait_for_message(self._process, self._connection, timeout_s):
                 return None

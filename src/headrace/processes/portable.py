@@ -55,11 +55,7 @@ def pack(results: Sequence[object], refusal: type[Exception] = RecordError) -> b
 
 
 def pack_request(request: object, what: str = "the record") -> bytes:
-    """A request as bytes; `what` names it in the message.
-
-    Raises:
-        UnsendableError: something in it cannot be pickled.
-    """
+    """A request as bytes; `what` names it in the message. Raises UnsendableError: something in it cannot be pickled."""
     packed = attempt(pickle.dumps, request, protocol=5)
     if isinstance(packed, Raised):
         raise UnsendableError(f"{what} cannot be sent to another process: {text_of(packed.cause)}") from packed.cause

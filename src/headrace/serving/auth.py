@@ -62,11 +62,7 @@ class KeyAccount:
         self.tenant = Tenant(settings.name, settings.admin)
 
     def enter(self, now: float) -> None:
-        """Count a request.
-
-        Raises:
-            ApiError: 429 if a limit of the key is reached.
-        """
+        """Count a request. Raises ApiError: 429 if a limit of the key is reached."""
         self.requests += 1
         try:
             self._check(now)
@@ -124,11 +120,7 @@ class Keys:
         return True
 
     def account(self, headers: Iterable[tuple[bytes, bytes]]) -> KeyAccount | None:
-        """The account of the key in `headers`; None without keys.
-
-        Raises:
-            ApiError: 401 for a missing or unknown key.
-        """
+        """The account of the key in `headers`; None without keys. Raises ApiError: 401 for a missing or unknown key."""
         if not self.required:
             return None
         presented = _presented(headers)

@@ -78,11 +78,7 @@ class LiveState:
         return has_rates
 
     def enter(self) -> None:
-        """Begin to watch; call `leave` at the end.
-
-        Raises:
-            ApiError: 503 if too many do.
-        """
+        """Begin to watch; call `leave` at the end. Raises ApiError: 503 if too many do."""
         if self._viewers >= MOST_VIEWERS:
             raise ApiError(
                 503, f"{MOST_VIEWERS} viewers watch already", code="too_many_viewers", retry_after_s=INTERVAL_S

@@ -97,11 +97,7 @@ class ModelRouter:
         self._state = state
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request.
-
-        Raises:
-            ClientGoneError: the client left while it waited for the model.
-        """
+        """Answer one request. Raises ClientGoneError: the client left while it waited for the model."""
         path: str = scope["path"].removeprefix(scope.get("root_path", ""))
         try:
             await self._answer(path, scope, receive, send)
@@ -202,11 +198,7 @@ class ModelRouter:
         return model
 
     def named(self, name: object) -> ModelApp:
-        """The model of this name.
-
-        Raises:
-            ApiError: 404 if there is none.
-        """
+        """The model of this name. Raises ApiError: 404 if there is none."""
         model = self._by_name.get(name) if isinstance(name, str) else None
         if model is None:
             message = no_such_model(name, tuple(self._by_name), "the file of ``config`` adds names")

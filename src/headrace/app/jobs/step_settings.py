@@ -53,11 +53,7 @@ def parse_steps(entries: object) -> list[Step]:
 
 
 def refuse_beside_steps(job: JobSettings) -> None:
-    """Check that no setting of a step is given for the whole job.
-
-    Raises:
-        ConfigError: one is.
-    """
+    """Check that no setting of a step is given for the whole job. Raises ConfigError: one is."""
     default = JobSettings(job.source, job.sink)
     names = [name for name in PER_STEP if getattr(job, name) != getattr(default, name)]
     if given := job.config.given() + names:

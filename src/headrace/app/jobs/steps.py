@@ -223,11 +223,7 @@ def _begun(target: Target) -> str | None:
 
 
 def read_manifest(target: Target) -> Manifest | None:
-    """The steps of the job that writes this output; None if there are none.
-
-    Raises:
-        JobError: the file is damaged.
-    """
+    """The steps of the job that writes this output; None if there are none. Raises JobError: the file is damaged."""
     path = _manifest(target)
     try:
         found = json.loads(as_os_errors(path.read_text)(encoding="utf-8"))

@@ -73,11 +73,7 @@ class BatchModel:
 
 
 class BatchApi:
-    """The Batch API of a server.
-
-    Raises:
-        ConfigError: the folder cannot be made.
-    """
+    """The Batch API of a server. Raises ConfigError: the folder cannot be made."""
 
     def __init__(self, state: Path, models: Sequence[BatchModel], limits: ServeLimits) -> None:
         try:

@@ -161,11 +161,7 @@ class RayWorkers:
         return chosen
 
     def start(self) -> RayWorker:
-        """Start another worker.
-
-        Raises:
-            BrokenOffError: the connection to the cluster is lost.
-        """
+        """Start another worker. Raises BrokenOffError: the connection to the cluster is lost."""
         _check_connected()
         self._started.append(RayWorker(self._actor_class.remote(self._spec)))
         return self._started[-1]

@@ -227,11 +227,7 @@ def config_from(given: Mapping[str, Any]) -> EngineConfig:
 
 
 def merged_options(explicit: Mapping[str, object] | None, keywords: Mapping[str, object]) -> dict[str, object]:
-    """Merge options given as a mapping and as keyword arguments.
-
-    Raises:
-        ConfigError: an option is given both ways.
-    """
+    """Merge options given as a mapping and as keyword arguments. Raises ConfigError: an option is given both ways."""
     given: object = explicit or {}
     if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
         raise ConfigError(f"``engine_options`` is {shown(explicit)}; it must be a mapping of options by name")

@@ -74,11 +74,7 @@ def served_names(config: EngineConfig) -> tuple[str, ...]:
 
 
 def remote_model_of(config: EngineConfig) -> RemoteModel | None:
-    """The model if it must be downloaded.
-
-    Raises:
-        ConfigError: its name has a wrong form.
-    """
+    """The model if it must be downloaded. Raises ConfigError: its name has a wrong form."""
     if config.model is None:
         return None
     # With a commit, it was resolved elsewhere: a folder of that name on this machine is another model.

@@ -96,11 +96,7 @@ class PromptSettings:
 
     @classmethod
     def of(cls, options: LanguageModelOptions) -> PromptSettings:
-        """The settings among an engine's options.
-
-        Raises:
-            ConfigError: an option is out of range.
-        """
+        """The settings among an engine's options. Raises ConfigError: an option is out of range."""
         long = options.long_prompts()
         return cls(options.sampling(), options, options.tool_use(), options.example_messages(), options.seed, long)
 
@@ -110,11 +106,7 @@ class _TooLongError(RecordError):
 
 
 def folder_of(model: str | Path | None) -> Path:
-    """The folder of the model; None for the arithmetic model.
-
-    Raises:
-        ConfigError: no such folder.
-    """
+    """The folder of the model; None for the arithmetic model. Raises ConfigError: no such folder."""
     name = None if model is None else str(model)
     return ARITHMETIC if name in (None, "arithmetic") else find_folder(name)
 

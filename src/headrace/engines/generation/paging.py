@@ -178,11 +178,7 @@ def choose_size(  # noqa: PLR0913 - one caller
 
 
 def open_cache(lm: CausalLM, shapes: Sequence[AttentionShape], size: CacheSize) -> PagedModel:
-    """The model with its cache.
-
-    Raises:
-        EngineError: the device has no room.
-    """
+    """The model with its cache. Raises EngineError: the device has no room."""
     what = f"a cache of {size.pages * PAGE:,} tokens"
     try:
         with running(lm.device, lambda: what):
@@ -194,11 +190,7 @@ def open_cache(lm: CausalLM, shapes: Sequence[AttentionShape], size: CacheSize) 
 
 
 def check_length(lm: CausalLM) -> None:
-    """Check that no answer changes how the others are computed.
-
-    Raises:
-        CannotBatchError: an answer may.
-    """
+    """Check that no answer changes how the others are computed. Raises CannotBatchError: an answer may."""
     switch = switches_at(lm.model.config)
     if switch is not None and switch < lm.max_model_len:
         raise CannotBatchError(

@@ -131,11 +131,7 @@ class StaticGenerationEngine(TokenizedEngine):
 
 
 def trial_of(lm: CausalLM) -> Trial:
-    """What a model answers alone.
-
-    Raises:
-        EngineError: it cannot answer a prompt at all.
-    """
+    """What a model answers alone. Raises EngineError: it cannot answer a prompt at all."""
     try:
         with model_code():
             return Trial(lm, partial(generate, lm))

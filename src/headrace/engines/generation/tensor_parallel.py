@@ -81,11 +81,7 @@ class Ranks:
             torch.set_num_threads(each)
 
     def wait_until_loaded(self) -> None:
-        """Wait for the other ranks to load their parts.
-
-        Raises:
-            EngineError: one of them cannot.
-        """
+        """Wait for the other ranks to load their parts. Raises EngineError: one of them cannot."""
         self._wait()
 
     @contextmanager

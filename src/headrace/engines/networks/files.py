@@ -28,11 +28,7 @@ _holder: tuple[Path, float] | None = None
 
 
 def load_config(folder: Path, *, trust_remote_code: bool = False) -> PretrainedConfig:
-    """A model's config.json.
-
-    Raises:
-        EngineError: it cannot be loaded.
-    """
+    """A model's config.json. Raises EngineError: it cannot be loaded."""
     with reading(folder):
         return AutoConfig.from_pretrained(str(folder), local_files_only=True, trust_remote_code=trust_remote_code)
 
@@ -57,11 +53,7 @@ def load_tokenizer(
 
 
 def check_fast(folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Check that a tokenizer is one of the library tokenizers.
-
-    Raises:
-        EngineError: it is not.
-    """
+    """Check that a tokenizer is one of the library tokenizers. Raises EngineError: it is not."""
     if not getattr(tokenizer, "is_fast", False):
         raise EngineError(f"the model in {folder} has no fast tokenizer (tokenizer.json)")
 
@@ -79,11 +71,7 @@ def reading(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def one_line_errors(folder: Path) -> Iterator[None]:
-    """Name the model that cannot be loaded.
-
-    Raises:
-        EngineError: the body failed at its files.
-    """
+    """Name the model that cannot be loaded. Raises EngineError: the body failed at its files."""
     try:
         yield
     except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:

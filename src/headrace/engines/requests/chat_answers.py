@@ -74,11 +74,7 @@ class ChatHabits:
         return list(request.tools.given) if request.tools is not None and self.takes_tools else None
 
     def check_told(self, request: Request, text: str) -> None:
-        """Refuse a chat whose template leaves out its tools.
-
-        Raises:
-            RecordError: it does.
-        """
+        """Refuse a chat whose template leaves out its tools. Raises RecordError: it does."""
         for name in request.tools.schemas if request.tools is not None else ():
             if name not in text:
                 raise RecordError(f"the model's chat template has no place for the tool {name!r}", param="tools")
@@ -116,11 +112,7 @@ class ChatHabits:
 
 
 def template_arguments(request: Request) -> dict[str, Json]:
-    """What the request says to the chat template.
-
-    Raises:
-        RecordError: it is no object, or says what the server says.
-    """
+    """What the request says to the chat template. Raises RecordError: it is no object, or says what the server says."""
     given: Json = request.extra.get(TEMPLATE_FIELD) or {}
     if not isinstance(given, dict) or not set(given).isdisjoint(_OURS):
         raise RecordError(

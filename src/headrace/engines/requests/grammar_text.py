@@ -29,11 +29,7 @@ _NAMES = {"json": "schema", "regex": "regular expression", "choice": "list of ch
 
 
 def grammar_of(structure: Structure) -> str:
-    """The form as llguidance takes it.
-
-    Raises:
-        MissingExtraError: llguidance is not installed.
-    """
+    """The form as llguidance takes it. Raises MissingExtraError: llguidance is not installed."""
     matcher = require("llguidance", "structured", _WHAT).LLMatcher
     match structure.kind:
         case "json":

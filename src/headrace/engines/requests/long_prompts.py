@@ -182,11 +182,7 @@ class PromptSplitter:
         self._engine = engine
 
     def prepare(self, request: object, place: Place) -> Prepared[object]:
-        """The request, or its chunks.
-
-        Raises:
-            RecordError: it is invalid, or cannot be split.
-        """
+        """The request, or its chunks. Raises RecordError: it is invalid, or cannot be split."""
         if self._engine.count(request) <= self._engine.room(request):
             return self._engine.whole(request, place)
         chunks = [self._engine.whole(chunk, place) for chunk in self._chunks(request)]

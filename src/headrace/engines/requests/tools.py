@@ -61,11 +61,7 @@ def tools_in(body: Mapping[str, object], default: ToolUse | None = None) -> Tool
 
 
 def checked_tools(given: Json) -> tuple[Json, ...]:
-    """The tools of a request, checked.
-
-    Raises:
-        RecordError: a tool has another shape, or two have one name.
-    """
+    """The tools of a request, checked. Raises RecordError: a tool has another shape, or two have one name."""
     if not isinstance(given, Sequence) or isinstance(given, str):
         raise RecordError(f"tools is {shown(given)}: it must be a list, such as [{_EXAMPLE}]", param="tools")
     names: set[str] = set()

@@ -45,11 +45,7 @@ class Vocabulary:
     _tokenizer: Tokenizer
 
     def detokenize(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
-        """The text of ids.
-
-        Raises:
-            RecordError: an id is not in the vocabulary.
-        """
+        """The text of ids. Raises RecordError: an id is not in the vocabulary."""
         self.token_strings(ids)
         text: str = self._tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens)
         return text
@@ -59,22 +55,14 @@ class Vocabulary:
 
 
 def check_ids(tokenizer: Tokenizer, ids: Sequence[int], param: str | None = None) -> None:
-    """Check that the tokenizer knows each id.
-
-    Raises:
-        RecordError: there is no id, or one is not in the vocabulary.
-    """
+    """Check that the tokenizer knows each id. Raises RecordError: there is no id, or one is not in the vocabulary."""
     if not ids:
         raise RecordError("the list of token ids is empty", param=param)
     token_strings(tokenizer, ids, param)
 
 
 def token_strings(tokenizer: Tokenizer, ids: Sequence[int], param: str | None = None) -> list[str]:
-    """The vocabulary's entry for each id.
-
-    Raises:
-        RecordError: an id is not in the vocabulary.
-    """
+    """The vocabulary's entry for each id. Raises RecordError: an id is not in the vocabulary."""
     strings: list[str] = []
     for one in ids:
         string = tokenizer.id_to_token(one) if 0 <= one < 1 << 32 else None

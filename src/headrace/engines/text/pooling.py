@@ -84,11 +84,7 @@ def pooling_of(
 
 
 def prompts_in(folder: Path, prompt_name: str | None, prompt: str | None) -> Prompts:
-    """The prompts in the folder's files.
-
-    Raises:
-        ConfigError: as `chosen_prompt`.
-    """
+    """The prompts in the folder's files. Raises ConfigError: as `chosen_prompt`."""
     told = _json(folder / "config_sentence_transformers.json") or {}
     named = {"query": "", "document": ""}  # which sentence-transformers gives every model
     named |= {str(name): str(text) for name, text in (told.get("prompts") or {}).items()}

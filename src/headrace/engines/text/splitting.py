@@ -74,11 +74,7 @@ class LongTexts:
 
 
 def not_split(on_too_long: TooLong) -> LongTexts:
-    """The choice for an engine that splits no texts.
-
-    Raises:
-        ConfigError: they are to be split.
-    """
+    """The choice for an engine that splits no texts. Raises ConfigError: they are to be split."""
     if on_too_long == "split":
         raise ConfigError(
             "``on_too_long`` is 'split', which this task or engine does not have; use 'truncate' or 'error'"

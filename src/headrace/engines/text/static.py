@@ -47,10 +47,6 @@ def profile(found: EngineProfile, max_model_len: int | None) -> EngineProfile:
 
 
 def check_dtype(dtype: str) -> None:
-    """Static embeddings take no time for arithmetic.
-
-    Raises:
-        ConfigError: another dtype than float32 is wanted.
-    """
+    """Static embeddings take no time for arithmetic. Raises ConfigError: another dtype than float32 is wanted."""
     if dtype not in ("auto", "float32"):
         raise ConfigError(f"``dtype`` is {dtype!r}; static embeddings run in float32: leave it out")

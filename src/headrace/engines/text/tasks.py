@@ -130,11 +130,7 @@ class Candidates:
         self.hypotheses = [template.replace("{}", label) for label in labels]
 
     def check_length(self, tokens: TextTokens) -> None:
-        """Check that every hypothesis leaves room for a text.
-
-        Raises:
-            ConfigError: a label is too long.
-        """
+        """Check that every hypothesis leaves room for a text. Raises ConfigError: a label is too long."""
         for label, hypothesis in zip(self.labels, self.hypotheses, strict=True):
             if tokens.length("", hypothesis) >= tokens.max_model_len:
                 raise ConfigError(
@@ -150,11 +146,7 @@ def classifier(network: Network, tokens: TextTokens, config: ModelConfig, top_la
 
 
 def scorer(network: Network, tokens: TextTokens, config: ModelConfig) -> TextEngine:
-    """Create a cross-encoder: one score per pair.
-
-    Raises:
-        ConfigError: as `score_head`.
-    """
+    """Create a cross-encoder: one score per pair. Raises ConfigError: as `score_head`."""
     engine = TextEngine(network, tokens, *score_head(config))
     check_columns(engine.width, label_names(config))
     return engine

@@ -129,11 +129,7 @@ def check_valid_pt2_backend(backend: str) -> bool:
 
 
 def import_class(class_name: str, module_prefix: str | None = None) -> object:
-    """Import a class by its qualified name.
-
-    Raises:
-        ImportError: there is no such class.
-    """
+    """Import a class by its qualified name. Raises ImportError: there is no such class."""
     module, _, name = class_name.rpartition(".")
     place = ".".join(part for part in (module_prefix, module) if part)
     if not place:

@@ -79,11 +79,7 @@ class ImageInputs:
         return [self._prepare(value) for value in inputs]
 
     def sample(self) -> Pixels:
-        """A test image.
-
-        Raises:
-            RecordError: the model's images have more pixels than allowed.
-        """
+        """A test image. Raises RecordError: the model's images have more pixels than allowed."""
         return self._by_processor(_test_image(320, 240))
 
     def _prepare(self, value: object) -> Prepared[Pixels] | Exception:

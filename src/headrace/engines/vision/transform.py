@@ -119,11 +119,7 @@ class ImageTransform:
             raise RecordError("the image is too large for this machine's memory") from error
 
     def resized(self, image: Image.Image) -> RawPixels:
-        """Pixels of an image in RGB.
-
-        Raises:
-            RecordError: resizing would make it too large.
-        """
+        """Pixels of an image in RGB. Raises RecordError: resizing would make it too large."""
         size = self._size_for(image.width, image.height)
         return self._cropped(self._resized(image, size, image.size))
 
@@ -281,11 +277,7 @@ def _values_of(image: Image.Image) -> RawPixels:
 
 
 def file_of(value: object) -> Path | io.BytesIO:
-    """The file or bytes of an image.
-
-    Raises:
-        RecordError: the value is neither a path nor bytes.
-    """
+    """The file or bytes of an image. Raises RecordError: the value is neither a path nor bytes."""
     if isinstance(value, dict):  # the format of Hugging Face datasets
         value = value.get("bytes") or value.get("path")
     if isinstance(value, (bytes, bytearray, memoryview)):

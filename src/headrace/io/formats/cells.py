@@ -154,11 +154,7 @@ def runs_of(values: Sequence[Any]) -> list[pa.Array | list[object]]:
 
 
 def exact_values(column: Column) -> Sequence[object]:
-    """The values of a column as Python objects.
-
-    Raises:
-        Exception: Python cannot hold one of them as it is.
-    """
+    """The values of a column as Python objects. Raises Exception: Python cannot hold one of them as it is."""
     values: Sequence[object] = objects_exactly(column) if is_arrow(column) else column
     return values
 
@@ -208,11 +204,7 @@ def taken(column: pa.Array, places: Sequence[int]) -> pa.Array:
 
 
 def objects_exactly(values: Any) -> Any:
-    """The Python objects of an Arrow array or scalar.
-
-    Raises:
-        Exception: Python cannot hold one of them as it is.
-    """
+    """The Python objects of an Arrow array or scalar. Raises Exception: Python cannot hold one of them as it is."""
     narrow = _in_microseconds(values.type)
     if narrow is not None:
         values.cast(narrow)  # raises where `as_py` would cut

@@ -44,11 +44,7 @@ class CsvTable(TextTable):
 
 
 def fields(text: bytes, delimiter: str) -> list[str]:
-    """The fields of a row.
-
-    Raises:
-        csv.Error: its quotes are wrong.
-    """
+    """The fields of a row. Raises csv.Error: its quotes are wrong."""
     lines = [f"{line}\n" for line in text.decode(errors="surrogateescape").split("\n")]
     return next(csv.reader(lines, delimiter=delimiter, strict=True))
 

@@ -245,11 +245,7 @@ class ArrowFormat(_TableFormat):
 
 
 def check_names(names: Sequence[object], table: str) -> None:
-    """Check that the names can be the keys of a dict.
-
-    Raises:
-        ConfigError: a name is not text, or occurs twice.
-    """
+    """Check that the names can be the keys of a dict. Raises ConfigError: a name is not text, or occurs twice."""
     for name in names:
         if not isinstance(name, str):
             raise ConfigError(

@@ -46,11 +46,7 @@ def row_of(ok: Ok, column: str) -> dict[str, object]:
 
 
 def plain_row(ok: Ok, column: str) -> dict[str, object]:
-    """The same with values as all formats take them.
-
-    Raises:
-        RecordError: a value has no meaning in a file.
-    """
+    """The same with values as all formats take them. Raises RecordError: a value has no meaning in a file."""
     row: dict[str, object] = {"id": ok.record.id}
     for name, value in (ok.record.data or {}).items():
         row[name] = value if type(value) is str else plain(value, f"column {name!r}")

@@ -103,11 +103,7 @@ class TableSink(SinkPlugin):
     extra: str = ""
 
     def target(self, name: str, format: str | None) -> Target:  # noqa: A002 - the flag's own word
-        """The table that an address names.
-
-        Raises:
-            ConfigError: it names none, or there is a format.
-        """
+        """The table that an address names. Raises ConfigError: it names none, or there is a format."""
         if format not in (None, TABLE):
             raise ConfigError(f"a table has no output format: leave out {format!r}")
         address = parse_table(name, self.word)

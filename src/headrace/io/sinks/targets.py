@@ -178,11 +178,7 @@ def _endings() -> str:
 
 
 def refuse_output_in_input(source: str | Path, target: Target) -> None:
-    """Check that the output would not be read as input.
-
-    Raises:
-        ConfigError: it would.
-    """
+    """Check that the output would not be read as input. Raises ConfigError: it would."""
     if is_remote(target.place) or not str(source):
         return
     given, real = Path(source), os.path.realpath(source)
@@ -206,11 +202,7 @@ def _matches(names: Sequence[str], pattern: Sequence[str]) -> bool:
 
 
 def openai_writer(target: Target, url: str, on_nan: OnNan = "null") -> PartWriter:
-    """The writer for the responses to an OpenAI batch file.
-
-    Raises:
-        ConfigError: the target is not plain JSON Lines.
-    """
+    """The writer for the responses to an OpenAI batch file. Raises ConfigError: the target is not plain JSON Lines."""
     if target.format != "jsonl" or target.compression:
         raise ConfigError(f"cannot write {target}: the answer to an OpenAI batch file ends in .jsonl")
     return OpenAIWriter(url, on_nan)

@@ -73,11 +73,7 @@ def anchor_of(pattern: Path) -> Path:
 
 
 def is_store_folder(place: Path) -> bool:
-    """Whether a remote location is a folder.
-
-    Raises:
-        ConfigError: the store does not respond.
-    """
+    """Whether a remote location is a folder. Raises ConfigError: the store does not respond."""
     fs, address = store(place)
     return bool(_ask(fs.isdir, address))
 

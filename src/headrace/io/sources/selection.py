@@ -24,11 +24,7 @@ _RUN = 4096
 
 
 def parse_shard(text: str) -> tuple[int, int]:
-    """`i/n` as two numbers.
-
-    Raises:
-        ConfigError: it is not of that form.
-    """
+    """`i/n` as two numbers. Raises ConfigError: it is not of that form."""
     index, slash, count = text.partition("/")
     if not (slash and index.isdecimal() and count.isdecimal()):
         raise ConfigError(f"``shard`` is {text!r}; write i/n, such as 0/4 for the first of four")

@@ -140,11 +140,7 @@ class SeenIds:
             self._looked_s += time.monotonic() - now
 
     def look(self) -> None:
-        """Compare new ids with all earlier ones.
-
-        Raises:
-            JobError: an id is duplicated.
-        """
+        """Compare new ids with all earlier ones. Raises JobError: an id is duplicated."""
         for position in self._seen.look():
             self._confirm(position)
         if self._seen.is_full:
@@ -231,11 +227,7 @@ class Unseen:
 
 
 def numpy_or_refuse() -> ModuleType:
-    """NumPy, which the check needs.
-
-    Raises:
-        MissingExtraError: it is not installed.
-    """
+    """NumPy, which the check needs. Raises MissingExtraError: it is not installed."""
     module: ModuleType = require(
         "numpy", "io", "checking for duplicate ids", '; or give ``id_column=""`` to use positions as ids'
     )

@@ -80,11 +80,7 @@ def is_address(name: object) -> bool:
 
 
 def parse_address(name: str) -> Address:
-    """The database that an address names.
-
-    Raises:
-        ConfigError: it is malformed.
-    """
+    """The database that an address names. Raises ConfigError: it is malformed."""
     scheme = scheme_of(name)
     assert scheme is not None, "checked by `is_address`"
     refusal = ConfigError(  # which must not repeat a password

@@ -31,11 +31,7 @@ class InputFile:
     """The encoding of its text; None for UTF-8."""
 
     def open(self) -> BinaryIO:
-        """Open for reading, seekable.
-
-        Raises:
-            JobError: the file is missing or has changed.
-        """
+        """Open for reading, seekable. Raises JobError: the file is missing or has changed."""
         self.check()
         if not is_remote(self.path):
             return self.path.open("rb")
@@ -80,11 +76,7 @@ class InputFile:
 
 
 def look_at(path: Path) -> InputFile:
-    """The current metadata of a file.
-
-    Raises:
-        ConfigError: it is missing, unreadable, or not a regular file.
-    """
+    """The current metadata of a file. Raises ConfigError: it is missing, unreadable, or not a regular file."""
     try:
         if is_remote(path):
             info = facts(path)

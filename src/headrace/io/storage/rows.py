@@ -87,19 +87,11 @@ class FileFormat:
         raise NotImplementedError
 
     def count(self, file: InputFile) -> int | None:  # noqa: ARG002 - subclasses need it
-        """The number of rows, if known without reading the file.
-
-        Raises:
-            ConfigError: the file is damaged.
-        """
+        """The number of rows, if known without reading the file. Raises ConfigError: the file is damaged."""
         return None
 
     def delimited(self, delimiter: str) -> FileFormat:  # noqa: ARG002 - subclasses need it
-        """The same format with another mark between the fields of a row.
-
-        Raises:
-            ConfigError: it has no such mark.
-        """
+        """The same format with another mark between the fields of a row. Raises ConfigError: it has no such mark."""
         raise ConfigError(f"``input_delimiter`` is for csv, and the input is {self.name}: leave it out")
 
     def in_columns(self, names: Sequence[str]) -> FileFormat:  # noqa: ARG002 - subclasses need it

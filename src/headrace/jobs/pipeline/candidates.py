@@ -23,11 +23,7 @@ class QueryDocuments(NamedTuple):
 
 
 def documents_of(value: object, column: str) -> list[object]:
-    """The documents in a column of a row.
-
-    Raises:
-        RecordError: it is no list of texts.
-    """
+    """The documents in a column of a row. Raises RecordError: it is no list of texts."""
     found = value.tolist() if hasattr(value, "tolist") else value
     if not isinstance(found, (list, tuple)):
         given = "null" if value is None else kind_of(value)

@@ -240,11 +240,7 @@ class Tally:
         return min(max(least, JUDGED_SHARE * total), most)
 
     def check(self) -> None:
-        """Check the error rate now.
-
-        Raises:
-            TooManyErrorsError: more than the allowed fraction has failed.
-        """
+        """Check the error rate now. Raises TooManyErrorsError: more than the allowed fraction has failed."""
         limit = self._limits.max_error_rate
         if self.failed > limit * self._known:
             raise TooManyErrorsError(

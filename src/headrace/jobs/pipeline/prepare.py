@@ -121,11 +121,7 @@ class Columns:
         return Record(record.position, self.id_of(record), self.kept(record))
 
     def id_of(self, record: Record) -> object:
-        """The id of a record.
-
-        Raises:
-            RecordError: it is missing, or neither text nor an integer.
-        """
+        """The id of a record. Raises RecordError: it is missing, or neither text nor an integer."""
         if self.id is None:
             return record.id
         value = _value(record, self.id)
@@ -163,20 +159,12 @@ class Columns:
         return value, second
 
     def fields_of(self, record: Record) -> dict[str, str]:
-        """The text of each field of the template.
-
-        Raises:
-            RecordError: see `input_of`.
-        """
+        """The text of each field of the template. Raises RecordError: see `input_of`."""
         names = template_fields(self.template) if self.template is not None else ()
         return {name: field_text(record.data, name) for name in names}
 
     def kept(self, record: Record) -> Mapping[str, object] | None:
-        """The columns to copy; null for one that the record lacks.
-
-        Raises:
-            RecordError: one cannot be read.
-        """
+        """The columns to copy; null for one that the record lacks. Raises RecordError: one cannot be read."""
         return {name: kept_value(record.data, name, exact=self.exact) for name in self.keep} if self.keep else None
 
 

@@ -29,11 +29,7 @@ class SuspectFailures:
         self._held: list[Outcome] = []
 
     def judged(self, error: ProcessTimeoutError) -> ProcessTimeoutError:
-        """The error for the record.
-
-        Raises:
-            BrokenOffError: the engine hangs; only a new process can continue.
-        """
+        """The error for the record. Raises BrokenOffError: the engine hangs; only a new process can continue."""
         if self._timeout_s is None:  # from an engine or engine process with a limit of its own
             return error
         limit = f"{self._timeout_s:g} s (``engine_timeout_s``)"

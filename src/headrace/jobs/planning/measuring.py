@@ -11,11 +11,7 @@ from headrace.jobs.pipeline.work import Work
 
 
 def timed(engine: BatchEngine, batch: Sequence[Work]) -> tuple[Sequence[object], float]:
-    """The outputs of a batch, and its seconds.
-
-    Raises:
-        Exception: whatever the engine raises.
-    """
+    """The outputs of a batch, and its seconds. Raises Exception: whatever the engine raises."""
     started = time.perf_counter()
     outputs = engine.forward([item.payload for item in batch])
     return outputs, time.perf_counter() - started

@@ -399,11 +399,7 @@ class JobOutput:
             self.windows.clear()
 
     def read_state(self) -> JobState | None:
-        """The state of the job; None if there is none.
-
-        Raises:
-            JobError: it cannot be read.
-        """
+        """The state of the job; None if there is none. Raises JobError: it cannot be read."""
         return read_state(self._state)
 
     def begun_with_model(self) -> ModelState | None:

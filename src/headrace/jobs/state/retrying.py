@@ -38,11 +38,7 @@ class DeadLetters:
     """The dead letters of a finished job, by position."""
 
     def __init__(self, errors: Path, expected: int) -> None:
-        """Read them.
-
-        Raises:
-            ConfigError: they are not the ones that the job wrote.
-        """
+        """Read them. Raises ConfigError: they are not the ones that the job wrote."""
         found: list[tuple[int, int, int]] = []
         try:
             with errors.open("rb") as lines:

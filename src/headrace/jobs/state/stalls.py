@@ -21,11 +21,7 @@ class StallDetector:
         self._path = work / "standstill.json"
 
     def judge(self, todo: Pass, error: BrokenOffError) -> None:
-        """Count a run that failed.
-
-        Raises:
-            JobError: too many runs in a row have committed nothing.
-        """
+        """Count a run that failed. Raises JobError: too many runs in a row have committed nothing."""
         try:
             done = todo.records_now()
             runs = 1 if done > todo.done else self._runs_at(done) + 1

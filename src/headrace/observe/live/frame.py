@@ -140,11 +140,7 @@ def shares(seconds: Mapping[Cause, float]) -> dict[Cause, float]:
 
 
 def parse_frame(text: str | bytes) -> Frame:
-    """The frame in JSON text.
-
-    Raises:
-        ValueError: it is none, or of another version.
-    """
+    """The frame in JSON text. Raises ValueError: it is none, or of another version."""
     try:
         content = json.loads(text)
     except RecursionError:

@@ -42,11 +42,7 @@ class ReportedJob:
 
 
 def check_installed() -> None:
-    """Check that the page can be drawn.
-
-    Raises:
-        MissingExtraError: a library is missing.
-    """
+    """Check that the page can be drawn. Raises MissingExtraError: a library is missing."""
     for library in ("jinja2", "vl_convert"):
         require(library, "report", "the report page")
 
@@ -86,11 +82,7 @@ def render(jobs: Sequence[ReportedJob], price: float | None = None) -> str:
 
 
 def environment() -> jinja2.Environment:
-    """What fills in the templates. It escapes all values.
-
-    Raises:
-        MissingExtraError: a library is missing.
-    """
+    """What fills in the templates. It escapes all values. Raises MissingExtraError: a library is missing."""
     check_installed()
     import jinja2
 

@@ -73,11 +73,7 @@ def batches_table(account: Account, batches: int) -> pa.Table:
 
 
 def failures_table(kept: Sequence[RecordFailed], failed: int) -> pa.Table:
-    """Failed records, one a row.
-
-    Raises:
-        ModuleNotFoundError: pyarrow is not installed.
-    """
+    """Failed records, one a row. Raises ModuleNotFoundError: pyarrow is not installed."""
     import pyarrow as arrow
 
     _tell_left_out(len(kept), failed, "failed records, the first ones")

@@ -196,11 +196,7 @@ def _added(one: Any, other: Any) -> Any:
 
 
 def write(path: Path, runs: Sequence[str]) -> None:
-    """Replace the file by one with these runs, each as JSON text.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Replace the file by one with these runs, each as JSON text. Raises OSError: it cannot be written."""
     head = f'{{"format": "{_FORMAT}", "version": {VERSION}, "runs": ['
     with atomic_file(path) as file:
         file.write((head + ",\n".join(runs) + "]}\n").encode())

@@ -53,11 +53,7 @@ class PreparedLine:
     """Makes one body of all outputs; None for outputs that the writer of the file puts into a body."""
 
     def answers(self, outputs: Sequence[Any]) -> Answers:
-        """The output of the line.
-
-        Raises:
-            RecordError: an output cannot be formatted as the line asks.
-        """
+        """The output of the line. Raises RecordError: an output cannot be formatted as the line asks."""
         truncated = tuple(index for index, part in enumerate(self.parts) if part.truncated)
         if self.make_body is not None:
             return Answers([self.make_body(Outputs(outputs, sum(part.cost for part in self.parts), truncated))])

@@ -9,11 +9,7 @@ from headrace.errors import ConfigError
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A socket bound to the address, which does not listen yet.
-
-    Raises:
-        ConfigError: the address cannot be bound.
-    """
+    """A socket bound to the address, which does not listen yet. Raises ConfigError: the address cannot be bound."""
     listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:

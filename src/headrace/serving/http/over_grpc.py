@@ -70,11 +70,7 @@ class GrpcServer:
         self._server: grpc.aio.Server | None = None
 
     async def start(self) -> str:
-        """Start to listen; returns the address.
-
-        Raises:
-            ConfigError: the address or a file of TLS cannot be used.
-        """
+        """Start to listen; returns the address. Raises ConfigError: the address or a file of TLS cannot be used."""
         options = [
             ("grpc.max_receive_message_length", self._most_bytes),
             ("grpc.max_send_message_length", -1),

@@ -117,11 +117,7 @@ class DrainingServer(uvicorn.Server):
                 await self.serve(sockets=[listener])
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start to listen and call `on_ready`.
-
-        Raises:
-            ConfigError: gRPC cannot be served.
-        """
+        """Start to listen and call `on_ready`. Raises ConfigError: gRPC cannot be served."""
         also = [] if self._grpc is None else [await self._grpc.start()]
         await super().startup(sockets)
         if self._on_ready is not None and self.started and sockets:

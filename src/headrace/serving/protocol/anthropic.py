@@ -51,11 +51,7 @@ class CountTokensRequest(RequestFields):
     timeout: Seconds | None = None
 
     def chat(self) -> list[JsonObject]:
-        """The messages as OpenAI's API has them.
-
-        Raises:
-            ApiError: 400 for a block that no model here takes.
-        """
+        """The messages as OpenAI's API has them. Raises ApiError: 400 for a block that no model here takes."""
         if self.thinking is not None and self.thinking.get("type") != "disabled":
             message = f"thinking is {shown(self.thinking)}: no engine here takes it; leave it out"
             raise ApiError(400, message, code="invalid_value", param="thinking")

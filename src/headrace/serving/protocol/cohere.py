@@ -137,11 +137,7 @@ def usage(answer: GeneratorAnswer) -> JsonObject:
 
 
 def in_type(vectors: Sequence[VectorNumbers], wanted: EmbeddingType) -> list[object]:
-    """Vectors in a type of numbers.
-
-    Raises:
-        RecordError: a vector holds NaN or an infinity.
-    """
+    """Vectors in a type of numbers. Raises RecordError: a vector holds NaN or an infinity."""
     if wanted == "float":
         return list(vectors)
     if wanted == "base64":

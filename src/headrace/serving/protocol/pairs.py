@@ -18,11 +18,7 @@ class ScoreRequest(TextsRequest):
     text_2: TextOrTexts
 
     def pairs(self) -> list[tuple[str, str]]:
-        """The pairs of texts.
-
-        Raises:
-            ApiError: 400 for lists of different lengths.
-        """
+        """The pairs of texts. Raises ApiError: 400 for lists of different lengths."""
         first, second = texts_of(self.text_1), texts_of(self.text_2)
         if isinstance(self.text_1, str):
             first = first * len(second)

@@ -23,11 +23,7 @@ class TokenizeRequest(RequestFields):
     return_token_strs: bool | None = None
 
     def value(self) -> str | list[JsonObject]:
-        """The prompt or the messages.
-
-        Raises:
-            ApiError: 400 for both or neither.
-        """
+        """The prompt or the messages. Raises ApiError: 400 for both or neither."""
         given = self.prompt if self.messages is None else self.messages
         if given is None or (self.prompt is not None and self.messages is not None):
             raise ApiError(400, "give either prompt or messages", code="missing", param="prompt")

@@ -39,11 +39,7 @@ class BatchEntry(RequestFields):
     params: JsonObject
 
     def line(self, place: str) -> str:
-        """The request as a line of a batch file.
-
-        Raises:
-            ApiError: 400 for a field that is not valid.
-        """
+        """The request as a line of a batch file. Raises ApiError: 400 for a field that is not valid."""
         try:
             asked = MessagesRequest.of(self.params)
             asked.refuse_unknown()

@@ -51,11 +51,7 @@ def router(state: ServerState) -> APIRouter:
 
 
 def tokenizing(state: ServerState) -> TokenizingEngine:
-    """The engine, if it makes tokens.
-
-    Raises:
-        ApiError: 404 if it does not.
-    """
+    """The engine, if it makes tokens. Raises ApiError: 404 if it does not."""
     engine = TOKENIZING.of(state.service.engine)
     if engine is None:
         raise ApiError(404, "the engine of this server does not give its tokens", code="no_tokenizer")
