@@ -129,6 +129,7 @@ def _waited_for(look: Callable[[], Frame], what: str, interval: float) -> Frame:
 
 
 def _next(look: Callable[[], Frame], before: Frame) -> Frame:
+    """The next frame, or the last one if there is none for the moment."""
     try:
         return look()
     except ConfigError:

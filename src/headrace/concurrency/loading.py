@@ -84,5 +84,6 @@ async def _at_most(seconds: float | None) -> AsyncIterator[None]:
 
 
 def _close(model: object) -> None:
+    """Close a model or a generator whose loading took too long."""
     if callable(close := getattr(model, "close", None)):
         close()

@@ -188,6 +188,7 @@ class HubModel:
         return self._refusal(error) or self._failure(error)
 
     def _refusal(self, error: Exception) -> ConfigError | None:
+        """An error for an answer of the hub that would be the same next time."""
         hub = _library()
         endpoint, has_token = hub.constants.ENDPOINT, hub.get_token() is not None
         log_in = "log in (hf auth login) or set HF_TOKEN"

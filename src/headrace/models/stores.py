@@ -79,6 +79,7 @@ class StoredModel:
             return None
 
     def _folder(self, commit: str) -> Path:
+        """Where the files of this commit are kept, as the XDG Base Directory Specification says."""
         base = Path(os.environ.get("XDG_CACHE_HOME", ""))
         address = hashlib.blake2b(self.typed.rstrip("/").encode(), digest_size=8).hexdigest()
         return (base if base.is_absolute() else Path.home() / ".cache") / "headrace" / "models" / address / commit

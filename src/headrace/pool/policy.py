@@ -178,6 +178,7 @@ def _victims(model: ModelView, loaded: Sequence[ModelView], missing: float) -> t
 
 
 def _may_go_at(loaded: ModelView, waiting: ModelView) -> float:
+    """When a loaded model may be unloaded to make room for another."""
     behind = loaded.background_use and waiting.waiting_since is None
     resides_until = loaded.loaded_at + RESIDENCY * loaded.load_s
     with_requests = max(resides_until, waiting.deadline)

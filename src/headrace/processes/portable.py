@@ -76,5 +76,6 @@ def _movable(result: object, refusal: type[Exception]) -> object:
 
 
 def _there_and_back(value: object) -> tuple[bytes, object]:
+    """The value as bytes, and made of them again. Both run methods of the user's classes."""
     packed = pickle.dumps(value, protocol=5)
     return packed, pickle.loads(packed)

@@ -122,6 +122,7 @@ def _release(opened: Source) -> None:
 def _checked(
     settings: JobSettings, opened: Source, target: Target, undo: contextlib.ExitStack, *, own_engine: bool
 ) -> Plan:
+    """The plan. What must be undone if `check` raises is added to `undo`."""
     source = opened
     left_out = tuple(source.left_out) if isinstance(source, (FileSource, ImageSource)) else ()
     url = openai.url_of(source)

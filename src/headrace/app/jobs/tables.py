@@ -148,6 +148,7 @@ def _is_number(kind: pa.DataType) -> bool:
 
 
 def _frame(table: pa.Table) -> pd.DataFrame:
+    """The table as a DataFrame. Null rows of objects do not turn the integers in other rows into floats."""
     import pyarrow as pa
 
     try:

@@ -212,6 +212,7 @@ def _service(
 def _shared_service(
     settings: ServerSettings, server: ServerState, account: ServerAccount, loaded: RunningModel
 ) -> Service:
+    """The service of a loaded model, whose batches serve others too."""
     service: Service | None = None
 
     def heard(event: Event) -> None:

@@ -160,6 +160,7 @@ class _GrowthShares:
         return bisect_right(self._sorted, share) if share > 0 else 0
 
     def _sums_to(self) -> list[float]:
+        """The sums of the shortest ones, from none to all."""
         if self._sums is None:
             self._sums = [0.0, *accumulate(self._sorted)]
         return self._sums

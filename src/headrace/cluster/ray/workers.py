@@ -304,6 +304,7 @@ class RayWorker:
 
 
 def _brief(error: Exception) -> str:
+    """Ray's error message in one line, without ids, common causes and tracebacks."""
     lines = [line.strip() for line in str(error).splitlines() if line and not line.startswith("\t")]
     if any(line.startswith("Traceback ") for line in lines):
         lines = [lines[0], lines[-1]]

@@ -86,6 +86,11 @@ def _exists(path: object) -> TypeGuard[str | Path]:
 
 
 def _file_stats(path: Path) -> Iterator[tuple[str, int, int]]:
+    """Name, size and modification time of a file, or of all files in a folder except hidden and compiled ones.
+
+    Raises:
+        LookupError: the folder holds too many files.
+    """
     found = [path] if path.is_file() else list(itertools.islice(path.rglob("*"), _MOST_FILES + 1))
     if len(found) > _MOST_FILES:
         raise LookupError(f"{path} holds too many files")

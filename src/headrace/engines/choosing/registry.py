@@ -330,6 +330,7 @@ def _listed(words: Sequence[str]) -> str:
 
 
 def _owners(option: str) -> dict[str, str]:
+    """The engines that have `option`, each with its first task."""
     owners: dict[str, str] = {}
     for kind in declared_engines():
         if option in (kind.names() or [one.name for one in declared(kind)]):

@@ -170,6 +170,7 @@ class PrefixCache:
         return True
 
     def _evict(self) -> int:
+        """Forget the page that was released first, which has no children."""
         node = next(iter(self._idle))
         del self._idle[node]
         self._forget(node)

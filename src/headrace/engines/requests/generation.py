@@ -280,6 +280,7 @@ def _tools(body: Mapping[str, object], default: ToolUse | None, structure: Struc
 
 
 def _refuse_tools(body: Mapping[str, object]) -> None:
+    """Refuse tools of a prompt, which no template writes into it."""
     if body.get("tools"):
         raise RecordError("tools go with messages, not with a prompt: send a chat", param="tools")
     if body.get("tool_choice") not in (None, "auto", "none"):

@@ -190,6 +190,7 @@ def _not_loaded(network: torch.nn.Module) -> list[str]:
 
 
 def _prompts(module: ModuleT, prompt_name: str | None, prompt: str | None) -> Prompts:
+    """The prompts of a model. If its pooling leaves out the prompt, it must be the same for all texts."""
     default = chosen_prompt(module.prompts, module.default_prompt_name, prompt_name, prompt)
     in_pooling = all(getattr(part, "include_prompt", True) for part in module)
     return Prompts(default, dict(module.prompts) if in_pooling else {})

@@ -128,6 +128,7 @@ class _Weighed:
         return torch.cat(found)
 
     def _head(self, states: torch.Tensor) -> torch.Tensor:
+        """The weight of each word for each token, of shape (tokens, words)."""
         token = _TILE.set(states[None])
         try:
             logits: torch.Tensor = self._module[0].model(input_ids=None, attention_mask=None).logits

@@ -59,6 +59,11 @@ class CsvWriter(LineWriter):
         return self._packed(b"".join([self._header, *map(self._row, outcomes)]))
 
     def encode_columns(self, pieces: Sequence[FinishedRows]) -> bytes | None:
+        """The header line and the rows of one part, given in columns: the same; None without orjson.
+
+        Raises:
+            Exception: a row cannot be written.
+        """
         if not has_columns():
             return None
         rows = [self._rows_of_columns(piece) for piece in pieces if len(piece)]

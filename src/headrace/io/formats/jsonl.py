@@ -75,6 +75,11 @@ class JsonlWriter(LineWriter):
         return self._packed(content) if content else content
 
     def encode_columns(self, pieces: Sequence[FinishedRows]) -> bytes | None:
+        """The lines of one part, given in columns: the same; None without orjson.
+
+        Raises:
+            Exception: a row cannot be written.
+        """
         if not has_columns():
             return None
         texts = [row_texts(self._json, piece, self._column) for piece in pieces if len(piece)]

@@ -34,7 +34,7 @@ class _HeldChunk:
 
 
 class Memory:
-    """Counts the bytes of rows, prepared payloads and outputs. Reading pauses at the limit.
+    """Counts the bytes of rows, prepared payloads and outputs. Reading pauses at `limit` bytes.
 
     Rows read together count as equally long. A single chunk may exceed the limit if nothing else is held.
     """

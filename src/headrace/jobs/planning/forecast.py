@@ -156,6 +156,7 @@ def pack(work: Sequence[Work], profile: EngineProfile) -> list[Sequence[Work]]:
 def _measure(
     engine: BatchEngine, batches: Sequence[Sequence[Work]], profile: EngineProfile, watch: MemoryWatch | None
 ) -> tuple[float, list[tuple[Work, object]]]:
+    """The estimated seconds of all these batches, and the outputs of those that were run."""
     chosen = sorted({round(n * (len(batches) - 1) / max(_MEASURED - 1, 1)) for n in range(_MEASURED)})
     timed(engine, batches[chosen[len(chosen) // 2]])
     line = CostLine()

@@ -145,6 +145,7 @@ class SortedWindow(_Committed):
 
     @property
     def done(self) -> Iterator[int]:
+        """The positions of the records, ascending. Not all are in memory at a time."""
         place, size = len(_MAGIC) + new_digest().digest_size, 8 * _READ_POSITIONS
         while True:
             with (self.path / ORDER).open("rb") as file:  # closed meanwhile: there may be many windows

@@ -150,6 +150,7 @@ class ServerSpans:
         self.flush = tracing.flush
 
     def begin(self, method: str, headers: Iterable[tuple[bytes, bytes]], request_id: str) -> RequestSpan | None:
+        """The span of a request; None if it is not sampled. Its parent is the span around it, or the client's."""
         inside = trace.get_current_span().get_span_context().is_valid
         span = self._tracer.start_span(
             method,

@@ -39,6 +39,7 @@ class ReportBuilder:
                 self._take_all()
 
     def _take_all(self) -> None:
+        """Take in the events that wait. The caller holds the lock."""
         events, self._waiting = self._waiting, []
         if self._accountant is None:
             timed = (event.at for event in events if not isinstance(event, RecordFailed))

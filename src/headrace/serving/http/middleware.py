@@ -278,6 +278,7 @@ class _Body:
             self._counted -= less
 
     async def receive(self) -> Message:
+        """Receive the next message. Raises ApiError: 413 for a body that is too long, 408 for one that is too slow."""
         if self._complete:
             return await self._receive()
         coming = self._receive().__await__()
