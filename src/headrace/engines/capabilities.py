@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar, cast
+from typing import Generic, Protocol, TypeAlias, TypeVar, cast
 
 from headrace.columns import Column, PreparedColumn
 from headrace.device.forward import ForwardMeter
@@ -133,6 +133,11 @@ class TokenizingEngine(Protocol):
         ...
 
 
+TokenSpans: TypeAlias = Callable[[str, bool], list[tuple[int, int] | None]]
+"""Where each token of a text is in it, with or without special tokens, as `tokenize` gives them; None for a token that
+is not in the text."""
+
+
 @dataclass(frozen=True, slots=True)
 class PrefixCacheStats:
     """Prompt tokens since the engine was loaded. A request that starts again counts again."""
@@ -193,6 +198,7 @@ STEPPING: Capability[SteppingEngine] = Capability("sizes_steps", ("hardware", "f
 REQUESTING: Capability[RequestingEngine] = Capability("remote", ("use",))
 FOLLOWING: Capability[FollowableEngine[ModelInput]] = Capability("followable", ("follow",))
 TOKENIZING: Capability[TokenizingEngine] = Capability("tokenizes", ("tokenize", "detokenize", "token_strings"))
+TOKEN_SPANS: Capability[TokenSpans] = Capability(None, attribute="token_spans")
 PREFIX_CACHING: Capability[PrefixCachingEngine] = Capability("caches_prefixes", ("prefix_cache_stats", "count_cached"))
 SLEEPING: Capability[Sleeper] = Capability(None, ("sleep", "wake"), attribute="sleeper")
 """An engine's `sleeper` is None if nothing is gained, as on a CPU."""

@@ -117,6 +117,8 @@ def test_rankings_at_the_root(tmp_path: Path) -> None:
 def test_tokens_there_and_back(embed: Running) -> None:
     [found] = embed.post("/tokenize", {"inputs": "a mill"}).json()
     assert [one["special"] for one in found] == [True, False, False, True]
+    assert [(one["text"], one["start"], one["stop"]) for one in found[1:3]] == [("a", 0, 1), ("mill", 2, 6)]
+    assert (found[0]["text"], found[0]["start"], found[0]["stop"]) == ("[CLS]", None, None)
     ids = [one["id"] for one in found]
     assert ids == embed.post("/tokenize", {"prompt": "a mill"}).json()["tokens"], "as vLLM has the same path"
     assert embed.post("/decode", {"ids": ids}).json() == ["a mill"]

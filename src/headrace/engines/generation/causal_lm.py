@@ -284,6 +284,10 @@ class CausalLM(Vocabulary):
         [words] = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return list(words.ids)
 
+    def token_spans(self, text: str, add_special_tokens: bool) -> list[tuple[int, int] | None]:
+        """Where each token of `tokenize` is in the text; None for those that are not in it."""
+        return self._cutter.spans(text, add_special_tokens=add_special_tokens)
+
     def _text(self, request: Request) -> str:
         if request.prompt is not None:
             return request.prompt

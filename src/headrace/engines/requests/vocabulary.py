@@ -8,7 +8,7 @@ from typing import Protocol
 from tokenizers import Tokenizer
 
 from headrace.engines.base import PreparedRecords
-from headrace.engines.capabilities import TokenizingEngine
+from headrace.engines.capabilities import TOKEN_SPANS, TokenizingEngine, TokenSpans
 from headrace.errors import RecordError
 
 
@@ -37,6 +37,11 @@ class TokenizedEngine:
 
     def token_strings(self, ids: Sequence[int]) -> list[str]:
         return self.tokens.token_strings(ids)
+
+    @property
+    def token_spans(self) -> TokenSpans | None:
+        """Tells where the tokens of a text are; None if that is not known."""
+        return TOKEN_SPANS.of(self.tokens)
 
 
 class Vocabulary:

@@ -16,6 +16,7 @@ from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
 from headrace.columns import Column, PreparedColumn
 from headrace.device.pipeline import OutputRows
 from headrace.engines.base import Prepared, PreparedRecords, PromptedText
+from headrace.engines.capabilities import TokenSpans
 from headrace.engines.model_folder import named_folder
 from headrace.engines.networks import packing
 from headrace.engines.text.engine import TextEngine
@@ -83,8 +84,15 @@ class MultiVectorEngine(TextEngine):
 
     def tokenize(self, value: object, add_special_tokens: bool) -> list[int]:
         """The ids of a text without expansion tokens, before they are cut."""
-        texts = self._texts
-        return (texts.queries if texts.asks else texts.documents).tokenize(value, add_special_tokens)
+        return self._asked_as.tokenize(value, add_special_tokens)
+
+    @property
+    def token_spans(self) -> TokenSpans:
+        return self._asked_as.token_spans
+
+    @property
+    def _asked_as(self) -> TextTokens:
+        return self._texts.queries if self._texts.asks else self._texts.documents
 
     def _outputs(self, batch: TokenRows, rows: OutputRows) -> list[TokenVectors | RecordError]:
         takes_part = self._takes_part(batch)

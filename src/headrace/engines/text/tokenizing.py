@@ -235,6 +235,11 @@ class TextTokens(Vocabulary):
             raise refusal
         return self._cutter.ids(self._prompts.before(str(value)), add_special_tokens=add_special_tokens)
 
+    def token_spans(self, text: str, add_special_tokens: bool) -> list[tuple[int, int] | None]:
+        """Where each token of `tokenize` is in the text; None for those that are not in it."""
+        whole = self._prompts.before(text)
+        return self._cutter.spans(whole, add_special_tokens=add_special_tokens, skipped=len(whole) - len(text))
+
     def expanded(self, tokens: Tokens, ids: Sequence[int], attended: bool) -> Tokens:
         """More tokens after those of a text, and a last row that says which tokens are attended to."""
         more = np.zeros((len(tokens) + 1, len(ids)), dtype=np.int32)

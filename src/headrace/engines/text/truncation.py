@@ -88,6 +88,15 @@ class TextTruncator:
         [encoding] = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return encoding.ids
 
+    def spans(self, text: str, *, add_special_tokens: bool, skipped: int = 0) -> list[tuple[int, int] | None]:
+        """Where each token of `ids` is in the text after its first `skipped` characters; None for those elsewhere."""
+        found = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        places = zip(found.special_tokens_mask, found.offsets, strict=True)
+        return [
+            None if special or end <= skipped else (max(start - skipped, 0), end - skipped)
+            for special, (start, end) in places
+        ]
+
     def all_ids(self, text: str, piece: int = _PIECE) -> NDArray[np.int32]:
         """All tokens of a text of any length, read in pieces: a token takes far more memory than its characters.
 

@@ -7,7 +7,7 @@ from functools import partial
 
 from fastapi import APIRouter, Request, Response
 
-from headrace.engines.capabilities import TOKENIZING, TokenizingEngine
+from headrace.engines.capabilities import TOKEN_SPANS, TOKENIZING, TokenizingEngine
 from headrace.errors import RecordError
 from headrace.records import JsonObject
 from headrace.serving.errors import ApiError, api_error
@@ -61,15 +61,19 @@ def tokenizing(state: ServerState) -> TokenizingEngine:
 async def token_entries(
     state: ServerState, texts: Sequence[str], special: bool, request: Request
 ) -> list[list[JsonObject]]:
-    """The tokens of texts, as Hugging Face's servers list them. Where each is in its text is not known.
+    """The tokens of texts, as Hugging Face's servers list them. Some engines do not know where each is in its text.
 
     Args:
         texts: in the field `inputs`.
     """
-    engine = tokenizing(state)
+    engine, spans = tokenizing(state), TOKEN_SPANS.of(state.service.engine)
     state.check_texts(texts, "inputs")
 
     def tokens(text: str) -> list[JsonObject]:
+        if spans is not None:
+            ids = engine.tokenize(text, add_special_tokens=special)
+            placed = zip(ids, engine.token_strings(ids), spans(text, special), strict=True)
+            return [_entry(text, *one) for one in placed]
         own = engine.tokenize(text, add_special_tokens=False)
         ids = engine.tokenize(text, add_special_tokens=True) if special else own
         first = next((at for at in range(len(ids)) if ids[at : at + len(own)] == own), 0)
@@ -82,3 +86,14 @@ async def token_entries(
         return [await state.service.on_thread(tokens, text) for text in texts]
     except RecordError as error:
         raise api_error(error, "inputs", request.scope["headrace_request_id"]) from error
+
+
+def _entry(text: str, token: int, word: str, span: tuple[int, int] | None) -> JsonObject:
+    start, stop = span or (None, None)
+    return {
+        "id": token,
+        "text": word if span is None else text[start:stop],
+        "special": span is None,
+        "start": start,
+        "stop": stop,
+    }
