@@ -86,6 +86,26 @@ def test_single_texts_wait_for_two_short_batches_at_most(
     assert virtual(main())[-10] < 0.075  # the first ones come before the durations are known
 
 
+@pytest.mark.parametrize(("slope_s", "base_s"), [(1e-4, 0.009), (1.1e-4, 0.012), (1.2e-4, 0.014)])
+@pytest.mark.parametrize(("callers", "texts"), [(4, 1_000), (40, 500)])
+def test_beside_crowds_single_texts_take_three_times_as_long_as_alone(
+    virtual: VirtualTime, callers: int, texts: int, slope_s: float, base_s: float
+) -> None:
+    """With batches as on two cores of a slow CPU, where 12 ms of a request are spent outside of the engine."""
+
+    async def main() -> None:
+        timed = Timed(slope_s, base_s)
+        async with timed.batcher:
+            alone = await asyncio.gather(*(timed.ask(1, 27, f"small {n % 16}", n * 0.02) for n in range(200)))
+            large = [asyncio.ensure_future(timed.ask(texts, 40, f"large {n}")) for n in range(callers)]
+            beside = await asyncio.gather(*(timed.ask(1, 27, f"small {n % 16}", n * 0.02) for n in range(200)))
+            assert sorted(beside)[-3] + 0.012 < 3.3 * (sorted(alone)[-3] + 0.012)
+            for one in large:
+                one.cancel()
+
+    virtual(main())
+
+
 def test_keys_share_the_model_however_many_callers_each_has(virtual: VirtualTime) -> None:
     async def main() -> None:
         timed = Timed()
