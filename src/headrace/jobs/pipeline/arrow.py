@@ -6,13 +6,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from headrace.errors import tried
-from headrace.io.formats.arrow_memory import of_numbers
 from headrace.io.storage.row_tables import SourceTable
 
 if TYPE_CHECKING:
-    import numpy
     import pyarrow as pa
-    from numpy.typing import NDArray
 
     from headrace.columns import Column, RowTable
 
@@ -114,11 +111,6 @@ def count_empty(column: pa.Array) -> int:
         return 0
     full = pc.sum(pc.binary_length(column).cast(pa.bool_())).as_py() or 0
     return len(column) - int(column.null_count) - int(full)
-
-
-def of_positions(positions: NDArray[numpy.int64]) -> pa.Array:
-    """Positions as a column of ids."""
-    return of_numbers(positions)
 
 
 def _holds_texts(kind: pa.DataType) -> bool:

@@ -32,6 +32,7 @@ from headrace.errors import (
 )
 from headrace.events import StageDone
 from headrace.io.base import Chunk
+from headrace.io.formats.arrow_memory import of_numbers
 from headrace.jobs.answer_form import AnswerForm
 from headrace.jobs.pipeline import arrow
 from headrace.jobs.pipeline.blocks import Block, Labels
@@ -363,7 +364,7 @@ def table_columns(columns: Columns, table: RowTable | None) -> TableColumns | No
         return None
     if not columns.text_only and any(text.null_count for text in texts):  # the engine decides
         return None
-    ids = arrow.of_positions(table.positions) if columns.id is None else arrow.plain(arrow.column_at(table, columns.id))
+    ids = of_numbers(table.positions) if columns.id is None else arrow.plain(arrow.column_at(table, columns.id))
     if ids is None or not arrow.is_identity(ids):
         return None
     kept = {name: arrow.column_at(table, name) for name in columns.keep}
