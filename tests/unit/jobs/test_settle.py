@@ -29,6 +29,7 @@ def settling(*, max_attempts: int = 3, listener: Listener = lambda event: None) 
         user=UserCode(),
         listener=listener,
         form=None,
+        samples=None,
     )
     return Settling(job, Memory(1_000_000))
 
