@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,10 +28,18 @@ class Chunk:
     table: RowTable | None = None
     """The same rows as `records`, in columns, if the source was asked for columns and can give them."""
 
-    def rows(self, start: int, stop: int) -> Chunk:
-        """The chunk with only these of its records, counted from 0."""
-        table = None if self.table is None else self.table.slice(start, stop)
-        return replace(self, records=self.records[start:stop], table=table)
+    def split(self, rows: int) -> tuple[Chunk, Chunk]:
+        """Its first records with the failures before the next one, and the rest, with which all its bytes are read."""
+        table, count = self.table, len(self.records)
+        head = replace(self, records=self.records[:rows], bytes=0)
+        rest = replace(self, records=self.records[rows:], failures=(), left_out=())
+        if table is None:
+            return head, rest
+        end = int(table.positions[rows]) if rows < count else sys.maxsize
+        early = [failed for failed in self.failures if failed.record.position < end]
+        late = [failed for failed in self.failures if failed.record.position >= end]
+        head = replace(head, failures=early, table=table.slice(0, rows))
+        return head, replace(rest, failures=late, table=table.slice(rows, count))
 
     def extent(self, place: Callable[[int], int] | None) -> tuple[int, int]:
         """Position of the first row, or its place in another order, and how many there are."""

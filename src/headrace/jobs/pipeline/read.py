@@ -356,15 +356,14 @@ def _todo_of(chunk: Chunk, next_todo: Callable[[int], int]) -> Iterator[Chunk]:
         yield whole
         return
     todo = positions_todo(first, last + 1, next_todo)
-    unfinished = numpy.flatnonzero(numpy.isin(positions, todo)).tolist()
-    if len(unfinished) == len(positions):
+    done = ~numpy.isin(positions, todo)
+    if not done.any():
         yield whole
         return
-    yield whole.rows(0, 0)
-    for _, group in itertools.groupby(enumerate(unfinished), lambda pair: pair[1] - pair[0]):
-        rows = [row for _, row in group]
-        part = chunk.rows(rows[0], rows[-1] + 1)
-        yield Chunk(part.records, (), 0, in_order=chunk.in_order, table=part.table)
+    for is_done, group in itertools.groupby(done.tolist()):
+        part, whole = whole.split(len(list(group)))
+        yield replace(part, records=(), table=None) if is_done else part
+    yield Chunk((), (), whole.bytes)
 
 
 def _keeping(chunks: Iterator[Chunk], names: Sequence[str]) -> Iterator[Chunk]:
@@ -406,15 +405,13 @@ def portions(chunks: Iterator[Chunk], pace: Pace, clock: Callable[[], float] = t
     """Split chunks into chunks of at most `pace.most` records; those with a table go at the pace of the job."""
     asked = clock()
     for chunk in chunks:
-        start = 0
-        while not start or start < len(chunk.records):
-            rows = pace.most if chunk.table is None else pace.rows
-            if not start and len(chunk.records) <= rows:
-                yield chunk
-            else:
-                part = chunk.rows(start, start + rows)
-                yield part if not start else Chunk(part.records, (), 0, in_order=chunk.in_order, table=part.table)
-                del part
-            start, before, asked = start + rows, asked, clock()
+        while len(chunk.records) > (pace.most if chunk.table is None else pace.rows):
+            part, chunk = chunk.split(pace.most if chunk.table is None else pace.rows)
+            yield part
+            del part
+            before, asked = asked, clock()
             pace.asked(asked - before)
+        yield chunk
+        before, asked = asked, clock()
+        pace.asked(asked - before)
         del chunk  # no rows may stay referenced while the next ones are read
