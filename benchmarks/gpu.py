@@ -208,9 +208,10 @@ def run_part(name: str, device: str, tiny: bool, seconds: float) -> None:
 def _tests(name: str) -> None:
     """Say the tests' outcome; pytest prints what failed, test by test."""
     left_out = [] if name == "device" else [f"--ignore={_TESTS['device']}"]
-    command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", _TESTS[name], *left_out]
-    if importlib.util.find_spec("xdist") is None:
-        command = [part for part in command if part not in ("-n", "0")]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:benchmark"]
+    if importlib.util.find_spec("xdist") is not None:
+        command += ["-n", str(min(os.cpu_count() or 1, 8) if name == "contract" else 0)]
+    command += [_TESTS[name], *left_out]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     last = ""
     for line in process.stdout or ():

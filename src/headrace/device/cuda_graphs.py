@@ -77,7 +77,18 @@ def _storages(tensors: list[torch.Tensor]) -> dict[int, torch.UntypedStorage]:
     return found
 
 
-class _CudaGraph:
+class CudaGraph:
+    """A captured call.
+
+    Args:
+        pool: the memory that it shares with others, of which one runs at a time.
+        call: is captured.
+        tensors: inputs of the shape that is captured.
+
+    Raises:
+        RuntimeError: it cannot be captured.
+    """
+
     def __init__(self, pool: tuple[int, int], call: NetworkCall, tensors: Mapping[str, torch.Tensor]) -> None:
         self._inputs = {name: tensor.clone() for name, tensor in tensors.items()}
         device = next(iter(tensors.values())).device
@@ -112,4 +123,4 @@ def cuda_graphs(pipeline: Pipeline, device: torch.device, tolerance: float) -> G
     """A runner for a CUDA device. The graphs share memory, since only one runs at a time."""
     pool = torch.cuda.graph_pool_handle()
     most = _SHARE * torch.cuda.get_device_properties(device).total_memory
-    return GraphRunner(pipeline, lambda call, tensors: _CudaGraph(pool, call, tensors), tolerance, ShapeBook(most))
+    return GraphRunner(pipeline, lambda call, tensors: CudaGraph(pool, call, tensors), tolerance, ShapeBook(most))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 import time
 from collections.abc import Callable, Mapping
 
@@ -41,6 +42,11 @@ def speeds(device: torch.device, *, own: str = "") -> Mapping[str, float]:
         }
     finally:
         set_threads(threads)
+
+
+def has_kernels(device: torch.device) -> bool:
+    """Whether Headrace's own kernels run on a device: they need Triton, which PyTorch's CUDA builds for Linux bring."""
+    return device.type == "cuda" and importlib.util.find_spec("triton") is not None
 
 
 def hardware(device: torch.device) -> dict[str, object]:

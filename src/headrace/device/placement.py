@@ -40,7 +40,7 @@ def choose_device(device: str) -> torch.device:
             logger.warning("the model runs on the CPU: %s", str(one.message).partition("\n")[0])
         if usable:
             grow_segments()
-        return torch.device("cuda" if usable else "cpu")
+        return _with_index(torch.device("cuda")) if usable else torch.device("cpu")
     try:
         chosen = torch.device(device)
     except RuntimeError as error:
@@ -51,9 +51,15 @@ def choose_device(device: str) -> torch.device:
         count = 0 if reason else torch.cuda.device_count()
         says = f" (PyTorch says: {reason})" if reason else ""
         raise ConfigError(f"device {device!r}: PyTorch sees {count} CUDA devices; use ``device=cpu``{says}")
-    if chosen.type == "cuda":
-        grow_segments()
-    return chosen
+    if chosen.type != "cuda":
+        return chosen
+    grow_segments()
+    return _with_index(chosen)
+
+
+def _with_index(device: torch.device) -> torch.device:
+    """The CUDA device by its number: some functions of PyTorch take no other."""
+    return device if device.index is not None else torch.device(device.type, torch.cuda.current_device())
 
 
 def grow_segments() -> None:

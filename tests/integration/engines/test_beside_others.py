@@ -13,7 +13,6 @@ import torch
 import transformers
 from tests.architectures import _alone, _generates, _in_steps
 from tests.families import family_model, tokenizer
-from tests.integration.engines.test_company import one_thread  # noqa: F401 - used in every test
 
 from headrace.engines.choosing.registry import create
 from headrace.engines.generation import company
@@ -21,6 +20,8 @@ from headrace.engines.generation.company import Trial
 from headrace.engines.generation.paged_attention import PagedModel, StepPart
 from headrace.engines.generation.static import generate
 from headrace.errors import EngineError
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 LONGROPE = {
     "rope_parameters": {

@@ -49,13 +49,14 @@ def test_memory_of_a_gpu_grows_without_gaps_unless_the_user_says_how(
         monkeypatch.setenv(variable, "max_split_size_mb:100")
     given: list[str] = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
     monkeypatch.setattr(torch._C, "_accelerator_setAllocatorSettings", given.append)
     monkeypatch.setattr(torch._C, "_accelerator_getAllocatorSettings", lambda: "".join(given), raising=False)
     if not told:
         monkeypatch.delattr(torch._C, "_accelerator_getAllocatorSettings")
     assert choose_device("cpu").type == "cpu"
     assert given == []
-    assert choose_device("auto").type == "cuda"
+    assert choose_device("auto") == torch.device("cuda:1"), "some functions of PyTorch take no device without a number"
     assert given == ([] if variable else ["expandable_segments:True"])
     given[:] = ["max_split_size_mb:20"]  # by the user's own code
     choose_device("auto")

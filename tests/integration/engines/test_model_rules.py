@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 from tests.architectures import _in_steps
 from tests.families import change, family_model
-from tests.integration.engines.test_company import one_thread  # noqa: F401 - used in every test
 from transformers import AutoModelForCausalLM, GenerationConfig
 
 from headrace.engines.choosing.registry import create
 from headrace.engines.generation.model_rules import IRRELEVANT, OBEYED
 from headrace.errors import EngineError
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 PROMPTS = ["the canal feeds", "so that it never runs dry in 1987", "mill", "c"]
 TOKENS = 10

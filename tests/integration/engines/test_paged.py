@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 from tests.families import family_model
-from tests.integration.engines.test_company import one_thread  # noqa: F401 - used in every test
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from headrace.device.step_sizes import StepSize
@@ -21,6 +20,8 @@ from headrace.engines.generation.paged_attention import PAGE, PagedModel, ShapeP
 from headrace.engines.generation.sampling import TokenSampler, choose
 from headrace.engines.requests.generation import Sampling
 from headrace.errors import EngineError
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def steps(vocabulary: int) -> list[list[StepPart]]:
@@ -82,7 +83,7 @@ FAMILIES = ("Llama", "Mistral", "Gemma2", "GptOss", "DeepseekV3")
 
 
 @pytest.mark.filterwarnings("default")  # of transformers, at making some of the models
-@pytest.mark.parametrize("way", ["padded", "varlen"])
+@pytest.mark.parametrize("way", ["padded", "varlen", "varlen of PyTorch 2.11"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_gathered_keys_give_the_scores_of_each_answer_alone(
     tmp_path: Path, family: str, way: str, monkeypatch: pytest.MonkeyPatch
@@ -90,11 +91,13 @@ def test_gathered_keys_give_the_scores_of_each_answer_alone(
     dtype = "float32" if way == "padded" else "bfloat16"
     calls: list[int] = []
 
-    def noted(*given: Any, enable_gqa: bool = False, **more: Any) -> torch.Tensor:
+    def noted(*given: Any, window_size: tuple[int, int] = (-1, -1), **more: Any) -> torch.Tensor:
         calls.append(1)
-        return varlen_attn(*given, enable_gqa=enable_gqa, **more)
+        assert "enable_gqa" not in more or way == "varlen"
+        return varlen_attn(*given, window_size=window_size, **more)
 
     monkeypatch.setattr(paged_attention, "varlen_attn", noted)
+    monkeypatch.setattr(paged_attention, "_SHARES_HEADS", way == "varlen")
     engine = create("generate", family_model(tmp_path, family, "ForCausalLM"), device="cpu", dtype=dtype)
     model, shapes = engine._lm.model, engine._shapes.shapes
     alone, gathered = (PagedModel(model, shapes, 40, gathers=gathers) for gathers in (False, True))
@@ -108,7 +111,7 @@ def test_gathered_keys_give_the_scores_of_each_answer_alone(
         apart = (found - expected).float().norm() / expected.float().norm()
         assert apart < (1e-5 if way == "padded" else 0.05)
     plain = family not in ("Gemma2", "GptOss", "DeepseekV3")  # a cap, sinks, widths that differ
-    assert bool(calls) == (way == "varlen" and plain)
+    assert bool(calls) == (way != "padded" and plain)
 
 
 @pytest.mark.parametrize(("dtype", "way"), [("bfloat16", "varlen"), ("bfloat16", "padded"), ("float32", "padded")])
@@ -173,7 +176,7 @@ def test_a_model_of_a_long_context_loads_and_says_what_fits(
 
 
 def test_no_room_for_the_cache_is_said_by_whatever_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> None:
+    def full(*_: object, **__: object) -> None:
         raise torch.AcceleratorError("CUDA error: out of memory")
 
     monkeypatch.setattr(paging, "PagedModel", full)

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.integration.jobs.gpu_doubles import OnGpu
 from tests.integration.jobs.harness import Runner, read_errors, read_rows, texts, write_rows
 from tests.settings import job_settings
 
+import headrace
 from headrace.app.jobs import job as jobs
 from headrace.device.memory import AvailableMemory, MemoryWatch
 from headrace.engines.capabilities import memory_of
@@ -145,6 +149,26 @@ def test_a_lost_device_costs_the_record_that_did_it_and_the_job_goes_on(tmp_path
     assert "device-side assert" in letter["message"] or "cuda:1 failed" in letter["message"]
     assert len(list(pids.iterdir())) <= 6, "one process more for each step towards the record"
     assert (pids / f"{os.getpid()}.pid").exists() is not in_process
+
+
+@pytest.mark.parametrize("kind", ["cpu", "gpu"])
+def test_threads_take_short_turns_while_a_gpu_computes(kind: str, tmp_path: Path) -> None:
+    turns: list[float] = []
+
+    class Noting(OnGpu):
+        def forward(self, batch: Sequence[Any]) -> list[Any]:
+            turns.append(sys.getswitchinterval())
+            return FakeEngine.forward(self, list(batch))
+
+        def hardware(self) -> dict[str, object]:
+            return {"device": "a GPU" if kind == "gpu" else "cpu"}
+
+    before = sys.getswitchinterval()
+    rows = [{"id": str(number), "text": "a text"} for number in range(20)]
+    done = headrace.run(rows, sink=lambda outputs: None, engine=Noting(str(tmp_path)), task="embed", progress=False)
+    assert done.ok == 20
+    assert sys.getswitchinterval() == before
+    assert set(turns) == {0.0005 if kind == "gpu" else before}
 
 
 @pytest.mark.parametrize(

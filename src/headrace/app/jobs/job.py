@@ -7,8 +7,9 @@ import json
 import logging
 import operator
 import os
+import sys
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -53,6 +54,9 @@ from headrace.processes.portable import UnsendableError
 from headrace.wording import spelled
 
 logger = logging.getLogger("headrace")
+
+_TURN_S = 0.0005
+"""The length of a thread's turn under Python's lock while a GPU computes."""
 
 
 def execute(
@@ -134,6 +138,7 @@ def carry_out(  # noqa: PLR0913 - keyword-only, and each caller leaves most of t
         steps = None if shared is not None else follow_steps(plan.settings.config, engine, job.batcher, broadcast)
         watches = (follower, steps, watch_device(engine, broadcast), prefix_cache_listener(engine, broadcast))
         with (
+            _short_turns(engine),
             _tracing(plan, began) as trace,
             job_spans(plan, began) as spans,
             Progress() if progress else contextlib.nullcontext() as bar,
@@ -177,6 +182,19 @@ def _tracing(plan: Plan, began: float) -> contextlib.AbstractContextManager[Trac
     if plan.settings.trace is None:
         return contextlib.nullcontext()
     return TraceWriter(Path(plan.settings.trace), began, as_named(plan.output.target))
+
+
+@contextlib.contextmanager
+def _short_turns(engine: Engine) -> Iterator[None]:
+    """Let threads take short turns under Python's lock while a GPU computes: the one that gives it work takes the lock
+    again for each kernel, and waits for the end of another thread's turn."""
+    before = sys.getswitchinterval()
+    if on_gpu(engine):
+        sys.setswitchinterval(_TURN_S)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)
 
 
 def _close(engine: Engine) -> None:
@@ -296,9 +314,13 @@ def preparers_of(settings: JobSettings, engine: Engine) -> int | None:
     most = settings.limits.prepare_processes
     if PREPARING.of(engine) is None or most is not None:
         return None if PREPARING.of(engine) is None else most
+    return max((os.cpu_count() or 1) - 1, 0) if on_gpu(engine) else None
+
+
+def on_gpu(engine: Engine) -> bool:
+    """Whether the engine says that it computes on another device than the CPU."""
     tunable = TUNING.of(engine)
-    on_gpu = tunable is not None and tunable.hardware().get("device", "cpu") != "cpu"
-    return max((os.cpu_count() or 1) - 1, 0) if on_gpu else None
+    return tunable is not None and tunable.hardware().get("device", "cpu") != "cpu"
 
 
 def prepare_processes(settings: JobSettings, engine: Engine) -> PreparerPool | None:

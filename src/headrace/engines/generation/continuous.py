@@ -11,13 +11,14 @@ from functools import partial
 
 import torch
 
-from headrace.device.native import hardware
+from headrace.device.native import hardware, has_kernels
 from headrace.device.placement import running
 from headrace.device.step_sizes import StepTuner
 from headrace.engines.base import PartialAnswer
 from headrace.engines.capabilities import PrefixCacheStats, Sleeper
 from headrace.engines.generation.causal_lm import CausalLM, PromptSettings, TokenizedRequest, folder_of
 from headrace.engines.generation.company import Trial
+from headrace.engines.generation.decode_graphs import DecodeGraphs
 from headrace.engines.generation.options import Generation, StaticGeneration
 from headrace.engines.generation.paged_attention import PAGE, PagedModel, StepPart
 from headrace.engines.generation.paging import (
@@ -55,6 +56,10 @@ class ActiveAnswer:
     ask: TokenizedRequest
     sampler: TokenSampler
     tokens: AnswerTokens
+
+
+_APART = 8
+"""Steps that only continue answers, at most, while a few prompts wait: such steps are replayed as CUDA graphs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +111,7 @@ class GenerationEngine(TokenizedEngine):
         self._choose: Choose = choose
         self._stats = PrefixCacheStats(0, 0, 0)
         self._paged: PagedModel | None = None
+        self._graphs: DecodeGraphs | None = None
         self._ranks = start_ranks(folder_of(options.model), size, options.device, partial(GenerationEngine, options))
         with loaded_together(self._ranks), contextlib.ExitStack() as failed:
             self.tokens = self._lm = CausalLM(options, prompting, load_options(size) if size > 1 else None)
@@ -113,6 +119,7 @@ class GenerationEngine(TokenizedEngine):
             check_length(self._lm)
             trial = trial_of(self._lm)  # before its attention is replaced; all ranks of a split model take part
             kind = self._lm.device.type
+            self._kernels = has_kernels(self._lm.device)
             start, most = step_sizes(kind, options.max_num_seqs, options.max_num_batched_tokens)
             self.steps = StepTuner(start, most)
             self._shapes = CacheShapes(self._lm, most)
@@ -141,7 +148,9 @@ class GenerationEngine(TokenizedEngine):
 
     def _open(self) -> None:
         """Make the key-value cache, and what schedules its pages."""
-        self._paged = open_cache(self._lm, self._shapes.shapes, self._size)
+        self._paged = open_cache(self._lm, self._shapes.shapes, self._size, self._kernels)
+        replays = self._kernels and self._ranks is None and not is_follower()
+        self._graphs = DecodeGraphs(self._paged) if replays else None
         self._schedule(self._stats)
 
     def forget(self) -> None:
@@ -149,7 +158,7 @@ class GenerationEngine(TokenizedEngine):
 
     def _schedule(self, stats: PrefixCacheStats) -> None:
         pages = PrefixCache(range(self._size.pages), PAGE, self._shares)
-        self._scheduler = PageScheduler(pages, stats)
+        self._scheduler = PageScheduler(pages, stats, _APART if self._graphs is not None else 0)
 
     def _try(self, trial: Trial) -> None:
         """Answer a few prompts together: some attentions load, and then fail at the first step, or compute nonsense.
@@ -157,14 +166,26 @@ class GenerationEngine(TokenizedEngine):
         Raises:
             CannotBatchError: the model cannot be batched continuously.
         """
+        reason = self._fault(trial)
+        if reason and self._kernels:
+            logger.warning("answers are computed without Headrace's own kernels, which is slower: %s", reason)
+            self._kernels = False
+            self._answers.clear()
+            self._paged = self._graphs = None  # its memory is needed
+            self._open()
+            reason = self._fault(trial)
+        if reason:
+            raise CannotBatchError(reason)
+        self._scheduler.stats = self._stats
+
+    def _fault(self, trial: Trial) -> str:
+        """Why answers must not be computed together; empty if they may."""
         try:
             with model_code():
                 agrees = trial.agrees(self._together)
         except ModelCodeError as error:
-            raise CannotBatchError(f"its first step fails: {error}") from error
-        if not agrees:
-            raise CannotBatchError("its answers beside others would not be those that it gives alone")
-        self._scheduler.stats = self._stats
+            return f"its first step fails: {error}"
+        return "" if agrees else "its answers beside others would not be those that it gives alone"
 
     def _together(
         self, asks: Sequence[TokenizedRequest], samplers: Sequence[TokenSampler], choose_noted: Choose
@@ -256,7 +277,8 @@ class GenerationEngine(TokenizedEngine):
 
     def _run(self, parts: Sequence[StepPart]) -> torch.Tensor:
         assert self._paged is not None, "not asleep"
-        return self._paged.run(parts)
+        replayed = None if self._graphs is None else self._graphs.run(parts)
+        return self._paged.run(parts) if replayed is None else replayed
 
     def repeat_step(self, parts: Sequence[StepPart]) -> None:
         """Run rank 0's step on another rank of a split model, which chooses no tokens."""
@@ -311,7 +333,8 @@ class GenerationEngine(TokenizedEngine):
 
     def _drop_cache(self) -> None:
         self._answers.clear()
-        self._paged, self._stats = None, self._scheduler.stats
+        self._paged = self._graphs = None
+        self._stats = self._scheduler.stats
 
     def close(self) -> None:
         """Free the model's memory. Safe to call twice."""

@@ -5,6 +5,7 @@ The model's modules compute all but attention, which transformers' public `Atten
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ PAGE = 32
 _HALVES = (torch.float16, torch.bfloat16)
 _WIDEST = 256
 """Components of a head that FlashAttention takes."""
+_SHARES_HEADS = varlen_attn is not None and "enable_gqa" in inspect.signature(varlen_attn).parameters
 _FLASH_SINCE = (8, 0)
 """The compute capability that it needs."""
 
@@ -153,31 +155,41 @@ Stored: TypeAlias = tuple[torch.Tensor, torch.Tensor]
 class PagedModel:
     """A model with its key-value cache.
 
-    On a CPU, each answer's attention is computed by itself: its time is that of its own keys. On another device, the
-    keys of all answers are gathered, and one kernel computes all: FlashAttention for texts of different lengths where
-    PyTorch has it, else padded attention, for answers that have one new token each.
+    On a CPU, each answer's attention is computed by itself: its time is that of its own keys. On another device, one
+    kernel reads the pages of all answers that have one new token each; without it, their keys are gathered and padded.
+    The keys of the others are gathered for FlashAttention over texts of different lengths, where PyTorch has it.
 
     Args:
         model: after `use_paged_attention`.
         shapes: of its attentions.
-        pages: how many there are.
+        pages: how many there are. One more is made, which belongs to no answer.
         gathers: whether keys are gathered; None for what suits the device.
+        kernels: whether there are Headrace's own kernels for the device.
     """
 
     def __init__(
-        self, model: PreTrainedModel, shapes: Sequence[AttentionShape], pages: int, *, gathers: bool | None = None
+        self,
+        model: PreTrainedModel,
+        shapes: Sequence[AttentionShape],
+        pages: int,
+        *,
+        gathers: bool | None = None,
+        kernels: bool = False,
     ) -> None:
-        self._model = model
-        self._device = model.device
-        self.gathers = self._device.type != "cpu" if gathers is None else gathers
-        self.has_varlen = has_varlen(self._device)
+        self.model = model
+        self.device = model.device
+        self.gathers = self.device.type != "cpu" if gathers is None else gathers
+        self.has_varlen = has_varlen(self.device)
+        self.kernels = kernels
+        self.spare_page = pages
         with torch.inference_mode():
             self.layers: list[Stored] = [
                 (
-                    torch.empty(pages * PAGE, shape.heads, shape.key_width, dtype=shape.dtype, device=self._device),
-                    torch.empty(pages * PAGE, shape.heads, shape.value_width, dtype=shape.dtype, device=self._device),
+                    torch.empty(rows, shape.heads, shape.key_width, dtype=shape.dtype, device=self.device),
+                    torch.empty(rows, shape.heads, shape.value_width, dtype=shape.dtype, device=self.device),
                 )
                 for shape in shapes
+                for rows in [(pages + 1) * PAGE]
             ]
 
     def run(self, parts: Sequence[StepPart]) -> torch.Tensor:
@@ -197,12 +209,12 @@ class PagedModel:
         known = [part.known for part in parts]
         moved = self._moved([ids, positions, slots, last, tables, known, [0, *ends]])
         step = _PagedStep(self, parts, moved[2], moved[4].view(len(parts), most), moved[5], moved[6])
-        return forward(self._model, moved[0], moved[1], moved[3], step)
+        return forward(self.model, moved[0], moved[1], moved[3], step)
 
     def _moved(self, lists: Sequence[Sequence[int]]) -> Sequence[torch.Tensor]:
         """The lists as tensors on the device, by one copy."""
         host = torch.tensor([number for numbers in lists for number in numbers])
-        moved: Sequence[torch.Tensor] = to_device(host, self._device).split([len(one) for one in lists])
+        moved: Sequence[torch.Tensor] = to_device(host, self.device).split([len(one) for one in lists])
         return moved
 
 
@@ -237,60 +249,78 @@ class _PagedStep:
         self._lengths = [len(part.ids) for part in parts]
         self._counts = [part.known + len(part.ids) for part in parts]
         self._on_device = known + starts.diff()
-        self._singles = next((n for n, length in enumerate(self._lengths) if length > 1), len(parts))
-        if self._singles * max(self._counts) > len(paged.layers[0][0]):  # more than the memory left for it
-            self._singles = 0
+        singles = next((n for n, length in enumerate(self._lengths) if length > 1), len(parts))
+        fits = singles * max(self._counts) <= len(paged.layers[0][0])  # in the memory left for what is gathered
+        self._singles = singles if paged.gathers and (fits or paged.kernels) else 0
         self._packed: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
         self._padded_by: dict[int | None, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def attend(self, call: AttentionCall) -> torch.Tensor:
         """Store the new keys and values; outputs of shape (1, tokens, heads, width)."""
-        keys, values = stored = self._paged.layers[self._call]
+        stored = self._paged.layers[self._call]
         self._call += 1
-        keys.index_copy_(0, self._slots, call.key[0].transpose(0, 1))
-        values.index_copy_(0, self._slots, call.value[0].transpose(0, 1))
-        if self._paged.gathers and self._takes_varlen(call):
-            return self._varlen(call, stored)
+        store(call, stored, self._slots)
         outputs = []
-        begin = 0
-        if self._paged.gathers and self._singles:
-            outputs.append(self._padded(call, stored))
-            begin = self._singles
-        at = sum(self._lengths[:begin])
+        at = begin = self._singles
+        if begin:
+            if self._paged.kernels and call.is_plain:
+                outputs.append(decode(call, stored, begin, self._tables32, self._counts32))
+            else:
+                outputs.append(self._padded(call, stored)[0].transpose(0, 1))
+        if begin < len(self._parts) and self._paged.gathers and self._takes_varlen(call):
+            outputs.append(self._varlen(call, stored, begin))
+            begin = len(self._parts)
         for part in range(begin, len(self._parts)):
             end = at + self._lengths[part]
-            outputs.append(self._alone(call, stored, part, slice(at, end)))
+            outputs.append(self._alone(call, stored, part, slice(at, end))[0].transpose(0, 1))
             at = end
-        return torch.cat(outputs, dim=2).transpose(1, 2).contiguous()
+        return torch.cat(outputs)[None]
+
+    @functools.cached_property
+    def _tables32(self) -> torch.Tensor:
+        return self._tables.int()
+
+    @functools.cached_property
+    def _counts32(self) -> torch.Tensor:
+        return self._on_device.int()
 
     def _takes_varlen(self, call: AttentionCall) -> bool:
         width = call.key.shape[-1]
         fits = width == call.value.shape[-1] <= _WIDEST and width % 8 == 0
         return self._paged.has_varlen and call.is_plain and fits and call.query.dtype in _HALVES
 
-    def _varlen(self, call: AttentionCall, stored: Stored) -> torch.Tensor:
-        """All parts in one kernel, over the keys of each one after the other."""
+    def _varlen(self, call: AttentionCall, stored: Stored, begin: int) -> torch.Tensor:
+        """The parts from `begin` in one kernel, over the keys of each one after the other."""
         if self._packed is None:
-            total = sum(self._counts)
+            lengths, tables = self._on_device[begin:], self._tables[begin:]
+            total = sum(self._counts[begin:])
             device = self._slots.device
-            starts = torch.nn.functional.pad(self._on_device.cumsum(0), (1, 0))
-            rows = torch.arange(len(self._parts), device=device).repeat_interleave(self._on_device, output_size=total)
+            starts = torch.nn.functional.pad(lengths.cumsum(0), (1, 0))
+            rows = torch.arange(len(tables), device=device).repeat_interleave(lengths, output_size=total)
             offsets = torch.arange(total, device=device) - starts[rows]
-            places = self._tables[rows, offsets // PAGE] * PAGE + offsets % PAGE
-            self._packed = places, self._starts.int(), starts.int()
+            places = tables[rows, offsets // PAGE] * PAGE + offsets % PAGE
+            self._packed = places, (self._starts[begin:] - begin).int(), starts.int()
         places, queries, starts = self._packed
+        keys, values = (one.index_select(0, places) for one in stored)
+        group = call.query.shape[1] // call.key.shape[1]
+        options = {}
+        if group > 1 and _SHARES_HEADS:
+            options["enable_gqa"] = True
+        elif group > 1:
+            keys, values = keys.repeat_interleave(group, 1), values.repeat_interleave(group, 1)
         found: torch.Tensor = varlen_attn(
-            call.query[0].transpose(0, 1).contiguous(),
-            *(one.index_select(0, places) for one in stored),
+            call.query[0, :, begin:].transpose(0, 1).contiguous(),
+            keys,
+            values,
             queries,
             starts,
-            max(self._lengths),
-            max(self._counts),
+            max(self._lengths[begin:]),
+            max(self._counts[begin:]),
             scale=call.scaling,
             window_size=(-1 if call.window is None else call.window - 1, 0),
-            enable_gqa=call.query.shape[1] != call.key.shape[1],
+            **options,
         )
-        return found[None]
+        return found
 
     def _padded(self, call: AttentionCall, stored: Stored) -> torch.Tensor:
         """The first parts, which have one new token each, in one kernel; of shape (1, heads, tokens, width)."""
@@ -334,10 +364,32 @@ class _PagedStep:
 
 
 def has_varlen(device: torch.device) -> bool:
-    """Whether PyTorch has attention over texts of different lengths there, with shared heads and windows."""
-    if varlen_attn is None or "enable_gqa" not in inspect.signature(varlen_attn).parameters:
+    """Whether PyTorch has attention over texts of different lengths there, with windows."""
+    if varlen_attn is None or "window_size" not in inspect.signature(varlen_attn).parameters:
         return False
     return device.type != "cuda" or bool(torch.cuda.get_device_capability(device) >= _FLASH_SINCE)
+
+
+def store(call: AttentionCall, stored: Stored, slots: torch.Tensor) -> None:
+    """Write the new keys and values of an attention to these places of the cache."""
+    for new, kept in zip((call.key, call.value), stored, strict=True):
+        kept.index_copy_(0, slots, new[0].transpose(0, 1))
+
+
+def decode(
+    call: AttentionCall, stored: Stored, count: int, tables: torch.Tensor, lengths: torch.Tensor
+) -> torch.Tensor:
+    """Attention of the first `count` answers, which have one new token each, over their pages.
+
+    Returns:
+        Shape (count, heads, width).
+    """
+    from headrace.device.kernels import paged_decode  # Triton is not there for every device
+
+    query = call.query[0, :, :count].transpose(0, 1)
+    scale = query.shape[-1] ** -0.5 if call.scaling is None else call.scaling
+    found: torch.Tensor = paged_decode(query, *stored, tables[:count], lengths[:count], PAGE, scale, call.window)
+    return found
 
 
 def _read(stored: torch.Tensor, table: torch.Tensor, count: int) -> torch.Tensor:

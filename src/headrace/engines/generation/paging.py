@@ -177,12 +177,15 @@ def choose_size(  # noqa: PLR0913 - one caller
     return CacheSize(tokens, most.answers)
 
 
-def open_cache(lm: CausalLM, shapes: Sequence[AttentionShape], size: CacheSize) -> PagedModel:
-    """The model with its cache. Raises EngineError: the device has no room."""
+def open_cache(lm: CausalLM, shapes: Sequence[AttentionShape], size: CacheSize, kernels: bool) -> PagedModel:
+    """The model with its cache, and with Headrace's own kernels or without.
+
+    Raises EngineError: the device has no room.
+    """
     what = f"a cache of {size.pages * PAGE:,} tokens"
     try:
         with running(lm.device, lambda: what):
-            return PagedModel(lm.model, shapes, size.pages)
+            return PagedModel(lm.model, shapes, size.pages, kernels=kernels)
     except EngineOutOfMemoryError as error:
         raise EngineError(
             f"{lm.device} has no room for {what}; lower ``kv_cache_tokens``, ``max_num_seqs`` or ``max_model_len``"

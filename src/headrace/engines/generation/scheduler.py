@@ -9,6 +9,9 @@ from headrace.device.step_sizes import StepSize
 from headrace.engines.capabilities import PrefixCacheStats
 from headrace.engines.generation.prefix_cache import PrefixCache
 
+_FEW = 16
+"""Prompts wait while there are more than this many times as many answers."""
+
 
 @dataclass(slots=True, eq=False)
 class AnswerTokens:
@@ -65,6 +68,10 @@ class PageScheduler:
     pages: PrefixCache
     stats: PrefixCacheStats
     """Counts of tokens so far."""
+    apart: int = 0
+    """Steps that only continue answers, at most, while a few prompts wait, where such steps are cheaper."""
+    _continued: int = 0
+    """Such steps since the last one that read a prompt."""
     _active: dict[int, AnswerTokens] = field(default_factory=dict)
     _waiting: dict[int, AnswerTokens] = field(default_factory=dict)
 
@@ -83,8 +90,10 @@ class PageScheduler:
         parts: list[PlannedPart] = []
         left = most.tokens
         active = list(self._active.values())
-        begun = [*(one for one in active if one.decodes), *(one for one in active if not one.decodes)]
-        for tokens in (*begun, *list(self._waiting.values())):
+        decoding, reading = [one for one in active if one.decodes], [one for one in active if not one.decodes]
+        waits = self._prompts_wait(len(decoding), len(reading) + len(self._waiting))
+        begun = decoding if waits else [*decoding, *reading]
+        for tokens in (*begun, *([] if waits else list(self._waiting.values()))):
             if left <= 0 or len(parts) == most.answers:
                 break
             if tokens.key not in self._active and (tokens in begun or not self._start(tokens)):
@@ -94,6 +103,14 @@ class PageScheduler:
                 parts.append(PlannedPart(tokens, length))
                 left -= length
         return parts
+
+    def _prompts_wait(self, answers: int, prompts: int) -> bool:
+        """Whether the next step only continues answers, though prompts could be read."""
+        if not prompts or prompts * _FEW > answers or self._continued >= self.apart:
+            self._continued = 0
+            return False
+        self._continued += 1
+        return True
 
     def _start(self, tokens: AnswerTokens) -> bool:
         """Make a waiting request active, unless another one computes a part of its prompt."""

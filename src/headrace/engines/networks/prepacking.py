@@ -19,7 +19,7 @@ from headrace.engines.networks.pytorch import TOLERANCE
 UNFIT = (RuntimeError, TypeError, ValueError, LookupError, AttributeError)
 """Errors that libraries raise for models with an unexpected structure."""
 
-_ACTIVATED = {"dense": "intermediate_act_fn", "fc1": "activation_fn"}
+ACTIVATED = {"dense": "intermediate_act_fn", "fc1": "activation_fn"}
 """Attributes of a feed-forward block: its first linear layer, and the activation of that layer's output."""
 
 
@@ -93,7 +93,7 @@ def prepack(base: PreTrainedModel) -> bool:
         return False
     _exchange(base, torch.nn.Linear, PrepackedLinear)
     for part in base.modules():
-        for linear, activation in _ACTIVATED.items():
+        for linear, activation in ACTIVATED.items():
             gelu, layer = getattr(part, activation, None), getattr(part, linear, None)
             if type(gelu) is GELUActivation and isinstance(layer, PrepackedLinear):
                 layer.gelu = (gelu,)
@@ -104,7 +104,7 @@ def prepack(base: PreTrainedModel) -> bool:
 def unpack(base: PreTrainedModel) -> None:
     """Undo the prepacking of linear layers."""
     for part in base.modules():
-        for linear, activation in _ACTIVATED.items():
+        for linear, activation in ACTIVATED.items():
             layer = getattr(part, linear, None)
             if isinstance(layer, PrepackedLinear) and layer.gelu:
                 setattr(part, activation, *layer.gelu)

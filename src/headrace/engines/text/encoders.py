@@ -1,7 +1,7 @@
-"""Prepacked weights of text encoders, and what must be known of a model before texts are batched.
+"""Prepacked weights and fused layers of text encoders, and what must be known of a model before texts are batched.
 
-Prepacking patches other libraries' models and does not work for every model. It is tried on a few texts when a model is
-loaded, and undone if it fails or the outputs differ.
+Both patch other libraries' models, which does not work for every model. They are tried on a few texts when a model is
+loaded, and undone if they fail or the outputs differ.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
 from headrace.engines.networks import packing
+from headrace.engines.networks.fusing import can_fuse, fuse, unfuse
 from headrace.engines.networks.prepacking import UNFIT, keep_if_equal, prepack, unpack
 from headrace.engines.networks.pytorch import TOLERANCE
 
@@ -26,7 +27,10 @@ _ROPE_BY_LENGTH = frozenset({"dynamic", "longrope"})
 
 
 def tune(model: torch.nn.Module) -> bool:
-    """Prepack a loaded model's weights in place, where its outputs stay the same. Returns whether it did."""
+    """Prepack a loaded model's weights in place on a CPU, or fuse its layers on a GPU, where its outputs stay the same.
+
+    Returns whether it did.
+    """
     if not isinstance(model, PreTrainedModel):
         return False  # for example an adapter around one
     base = model.base_model
@@ -37,7 +41,8 @@ def tune(model: torch.nn.Module) -> bool:
         expected = states()
     except UNFIT:
         return False  # it does not take texts
-    return keep_if_equal(prepack, unpack, base, states, expected)
+    change, undo = (fuse, unfuse) if can_fuse(base) else (prepack, unpack)
+    return keep_if_equal(change, undo, base, states, expected)
 
 
 def takes_threads(model: torch.nn.Module) -> bool:
@@ -49,6 +54,7 @@ def restore(model: PreTrainedModel) -> None:
     """Undo `tune` and `packing.use`, for tools that read a model, such as an export."""
     packing.undo(model)
     unpack(model.base_model)
+    unfuse(model.base_model)
 
 
 def by_length(model: torch.nn.Module) -> bool:

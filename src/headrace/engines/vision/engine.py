@@ -13,6 +13,7 @@ from transformers.utils import ModelOutput
 from headrace.device.pipeline import NetworkCall
 from headrace.engines.model_folder import named_folder
 from headrace.engines.networks import cpu_attention
+from headrace.engines.networks.fusing import can_fuse, fuse, unfuse
 from headrace.engines.networks.prepacking import UNFIT, can_prepack, keep_if_equal, prepack, unpack
 from headrace.engines.networks.pytorch import TorchNetwork, load_pretrained
 from headrace.engines.vision.images import ImageInputs, images_for
@@ -100,20 +101,27 @@ class DeviceNormalized:
 
 
 def speed_up(module: PreTrainedModel, call: NetworkCall, images: ImageInputs) -> None:
-    """Prepack linear layers and choose an attention, where `call` then returns the same for a test image."""
-    if not can_prepack(module.base_model):
+    """Prepack linear layers and choose an attention, or fuse layers on a GPU, where `call` then returns the same for a
+    test image."""
+    changes: list[tuple[Callable[[PreTrainedModel], bool], Callable[[PreTrainedModel], None]]]
+    if can_fuse(module.base_model):
+        changes = [(fuse, unfuse)]
+    elif can_prepack(module.base_model):
+        changes = [(prepack, unpack), (cpu_attention.use, cpu_attention.undo)]
+    else:
         return
+    device = module.device
 
     def outputs() -> torch.Tensor:
         with torch.inference_mode():
-            return call({"pixel_values": torch.from_numpy(images.sample()[None]).to(module.dtype)}).float()
+            return call({"pixel_values": torch.from_numpy(images.sample()[None]).to(device, module.dtype)}).float()
 
     try:
         expected = outputs()
     except (*UNFIT, RecordError):
         return  # it does not take this image
-    keep_if_equal(prepack, unpack, module.base_model, outputs, expected)
-    keep_if_equal(cpu_attention.use, cpu_attention.undo, module.base_model, outputs, expected)
+    for change, undo in changes:
+        keep_if_equal(change, undo, module.base_model, outputs, expected)
 
 
 def _run(method: Callable[..., ModelOutput], tensors: Mapping[str, torch.Tensor]) -> ModelOutput:

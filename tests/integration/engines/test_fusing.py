@@ -1,0 +1,91 @@
+"""Layers fused for a GPU, computed by PyTorch in place of the kernels."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from tests.kernels import by_pytorch
+from transformers import (
+    BertConfig,
+    BertModel,
+    MPNetConfig,
+    MPNetModel,
+    RobertaConfig,
+    RobertaModel,
+    ViTConfig,
+    ViTModel,
+)
+
+from headrace.engines.networks import fusing
+from headrace.engines.networks.prepacking import keep_if_equal
+
+SIZES = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128}
+MODELS = {
+    "BERT": (BertConfig, BertModel, {"FusedNorm": 5, "FusedOutput": 4, "FusedGelu": 2}),
+    "RoBERTa": (RobertaConfig, RobertaModel, {"FusedNorm": 5, "FusedOutput": 4, "FusedGelu": 2}),
+    "MPNet": (MPNetConfig, MPNetModel, {"FusedNorm": 5, "FusedOutput": 2, "FusedGelu": 2}),
+    "ViT": (ViTConfig, ViTModel, {"FusedNorm": 5, "FusedOutput": 0, "FusedGelu": 2}),
+}
+
+
+def model_of(name: str) -> Any:
+    torch.manual_seed(0)
+    config, kind, _ = MODELS[name]
+    return kind(config(**SIZES)).eval().to(torch.bfloat16)
+
+
+def outputs(model: Any) -> torch.Tensor:
+    torch.manual_seed(1)
+    if isinstance(model, ViTModel):
+        given = {"pixel_values": torch.randn(1, 3, 224, 224).bfloat16()}
+    else:
+        given = {"input_ids": torch.randint(5, 900, (2, 7))}
+    with torch.inference_mode():
+        return model(**given).last_hidden_state.float()
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_fused_layers_give_the_same_and_can_be_undone(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "headrace.device.kernels", by_pytorch)
+    model = model_of(name)
+    expected, keys = outputs(model), list(model.state_dict())
+    fusing.exchange(model)
+    kinds = Counter(type(part).__name__ for part in model.modules())
+    assert {kind: kinds[kind] for kind in MODELS[name][2]} == MODELS[name][2]
+    found = outputs(model)
+    assert not torch.equal(found, expected)  # it is another computation
+    torch.testing.assert_close(found, expected, rtol=0.02, atol=0.05)
+    fusing.unfuse(model)
+    assert torch.equal(outputs(model), expected)
+    assert list(model.state_dict()) == keys
+
+
+def test_layers_are_fused_where_there_are_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "headrace.device.kernels", by_pytorch)
+    model = model_of("BERT")
+    assert not fusing.fuse(model), "no kernels on a CPU"
+    monkeypatch.setattr(fusing, "has_kernels", lambda device: True)
+    assert fusing.fuse(model)
+    fusing.unfuse(model)
+    assert not fusing.can_fuse(model.float()), "in float32, the GELU by tanh would be another function"
+
+
+@pytest.mark.parametrize("fault", ["raises", "is wrong"])
+def test_a_kernel_that_fails_or_is_wrong_is_not_used(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "headrace.device.kernels", by_pytorch)
+    monkeypatch.setattr(fusing, "has_kernels", lambda device: True)
+
+    def broken(x: torch.Tensor, *others: Any) -> torch.Tensor:
+        if fault == "raises":
+            raise RuntimeError("a kernel cannot be made")
+        return x * 2
+
+    model = model_of("BERT")
+    expected = outputs(model)
+    monkeypatch.setattr(by_pytorch, "add_norm", broken)
+    assert not keep_if_equal(fusing.fuse, fusing.unfuse, model, lambda: outputs(model), expected)
+    assert torch.equal(outputs(model), expected)

@@ -1,0 +1,1 @@
+"""Kernels in Triton's interpreter, and what they are compared with."""

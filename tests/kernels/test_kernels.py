@@ -1,0 +1,70 @@
+"""Each kernel against PyTorch in float64: on a GPU, or in Triton's interpreter (scripts/test-kernels)."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+if DEVICE == "cpu":
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+pytest.importorskip("triton", reason="Triton comes with PyTorch's CUDA builds; scripts/test-kernels installs it")
+
+from tests.kernels import by_pytorch  # noqa: E402 - after the environment is set
+
+from headrace.device import kernels  # noqa: E402
+
+PAGE = 32
+ROOM = {torch.float32: 2e-5, torch.float16: 5e-3, torch.bfloat16: 4e-2}
+
+
+@pytest.mark.parametrize("dtype", ROOM)
+@pytest.mark.parametrize("width", [96, 768, 1000])
+@pytest.mark.parametrize("adds", [False, True])
+@pytest.mark.parametrize("biased", [False, True])
+def test_a_sum_is_normalised(dtype: torch.dtype, width: int, adds: bool, biased: bool) -> None:
+    torch.manual_seed(0)
+    x, residual, weight, bias = (
+        torch.randn(shape, device=DEVICE).to(dtype) for shape in ((2, 5, width), (2, 5, width), (width,), (width,))
+    )
+    given = (x, residual if adds else None, weight, bias if biased else None, 1e-5)
+    found, expected = kernels.add_norm(*given), by_pytorch.add_norm(*given)
+    assert found.shape == x.shape and found.dtype == dtype
+    torch.testing.assert_close(found, expected, rtol=ROOM[dtype], atol=ROOM[dtype])
+
+
+def test_nothing_normalised_is_nothing() -> None:
+    weight = torch.ones(8, device=DEVICE)
+    assert kernels.add_norm(torch.empty(0, 8, device=DEVICE), None, weight, None, 1e-5).shape == (0, 8)
+
+
+CASES = {
+    "heads that share keys": (4, 2, 16, 16, [1, 33, 64, 200, 600], None),
+    "a width that is no power of two": (6, 6, 80, 80, [5, 70, 700], None),
+    "values of another width": (8, 2, 64, 32, [900, 3], None),
+    "a window": (4, 1, 32, 32, [400, 31, 1000], 100),
+    "a window of less than a page": (4, 2, 16, 16, [20, 9], 8),
+    "many answers": (7, 1, 16, 16, list(range(1, 141)), None),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("case", CASES)
+def test_answers_attend_to_the_keys_in_their_pages(dtype: torch.dtype, case: str) -> None:
+    heads, key_heads, width, value_width, lengths, window = CASES[case]
+    torch.manual_seed(0)
+    counts = [-(-length // PAGE) for length in lengths]
+    pages = torch.randperm(sum(counts) + 2)
+    tables = torch.zeros(len(lengths), max(counts), dtype=torch.int32)
+    for row, count in enumerate(counts):
+        tables[row, :count] = pages[sum(counts[:row]) :][:count]
+    query = torch.randn(1, heads, len(lengths), width).to(DEVICE, dtype)[0].transpose(0, 1)
+    keys = torch.randn(len(pages) * PAGE, key_heads, width).to(DEVICE, dtype)
+    values = torch.randn(len(pages) * PAGE, key_heads, value_width).to(DEVICE, dtype)
+    counted = torch.tensor(lengths, dtype=torch.int32, device=DEVICE)
+    given = (query, keys, values, tables.to(DEVICE), counted, PAGE, width**-0.5, window)
+    found, expected = kernels.paged_decode(*given), by_pytorch.paged_decode(*given)
+    assert found.shape == expected.shape and found.dtype == dtype
+    torch.testing.assert_close(found, expected, rtol=ROOM[dtype], atol=ROOM[dtype])
