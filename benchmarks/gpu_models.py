@@ -86,10 +86,10 @@ def qwen(folder: Path, setting: Any) -> Path:
 
 
 def texts(tiny: bool) -> list[str]:
-    """Docstrings of the standard library, some dozen times over on a GPU."""
+    """Docstrings of the standard library, a gross of times over on a GPU: some 600,000."""
     if tiny:
         return ["canal " * (number % 40 + 1) for number in range(64)]
-    return list(collect().values()) * 18
+    return list(collect().values()) * 144
 
 
 def prompts(tiny: bool) -> list[dict[str, Any]]:
