@@ -49,7 +49,7 @@ PARTS: Mapping[str, Part] = {
     "qwen": Part(120, ("torch", "transformers")),
     "job": Part(45),
     "contract": Part(60, ("torch", "sentence_transformers", "pytest")),
-    "vit": Part(60, ("torch", "transformers", "PIL")),
+    "vit": Part(70, ("torch", "transformers", "PIL")),
     "small": Part(30),
     "vllm": Part(150, ("torch", "vllm")),
 }
