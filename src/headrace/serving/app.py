@@ -106,6 +106,7 @@ def bare_app(summary: str, version: str, lifespan: Callable[[FastAPI], AbstractA
         # FastAPI's own pages load scripts from a CDN into a browser that may hold an API key.
         docs_url=None,
         redoc_url=None,
+        telemetry={"tracing": False, "metrics": False, "logs": False},  # Headrace has its own
     )
     add_error_handlers(app)
     return app

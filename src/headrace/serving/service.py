@@ -241,6 +241,7 @@ class Service:
         self.tokens = TokenCounter(engine)
         self._followable = FOLLOWING.of(engine)
         self._caching = PREFIX_CACHING.of(engine)
+        self._estimate = profile.kind.estimate
         self._on_dead = on_dead
         self._dead = False
         self._light = not task_named(task).images  # decoding an image takes milliseconds, whatever its cost
@@ -377,17 +378,17 @@ class Service:
     def submit(self, entry: Prepared[object], call: Call) -> asyncio.Future[object]:
         if isinstance(entry.payload, Chunks):
             return asyncio.ensure_future(run_chunks(entry.payload, partial(self._part, call=call)))
-        estimate = self.profile.kind.estimate(entry.cost)
         payload = entry.payload
         if self._caching is not None:
             payload = self._caching.count_cached(payload)
         if call.span is not None and self._batches:
             payload = call.span.carried(payload)
+        estimate = self._estimate(entry.cost)
         return self.batcher.submit_nowait(payload, estimated_cost=estimate, priority=ONLINE, caller=call.caller)
 
     async def _part(self, payload: object, cost: int, call: Call) -> object:
         """The output of one part of a record, which waits for room in the queue."""
-        estimate = self.profile.kind.estimate(cost)
+        estimate = self._estimate(cost)
         return await (await self.batcher.submit(payload, estimated_cost=estimate, priority=ONLINE, caller=call.caller))
 
     def with_progress(

@@ -140,9 +140,11 @@ class ServerState:
         Raises:
             ApiError: 400 for a header that is not a number of seconds.
         """
-        given = [] if given_s is None else [given_s]
-        given += [_seconds(value.decode("latin-1")) for name, value in headers if name == b"x-request-timeout"]
-        return min(given, default=self.limits.timeout_s)
+        for name, value in headers:
+            if name == b"x-request-timeout":
+                seconds = _seconds(value.decode("latin-1"))
+                given_s = seconds if given_s is None else min(given_s, seconds)
+        return self.limits.timeout_s if given_s is None else given_s
 
     def check_texts(self, texts: Sequence[str | TokenIds | PromptedText], param: str) -> int:
         """Check the number and length of texts; returns their estimated cost.
@@ -159,9 +161,10 @@ class ServerState:
             if isinstance(text, TokenIds):
                 cost += min(len(text.ids) + 1, most)
                 continue
-            self.check_length(len(text), param)
-            cost += min(guess(len(text)), most)
-        self._check_kind(texts[0], param)
+            self.check_length(chars := len(text), param)
+            cost += min(chars // CHARS_PER_COST + 1, most)
+        if not isinstance(texts[0], str):
+            self._check_kind(texts[0], param)
         return cost
 
     def check_count(self, count: int, what: str, param: str) -> None:
@@ -173,7 +176,7 @@ class ServerState:
             message = f"{param} holds {count} {what}, more than the {most} per request; send several"
             raise ApiError(400, message, code="too_many", param=param)
 
-    def _check_kind(self, text: str | TokenIds | PromptedText, param: str) -> None:
+    def _check_kind(self, text: TokenIds | PromptedText, param: str) -> None:
         if isinstance(text, TokenIds) and TOKENIZING.of(self.service.engine) is None:
             raise ApiError(400, f"{param} holds token ids; this engine takes texts", code="token_ids", param=param)
         known = self.service.profile.prompt_names

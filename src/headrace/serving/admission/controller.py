@@ -85,6 +85,9 @@ class AdmissionController:
         chance: Callable[[], float] = random.random,
     ) -> None:
         self.limits = limits
+        self._most_requests = math.inf if limits.requests is None else limits.requests.value
+        self._most_cost = math.inf if limits.cost is None else limits.cost.value
+        self._most_s = min(limits.max_wait_s, limits.most_s)
         self.requests = 0
         """Records in progress."""
         self.cost = 0.0
@@ -140,7 +143,12 @@ class AdmissionController:
             is_back = returning.is_back(who, requests, cost, now)
         if not self.requests:
             self._since = now
-        elif returning.requests or not self._has_room(requests, cost, timeout_s):
+        elif (
+            returning.requests
+            or self.requests + requests > self._most_requests
+            or self.cost + cost > self._most_cost
+            or not self._is_soon(cost, min(timeout_s, self._most_s))
+        ):  # hardly ever: nearly all requests are far from every limit
             self._check(Expected(now, who, requests, cost), timeout_s, is_back=is_back)
         self._answers.busy(now)
         self._callers += 1
@@ -173,14 +181,8 @@ class AdmissionController:
         if not self.requests:
             self._answers.idle()
 
-    def _has_room(self, requests: int, cost: float, timeout_s: float) -> bool:
-        """Whether a request is far from every limit, as nearly all are: `_check` would accept it."""
-        limits = self.limits
-        if limits.requests is not None and self.requests + requests > limits.requests.value:
-            return False
-        if limits.cost is not None and self.cost + cost > limits.cost.value:
-            return False
-        seconds = min(timeout_s, limits.max_wait_s, limits.most_s)
+    def _is_soon(self, cost: float, seconds: float) -> bool:
+        """Whether all accepted work and this are forecast to take less than `seconds`."""
         return seconds == math.inf or not (per_s := self.per_s) or self.ahead + cost <= per_s * seconds
 
     def _check(self, asked: Expected, timeout_s: float, *, is_back: bool) -> None:

@@ -30,6 +30,9 @@ def _answer(status: bytes, message: str, code: str) -> bytes:
     return head % (status, new_id().encode()) + b"content-length: %d\r\n\r\n" % len(body) + body
 
 
+_feed = httptools.HttpRequestParser.feed_data
+
+
 class _Parser(httptools.HttpRequestParser):
     """A parser that goes on after a request for another protocol, such as HTTP/2, as if it had not asked.
 
@@ -43,17 +46,15 @@ class _Parser(httptools.HttpRequestParser):
         self.set_dangerous_leniencies(lenient_data_after_close=True)
 
     def feed_data(self, data: bytes | bytearray | memoryview[int] | array[int]) -> None:
-        parser, data = self, bytes(data)
+        parser = self
         while True:
             try:
-                super(_Parser, parser).feed_data(data)
+                return _feed(parser, data)
             except httptools.HttpParserUpgrade as stop:
                 if parser.get_method() == b"CONNECT":
                     raise httptools.HttpParserInvalidMethodError("the server is no proxy") from None
-                data = self._protocol.without_upgrade() + data[stop.args[0] :]
+                data = self._protocol.without_upgrade() + bytes(data)[stop.args[0] :]
                 parser = self._protocol.parser = _Parser(self._protocol)
-            else:
-                return
 
 
 class BoundedProtocol(HttpToolsProtocol):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from typing import Any, cast, get_type_hints
+from typing import Any, get_type_hints
 
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
@@ -44,11 +44,8 @@ class DirectRoute(APIRoute):
         self.others: list[DirectRoute] = []
         """Routes of other protocols with the same path, for bodies with their required fields."""
         model = self._model
-        self._required = (
-            {name for name, one in model.model_fields.items() if one.is_required()}
-            if model is not None and issubclass(model, RequestFields)
-            else set()
-        )
+        self._fields = model if model is not None and issubclass(model, RequestFields) else RequestFields
+        self._required = {name for name, one in self._fields.model_fields.items() if one.is_required()}
 
     async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request.
@@ -95,21 +92,19 @@ class DirectRoute(APIRoute):
     def _parse(self, raw: bytes) -> RequestFields:
         if not raw:
             raise ApiError(400, "the request has no body", code="missing")
-        body = self._validated(raw, cast("type[RequestFields]", self._model))
+        try:
+            body: RequestFields = self._fields.__pydantic_validator__.validate_json(raw)
+        except ValidationError as error:
+            if error.errors(include_url=False, include_input=False)[0]["type"] != "json_invalid":
+                raise invalid(error, self._fields.model_fields) from None
+            body = self._loaded(raw, self._fields)
         check_doubled(raw, len(body.model_fields_set))
         if body.model_extra:
             body.refuse_unknown()
         return body
 
     @staticmethod
-    def _validated(raw: bytes, model: type[RequestFields]) -> RequestFields:
-        try:
-            body: RequestFields = model.__pydantic_validator__.validate_json(raw)
-        except ValidationError as error:
-            if error.errors(include_url=False, include_input=False)[0]["type"] != "json_invalid":
-                raise invalid(error, model.model_fields) from None
-        else:
-            return body
+    def _loaded(raw: bytes, model: type[RequestFields]) -> RequestFields:
         # pydantic's parser is stricter than JSON: json.loads also accepts an escaped lone surrogate.
         try:
             return model.model_validate(json.loads(raw))

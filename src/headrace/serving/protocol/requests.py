@@ -222,6 +222,10 @@ _PROMPTS = {
 """Names of the prompts that may stand for a value of `input_type` or `task`, the best first."""
 
 
+_OF_INPUTS = frozenset({"add_special_tokens", "prompt_name", "input_type", "task"})
+"""Fields of an `EmbeddingRequest` that change how its texts are taken."""
+
+
 class EmbeddingRequest(TextsRequest, VectorRequest):
     """POST /v1/embeddings."""
 
@@ -268,6 +272,8 @@ class EmbeddingRequest(TextsRequest, VectorRequest):
             ApiError: 400 for token ids that may be those of another tokenizer, or texts without special tokens, or a
                 prompt that the model does not have.
         """
+        if self.model_fields_set.isdisjoint(_OF_INPUTS) and not self.holds_ids:  # as in nearly all requests
+            return texts_of(cast("str | list[str]", self.input))
         prompt = self._prompt(prompts)
         own = self.add_special_tokens is False
         given = texts_or_ids(self.input)

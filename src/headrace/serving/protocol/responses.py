@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import json
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from sys import byteorder
 
 import numpy as np
@@ -19,6 +19,14 @@ class JsonReply(Response):
     """A JSON response. Arrays become lists; NaN and infinities become null."""
 
     media_type = "application/json"
+
+    def init_headers(self, headers: Mapping[str, str] | None = None) -> None:
+        """As Starlette, which most answers need not go through."""
+        if headers:
+            super().init_headers(headers)
+        else:
+            length = b"%d" % len(self.body)
+            self.raw_headers = [(b"content-length", length), (b"content-type", b"application/json")]
 
     def render(self, content: object) -> bytes:
         """`content` as JSON."""

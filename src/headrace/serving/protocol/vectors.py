@@ -21,12 +21,18 @@ VectorNumbers: TypeAlias = Sequence[float] | NDArray[np.float32] | NDArray[np.in
 
 def vector_format(body: VectorRequest, service: Service) -> Callable[[VectorNumbers], object]:
     """A function that formats each vector of a response to OpenAI's request. Raises as `shortener`."""
+    if body.model_fields_set.isdisjoint(VectorRequest.__annotations__):
+        return _as_it_is
     shorten, wanted = shortener(body.length, service), body.dtype
     scaled = (lambda vector: normalized(shorten(vector))) if body.normalized else shorten
     made = scaled if wanted == "float32" else lambda vector: _quantized(scaled(vector), wanted)
     if not body.as_base64:
         return made
     return lambda vector: as_base64(made(vector))
+
+
+def _as_it_is(vector: VectorNumbers) -> VectorNumbers:
+    return vector
 
 
 def _quantized(vector: VectorNumbers, wanted: OutputDtype) -> VectorNumbers:
@@ -51,7 +57,7 @@ def shortener(wanted: int | None, service: Service) -> Callable[[VectorNumbers],
             function raises it.
     """
     if wanted is None:
-        return lambda vector: vector
+        return _as_it_is
     own = service.profile.dimension
     if own is not None and wanted != own and wanted not in service.profile.matryoshka:
         raise _no_such_length(service, wanted, own)
