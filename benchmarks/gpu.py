@@ -44,7 +44,7 @@ class Part:
 
 PARTS: Mapping[str, Part] = {
     "device": Part(60, ("torch", "sentence_transformers", "pytest")),
-    "long": Part(35),
+    "long": Part(45),
     "bert": Part(80),
     "qwen": Part(120, ("torch", "transformers")),
     "job": Part(45),

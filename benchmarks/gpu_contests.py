@@ -24,6 +24,7 @@ from benchmarks.gpu_models import FLOPS, bert, photographs, prompts, qwen, texts
 from headrace import ContinuousBatcher
 from headrace.engines.choosing import registry
 from headrace.engines.generation.paged_attention import NAME
+from headrace.engines.networks.fusing import unfuse
 from headrace.observe.reporting.table import as_text
 
 ROUNDS = 3
@@ -245,10 +246,16 @@ def long_texts(setting: Setting) -> Contest:
         with ThreadPoolExecutor(2) as threads:
             list(threads.map(engine.forward, [list(some[at : at + size]) for at in range(0, len(some), size)]))
 
-    flops = partial(FLOPS["bert"], engine.network.module[0].model)
+    base = engine.network.module[0].model
+
+    def apart(some: Sequence[Any]) -> None:
+        unfuse(base)
+        run(some)
+
     lengths = [one.shape[1] for one in ready]
-    model = f"BERT-base, {length} tokens"
-    return Contest(model, "tokens", ready, lengths, flops, {"headrace": run}, device_clock(engine), least=4 * size)
+    model, flops = f"BERT-base, {length} tokens", partial(FLOPS["bert"], base)
+    variants = {"headrace": run, "headrace, layers not fused": apart}
+    return Contest(model, "tokens", ready, lengths, flops, variants, device_clock(engine), least=4 * size)
 
 
 def small_batches(setting: Setting) -> Contest:
@@ -314,6 +321,11 @@ def generation(setting: Setting) -> Contest:
     average = sum(len(ask.prompt) for ask in asks) / sum(answers)
     model = engine._lm.model  # one copy of the weights is enough for both
     attention = model.config._attn_implementation
+
+    def launched(some: Sequence[Any]) -> None:
+        engine._graphs = None
+        continuous(engine, some, attention)
+
     return Contest(
         "Qwen2.5-7B",
         "answer tokens",
@@ -322,6 +334,7 @@ def generation(setting: Setting) -> Contest:
         lambda some: FLOPS["qwen"](model, [round(count * (1 + average)) for count in some]),
         {
             f"headrace, continuous, {slots} slots": lambda some: continuous(engine, some, attention),
+            "headrace, each kernel launched": launched,
             **{
                 f"{version('transformers')}, generate, batches of {size}": partial(static, model, size=size)
                 for size in (slots, 16)

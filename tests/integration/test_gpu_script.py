@@ -24,9 +24,9 @@ class Clock:
 ESTIMATES: Mapping[str, tuple[float, int, int, int, Mapping[str, float]]] = {
     # seconds to load, inputs, units of each, inputs of the first run, units per second of each variant
     "bert": (20, 600_000, 48, 2_048, {"headrace": 1.0e6, "512": 4e5, "128": 3.5e5, "32": 1.5e5}),
-    "long": (8, 8_192, 512, 128, {"headrace": 2.0e6}),
+    "long": (8, 8_192, 512, 128, {"headrace": 2.0e6, "apart": 1.9e6}),
     "vit": (20, 2_000, 1, 128, {"headrace": 4_000, "64": 300, "one by one": 60}),
-    "qwen": (35, 512, 120, 128, {"headrace": 1_300, "128": 900, "16": 300}),
+    "qwen": (35, 512, 120, 128, {"headrace": 6_000, "launched": 3_000, "128": 900, "16": 300}),
     "small": (6, 4_096, 43, 512, {"headrace": 2e5, "eager": 1e5}),
 }
 
