@@ -16,7 +16,7 @@ from headrace.app.servers.server import ServerSettings
 from headrace.engines.choosing.config import EngineConfig
 from headrace.serving.limits import KeySettings
 
-PATH = "/v1/messages/batches"
+PATH, CHATS = "/v1/messages/batches", "/v1/chat/completions"
 CHAT = {"role": "user", "content": "What is 2 plus 3?"}
 PARAMS: dict[str, Any] = {"model": "arithmetic", "max_tokens": 64, "messages": [CHAT]}
 
@@ -80,10 +80,38 @@ def test_batches_are_listed_in_pages(server: Running) -> None:
 
     newest = page(limit=100)[0]
     assert set(made) <= set(newest)  # those of one second are in any order
+    assert page(limit=100, beta="true")[0] == newest
     assert page(limit=1) == (newest[:1], True)
     assert page(limit=1, after_id=newest[0]) == (newest[1:2], True)
     assert page(limit=1, before_id=newest[2]) == (newest[1:2], True)
     assert page(limit=2, before_id=newest[2]) == (newest[:2], False)
+
+
+@pytest.mark.parametrize(
+    ("query", "status", "words"),
+    [
+        ("after_id=nope", 404, "after_id is 'nope'"),
+        ("before_id=", 404, "before_id is ''"),
+        ("foo=1", 400, "'foo'"),
+        ("limit=0", 400, "limit is '0'"),
+        ("after_id={0}&before_id={0}", 400, "after_id and before_id"),
+    ],
+)
+def test_a_query_that_is_not_valid_is_refused(server: Running, query: str, status: int, words: str) -> None:
+    batch = created(server, entries("a"))
+    ended(server, batch)
+    refused = server.client.get(f"{PATH}?{query.format(batch['id'])}")
+    assert (refused.status_code, refused.json()["type"]) == (status, "error")
+    assert words in refused.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("name", ["msgbatch_nope", "nope"])
+def test_a_batch_that_is_not_there_is_named_as_it_was_asked_for(server: Running, name: str) -> None:
+    refused = server.client.get(f"{PATH}/{name}")
+    assert (refused.status_code, refused.json()["error"]["message"]) == (
+        404,
+        f"batch_id: there is no batch '{name}' of chats",
+    )
 
 
 def test_requests_without_an_answer_are_canceled(server: Running) -> None:
@@ -100,10 +128,22 @@ def test_requests_without_an_answer_are_canceled(server: Running) -> None:
 
 
 def test_a_batch_that_fails_tells_why_in_each_result(server: Running) -> None:
-    batch = created(server, entries("a", model="other") + entries("b"))
-    assert ended(server, batch)["request_counts"]["errored"] == 2
-    for result in results(server, batch).values():
-        assert "other" in result["error"]["error"]["message"]
+    lines = [
+        {"custom_id": name, "method": "POST", "url": CHATS, "body": {**PARAMS, "model": name}}
+        for name in ("arithmetic", "other")
+    ]
+    file = server.client.post(
+        "/v1/files", files={"file": ("b.jsonl", "\n".join(map(json.dumps, lines)))}, data={"purpose": "batch"}
+    ).json()
+    made = server.post("/v1/batches", {"input_file_id": file["id"], "endpoint": CHATS}).json()
+    batch = {"id": f"msg{made['id']}"}
+    ended(server, batch)
+    found = results(server, batch)
+    assert set(found) == {"arithmetic", "other"}
+    for result in found.values():
+        assert (
+            "'other'; this server serves 'arithmetic' (--served-model-name adds" in result["error"]["error"]["message"]
+        )
 
 
 @pytest.mark.parametrize(
@@ -114,14 +154,19 @@ def test_a_batch_that_fails_tells_why_in_each_result(server: Running) -> None:
         (entries("no spaces"), "custom_id"),
         ([{"custom_id": "a", "params": {"model": "arithmetic"}}], "requests.0.params"),
         (entries("a", colour="red"), "colour"),
-        (entries("a", thinking={"type": "enabled"}), "requests.0.params"),
+        (entries("a", thinking={"type": "enabled"}), "requests.0.params.thinking is"),
+        (entries("a") + entries("b", model="other"), "requests.1.params.model: there is no model 'other'; this server"),
+        (entries("a") + entries("b", stream=True), "requests.1.params.stream is true"),
+        (entries("a") + entries("b", messages=[]), "requests.1.params.messages: List"),
     ],
 )
 def test_what_is_not_valid_is_refused(server: Running, requests: list[Any], words: str) -> None:
     response = server.post(PATH, {"requests": requests})
     assert response.status_code == 400
     assert response.json()["type"] == "error"
-    assert words in response.json()["error"]["message"]
+    message = response.json()["error"]["message"]
+    assert words in message
+    assert message.count("params") <= 1
 
 
 def test_the_batches_of_another_key_are_not_found(server: Running) -> None:

@@ -90,7 +90,7 @@ class BatchApi:
         return (
             files_router(self._files, self._limits.max_file_bytes, self._running),
             batches_router(self._running),
-            message_batches_router(self._files, self._running),
+            message_batches_router(self._files, self._running, self._rules),
         )
 
     def state(self) -> BulkState | None:
@@ -143,16 +143,18 @@ class BatchApi:
         return self._batches
 
     def _validate(self, path: Path, url: str, owner: str | None, stopped: Callable[[], bool]) -> ValidatedFile:
+        return validate(path, self._rules(url, owner), stopped)
+
+    def _rules(self, url: str, owner: str | None) -> LineRules:
         offering = [model for model in self._models if url in model.endpoints]
         refused = [model for model in offering if model.keys is not None and owner not in model.keys]
-        rules = LineRules(
+        return LineRules(
             url,
             [name for model in offering for name in model.names()],
             self._limits.max_body_bytes,
             frozenset(name for model in refused for name in model.names()),
             named=len(offering) > 1,
         )
-        return validate(path, rules, stopped)
 
     def _make_run(self, source: Path, folder: Path, url: str, owner: str | None) -> BatchRun:
         def run_of(model: BatchModel | None, source: Path, folder: Path, batch: str) -> ModelRun:

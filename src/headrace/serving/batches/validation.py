@@ -20,7 +20,7 @@ from headrace.serving.errors import ApiError
 from headrace.serving.protocol.requests import HEAVY_BYTES, check_doubled, check_values
 from headrace.serving.service import ANY_NAME, is_nameless
 from headrace.serving.state import no_such_model
-from headrace.wording import shown
+from headrace.wording import shown, spelled
 
 MOST_ERRORS = 100
 """Validation stops after this many errors."""
@@ -50,7 +50,7 @@ class ValidatedFile:
 
     def refuse(self, line: int | None, code: str, message: str, param: str | None = None) -> None:
         """Add an error of a line, or of the whole file."""
-        self.errors.append(batch_error(code, message, line, param))
+        self.errors.append(batch_error(code, spelled(message, "flags"), line, param))
 
 
 def validate(path: Path, rules: LineRules, stopped: Callable[[], bool]) -> ValidatedFile:
@@ -132,10 +132,11 @@ def _problem(row: Mapping[str, object], rules: LineRules) -> tuple[str, str, str
         return "mismatched_url", f"url is {shown(row.get('url'), 80)}: the batch's endpoint is {rules.url}", "url"
     if not isinstance(body, dict):
         return "invalid_body", f"body is of type {type(body).__name__}: it must be an object", "body"
-    return _problem_of_model(body, rules)
+    return problem_of_model(body, rules)
 
 
-def _problem_of_model(body: Mapping[str, object], rules: LineRules) -> tuple[str, str, str] | None:
+def problem_of_model(body: Mapping[str, object], rules: LineRules) -> tuple[str, str, str] | None:
+    """Code, message and field of what is wrong with the model of a request; None if it is right."""
     model = body.get("model")
     if model is None:
         if not rules.named:

@@ -90,7 +90,7 @@ def files_router(files: FileStore, max_bytes: int, batches: Callable[[], Batches
         order: Literal["asc", "desc"] = "desc",
     ) -> Response:
         """List files, newest first; with `order=asc`, oldest first."""
-        _refuse_unknown_parameters(request, "limit", "after", "purpose", "order")
+        refuse_unknown_parameters(request, "limit", "after", "purpose", "order")
         found = await asyncio.to_thread(files.list, tenant_of(request))
         found = [file for file in found if purpose in (None, file["purpose"])]
         return JsonReply(_page(found if order == "desc" else found[::-1], limit, after))
@@ -137,7 +137,7 @@ def batches_router(batches: Callable[[], Batches]) -> APIRouter:
     @routes.get("/v1/batches", response_model=BatchList)
     async def list_all(request: Request, limit: Limit = 20, after: After = None) -> Response:
         """List batches, newest first."""
-        _refuse_unknown_parameters(request, "limit", "after")
+        refuse_unknown_parameters(request, "limit", "after")
         return JsonReply(_page([batch.as_json() for batch in batches().list(tenant_of(request))], limit, after))
 
     @routes.get("/v1/batches/{batch_id}", response_model=Batch)
@@ -177,7 +177,8 @@ async def _refuse_unknown_parts(request: Request) -> None:
         raise ApiError(400, message, code="unknown_field", param=f"{name:.60}")
 
 
-def _refuse_unknown_parameters(request: Request, *known: str) -> None:
+def refuse_unknown_parameters(request: Request, *known: str) -> None:
+    """Raise 400 for a parameter of the address that is not known."""
     for name in request.query_params.keys() - set(known):
         message = f"unknown parameter {shown(name)}; known: {', '.join(known)}"
         raise ApiError(400, message, code="unknown_field", param=f"{name:.60}")

@@ -6,6 +6,7 @@ import asyncio
 import io
 import json
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Annotated
 
@@ -19,13 +20,14 @@ from headrace.records import Json, JsonObject
 from headrace.serving.batches.batch import BatchStatus, StoredBatch
 from headrace.serving.batches.files import FileStore
 from headrace.serving.batches.store import Batches
+from headrace.serving.batches.validation import LineRules, problem_of_model
 from headrace.serving.errors import ApiError
 from headrace.serving.http.direct import DirectRoute
 from headrace.serving.protocol.anthropic import MessagesRequest, answered, error_object, errors
 from headrace.serving.protocol.requests import RequestFields
 from headrace.serving.protocol.responses import JsonReply
 from headrace.serving.protocol.schemas import error_responses
-from headrace.serving.routes.batches import disk_error, tenant_of
+from headrace.serving.routes.batches import disk_error, refuse_unknown_parameters, tenant_of
 from headrace.wording import shown
 
 _UNANSWERED = {BatchStatus.CANCELLED: "canceled", BatchStatus.EXPIRED: "expired"}
@@ -38,17 +40,22 @@ class BatchEntry(RequestFields):
     custom_id: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
     params: JsonObject
 
-    def line(self, place: str) -> str:
+    def line(self, place: str, rules: LineRules) -> str:
         """The request as a line of a batch file. Raises ApiError: 400 for a field that is not valid."""
         try:
             asked = MessagesRequest.of(self.params)
             asked.refuse_unknown()
+            if asked.stream:
+                raise ApiError(400, "stream is true: a batch has files of results; leave it out", param="stream")
+            if rules.models and (problem := problem_of_model(self.params, rules)):
+                raise ApiError(400, problem[1], code=problem[0], param="model")
             body = {name: value for name, value in asked.chat_body().items() if value is not None}
         except ApiError as error:
-            where = f"{place}.params" + (f".{field}" if (field := error.body["error"]["param"]) else "")
-            raise ApiError(
-                400, f"{place}.params: {error.message}", code=error.body["error"]["code"], param=where
-            ) from None
+            field, detail = error.param, error.detail
+            where = f"{place}.params" + (f".{field}" if field else "")
+            if field and detail.startswith(field):
+                detail = f"{place}.params.{detail}"
+            raise ApiError(400, detail, code=error.body["error"]["code"], param=where) from None
         return json.dumps({"custom_id": self.custom_id, "method": "POST", "url": CHAT, "body": body}) + "\n"
 
 
@@ -57,7 +64,7 @@ class MessageBatchRequest(RequestFields):
 
     requests: Annotated[list[BatchEntry], Field(min_length=1, max_length=100_000)]
 
-    def lines(self) -> bytes:
+    def lines(self, rules: LineRules) -> bytes:
         """The requests as a batch file.
 
         Raises:
@@ -71,11 +78,13 @@ class MessageBatchRequest(RequestFields):
                 )
                 raise ApiError(400, message, code="duplicate_custom_id", param=f"requests.{at}.custom_id")
             seen.add(one.custom_id)
-        return "".join(one.line(f"requests.{at}") for at, one in enumerate(self.requests)).encode()
+        return "".join(one.line(f"requests.{at}", rules) for at, one in enumerate(self.requests)).encode()
 
 
-def message_batches_router(files: FileStore, batches: Callable[[], Batches]) -> APIRouter:
-    """Routes to create, list, read and cancel batches of chats."""
+def message_batches_router(
+    files: FileStore, batches: Callable[[], Batches], rules: Callable[[str, str | None], LineRules]
+) -> APIRouter:
+    """Routes to create, list, read and cancel batches of chats; `rules` are those of an endpoint and an owner."""
     router = APIRouter(
         prefix="/v1/messages/batches", tags=["Anthropic"], responses=error_responses(errors), route_class=DirectRoute
     )
@@ -85,7 +94,7 @@ def message_batches_router(files: FileStore, batches: Callable[[], Batches]) -> 
         """Create a batch of messages."""
         tenant = tenant_of(request)
         try:
-            content = io.BytesIO(await asyncio.to_thread(body.lines))
+            content = io.BytesIO(await asyncio.to_thread(body.lines, rules(CHAT, tenant.name)))
             kept = await asyncio.to_thread(files.create, content, "messages.jsonl", "batch", tenant.name)
             batch = batches().create(kept["id"], CHAT, "24h", None, tenant, requests=len(body.requests))
         except OSError as error:
@@ -131,12 +140,12 @@ def _add_results(router: APIRouter, files: FileStore, batches: Callable[[], Batc
 
 def _batch(batches: Batches, request: Request) -> StoredBatch:
     """The batch that a path names. Raises ApiError: 404 if there is none of chats."""
-    identity = request.path_params["batch_id"].removeprefix("msg")
-    found = batches.get(identity, tenant_of(request))
-    if found.endpoint != CHAT:
-        message = f"batch {identity} is of {found.endpoint}, not of chats"
-        raise ApiError(404, message, code="batch_not_found", param="batch_id")
-    return found
+    asked = request.path_params["batch_id"]
+    with suppress(ApiError):
+        found = batches.get(asked.removeprefix("msg"), tenant_of(request))
+        if found.endpoint == CHAT:
+            return found
+    raise ApiError(404, f"there is no batch {shown(asked, 80)} of chats", code="batch_not_found", param="batch_id")
 
 
 def _told(batch: StoredBatch, request: Request) -> JsonObject:
@@ -167,19 +176,24 @@ def _time(seconds: int | None) -> str | None:
 
 def _page(every: Sequence[JsonObject], request: Request) -> JsonObject:
     """One page of a list: what follows `after_id`, or the last before `before_id`."""
-    limit = request.query_params.get("limit", "20")
+    refuse_unknown_parameters(request, "limit", "after_id", "before_id", "beta")  # Anthropic's clients may send beta
+    asked, ids = request.query_params, [one["id"] for one in every]
+    limit, after, before = asked.get("limit", "20"), asked.get("after_id"), asked.get("before_id")
     if not (limit.isdecimal() and 1 <= int(limit) <= 1_000):
         raise ApiError(400, f"limit is {shown(limit, 40)}: it must be from 1 to 1000", code="bad_limit", param="limit")
-    ids, size = [one["id"] for one in every], int(limit)
-    after, before = request.query_params.get("after_id"), request.query_params.get("before_id")
-    end = ids.index(before) if before in ids else len(ids)
-    start = ids.index(after) + 1 if after in ids else max(end - size, 0) if before in ids else 0
+    for name, given in (("after_id", after), ("before_id", before)):
+        if given is not None and given not in ids:
+            raise ApiError(404, f"{name} is {shown(given, 80)}: there is no such batch", code="bad_id", param=name)
+    if after is not None and before is not None:
+        raise ApiError(400, "after_id and before_id are given: give one of them", code="bad_id", param="before_id")
+    end, size = len(ids) if before is None else ids.index(before), int(limit)
+    start = ids.index(after) + 1 if after is not None else 0 if before is None else max(end - size, 0)
     page = every[start:end][:size]
     return {
         "data": page,
         "first_id": page[0]["id"] if page else None,
         "last_id": page[-1]["id"] if page else None,
-        "has_more": start > 0 if before in ids else start + len(page) < end,
+        "has_more": start > 0 if before is not None else start + len(page) < end,
     }
 
 
