@@ -84,6 +84,16 @@ class ColumnSource(Source, Protocol):
         ...
 
 
+@runtime_checkable
+class _SparingSource(Protocol):
+    def needing(self, names: Sequence[str]) -> Source: ...
+
+
+def needing(source: Source, names: Sequence[str]) -> Source:
+    """The same rows, which may lack other columns than these where those cannot be read, if the source knows how."""
+    return source.needing(names) if isinstance(source, _SparingSource) else source
+
+
 class Take(NamedTuple):
     """The next rows of several runs, and the new parts to make of them."""
 

@@ -196,6 +196,23 @@ def test_a_dead_letter_of_a_column_to_copy_has_the_id_of_its_record(tmp_path: Pa
     assert [(one["position"], one["id"]) for one in (bad, other)] == [(0, 10), (1, 20)]
 
 
+@pytest.mark.parametrize("group", [0, 1])
+@pytest.mark.parametrize(
+    "chosen", [{}, {"dedupe": True}, {"prompt_template": "{text}"}, {"limit": 4}, {"shard": "0/1"}]
+)
+def test_a_damaged_column_harms_the_jobs_that_use_it(tmp_path: Path, group: int, chosen: dict[str, Any]) -> None:
+    source = tmp_path / "in.parquet"
+    pq.write_table(pa.table({"text": list("abcd"), "junk": [0.1, 0.2, 0.3, 0.4]}), source, row_group_size=2)
+    place = pq.read_metadata(source).row_group(group).column(1).dictionary_page_offset
+    content = bytearray(source.read_bytes())
+    content[place : place + 20] = b"\xff" * 20
+    source.write_bytes(content)
+    assert run(source, tmp_path / "out.jsonl", **chosen) == (4, {})
+    for more in ({"keep_columns": "*"}, {"keep_columns": "junk"}, {"finish": lambda row, output: row["junk"]}):
+        with pytest.raises(HeadraceError, match=rf"column 'junk' of .* is damaged or truncated in row group {group}"):
+            run(source, tmp_path / "more.jsonl", overwrite=True, **chosen, **more)
+
+
 @pytest.mark.parametrize("plain_footer", [False, True])
 def test_an_encrypted_file_is_named_as_such(tmp_path: Path, plain_footer: bool) -> None:
     encryption = pytest.importorskip("pyarrow.parquet.encryption")
@@ -215,6 +232,8 @@ def test_an_encrypted_file_is_named_as_such(tmp_path: Path, plain_footer: bool) 
     named = r"column 'text' of .*in\.parquet" if plain_footer else r"in\.parquet"
     with pytest.raises(HeadraceError, match=f"{named} is encrypted, and Headrace has no keys: decrypt the file first"):
         run(tmp_path / "in.parquet", tmp_path / "out.jsonl")
+    if plain_footer:
+        assert run(tmp_path / "in.parquet", tmp_path / "id.jsonl", text_column="id", engine=list) == (2, {})
 
 
 def test_an_unknown_time_zone_has_its_way_out(tmp_path: Path) -> None:

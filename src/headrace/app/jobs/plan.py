@@ -22,7 +22,7 @@ from headrace.engines.requests.long_prompts import splits
 from headrace.engines.requests.templates import chat_of, template_text
 from headrace.engines.tasks import task_named, tasks_for
 from headrace.errors import ConfigError
-from headrace.io.base import PartWriter, Source
+from headrace.io.base import PartWriter, Source, needing
 from headrace.io.formats import openai_batch as openai
 from headrace.io.formats.flat import Fields
 from headrace.io.formats.writer import Layout
@@ -151,7 +151,9 @@ def _checked(
     undo.callback(user.close)
     if settings.step is None or not settings.step.earlier:
         warn_if_empty(opened, settings.source)
-    found = resolve(shown, _columns(settings, task, url), user if settings.prepare else None)
+    wanted = _columns(settings, task, url)
+    found = resolve(_sparing(shown, settings, wanted), wanted, user if settings.prepare else None)
+    source, shown = _sparing(source, settings, found), _sparing(shown, settings, found)
     output = JobOutput(target, _writer(settings, target, column, found, url, form), makes_folder=makes_folder)
     if column in found.keep:
         raise ConfigError(f"cannot keep column {column!r}: the output of task {config.task!r} has that name")
@@ -164,6 +166,13 @@ def _checked(
     if own_engine:
         settings = replace(settings, config=resolved_for(settings, output))
     return Plan(settings, source, found, output, user, left_out, opened, form)
+
+
+def _sparing(source: Source, settings: JobSettings, columns: Columns) -> Source:
+    """The source, without damage and encryption of columns that the job does not use."""
+    used = columns.used()
+    whole = settings.prepare is not None or settings.finish is not None or not used
+    return source if whole else needing(source, ("id", *used))
 
 
 def output_column(settings: JobSettings) -> str:

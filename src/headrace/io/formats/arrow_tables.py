@@ -128,5 +128,5 @@ class Slicer:
     def _rows(self, batch: pa.RecordBatch, first: int, number: int) -> list[Record]:
         positions = todo(first, first + batch.num_rows, self.next_todo)
         places = [position - first for position in positions]
-        rows = rows_of(batch, self.shown, number, places) if places else ()
+        rows = rows_of(self.whole(batch, number), self.shown, number, places) if places else ()
         return [Record(position, position, row) for position, row in zip(positions, rows, strict=True)]

@@ -40,37 +40,37 @@ def _pyarrow() -> ModuleType:
 
 
 @contextmanager
-def _damage(file: InputFile, kind: type[HeadraceError]) -> Iterator[list[str]]:
-    """Convert pyarrow's errors to one that names the file, and the part of it that the list says last."""
-    part: list[str] = []
+def _damage(file: InputFile, kind: type[HeadraceError]) -> Iterator[list[tuple[int, Sequence[str]]]]:
+    """Convert pyarrow's errors to one that names the file, and what of the row group and columns in the list it is."""
+    part: list[tuple[int, Sequence[str]]] = []
     try:
         yield part
     except (_pyarrow().ArrowException, OSError) as error:
         reason = line_of(error).rstrip(".")
+        name = tried(_unreadable, file, *part[0]) if part else None
+        column = f"column {name!r} of " if isinstance(name, str) else ""
         if "Cannot decrypt" in reason or "encrypted metadata" in reason:  # pyarrow has no class of its own for it
             raise kind(
-                f"{_encrypted(file)}, and Headrace has no keys: decrypt the file first, with what wrote it"
+                f"{column}{file.path} is encrypted, and Headrace has no keys: decrypt the file first, with what wrote "
+                "it"
             ) from error
-        within = f" in {part[-1]}" if part else ""
+        within = f" in row group {part[0][0]}" if part else ""
         raise kind(
-            f"{file.path} is damaged or truncated{within}, or of another format: {reason}; replace it with a whole "
-            "file, or say what it is with ``input_format``"
+            f"{column}{file.path} is damaged or truncated{within}, or of another format: {reason}; replace it with a "
+            "whole file, or say what it is with ``input_format``"
         ) from error
 
 
-def _encrypted(file: InputFile) -> str:
-    """What is encrypted in a file of which pyarrow says so: it, or the first column that cannot be read."""
+def _unreadable(file: InputFile, group: int, names: Sequence[str]) -> str | None:
+    """The first of these columns that cannot be read in a row group; None if each can be read by itself."""
     pyarrow = _pyarrow()
-    try:
+    for name in names:
         with file.open() as stream, pyarrow.parquet.ParquetFile(stream) as table:
-            for name in table.schema_arrow.names:
-                try:
-                    table.read_row_group(0, columns=[name])
-                except (pyarrow.ArrowException, OSError):
-                    return f"column {name!r} of {file.path} is encrypted"
-    except (pyarrow.ArrowException, OSError):
-        pass
-    return f"{file.path} is encrypted"
+            try:
+                deque(table.iter_batches(row_groups=[group], columns=[name], use_threads=False), maxlen=0)
+            except (pyarrow.ArrowException, OSError):
+                return name
+    return None
 
 
 class _TableFormat(FileFormat):
@@ -92,11 +92,15 @@ class _TableFormat(FileFormat):
         """The same format, in columns; in rows if NumPy is not installed."""
         return type(self)(in_columns=True, names=names) if has_arrow() else self
 
+    def needing(self, names: Sequence[str]) -> FileFormat:
+        return type(self)(names=names)
+
 
 class ParquetFormat(_TableFormat):
     """The rows of a Parquet file, each a dict of its columns. Row groups that are done are not read.
 
-    In columns, those that the job does not use are read for rows that are wanted whole: a dead letter shows all of one.
+    Columns that the job does not use may be damaged or encrypted: rows, also those of dead letters, then lack them. In
+    columns they are read only for rows that are wanted whole.
     """
 
     name = "parquet"
@@ -124,7 +128,7 @@ class ParquetFormat(_TableFormat):
                     start = stop
                     continue
                 file.check()
-                part[:] = [f"row group {group}"]
+                part[:] = [(group, used)]
                 slicer = Slicer(f"{file.path}, row group {group}", next_todo, self._in_columns)
                 whole = facts.total_byte_size
                 size = _bytes_of(table, group, used) if others else whole

@@ -153,7 +153,8 @@ def _keys(source: object) -> Iterator[str]:
 def warn_if_empty(opened: Source, name: object) -> None:
     """Warn if an input that was named `name` holds no records, which is not an error: a job of it is done at once."""
     empty = opened.total_records == 0
-    if opened.total_bytes is not None and opened.total_bytes <= _SMALL:  # perhaps a header only
+    size = opened.total_bytes
+    if opened.total_records is None and size is not None and size <= _SMALL:  # perhaps a header only
         empty = not any(chunk.records or chunk.failures for chunk in opened.chunks(lambda position: position))
     if empty:
         shown = str(name) if isinstance(name, (str, Path)) and str(name) != "-" else "the input"

@@ -14,7 +14,7 @@ from typing import ClassVar
 
 from headrace.argument_types import check_types, named
 from headrace.errors import ConfigError
-from headrace.io.base import Chunk, ColumnSource, Source
+from headrace.io.base import Chunk, ColumnSource, Source, needing
 from headrace.options import option
 from headrace.records import Record
 
@@ -110,6 +110,10 @@ class SelectedSource:
         if not first or not isinstance(self._source, ColumnSource):
             return self
         return _FirstRows(self._source.in_columns(names), self._selection)
+
+    def needing(self, names: Sequence[str]) -> SelectedSource:
+        """The same rows, which may lack other columns than these where those cannot be read."""
+        return SelectedSource(needing(self._source, names), self._selection)
 
     def chunks(self, next_todo: Callable[[int], int]) -> Iterator[Chunk]:
         cursor = _Cursor(self._selection, next_todo)

@@ -98,6 +98,10 @@ class FileFormat:
         """The same format, for a job that uses these columns alone: see `headrace.io.base.ColumnSource`."""
         return self
 
+    def needing(self, names: Sequence[str]) -> FileFormat:  # noqa: ARG002 - subclasses need it
+        """The same format in rows, which may lack other columns than these where those cannot be read."""
+        return self
+
 
 class FileSource:
     """Concatenates files; positions continue from each to the next.
@@ -146,8 +150,15 @@ class FileSource:
         return {"files": len(entries), "bytes": self.total_bytes, "blake2b": digest.hexdigest()}
 
     def in_columns(self, names: Sequence[str]) -> FileSource:
+        return self._with_formats([form.in_columns(names) for _, form in self._files])
+
+    def needing(self, names: Sequence[str]) -> FileSource:
+        """The same rows, which may lack other columns than these where those cannot be read."""
+        return self._with_formats([form.needing(names) for _, form in self._files])
+
+    def _with_formats(self, formats: Sequence[FileFormat]) -> FileSource:
         source = copy.copy(self)
-        source._files = [(file, form.in_columns(names)) for file, form in self._files]
+        source._files = [(file, form) for (file, _), form in zip(self._files, formats, strict=True)]
         return source
 
     def chunks(self, next_todo: Callable[[int], int]) -> Iterator[Chunk]:

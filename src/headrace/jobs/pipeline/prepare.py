@@ -110,8 +110,11 @@ class Columns:
         return self.else_row and self.text == WHOLE
 
     def used(self) -> tuple[str, ...]:
-        """The names of all columns that are looked at, in a job without a template."""
-        return tuple(dict.fromkeys((*self.inputs(), *([self.id] if self.id is not None else ()), *self.keep)))
+        """The names of all columns that are looked at; none if these are all."""
+        if "*" in self.keep or (self.is_row and not self.row):
+            return ()
+        others = (self.id, None if self.choice is None else self.choice.column)
+        return tuple(dict.fromkeys((*self.inputs(), *(name for name in others if name is not None), *self.keep)))
 
     def identify(self, record: Record) -> Record:
         """The part of a record that its output needs: position, id and the columns to copy.
