@@ -79,7 +79,8 @@ def test_the_outputs_are_those_of_the_merged_weights(task: str, models: dict[str
     module = LOADERS[task].from_pretrained(models[task], dtype=torch.float32)
     weights = halves(module, LAYERS[task])
     whole = {"classifier.weight": torch.randn_like(module.classifier.weight)} if task == "classify" else {}
-    folder = adapter(tmp_path / "adapter", {**weights, **whole}, use_rslora=task == "embed")
+    heads = {"modules_to_save": ["classifier", "score"]} if whole else {}
+    folder = adapter(tmp_path / "adapter", {**weights, **whole}, use_rslora=task == "embed", **heads)
     for layer in LAYERS[task]:
         scale = ALPHA / RANK ** (0.5 if task == "embed" else 1)
         change = weights[f"{layer}.lora_B.weight"] @ weights[f"{layer}.lora_A.weight"] * scale
@@ -114,6 +115,14 @@ def test_the_outputs_are_those_of_the_merged_weights(task: str, models: dict[str
         ("shape", "32x32"),
         ("rank", "ranks 2 and 2"),
         ("half", "no lora_B"),
+        ("nan", r"base_model\.model\..*query\.lora_B\.weight in .*adapter_model\.safetensors holds NaN"),
+        ("saved", "modules_to_save 'pooler', and adapter_model.safetensors has no weights of pooler"),
+        ("saved alone", "modules_to_save 'absent', and"),
+        ("bias", "bias 'lora_only', and adapter_model.safetensors has no bias"),
+        ("biases", "bias 'all', and adapter_model.safetensors has no bias"),
+        ("alpha", "adapter_config.json has lora_alpha 'x' for"),
+        ("no rank", "adapter_config.json has r None for"),
+        ("pattern", "adapter_config.json has rank_pattern 'x' for"),
     ],
 )
 def test_an_adapter_that_does_not_fit_is_refused(
@@ -121,13 +130,25 @@ def test_an_adapter_that_does_not_fit_is_refused(
 ) -> None:
     layer = LAYERS["embed"][0]
     weights = {f"{layer}.lora_A.weight": torch.ones(RANK, 32), f"{layer}.lora_B.weight": torch.ones(32, RANK)}
-    config: dict[str, Any] = {"kind": {"peft_type": "IA3"}, "dora": {"use_dora": True}, "rank": {"r": 4}}.get(
-        broken, {}
-    )
+    configs: dict[str, dict[str, Any]] = {
+        "kind": {"peft_type": "IA3"},
+        "dora": {"use_dora": True},
+        "rank": {"r": 4},
+        "saved": {"modules_to_save": ["pooler", "absent"]},
+        "saved alone": {"modules_to_save": ["absent"]},
+        "bias": {"bias": "lora_only"},
+        "biases": {"bias": "all"},
+        "alpha": {"lora_alpha": "x"},
+        "no rank": {"r": None},
+        "pattern": {"rank_pattern": "x"},
+    }
+    config = configs.get(broken, {})
     if broken == "layer":
         weights = {name.replace("query", "q_proj"): one for name, one in weights.items()}
     elif broken == "shape":
         weights[f"{layer}.lora_A.weight"] = torch.ones(RANK, 48)
+    elif broken == "nan":
+        weights[f"{layer}.lora_B.weight"][0, 0] = torch.nan
     elif broken == "half":
         del weights[f"{layer}.lora_B.weight"]
     folder = tmp_path / "adapter"

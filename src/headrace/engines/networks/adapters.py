@@ -15,6 +15,7 @@ from transformers.pytorch_utils import Conv1D
 from headrace.engines.model_folder import adapter_config
 from headrace.errors import ConfigError
 from headrace.records import Json
+from headrace.wording import shown
 
 _PREFIX = "base_model.model."
 _HALF = re.compile(r"(.*)\.lora_(?:embedding_)?([AB])(?:\.weight)?")
@@ -35,7 +36,7 @@ def merge(module: torch.nn.Module, adapter: str | Path) -> set[str]:
             f"``adapter`` {adapter} is of the kind {kind or config.get('peft_type')}: only LoRA can be merged"
         )
     tensors = _read(Path(adapter))
-    weights, whole = dict(module.named_parameters()), set[str]()
+    weights, whole, changed = dict(module.named_parameters()), set[str](), set[str]()
     for name in sorted(tensors, key=lambda name: "lora_" in name):  # first the weights that it brings whole
         half = _HALF.fullmatch(name)
         if half is None:
@@ -51,7 +52,40 @@ def merge(module: torch.nn.Module, adapter: str | Path) -> set[str]:
             turned = isinstance(module.get_submodule(target.removesuffix(".weight")), (torch.nn.Embedding, Conv1D))
             halves = tensors[name], second
             _add(weights[target], halves, half[1], adapter, config, turned=turned)
+            changed.add(target)
+    _check_whole(whole, changed, set(weights), adapter, config)
     return whole
+
+
+def _check_whole(
+    whole: set[str], changed: set[str], weights: set[str], adapter: str | Path, config: Mapping[str, Json]
+) -> None:
+    """Refuse an adapter whose file lacks whole weights that its configuration names and the model has.
+
+    PEFT lists all usual names of heads: the model has one of them.
+    """
+    saved = config.get("modules_to_save") or []
+    saved = saved if isinstance(saved, list) else [saved]
+    for name in (missing := [name for name in saved if not _any_of(name, whole)]):
+        if len(missing) == len(saved) or _any_of(name, weights):
+            raise _lacking(adapter, f"modules_to_save {shown(name)}", f"weights of {name}")
+    biases = {f"{name.removesuffix('weight')}bias" for name in changed}
+    if config.get("bias") != "lora_only":
+        biases = {name for name in weights if name.endswith("bias")}
+    if config.get("bias") not in (None, "none") and biases & weights and not biases & whole:
+        raise _lacking(adapter, f"bias {shown(config['bias'])}", "bias")
+
+
+def _any_of(module: Json, weights: set[str]) -> bool:
+    """Whether some of these weights are a module's of this name."""
+    return any(f".{module}." in f".{name}" for name in weights)
+
+
+def _lacking(adapter: str | Path, said: str, what: str) -> ConfigError:
+    return ConfigError(
+        f"``adapter`` {adapter}: adapter_config.json has {said}, and adapter_model.safetensors has no {what}: "
+        "copy the whole folder, or take it out of the configuration"
+    )
 
 
 def _read(folder: Path) -> dict[str, torch.Tensor]:
@@ -64,6 +98,9 @@ def _read(folder: Path) -> dict[str, torch.Tensor]:
         raise ConfigError(f"``adapter``: {path} cannot be read: {error}") from None
     if not any("lora_" in name for name in found):
         raise ConfigError(f"``adapter`` {folder} holds no LoRA weights")
+    for name, tensor in found.items():
+        if not tensor.float().isfinite().all():
+            raise ConfigError(f"``adapter``: {name} in {path} holds NaN or infinity: train or copy the adapter again")
     return {name.removeprefix(_PREFIX).replace(".base_layer.", "."): tensor for name, tensor in found.items()}
 
 
@@ -100,9 +137,9 @@ def _add(
 ) -> None:
     """Add the product of two halves to a weight; `turned` if its inputs are first."""
     first, second = halves
-    rank, alpha = (_of_layer(config, layer, one) for one in ("rank_pattern", "alpha_pattern"))
-    rank, alpha = rank or config.get("r"), alpha or config.get("lora_alpha")
-    if not alpha or not rank or {first.shape[0], second.shape[1]} != {rank}:
+    rank = _of_layer(config, layer, "r", "rank_pattern", adapter)
+    alpha = _of_layer(config, layer, "lora_alpha", "alpha_pattern", adapter)
+    if {first.shape[0], second.shape[1]} != {rank}:
         found = f"{first.shape[0]} and {second.shape[1]}"
         raise ConfigError(
             f"``adapter`` {adapter}: the halves of {layer} have the ranks {found}, and adapter_config.json says {rank} "
@@ -115,7 +152,17 @@ def _add(
     weight.data.add_(change.to(weight.device, weight.dtype))
 
 
-def _of_layer(config: Mapping[str, Json], layer: str, pattern: str) -> Json:
-    """The value that a pattern gives a layer; None for that of all."""
+def _of_layer(config: Mapping[str, Json], layer: str, field: str, pattern: str, adapter: str | Path) -> float:
+    """The number of a field, or the one that a pattern gives the layer."""
     given = config.get(pattern) or {}
-    return next((value for key, value in given.items() if re.fullmatch(rf"(.*\.)?({key})", layer)), None)
+    if isinstance(given, dict):
+        matching = (value for key, value in given.items() if re.fullmatch(rf"(.*\.)?({key})", layer))
+        given = next(matching, None) or config.get(field)
+    else:
+        field = pattern
+    if isinstance(given, bool) or not isinstance(given, (int, float)) or not given or not math.isfinite(given):
+        raise ConfigError(
+            f"``adapter`` {adapter}: adapter_config.json has {field} {shown(given)} for {layer}: give the number "
+            "that it was trained with"
+        )
+    return given
