@@ -103,7 +103,7 @@ def value_at(row: Mapping[str, object], name: str) -> object:
             raise value.refusal(column)
         if isinstance(value, dict) and key in value:
             value = value[key]
-        elif isinstance(value, list) and value and all(isinstance(one, dict) and key in one for one in value):
+        elif isinstance(value, list) and all(isinstance(one, dict) and key in one for one in value):
             value = [one[key] for one in value]
         else:
             raise RecordError(f"the record has no {name!r}: column {column!r} has no key {key!r}")

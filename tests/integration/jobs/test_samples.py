@@ -14,7 +14,9 @@ import pytest
 from tests.integration.serving.test_endpoint_jobs import recording
 
 import headrace
+from headrace.engines.requests.templates import field_text, template_text
 from headrace.errors import ConfigError
+from headrace.records import has_value
 
 ROWS = [{"id": str(number), "text": f"{number}+1="} for number in range(3)]
 SAMPLED: dict[str, Any] = {"temperature": 20.0, "max_tokens": 12, "ignore_eos": True}
@@ -99,11 +101,14 @@ def test_an_endpoint_gets_a_request_for_each_answer() -> None:
     [
         ({"task": "embed", "n": 2}, "several answers"),
         ({"n": 3, "best_of": 2}, "best_of"),
+        ({"n": 3}, "`?n`? is 3.* temperature 0"),
+        ({"best_of": 3, "temperature": 0}, "best_of.* is 3.* temperature 0"),
         ({"n": 2, "on_too_long": "split", "chunk_join": "first"}, "on_too_long"),
         ({"task": "embed", "prompt_template": [{"role": "user", "content": "{text}"}]}, "chat"),
         ({"prompt_template": [{"role": "owner", "content": "{text}"}]}, "owner"),
         ({"prompt_template": [{"role": "user", "content": "hello"}]}, "names no column"),
         ({"prompt_template": "gone.json"}, "gone.json"),
+        ({"task": "custom", "engine": list, "text_column": "text,"}, "'text,', of which one name is empty"),
     ],
 )
 def test_what_does_not_go_together_is_refused(settings: dict[str, Any], words: str) -> None:
@@ -112,7 +117,11 @@ def test_what_does_not_go_together_is_refused(settings: dict[str, Any], words: s
 
 
 def test_equal_answers_and_engines_without_likelihoods_fail_the_record(tmp_path: Path) -> None:
-    for settings, words in (({"n": 2}, "temperature"), ({"best_of": 2, "engine": lambda texts: texts}, "best_of")):
+    asked = [{**row, "text": {"prompt": row["text"]}} for row in ROWS]
+    for settings, words in (
+        ({"n": 2, "source": asked}, "temperature"),
+        ({"best_of": 2, "engine": lambda texts: texts}, "best_of"),
+    ):
         run(tmp_path / "out.jsonl", overwrite=True, max_error_rate=1, **settings)
         letters = (tmp_path / "out.errors.jsonl").read_text().splitlines()
         assert all(words in json.loads(line)["message"] for line in letters)
@@ -126,3 +135,18 @@ def test_a_template_makes_a_chat(tmp_path: Path) -> None:
     for template in (chat, json.dumps(chat), str(tmp_path / "chat.json")):
         found = outputs(engine=lambda chats: [{"chat": chat} for chat in chats], prompt_template=template)
         assert found[0]["chat"] == expected
+
+
+def test_a_file_of_json_holds_a_template(tmp_path: Path) -> None:
+    file = tmp_path / "template.json"
+    file.write_text('"Q: {text}"')
+    assert template_text(str(file)) == "Q: {text}"
+    file.write_text("[{]")
+    with pytest.raises(ConfigError, match=rf"{file}: it is not valid JSON"):
+        template_text(str(file))
+
+
+def test_a_key_of_an_empty_list_is_an_empty_list() -> None:
+    rows = [{"text": [{"a": "x"}]}, {"text": []}]
+    assert [field_text(row, "text.a") for row in rows] == ['["x"]', "[]"]
+    assert has_value(rows[1], "text.a")

@@ -162,6 +162,7 @@ def _checked(
         _check_kept(shown, found.keep, target)
     if settings.prepare is None and (task.requests or url == openai.EMBEDDINGS):
         _check_unsent(shown, config, found, url)
+        _check_sampling(shown, settings, found, own_engine=own_engine)
     _check_output(settings, output)
     if own_engine:
         settings = replace(settings, config=resolved_for(settings, output))
@@ -258,6 +259,11 @@ def _columns(settings: JobSettings, task: Task, url: str | None) -> Columns:
     free = custom and _names_no_column(settings)
     alone = settings.text_pair_column is None and settings.prompt_template is None
     several = custom and alone and "," in (settings.text_column or "")
+    if several and not all(name.strip() for name in str(settings.text_column).split(",")):
+        raise ConfigError(
+            f"``text_column`` is {settings.text_column!r}, of which one name is empty: give names with a comma between "
+            "them, such as title,body"
+        )
     return Columns(
         settings.text_column or (task.input if url in (None, openai.EMBEDDINGS) else "body"),
         id_column,
@@ -340,6 +346,25 @@ def _check_unsent(source: Source, config: EngineConfig, columns: Columns, url: s
         raise ConfigError(
             f"the lines of the batch file name the model {named!r}, and the engine endpoint sends texts without: pass "
             f"``model={named!r}``"
+        )
+
+
+def _check_sampling(source: Source, settings: JobSettings, columns: Columns, *, own_engine: bool) -> None:
+    """Check that several answers may differ. Raises ConfigError: the engine is Headrace's own, and at temperature 0.
+
+    A record that is no text may have a temperature of its own.
+    """
+    name = "n" if settings.n > 1 else "best_of" if (settings.best_of or 1) > 1 else None
+    config = settings.config
+    holds = own_engine and registry.holds_forms(config.task or "", config.engine)
+    if name is None or not holds or config.engine_options.get("temperature"):
+        return
+    rows = next((chunk.records for chunk in source.chunks(lambda position: position) if chunk.records), ())
+    texts = [columns.template is not None or isinstance(row.data.get(columns.text), str) for row in rows[:_TRIED_ROWS]]
+    if texts and all(texts):
+        raise ConfigError(
+            f"``{name}`` is {getattr(settings, name)}, and all answers to a prompt are equal at temperature 0: raise "
+            f"``temperature``, or leave ``{name}`` out"
         )
 
 

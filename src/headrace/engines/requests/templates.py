@@ -16,16 +16,17 @@ from headrace.wording import shown
 
 
 def template_text(given: object) -> str | None:
-    """A prompt template as text: itself, or messages as JSON, also from a file `*.json`.
+    """A prompt template as text: itself, or messages as JSON; a file `*.json` holds either as JSON.
 
     Raises:
         ConfigError: it is neither, or the file cannot be read.
     """
     if isinstance(given, str) and given.endswith(".json") and "{" not in given:
         try:
-            given = Path(given).read_text("utf-8")
-        except OSError as error:
-            raise ConfigError(f"cannot read ``prompt_template`` {given}: {error.strerror or error}") from None
+            given = json.loads(Path(given).read_text("utf-8")) or ""
+        except (OSError, ValueError, RecursionError) as error:
+            why = error.strerror if isinstance(error, OSError) else f"it is not valid JSON ({error})"
+            raise ConfigError(f"cannot read ``prompt_template`` {given}: {why or error}") from None
     if given is None or (isinstance(given, str) and chat_of(given) is None):
         return given
     if isinstance(given, str):

@@ -55,7 +55,7 @@ class Samples:
         """
         if request.greedy:
             return RecordError(
-                f"n is {self.made} and the temperature is 0, so all answers would be equal: raise ``temperature``"
+                f"{self.made} answers to a prompt would be equal at temperature 0: raise ``temperature``"
             )
         if self.made > self.n and not isinstance(request.payload, SampledRequest):
             return RecordError("the engine does not say how likely its answers are: leave out ``best_of``")
