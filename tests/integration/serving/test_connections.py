@@ -156,6 +156,7 @@ def test_who_closes_its_half_of_the_connection_is_answered(server: Running, requ
     server.engine.step_s = 0.0
     answers = [part for part in got.split(b"HTTP/1.1 ") if part and not part.startswith(b"100")]
     assert [part[:3] for part in answers] == [b"200"] * requests
+    assert got.count(b"HTTP/1.1 100") <= 2  # in 0.8 s at most: one at once, the next after a second
     assert got.count(b"[DONE]" if stream else b'"completion_tokens":20') == requests
 
 
@@ -169,6 +170,15 @@ def test_who_closes_all_of_it_is_given_up(server: Running, stream: bool) -> None
         until(lambda: service.batcher.stats.in_flight == 1)
     until(lambda: service.batcher.stats.in_flight == 0)
     assert server.engine.words_said < said + 4_000
+    server.engine.step_s = 0.0
+
+
+def test_who_closes_its_half_over_http_1_0_gets_nothing(server: Running) -> None:
+    server.engine.step_s = 0.02
+    with connect(server) as connection:
+        connection.sendall(completion(20).replace(b"HTTP/1.1", b"HTTP/1.0"))
+        connection.shutdown(socket.SHUT_WR)
+        assert answer(connection) == b""
     server.engine.step_s = 0.0
 
 

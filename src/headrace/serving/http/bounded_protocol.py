@@ -19,7 +19,7 @@ _OF_UPGRADES = frozenset({b"upgrade", b"http2-settings"})
 """Headers, and words of `Connection`, that ask for another protocol."""
 _PROBE = b"HTTP/1.1 100 Continue\r\n\r\n"
 """Clients skip it. The system of a client that has left altogether answers it by a reset, which the next one meets."""
-_PROBE_S, _LONGEST_PROBE_S = 0.1, 5.0
+_PROBE_S, _LONGEST_PROBE_S = 1.0, 5.0
 """Seconds to the second probe, and at most to another: each takes twice as long as the one before."""
 
 
