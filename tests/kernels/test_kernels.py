@@ -15,6 +15,7 @@ pytest.importorskip("triton", reason="Triton comes with PyTorch's CUDA builds; s
 from tests.kernels import by_pytorch  # noqa: E402 - after the environment is set
 
 from headrace.device import kernels  # noqa: E402
+from headrace.device.cuda_graphs import MemoryRead  # noqa: E402
 
 PAGE = 32
 ROOM = {torch.float32: 2e-5, torch.float16: 5e-3, torch.bfloat16: 4e-2}
@@ -38,6 +39,20 @@ def test_a_sum_is_normalised(dtype: torch.dtype, width: int, adds: bool, biased:
 def test_nothing_normalised_is_nothing() -> None:
     weight = torch.ones(8, device=DEVICE)
     assert kernels.add_norm(torch.empty(0, 8, device=DEVICE), None, weight, None, 1e-5).shape == (0, 8)
+
+
+def test_a_graph_keeps_the_weights_that_it_reads() -> None:
+    x, weight, bias = torch.randn(2, 96, device=DEVICE), torch.ones(96, device=DEVICE), torch.ones(96, device=DEVICE)
+    with MemoryRead() as read:
+        weight.detach()
+    assert set(read.kept) == {weight.untyped_storage().data_ptr()}
+    seen: list[int] = []
+    with MemoryRead() as read:
+        try:
+            kernels.add_norm(x, None, weight, bias, 1e-5)
+        finally:
+            seen += read.kept
+    assert {one.untyped_storage().data_ptr() for one in (weight, bias)} <= set(seen)
 
 
 CASES = {

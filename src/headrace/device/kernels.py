@@ -52,7 +52,8 @@ def add_norm(
         RuntimeError: Triton cannot make the kernel.
     """
     width = x.shape[-1]
-    x = x.contiguous()
+    # By calls of PyTorch: a graph keeps what they read, and does not see a kernel's arguments.
+    x, weight, bias = x.contiguous(), weight.detach(), None if bias is None else bias.detach()
     out = torch.empty_like(x)
     block = triton.next_power_of_2(width)
     grid = (x.numel() // width,)
