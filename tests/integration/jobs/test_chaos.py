@@ -20,6 +20,9 @@ from headrace.jobs import run as main_path
 from headrace.jobs.pipeline.job import JobEnd, StopRequest
 from headrace.jobs.settings import Limits
 
+# User code gives coroutines as results. Python may collect one only while a later test runs.
+pytestmark = pytest.mark.filterwarnings("ignore:coroutine '_later' was never awaited")
+
 ENGINES = {
     "function": lambda: FunctionEngine(chaos.engine, "chaos"),
     "batches": chaos.Batches,
@@ -88,7 +91,6 @@ def run(given_rows: list[dict[str, Any]], engine: str, kind: str) -> None:
         check(given_rows, sink, end)
 
 
-@pytest.mark.filterwarnings("ignore:coroutine '_later' was never awaited")  # which user code gives as a result
 @pytest.mark.parametrize("engine", list(ENGINES))
 @settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
