@@ -18,6 +18,7 @@ from tests.settings import job_settings
 
 import headrace
 from headrace.app.jobs import job as jobs
+from headrace.concurrency.short_turns import short_turns
 from headrace.device.memory import AvailableMemory, MemoryWatch
 from headrace.engines.capabilities import memory_of
 from headrace.engines.choosing.process import ProcessEngine
@@ -149,6 +150,17 @@ def test_a_lost_device_costs_the_record_that_did_it_and_the_job_goes_on(tmp_path
     assert "device-side assert" in letter["message"] or "cuda:1 failed" in letter["message"]
     assert len(list(pids.iterdir())) <= 6, "one process more for each step towards the record"
     assert (pids / f"{os.getpid()}.pid").exists() is not in_process
+
+
+def test_turns_stay_short_until_the_last_user_leaves() -> None:
+    before = sys.getswitchinterval()
+    first, second = short_turns(), short_turns()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert sys.getswitchinterval() == pytest.approx(0.0005)
+    second.__exit__(None, None, None)
+    assert sys.getswitchinterval() == pytest.approx(before)
 
 
 @pytest.mark.parametrize("kind", ["cpu", "gpu"])

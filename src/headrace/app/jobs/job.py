@@ -7,9 +7,8 @@ import json
 import logging
 import operator
 import os
-import sys
 import time
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -25,6 +24,7 @@ from headrace.app.jobs.prefix_caching import prefix_cache_listener
 from headrace.app.jobs.tracing import job_spans
 from headrace.app.jobs.tuning import Tuned, in_dtype, load, tune, wants_sample
 from headrace.batching.batcher import Batcher
+from headrace.concurrency.short_turns import short_turns
 from headrace.engines.base import Engine
 from headrace.engines.capabilities import COLUMNS, PREPARING, TUNING
 from headrace.engines.choosing.config import EngineConfig
@@ -54,9 +54,6 @@ from headrace.processes.portable import UnsendableError
 from headrace.wording import spelled
 
 logger = logging.getLogger("headrace")
-
-_TURN_S = 0.0005
-"""The length of a thread's turn under Python's lock while a GPU computes."""
 
 
 def execute(
@@ -138,7 +135,7 @@ def carry_out(  # noqa: PLR0913 - keyword-only, and each caller leaves most of t
         steps = None if shared is not None else follow_steps(plan.settings.config, engine, job.batcher, broadcast)
         watches = (follower, steps, watch_device(engine, broadcast), prefix_cache_listener(engine, broadcast))
         with (
-            _short_turns(engine),
+            short_turns() if on_gpu(engine) else contextlib.nullcontext(),
             _tracing(plan, began) as trace,
             job_spans(plan, began) as spans,
             Progress() if progress else contextlib.nullcontext() as bar,
@@ -182,19 +179,6 @@ def _tracing(plan: Plan, began: float) -> contextlib.AbstractContextManager[Trac
     if plan.settings.trace is None:
         return contextlib.nullcontext()
     return TraceWriter(Path(plan.settings.trace), began, as_named(plan.output.target))
-
-
-@contextlib.contextmanager
-def _short_turns(engine: Engine) -> Iterator[None]:
-    """Let threads take short turns under Python's lock while a GPU computes: the one that gives it work takes the lock
-    again for each kernel, and waits for the end of another thread's turn."""
-    before = sys.getswitchinterval()
-    if on_gpu(engine):
-        sys.setswitchinterval(_TURN_S)
-    try:
-        yield
-    finally:
-        sys.setswitchinterval(before)
 
 
 def _close(engine: Engine) -> None:

@@ -1,7 +1,7 @@
 """Layers that a GPU computes in fewer kernels, for encoders of texts and vision transformers in 16 bits.
 
 A sum and the LayerNorm after it are one kernel, and a GELU is part of the matrix product before it. That GELU is the
-one by tanh (https://arxiv.org/abs/1606.08415), which differs by less than 16 bits tell apart for most inputs. A
+one by tanh (https://arxiv.org/abs/1606.08415): for most inputs, the difference is below what 16 bits resolve. A
 library's model is changed in place. The change is undone if it fails, or gives other outputs.
 """
 
@@ -14,9 +14,9 @@ from transformers import PreTrainedModel
 from transformers.activations import GELUActivation
 
 from headrace.device.native import has_kernels
+from headrace.engines.networks.packing import HALVES
 from headrace.engines.networks.prepacking import ACTIVATED
 
-_HALVES = (torch.float16, torch.bfloat16)
 _WIDEST = 8_192
 """The most components that a program normalises."""
 
@@ -81,7 +81,7 @@ class FusedGelu(torch.nn.Module):  # type: ignore[misc]  # torch's types are not
 
 def can_fuse(base: PreTrainedModel) -> bool:
     """Whether there are kernels for the model's device and dtype."""
-    return base.dtype in _HALVES and has_kernels(base.device)
+    return base.dtype in HALVES and has_kernels(base.device)
 
 
 def fuse(base: PreTrainedModel) -> bool:

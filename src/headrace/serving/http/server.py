@@ -7,7 +7,6 @@ import gc
 import math
 import os
 import socket
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -18,6 +17,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from headrace.concurrency.garbage_collection import fewer_collections
+from headrace.concurrency.short_turns import short_turns
 from headrace.errors import ConfigError
 from headrace.serving.http.bounded_protocol import protocol_options
 from headrace.serving.http.key_file import KeyFile
@@ -31,9 +31,6 @@ _CLOSE_TIMEOUT_S = 2
 """Seconds for connections to receive their answers at the end."""
 _UNLISTED = frozenset({"/openapi.json", "/docs/oauth2-redirect", "/redoc"})
 """Routes that the startup message omits."""
-_SWITCH_S = 0.0005
-"""Python's thread switch interval in seconds, a tenth of the default, so that the engine's thread waits less for the
-event loop."""
 
 
 class DrainingServer(uvicorn.Server):
@@ -102,10 +99,13 @@ class DrainingServer(uvicorn.Server):
                 f"cannot use TLS files {files}: {reason}; check that they are PEM files, that they match and that the "
                 "password is right"
             ) from error
-        sys.setswitchinterval(_SWITCH_S)
         factory = self.config.get_loop_factory()
         # Bound before the model is loaded, without listening yet.
-        with bind(self.config.host, self.config.port) as listener, asyncio.Runner(loop_factory=factory) as runner:
+        with (
+            short_turns(),
+            bind(self.config.host, self.config.port) as listener,
+            asyncio.Runner(loop_factory=factory) as runner,
+        ):
             runner.run(self._run(listener))
         return 1 if self._state.dead else 0
 
