@@ -89,3 +89,16 @@ def test_a_revision_stands_beside_the_present(script: SimpleNamespace) -> None:
     head, *lines = script.rows({"5d0cb115": counts, "present": counts})
     assert head.split() == ["5d0cb115", "present"]
     assert lines[0].split() == ["lines", "of", "src", "23", "23"]
+
+
+def test_the_lines_of_a_room_by_kind(script: SimpleNamespace) -> None:
+    sources = {
+        "src/headrace/io/one.py": '"""One.\n\nMore."""\n\n# A comment.\nTEXT = """\n# text\n"""\n',
+        "src/headrace/two.py": "TWO = 2  # two\n",
+    }
+    tree = script.House(sources)
+    assert tree.rooms()["io"] == {"code": 2, "docstrings": 3, "comments": 2, "blank": 1}
+    head, every, *rooms = script.room_rows({"5d0cb115": script.House({}), "present": tree})
+    assert head.split() == ["5d0cb115", "present", "code", "docstrings", "comments", "blank"]
+    assert every.split() == ["all", "0", "9", "3", "3", "2", "1"]
+    assert [line.split()[0] for line in rooms] == ["io", "(top)"]
