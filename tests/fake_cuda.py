@@ -11,11 +11,13 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from headrace.device.cuda_graphs import MemoryRead
 from headrace.device.pipeline import Arrays, Computed, NetworkCall
 
 _READS = {"_local_scalar_dense", "item", "equal", "is_nonzero", "nonzero", "masked_select", "bincount"}
@@ -77,6 +79,58 @@ class FakePipeline:
         assert output.is_cuda
         self.calls += 1
         return Computed(np.ones(output.shape, np.float32), 0.0)
+
+
+class RecordedGraph:
+    """Takes the place of a CUDA graph, on the CPU: a replay repeats the operations that a call had, on the same memory.
+
+    What the host computed, chose or read while the call was captured stays as it was. What CUDA refuses ends the
+    capture.
+    """
+
+    bytes = 1_000
+
+    def __init__(self, pool: object, call: NetworkCall, tensors: Mapping[str, torch.Tensor]) -> None:
+        self._inputs = {name: tensor.clone() for name, tensor in tensors.items()}
+        self._steps: list[tuple[Any, Any, Any, Any]] = []
+        with pytest.MonkeyPatch.context() as patched, torch.inference_mode(), MemoryRead(), _Recorder(self._steps):
+            for name in ("cpu", "numpy", "tolist"):  # on a CPU, they are no operations
+                patched.setattr(torch.Tensor, name, _not_permitted)
+            patched.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)  # transformers asks
+            self._output = call(self._inputs)
+
+    def __call__(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        assert self._inputs.keys() == tensors.keys()
+        with torch.inference_mode():
+            for name, tensor in tensors.items():
+                assert tensor.shape == self._inputs[name].shape, "a graph takes inputs of its own shape"
+                self._inputs[name].copy_(tensor)
+            for func, args, kwargs, made in self._steps:
+                again = func(*args, **kwargs)
+                for old, new in zip(tree_leaves(made), tree_leaves(again), strict=True):
+                    if isinstance(old, torch.Tensor) and old.data_ptr() != new.data_ptr():
+                        old.copy_(new)
+            return self._output.clone()
+
+
+def _not_permitted(*_: object) -> None:
+    raise RuntimeError("operation not permitted when stream is capturing")
+
+
+class _Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch's types are not read here
+    """Notes operations, and refuses those that cannot be captured: page-locked memory is allocated by the driver."""
+
+    def __init__(self, steps: list[tuple[Any, Any, Any, Any]]) -> None:
+        super().__init__()
+        self._steps = steps
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if kwargs.get("pin_memory") or "pin_memory" in func.overloadpacket.__name__:
+            _not_permitted()
+        made = func(*args, **kwargs)
+        self._steps.append((func, args, kwargs, made))
+        return made
 
 
 class _NoWaits(TorchDispatchMode):  # type: ignore[misc]  # torch's types are not read here

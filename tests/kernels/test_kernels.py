@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import pytest
 import torch
@@ -83,3 +84,21 @@ def test_answers_attend_to_the_keys_in_their_pages(dtype: torch.dtype, case: str
     found, expected = kernels.paged_decode(*given), by_pytorch.paged_decode(*given)
     assert found.shape == expected.shape and found.dtype == dtype
     torch.testing.assert_close(found, expected, rtol=ROOM[dtype], atol=ROOM[dtype])
+
+
+def test_steps_of_all_sizes_share_two_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiling one takes seconds, in which a job stands still."""
+    constants: list[frozenset[tuple[str, object]]] = []
+
+    class Launches:
+        def __getitem__(self, grid: tuple[int, ...]) -> Any:
+            return lambda *given, **known: constants.append(frozenset(known.items()))
+
+    monkeypatch.setattr(kernels, "_decode_kernel", Launches())
+    stored = torch.zeros(PAGE, 2, 16)
+    for answers in (1, 2, 3, 5, 8, 13, 40, 130, 300):
+        for pages in (1, 9, 40, 130):
+            tables = torch.zeros(answers, pages, dtype=torch.int32)
+            lengths = torch.ones(answers, dtype=torch.int32)
+            kernels.paged_decode(torch.zeros(answers, 4, 16), stored, stored, tables, lengths, PAGE, 1.0)
+    assert len(constants) == 36 and len(set(constants)) == 2

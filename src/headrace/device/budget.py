@@ -13,7 +13,9 @@ _STEP = 2
 _FAR = 8
 """Factor to a smaller budget that is compared too: each doubling may lose too little to notice, and it adds up."""
 _PAIRS = 4
-"""Batches of each size in a comparison, which compares their medians."""
+"""Batches of each size in a comparison, at least; more where their rates differ much among themselves."""
+_SURE = 2.5
+"""Standard errors by which a size must be faster to be taken, and by which it must miss what is needed to be left."""
 _NEARLY = 0.7
 """Batches below this fraction of a budget do not count for it."""
 _BETTER = 1.05
@@ -27,8 +29,8 @@ _EARNED = 4
 _HOLD = 64
 """Batches between comparisons, doubled whenever one changes nothing."""
 _LONGEST_HOLD = 4_096
-_PATIENCE = 64
-"""Batches after which a comparison without batches of its sizes ends."""
+_PATIENCE = 96
+"""Batches after which a comparison ends, for want of batches of its sizes or of a clear difference."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,20 +77,18 @@ class _BudgetComparison:
         return len(self.rates.get(budget, ()))
 
     @property
-    def is_over(self) -> bool:
-        return self.is_fair or self.seen >= _PATIENCE
-
-    @property
-    def is_fair(self) -> bool:
-        return min(self.count(self.best), self.count(self.other)) >= _PAIRS
-
-    @property
-    def favours_other(self) -> bool:
-        if not self.is_fair:
-            return False
-        better: float = _BETTER ** min(abs(math.log(self.other / self.best, _STEP)), 1)
-        best, other = (statistics.median(self.rates[budget]) for budget in (self.best, self.other))
-        return other >= better * best
+    def other_is_better(self) -> bool | None:
+        """Whether the other budget is clearly better, by the medians of batches in pairs; None while that is open."""
+        needed = math.log(_BETTER) * min(abs(math.log(self.other / self.best, _STEP)), 1)
+        pairs = zip(self.rates.get(self.best, ()), self.rates.get(self.other, ()), strict=False)
+        gains = [math.log(other / best) for best, other in pairs]
+        if len(gains) >= _PAIRS:
+            gain, error = statistics.median(gains), statistics.stdev(gains) / math.sqrt(len(gains))
+            if gain >= max(needed, _SURE * error):
+                return True
+            if gain + _SURE * error < needed:
+                return False
+        return False if self.seen >= _PATIENCE else None
 
 
 class BudgetTuner:
@@ -100,10 +100,10 @@ class BudgetTuner:
         start: the first budget.
         least: minimum budget.
         most: maximum budget.
-        settled: whether an earlier job found `start`, so that the first comparison may wait.
+        kept: what an earlier job found: it is compared first and at once. None if there was none.
     """
 
-    def __init__(self, start: float, least: float, most: float, *, settled: bool = False) -> None:
+    def __init__(self, start: float, least: float, most: float, kept: float | None = None) -> None:
         self._least = least
         self._most = max(most, least)
         self._bound = float("inf")
@@ -113,7 +113,8 @@ class BudgetTuner:
         """The budget found so far."""
         self._computed = 0.0
         self._comparison: _BudgetComparison | None = None
-        self._next = [] if settled else [self.best * _STEP, self.best / _STEP]
+        self._kept = kept
+        self._next = [self.best * _STEP, self.best / _STEP] if kept is None else [] if kept == self.best else [kept]
         self._hold = _HOLD
         self._left = 0
         self._turns = itertools.cycle((1 / _FAR, _STEP, 1 / _STEP))
@@ -152,8 +153,9 @@ class BudgetTuner:
         if not self._has_earned(self._comparison):
             return
         self._comparison.add(computed, cost / duration_s)
-        if self._comparison.is_over:
-            self._judge(self._comparison)
+        better = self._comparison.other_is_better
+        if better is not None:
+            self._judge(self._comparison, better)
 
     def bound(self, most: float) -> None:
         """Do not exceed this for now: a larger batch would probably fill the memory."""
@@ -173,7 +175,7 @@ class BudgetTuner:
         self._next = [budget for budget in self._next if budget <= self._most]
 
     def _has_earned(self, comparison: _BudgetComparison) -> bool:
-        return self._computed >= _EARNED * _PAIRS * comparison.other
+        return comparison.other == self._kept or self._computed >= _EARNED * _PAIRS * comparison.other
 
     def _plan(self) -> None:
         """Compare with one other budget, a smaller and a larger one in turn."""
@@ -193,9 +195,11 @@ class BudgetTuner:
                 return
         self._left = self._hold
 
-    def _judge(self, comparison: _BudgetComparison) -> None:
-        self.has_compared = self.has_compared or comparison.is_fair
-        if comparison.favours_other:
+    def _judge(self, comparison: _BudgetComparison, better: bool) -> None:
+        self.has_compared = (
+            self.has_compared or min(map(comparison.count, (comparison.best, comparison.other))) >= _PAIRS
+        )
+        if better:
             up = comparison.other > comparison.best
             self.best = comparison.other
             self._next = [self.best * _STEP if up else self.best / _STEP]

@@ -44,6 +44,10 @@ class MemoryRead(TorchDispatchMode):  # type: ignore[misc]  # torch's types are 
         args: tuple[object, ...] = (),
         kwargs: dict[str, object] | None = None,
     ) -> object:
+        with self:  # in inference mode, an operation that consists of others comes whole, such as `to`
+            found = func.decompose(*args, **(kwargs or {}))
+        if found is not NotImplemented:
+            return found
         taken = _tensors((args, kwargs))
         target = (kwargs or {}).get("device")
         self._check(func, args, [one.device for one in taken] + ([target] if target else []))

@@ -85,12 +85,12 @@ def _rows(start, places, row, seen, wide, WIDTH: tl.constexpr):
     return tl.load(start + places[:, None] * row + wide[None, :], mask=within, other=0.0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["window", "table_width"])  # they vary from step to step, and compiling takes seconds
 def _decode_kernel(
     query, keys, values, tables, lengths, out, sums, largest,
-    scale, window, per_answer, table_width, query_row, query_head, key_row, key_head, value_row, value_head,
+    scale, window, table_width, query_row, query_head, key_row, key_head, value_row, value_head,
     SHARED: tl.constexpr, HEADS: tl.constexpr, WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr, PAGE: tl.constexpr,
-    WIDE: tl.constexpr, VALUE_WIDE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr,
+    WIDE: tl.constexpr, VALUE_WIDE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
     answer = tl.program_id(0)
     key_place = tl.program_id(1)
@@ -102,7 +102,7 @@ def _decode_kernel(
     q = _rows(query + answer * query_row, heads, query_head, rows < SHARED, wide, WIDTH)
     length = tl.load(lengths + answer)
     first = tl.maximum(length - window, 0)
-    each = tl.cdiv(tl.cdiv(length - first, PARTS), BLOCK) * BLOCK
+    each = tl.cdiv(tl.cdiv(length - first, tl.num_programs(2)), BLOCK) * BLOCK
     begin = first + part * each
     end = tl.minimum(begin + each, length)
     most = tl.full((ROWS,), float("-inf"), tl.float32)
@@ -123,13 +123,13 @@ def _decode_kernel(
         found = found * kept[:, None] + tl.dot(weights.to(v.dtype), v, input_precision="ieee")
         total = total * kept + tl.sum(weights, 1)
         most = higher
-    place = (part * per_answer + answer) * HEADS + heads
+    place = (part * tl.num_programs(0) + answer) * HEADS + heads
     real = rows < SHARED
-    if PARTS == 1:
-        found = found / total[:, None]
-    else:
+    if SPLITS:
         tl.store(sums + place, total, mask=real)
         tl.store(largest + place, most, mask=real)
+    else:
+        found = found / total[:, None]
     tl.store(
         out + place[:, None] * VALUE_WIDTH + value_wide[None, :],
         found.to(out.dtype.element_ty),
@@ -179,11 +179,11 @@ def paged_decode(
     try:
         _decode_kernel[(answers, key_heads, parts)](
             query, keys, values, tables, lengths, out, sums, largest,
-            scale, most if window is None else window, answers, tables.stride(0), query.stride(0), query.stride(1),
+            scale, most if window is None else window, tables.stride(0), query.stride(0), query.stride(1),
             keys.stride(0), keys.stride(1), values.stride(0), values.stride(1),
             SHARED=shared, HEADS=heads, WIDTH=width, VALUE_WIDTH=value_width, PAGE=page,
             WIDE=max(triton.next_power_of_2(width), 16), VALUE_WIDE=max(triton.next_power_of_2(value_width), 16),
-            ROWS=max(triton.next_power_of_2(shared), _QUERIES), BLOCK=_KEYS_AT_ONCE, PARTS=parts,
+            ROWS=max(triton.next_power_of_2(shared), _QUERIES), BLOCK=_KEYS_AT_ONCE, SPLITS=parts > 1,
         )  # fmt: skip
     except TritonError as error:
         raise RuntimeError(f"a kernel cannot be made: {first_line(error)}") from error

@@ -37,13 +37,13 @@ class StepTuner:
         self._tokens = _fixed(start.tokens)
 
     def begin(self, kept: StepSize | None) -> None:
-        """Try other sizes from now on, from the size that an earlier job kept."""
+        """Try other sizes from now on, first the one that an earlier job kept."""
         start, most = self._start, self._most
-        first, settled = kept or start, kept is not None
+        answers, tokens = (None, None) if kept is None else (kept.answers, kept.tokens)
         if most.answers > start.answers:
-            self._answers = BudgetTuner(first.answers, start.answers / _LEAST, most.answers, settled=settled)
+            self._answers = BudgetTuner(start.answers, start.answers / _LEAST, most.answers, answers)
         if most.tokens > start.tokens:
-            self._tokens = BudgetTuner(first.tokens, start.tokens / _LEAST, most.tokens, settled=settled)
+            self._tokens = BudgetTuner(start.tokens, start.tokens / _LEAST, most.tokens, tokens)
 
     @property
     def choices(self) -> tuple[list[int], list[int]]:

@@ -49,12 +49,12 @@ def pipeline_on(device: torch.device, dtype: torch.dtype) -> Pipeline:
     return Pipeline(_CudaStreams(device, dtype) if device.type == "cuda" else _CpuStreams(dtype))
 
 
-def to_device(array: NDArray[np.generic], device: torch.device) -> torch.Tensor:
-    """The array on the device. Nothing waits for the copy but what is queued later on the current stream."""
-    tensor = torch.from_numpy(array)
-    if device.type == "cpu":
-        return tensor
-    return page_locked(tensor).copy_(tensor).to(device, non_blocking=True)
+def to_device(host: NDArray[np.generic] | torch.Tensor, device: torch.device) -> torch.Tensor:
+    """The numbers on the device. Nothing waits for the copy but what is queued later on the current stream."""
+    tensor = host if isinstance(host, torch.Tensor) else torch.from_numpy(host)
+    if device.type == "cuda":
+        tensor = page_locked(tensor).copy_(tensor)
+    return tensor.to(device, non_blocking=True)
 
 
 def page_locked(like: torch.Tensor) -> torch.Tensor:

@@ -108,6 +108,8 @@ class EngineOptions(_Dataclasses):
     """Whether transformers reads the model's config.json."""
     splits: ClassVar[bool] = False
     """Whether it can split what is too long for the model."""
+    preparing: ClassVar[str] = ""
+    """The module of what prepares columns in other processes, where that can be done."""
     takes_model: ClassVar[bool] = False
     """Whether `model` names one although `weights`, `default_model` and `remote` do not say so."""
     remote: ClassVar[bool] = False

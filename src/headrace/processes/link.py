@@ -66,11 +66,18 @@ class LinkedProcess:
             with contextlib.suppress(OSError):  # it may have ended already
                 os.sched_setaffinity(self._process.pid, cores)
 
+    def begin(self) -> None:
+        """Let the process make its object now, not at the first call."""
+        self._send()
+
     def send(self, number: int, packed: bytes) -> None:
         """Send a call: its number, and the pickled `(method, arguments)`. Blocks until the process reads it."""
+        self._send(_HEAD.pack(number, False) + packed)
+
+    def _send(self, *messages: bytes) -> None:
         first, self._first = self._first, ()
         with contextlib.suppress(OSError):  # `receive` reports that the process has ended
-            for message in (*first, _HEAD.pack(number, False) + packed):
+            for message in (*first, *messages):
                 self._connection.send_bytes(message)
 
     def receive(self, timeout_s: float | None = None) -> CallOutcome | None:

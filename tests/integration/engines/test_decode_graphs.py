@@ -1,13 +1,14 @@
-"""Steps that are replayed on a GPU: what a graph is given, by a double that computes each call."""
+"""Steps that are replayed on a GPU, by a double that repeats the operations of a call on the same memory."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from tests.fake_cuda import RecordedGraph
 from tests.kernels import by_pytorch
 
 from headrace.engines.choosing.registry import create
@@ -16,27 +17,19 @@ from headrace.engines.generation.decode_graphs import DecodeGraphs, rounded
 from headrace.engines.generation.paged_attention import PagedModel, StepPart
 
 
-class EagerGraph:
-    """Computes what a graph would replay."""
-
+class CountedGraph(RecordedGraph):
     made = 0
 
-    def __init__(self, pool: object, call: Any, tensors: Mapping[str, torch.Tensor]) -> None:
-        EagerGraph.made += 1
-        self._call = call
-        self._shapes = {name: tensor.shape for name, tensor in tensors.items()}
-
-    def __call__(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        assert self._shapes == {name: tensor.shape for name, tensor in tensors.items()}
-        with torch.inference_mode():
-            return self._call(tensors)
+    def __init__(self, *given: Any) -> None:
+        CountedGraph.made += 1
+        super().__init__(*given)
 
 
 @pytest.fixture(autouse=True)
 def doubles(monkeypatch: pytest.MonkeyPatch) -> None:
-    EagerGraph.made = 0
+    CountedGraph.made = 0
     monkeypatch.setitem(sys.modules, "headrace.device.kernels", by_pytorch)
-    monkeypatch.setattr(decode_graphs, "CudaGraph", EagerGraph)
+    monkeypatch.setattr(decode_graphs, "CudaGraph", CountedGraph)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
 
 
@@ -57,15 +50,57 @@ def test_a_replayed_step_gives_the_scores_of_each_answer_alone() -> None:
     torch.testing.assert_close(paged.run(PROMPTS), alone.run(PROMPTS), rtol=1e-4, atol=1e-4)
     for step in (NEXT, [StepPart([4], part.known + 1, part.pages, True) for part in NEXT[:2]]):
         torch.testing.assert_close(graphs.run(step), alone.run(step), rtol=1e-4, atol=1e-4)
-    assert EagerGraph.made == 2, "one for four answers, one for two"
+    assert CountedGraph.made == 2, "one for four answers, one for two"
     mixed = [StepPart([4], part.known + 2, part.pages, True) for part in NEXT[:2]]
     mixed.append(StepPart([5] * 33, 0, [11, 12], True))
     assert graphs.run(mixed) is None
     torch.testing.assert_close(paged.run(mixed), alone.run(mixed), rtol=1e-4, atol=1e-4)
 
 
+FAULTS: dict[str, Callable[[torch.Tensor], object]] = {
+    "a number": lambda one: one.sum().item(),
+    "a list": lambda one: one.tolist(),
+    "an array": lambda one: one.numpy(),
+    "nonzero": lambda one: one.nonzero(),
+    "an index of booleans": lambda one: one[one > 0],
+    "a copy to another device": lambda one: one.to("meta"),
+    "page-locked memory": lambda one: torch.empty(8, pin_memory=True),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_step_that_does_what_a_capture_refuses_runs_as_before(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = decode_graphs.decode
+
+    def faulty(call: Any, stored: Any, *others: Any) -> torch.Tensor:
+        FAULTS[fault](call.query)
+        return own(call, stored, *others)
+
+    monkeypatch.setattr(decode_graphs, "decode", faulty)
+    graphs = DecodeGraphs(paged_models()[1])
+    assert graphs.run(NEXT) is None
+    assert "waits for the device" in graphs.failure or "when stream is capturing" in graphs.failure
+
+
+def test_what_the_host_has_counted_at_the_capture_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The double replays operations, not Python: lengths that the host gave to the first step are wrong later."""
+    alone, paged = paged_models()
+    paged.run(PROMPTS)
+    alone.run(PROMPTS)
+    own, first = decode_graphs.decode, torch.tensor([6, 41, 71, 1], dtype=torch.int32)
+
+    def of_the_first_step(call: Any, stored: Any, count: int, tables: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
+        return own(call, stored, count, tables, first)
+
+    monkeypatch.setattr(decode_graphs, "decode", of_the_first_step)
+    graphs = DecodeGraphs(paged)
+    torch.testing.assert_close(graphs.run(NEXT), alone.run(NEXT), rtol=1e-4, atol=1e-4)
+    later = [StepPart([4], part.known + 1, part.pages, True) for part in NEXT]
+    assert not torch.allclose(graphs.run(later), alone.run(later), rtol=1e-4, atol=1e-4)
+
+
 def test_a_step_that_cannot_be_captured_runs_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(*given: object) -> EagerGraph:
+    def refused(*given: object) -> CountedGraph:
         raise RuntimeError("the model waits for the device\nhere")
 
     monkeypatch.setattr(decode_graphs, "CudaGraph", refused)
@@ -75,7 +110,7 @@ def test_a_step_that_cannot_be_captured_runs_as_before(monkeypatch: pytest.Monke
 
 
 def test_out_of_memory_at_a_capture_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(*given: object) -> EagerGraph:
+    def refused(*given: object) -> CountedGraph:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(decode_graphs, "CudaGraph", refused)
@@ -119,4 +154,4 @@ def test_an_engine_answers_with_kernels_or_without(
             found.update(one.step())
         texts.append([found[key]["text"] for key in range(3)])
     assert texts[0] == texts[1]
-    assert bool(EagerGraph.made) == (fault != "raises")
+    assert bool(CountedGraph.made) == (fault != "raises")

@@ -94,6 +94,19 @@ def test_batches_that_are_not_full_say_nothing() -> None:
     assert tuner.best == 1_024
 
 
+@pytest.mark.parametrize("gain", [0.9, 1.3])
+def test_chance_does_not_decide_where_batches_differ_much_among_themselves(gain: float) -> None:
+    """In few of 50 jobs whose batches take 0.7 to 1.5 times as long."""
+    larger = 0
+    for seed in range(50):
+        tuner, chance = BudgetTuner(1_024, 1_024, 2_048), random.Random(seed)
+        for _ in range(100):
+            budget = tuner.budget
+            tuner.ran(budget, budget, budget / (gain if budget > 1_024 else 1) * chance.lognormvariate(0, 0.2))
+        larger += tuner.best == 2_048
+    assert larger >= 45 if gain > 1 else larger <= 3
+
+
 def test_a_single_slow_batch_does_not_decide() -> None:
     tuner = BudgetTuner(1_024, 1_024, 2_048)
     for number in range(64):

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from headrace.columns import Column, PayloadList, PreparedColumn, values_of
 from headrace.errors import BrokenOffError, RecordError, WorkerDiedError
 from headrace.jobs.pipeline.arrow import cut_out
-from headrace.jobs.pipeline.preparers import PreparerPool, joined
+from headrace.jobs.pipeline.preparers import EarlyProcesses, PreparerPool, joined
 from headrace.processes.link import CallOutcome, LinkedProcess
 
 
@@ -195,3 +195,25 @@ def test_a_process_that_is_given_back_after_the_end_is_ended() -> None:
     pool.append(PreparerPool(Doubler(), 1, lambda packed: cast("LinkedProcess", Late(packed, set(), log))))
     assert list(pool[0].prepare_column([2]).payloads) == [4]
     assert log == ["start", "kill"]
+
+
+def test_processes_that_were_started_early_are_told_what_they_hold() -> None:
+    early = EarlyProcesses(2, "json")
+    first = early._idle[-1]
+    pool = PreparerPool(Doubler(), 2, early.start)
+    assert list(pool.prepare_column([2, 4]).payloads) == [4, 8]
+    assert pool._idle == [first], "and no other was started"
+    pool.close()
+    [left] = early._idle
+    early.close()
+    assert left._process.poll() is not None
+
+
+def test_another_process_takes_the_place_of_an_early_one_that_died_or_cannot_import() -> None:
+    early = EarlyProcesses(1, "json")
+    early._idle[0].kill()
+    for one in (early, EarlyProcesses(1, "no_such_module")):
+        pool = PreparerPool(Doubler(), 1, one.start)
+        assert list(pool.prepare_column([3]).payloads) == [6]
+        pool.close()
+        one.close()

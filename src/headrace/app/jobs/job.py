@@ -8,7 +8,7 @@ import logging
 import operator
 import os
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -25,6 +25,7 @@ from headrace.app.jobs.tracing import job_spans
 from headrace.app.jobs.tuning import Tuned, in_dtype, load, tune, wants_sample
 from headrace.batching.batcher import Batcher
 from headrace.concurrency.short_turns import short_turns
+from headrace.device.cuda import cuda_devices
 from headrace.engines.base import Engine
 from headrace.engines.capabilities import COLUMNS, PREPARING, TUNING
 from headrace.engines.choosing.config import EngineConfig
@@ -39,7 +40,7 @@ from headrace.io.storage.locations import as_named
 from headrace.jobs import run as main_path
 from headrace.jobs.pipeline.infer import WorkCalls
 from headrace.jobs.pipeline.job import BatcherPort, Job, JobEnd, StopRequest
-from headrace.jobs.pipeline.preparers import PreparerPool
+from headrace.jobs.pipeline.preparers import EarlyProcesses, PreparerPool
 from headrace.jobs.pipeline.work import Work
 from headrace.jobs.planning.forecast import Forecast, forecast
 from headrace.jobs.planning.survey import Survey, survey, survey_prompts
@@ -54,6 +55,9 @@ from headrace.processes.portable import UnsendableError
 from headrace.wording import spelled
 
 logger = logging.getLogger("headrace")
+
+_FEW_BYTES = 1 << 20
+"""An input of less is prepared before processes have started."""
 
 
 def execute(
@@ -82,7 +86,9 @@ def execute(
             warn_of_crash(plan.output, overwrite=plan.settings.overwrite)
             if on_load is not None:
                 on_load(plan.settings)
-            return carry_out(plan, load(plan), stop, progress=progress, on_survey=on_survey, began=began)
+            with early_processes(plan) as early:
+                plan = replace(plan, early=early)
+                return carry_out(plan, load(plan), stop, progress=progress, on_survey=on_survey, began=began)
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,7 +267,7 @@ def build(  # noqa: PLR0913 - keyword-only beyond what every caller gives
     identity = None if settings.retry or later else plan.columns.id
     if identity:
         numpy_or_refuse()
-    preparers = prepare_processes(settings, engine)
+    preparers = prepare_processes(plan, engine)
     if shared is not None:
         batcher = shared.batcher
     in_flight = None if settings.config.engine_process or batcher is not None else InFlightFile(plan.output.work)
@@ -298,7 +304,11 @@ def preparers_of(settings: JobSettings, engine: Engine) -> int | None:
     most = settings.limits.prepare_processes
     if PREPARING.of(engine) is None or most is not None:
         return None if PREPARING.of(engine) is None else most
-    return max((os.cpu_count() or 1) - 1, 0) if on_gpu(engine) else None
+    return _beside_the_model() if on_gpu(engine) else None
+
+
+def _beside_the_model() -> int:
+    return max((os.cpu_count() or 1) - 1, 0)
 
 
 def on_gpu(engine: Engine) -> bool:
@@ -307,13 +317,35 @@ def on_gpu(engine: Engine) -> bool:
     return tunable is not None and tunable.hardware().get("device", "cpu") != "cpu"
 
 
-def prepare_processes(settings: JobSettings, engine: Engine) -> PreparerPool | None:
+@contextlib.contextmanager
+def early_processes(plan: Plan) -> Iterator[EarlyProcesses | None]:
+    """The processes that will prepare the records of a job, started while its model is loaded; None for none."""
+    declared, count = plan.settings.config.declaration, _early_count(plan)
+    if declared is None or not count:
+        yield None
+        return
+    with contextlib.closing(EarlyProcesses(count, declared.preparing)) as early:
+        yield early
+
+
+def _early_count(plan: Plan) -> int:
+    config, asked = plan.settings.config, plan.settings.limits.prepare_processes
+    if config.declaration is None or not config.declaration.preparing:
+        return 0
+    if asked is not None:
+        return asked
+    is_short = (plan.source.total_bytes or _FEW_BYTES) < _FEW_BYTES
+    return 0 if is_short or config.engine_options.get("device") == "cpu" or not cuda_devices() else _beside_the_model()
+
+
+def prepare_processes(plan: Plan, engine: Engine) -> PreparerPool | None:
     """The processes that prepare the blocks of a job; None for none, as on a CPU, where the model needs the cores.
 
     Raises:
         ConfigError: the engine's `prepare_column` cannot run in another process, and some were asked for or it says
             that it can.
     """
+    settings = plan.settings
     preparer, asked = PREPARING.of(engine), settings.limits.prepare_processes
     if preparer is None and asked:
         raise ConfigError(
@@ -323,7 +355,7 @@ def prepare_processes(settings: JobSettings, engine: Engine) -> PreparerPool | N
     if preparer is None or not most:
         return None
     try:
-        return PreparerPool(preparer, most)
+        return PreparerPool(preparer, most) if plan.early is None else PreparerPool(preparer, most, plan.early.start)
     except UnsendableError as error:
         raise ConfigError(f"the engine's preparer: {error}; pass ``prepare_processes=0``") from error
 

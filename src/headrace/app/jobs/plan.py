@@ -38,6 +38,7 @@ from headrace.io.storage.rows import FileSource
 from headrace.jobs.answer_form import AnswerForm, schema_of
 from headrace.jobs.pipeline import candidates
 from headrace.jobs.pipeline.prepare import WHOLE, Columns
+from headrace.jobs.pipeline.preparers import EarlyProcesses
 from headrace.jobs.pipeline.user_code import UserCode
 from headrace.jobs.planning.columns import resolve
 from headrace.jobs.planning.forecast import check_room
@@ -75,6 +76,8 @@ class Plan:
     """What the settings name; `source` may select from it."""
     form: AnswerForm | None = None
     """The form that each answer must have."""
+    early: EarlyProcesses | None = None
+    """Processes that can prepare records; None where none were started before the model was loaded."""
 
     def __enter__(self) -> Self:
         return self

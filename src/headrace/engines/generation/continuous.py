@@ -109,6 +109,7 @@ class GenerationEngine(TokenizedEngine):
         self._shares = options.enable_prefix_caching is not False
         self._answers: dict[int, ActiveAnswer] = {}
         self._choose: Choose = choose
+        self._clock = time.monotonic
         self._stats = PrefixCacheStats(0, 0, 0)
         self._paged: PagedModel | None = None
         self._graphs: DecodeGraphs | None = None
@@ -119,6 +120,8 @@ class GenerationEngine(TokenizedEngine):
             check_length(self._lm)
             trial = trial_of(self._lm)  # before its attention is replaced; all ranks of a split model take part
             kind = self._lm.device.type
+            if kind == "cpu" and size == 1:  # what other processes take of the cores says nothing of a step's size
+                self._clock = time.thread_time
             self._kernels = has_kernels(self._lm.device)
             start, most = step_sizes(kind, options.max_num_seqs, options.max_num_batched_tokens)
             self.steps = StepTuner(start, most)
@@ -239,15 +242,15 @@ class GenerationEngine(TokenizedEngine):
         if self._paged is None:
             raise EngineError("the model sleeps in host memory; wake it first")
         planned = self._scheduler.plan(self.steps.next)
-        began = time.monotonic()
+        began, clocked = time.monotonic(), self._clock()
         choosing = [self._answers[part.tokens.key] for part in planned if part.chooses]
         try:
             tokens = self._compute(planned, choosing) if planned else []
         except EngineOutOfMemoryError:
             self.steps.out_of_memory()
             raise
-        took_s = time.monotonic() - began
-        self.steps.ran(*self._scheduler.done(planned, took_s), took_s)
+        counts = self._scheduler.done(planned, time.monotonic() - began)
+        self.steps.ran(*counts, self._clock() - clocked)
         finished: list[tuple[int, GeneratedText | Exception]] = []
         for answer, token in zip(choosing, tokens, strict=True):
             generated, ask = answer.tokens.generated, answer.ask

@@ -16,6 +16,8 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, PreTrainedModel
 
+from headrace.device.streams import to_device
+
 try:
     from torch.nn.attention.varlen import varlen_attn
 except ImportError:  # an older PyTorch
@@ -216,11 +218,6 @@ class PagedModel:
         host = torch.tensor([number for numbers in lists for number in numbers])
         moved: Sequence[torch.Tensor] = to_device(host, self.device).split([len(one) for one in lists])
         return moved
-
-
-def to_device(host: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """The tensor on the device; the host does not wait for the copy."""
-    return (host.pin_memory() if device.type == "cuda" else host).to(device, non_blocking=True)
 
 
 class _PagedStep:

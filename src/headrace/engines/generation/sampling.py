@@ -12,7 +12,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 from transformers.generation.logits_process import LogitsProcessorList
 
-from headrace.engines.generation.paged_attention import to_device
+from headrace.device.streams import to_device
 from headrace.engines.requests.generation import Sampling
 
 Ids: TypeAlias = Sequence[int]

@@ -29,6 +29,7 @@ class _TextsOnTorch(EngineOptions):
     extra = "torch"
     weights = WEIGHTS
     by_transformers = True
+    preparing = "headrace.engines.text.tokenizing"
     order = 0
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import itertools
 import logging
+import pickle
 import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -25,6 +28,52 @@ _ENVIRONMENT = {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
 """One thread for each process: there are as many processes as cores are to be used."""
 _MOST_DEATHS = 32
 """Deaths in a row after which no single row is the cause: halving a column takes half as many."""
+
+
+class EarlyProcesses:
+    """Processes that start while the model is loaded, and are told later what they hold. Thread-safe.
+
+    Args:
+        count: how many there are; fewer if the system refuses more.
+        module: each imports it meanwhile.
+    """
+
+    def __init__(self, count: int, module: str) -> None:
+        self._idle: list[LinkedProcess] = []
+        packed = pack_request((_Later, (module,)))
+        with contextlib.suppress(OSError):  # the pool says it when it starts others
+            for _ in range(count):
+                self._idle.append(LinkedProcess(packed, _ENVIRONMENT))
+                self._idle[-1].begin()
+
+    def start(self, packed: bytes) -> LinkedProcess:
+        """A process that holds what the pickled `(make, arguments)` make: one of these, or a new one."""
+        with contextlib.suppress(IndexError, WorkerDiedError):
+            process = self._idle.pop()
+            process.send(0, pack_request(("hold", (packed,))))
+            if (outcome := process.receive()) is not None and outcome.error is None:
+                return process
+            process.kill()
+        return LinkedProcess(packed, _ENVIRONMENT)
+
+    def close(self) -> None:
+        """End those that nobody has taken."""
+        while self._idle:
+            self._idle.pop().kill()
+
+
+class _Later:
+    """What an early process holds."""
+
+    def __init__(self, module: str) -> None:
+        importlib.import_module(module)
+
+    def hold(self, packed: bytes) -> None:
+        make, arguments = pickle.loads(packed)
+        self._held: ColumnPreparer = make(*arguments)
+
+    def prepare_column(self, inputs: Column) -> PreparedColumn:
+        return self._held.prepare_column(inputs)
 
 
 class PreparerPool:
