@@ -76,6 +76,11 @@ def as_openai(error: ApiError) -> tuple[int, JsonObject]:
     return error.status_code, error.body
 
 
+def told_as(field: str) -> ErrorShape:
+    """The shape of errors that are a message in this field."""
+    return lambda error: (error.status_code, {field: error.message})
+
+
 def invalid(error: ValidationError | RequestValidationError, known: Collection[str] = ()) -> ApiError:
     """The first validation error of a request as a 400.
 

@@ -43,6 +43,15 @@ class ServerProtocol:
     meant whose required fields it has."""
 
 
+def for_outputs(**routers: Callable[[ServerState], APIRouter]) -> Callable[[ServerState, Task], Iterable[APIRouter]]:
+    """The routes of a protocol that knows tasks by their outputs, such as `text`; none for tasks of images."""
+
+    def chosen(state: ServerState, task: Task) -> Iterable[APIRouter]:
+        return [routers[task.outputs](state)] if task.outputs in routers and not task.images else []
+
+    return chosen
+
+
 def routers_of(state: ServerState, task: Task) -> Iterator[APIRouter]:
     """All routes of a server that take records: the task's own, then those of each protocol."""
     own = load_factory(task.routes) if isinstance(task.routes, str) else task.routes

@@ -19,7 +19,7 @@ from headrace.serving.hosts import Hosts
 from headrace.serving.limits import ServeLimits
 from headrace.serving.live import Observed
 from headrace.serving.responses_kept import KeptResponses
-from headrace.serving.service import CHARS_PER_COST, Call, Service
+from headrace.serving.service import CHARS_PER_COST, Call, RequestAnswers, Service
 from headrace.serving.tracing import RequestTracing
 from headrace.wording import shown
 
@@ -166,6 +166,21 @@ class ServerState:
         if not isinstance(texts[0], str):
             self._check_kind(texts[0], param)
         return cost
+
+    async def infer_texts(
+        self,
+        texts: Sequence[str | TokenIds | PromptedText],
+        request: Request,
+        model: str | None,
+        param: str,
+        timeout_s: float | None = None,
+        *,
+        may_cut: bool = True,
+    ) -> RequestAnswers:
+        """The answers to texts, which are in the field `param`. Raises as `check_model` and `check_texts`."""
+        self.check_model(model)
+        size = self.check_texts(texts, param)
+        return await self.service.infer(texts, size, self.call(request, timeout_s, param, may_cut=may_cut))
 
     def check_count(self, count: int, what: str, param: str) -> None:
         """Raise 400 for a request without texts or images, or with too many."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from operator import itemgetter
 from typing import Annotated, ClassVar, Literal, Self, TypeAlias, cast
 
@@ -15,10 +16,10 @@ from pydantic_core import core_schema
 from headrace.engines.base import PromptedText, TokenIds
 from headrace.engines.options import OutputDtype
 from headrace.engines.requests.generation import meaningful, nth_seed
-from headrace.errors import nearest
+from headrace.errors import MissingExtraError, nearest
+from headrace.extras import require
 from headrace.records import JsonObject
 from headrace.serving.errors import ApiError, invalid
-from headrace.serving.protocol import openai_ids
 from headrace.wording import shown
 
 MOST_TIMEOUT_S = 86_400
@@ -41,39 +42,34 @@ _FOREIGN_IDS = (
 )
 
 
-class _OneOrMany:
-    """Schema of one text or a list of texts. Validation stops at the first item that is not a text."""
+class OneOf:
+    """A value of one of several schemas, with one message if it is of none."""
 
-    @classmethod
-    def __get_pydantic_core_schema__(cls, source: object, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
-        text = core_schema.str_schema(strict=True)
-        return core_schema.union_schema(
-            [text, core_schema.list_schema(text, fail_fast=True)],
-            custom_error_type="not_text",
-            custom_error_message="must be a text or a list of texts; token ids are not supported",
-        )
+    def __init__(self, code: str, message: str, *schemas: core_schema.CoreSchema) -> None:
+        self._schema = core_schema.union_schema([*schemas], custom_error_type=code, custom_error_message=message)
+
+    def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
+        return self._schema.copy()  # pydantic may add to it
 
 
-class _TextsOrIds:
-    """Schema of one or more texts, each as text, as Jina's `{"text": ...}` or as token ids."""
-
-    @classmethod
-    def __get_pydantic_core_schema__(cls, source: object, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
-        text = core_schema.str_schema(strict=True)
-        number = core_schema.int_schema(strict=True, ge=0)
-        held = core_schema.typed_dict_schema({"text": core_schema.typed_dict_field(text)}, extra_behavior="forbid")
-        of_jina = core_schema.no_info_after_validator_function(itemgetter("text"), held)
-        items = (text, number, core_schema.list_schema(number, fail_fast=True), of_jina)
-        return core_schema.union_schema(
-            [text, *(core_schema.list_schema(one, fail_fast=True) for one in items)],
-            custom_error_type="not_text",
-            custom_error_message="must be a text, a list of texts, a list of token ids, or a list of such lists",
-        )
+def list_of(one: core_schema.CoreSchema) -> core_schema.CoreSchema:
+    """A list whose validation stops at the first item that is not of this schema."""
+    return core_schema.list_schema(one, fail_fast=True)
 
 
-TextOrTexts: TypeAlias = Annotated[str | list[str], _OneOrMany]
+TEXT = core_schema.str_schema(strict=True)
+ID = core_schema.int_schema(strict=True, ge=0)
+_HELD = core_schema.typed_dict_schema({"text": core_schema.typed_dict_field(TEXT)}, extra_behavior="forbid")
+_OF_JINA = core_schema.no_info_after_validator_function(itemgetter("text"), _HELD)
+"""A text as Jina's `{"text": ...}`."""
+_NOT_TEXT = "must be a text or a list of texts; token ids are not supported"
+_NOT_TEXT_OR_IDS = "must be a text, a list of texts, a list of token ids, or a list of such lists"
+TextOrTexts: TypeAlias = Annotated[str | list[str], OneOf("not_text", _NOT_TEXT, TEXT, list_of(TEXT))]
 """One or more texts."""
-TextsOrIds: TypeAlias = Annotated[str | list[str] | list[int] | list[list[int]], _TextsOrIds]
+TextsOrIds: TypeAlias = Annotated[
+    str | list[str] | list[int] | list[list[int]],
+    OneOf("not_text", _NOT_TEXT_OR_IDS, TEXT, *map(list_of, (TEXT, ID, list_of(ID), _OF_JINA))),
+]
 """One or more texts, each as text or as token ids."""
 
 
@@ -278,8 +274,8 @@ class EmbeddingRequest(TextsRequest, VectorRequest):
         own = self.add_special_tokens is False
         given = texts_or_ids(self.input)
         if given and isinstance(given[0], list):
-            if not own and self.model in openai_ids.MODELS:
-                return prompted(openai_ids.texts_of_ids(given), prompt)
+            if not own and self.model in _OPENAI_MODELS:
+                return prompted(_texts_of_ids(given), prompt)
             if not own:
                 raise ApiError(400, _FOREIGN_IDS, code="token_ids", param="input")
             if prompt is not None:
@@ -290,6 +286,41 @@ class EmbeddingRequest(TextsRequest, VectorRequest):
             message = "add_special_tokens is false: the model needs its special tokens; leave it out for texts"
             raise ApiError(400, message, code="invalid_value", param="add_special_tokens")
         return prompted(cast("list[str]", given), prompt)
+
+
+_OPENAI_MODELS = frozenset({"text-embedding-ada-002", "text-embedding-3-small", "text-embedding-3-large"})
+"""A request that names one of these, and no other tokenizer, has ids of OpenAI's."""
+_ENCODING = "cl100k_base"
+
+
+def _texts_of_ids(ids: Sequence[Sequence[int]]) -> list[str]:
+    """The texts of token ids of OpenAI's embedding models, which some clients send.
+
+    Blocks: the first call reads the vocabulary, which tiktoken downloads and keeps.
+
+    Raises:
+        ApiError: 400 for an id that is not of this tokenizer, or if the server cannot read its ids.
+    """
+    try:
+        decode = _decoder()
+    except (MissingExtraError, OSError) as error:
+        message = (
+            f"input holds token ids of OpenAI's tokenizer, which this server cannot read ({error}); send texts, in "
+            "LangChain with OpenAIEmbeddings(check_embedding_ctx_length=False)"
+        )
+        raise ApiError(400, message, code="token_ids", param="input") from error
+    try:
+        return [decode(one) for one in ids]
+    except (KeyError, OverflowError) as error:
+        message = f"input holds a token id that OpenAI's tokenizer {_ENCODING} does not have: {error}"
+        raise ApiError(400, message, code="token_ids", param="input") from error
+
+
+@functools.cache
+def _decoder() -> Callable[[Sequence[int]], str]:
+    tiktoken = require("tiktoken", "tiktoken", "reading them")
+    decode: Callable[[Sequence[int]], str] = tiktoken.get_encoding(_ENCODING).decode
+    return decode
 
 
 def prompted(texts: list[str], prompt_name: str | None) -> list[str] | list[PromptedText]:

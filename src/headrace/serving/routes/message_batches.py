@@ -23,10 +23,10 @@ from headrace.serving.batches.store import Batches
 from headrace.serving.batches.validation import LineRules, problem_of_model
 from headrace.serving.errors import ApiError
 from headrace.serving.http.direct import DirectRoute
-from headrace.serving.protocol.anthropic import MessagesRequest, answered, error_object, errors
 from headrace.serving.protocol.requests import RequestFields
 from headrace.serving.protocol.responses import JsonReply
 from headrace.serving.protocol.schemas import error_responses
+from headrace.serving.routes.anthropic import MessagesRequest, answered, error_object, errors
 from headrace.serving.routes.batches import disk_error, refuse_unknown_parameters, tenant_of
 from headrace.wording import shown
 

@@ -3,27 +3,20 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
 from datetime import UTC, datetime
 
 from fastapi import APIRouter, Request, Response
 
-from headrace.engines.declaring import Task
 from headrace.serving.http.direct import DirectRoute
 from headrace.serving.protocol.bodies import ranking_body, score_body
 from headrace.serving.protocol.pairs import Ranking, RerankRequest, ScoreList, ScoreRequest
 from headrace.serving.protocol.requests import TextsRequest
 from headrace.serving.protocol.responses import JsonReply
 from headrace.serving.protocol.schemas import ERRORS
-from headrace.serving.protocols import ServerProtocol
+from headrace.serving.protocols import ServerProtocol, for_outputs
 from headrace.serving.routes.text import truncation_header
 from headrace.serving.service import RequestAnswers
 from headrace.serving.state import ServerState
-
-
-def _routers(state: ServerState, task: Task) -> Iterator[APIRouter]:
-    if task.outputs == "score":
-        yield _router(state)
 
 
 def _router(state: ServerState) -> APIRouter:
@@ -62,4 +55,4 @@ async def _infer(
     return await service.infer(pairs, size, call)
 
 
-PROTOCOL = ServerProtocol(name="rerank", routers=_routers, order=2)
+PROTOCOL = ServerProtocol(name="rerank", routers=for_outputs(score=_router), order=2)

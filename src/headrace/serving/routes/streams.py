@@ -169,6 +169,11 @@ def event(content: object, name: str = "") -> bytes:
     return head + b"data: " + json.dumps(content, separators=(",", ":")).encode() + b"\n\n"
 
 
+def typed_event(kind: str, **content: object) -> bytes:
+    """A server-sent event whose name is its type."""
+    return event({"type": kind, **content}, kind)
+
+
 @dataclass
 class SentParts:
     """How much of an answer was sent: characters of its reasoning, its text, and the arguments of each call."""

@@ -2,45 +2,253 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from functools import partial
+from typing import Annotated, Literal, NotRequired, TypeAlias, TypedDict, cast
 
 import numpy as np
 from fastapi import APIRouter, Request, Response
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, FailFast, Field
+from pydantic_core import core_schema
 
 from headrace.engines.base import PromptedText
 from headrace.engines.declaring import Task
 from headrace.errors import RecordError
 from headrace.records import JsonObject
-from headrace.serving.errors import api_error
+from headrace.serving.errors import ApiError, api_error
 from headrace.serving.http.direct import DirectRoute
 from headrace.serving.protocol.bodies import ranking
-from headrace.serving.protocol.requests import texts_of
+from headrace.serving.protocol.requests import (
+    ID,
+    TEXT,
+    BaseRequest,
+    OneOf,
+    RequestFields,
+    TextOrTexts,
+    list_of,
+    prompted,
+    texts_of,
+)
 from headrace.serving.protocol.responses import JsonReply
 from headrace.serving.protocol.schemas import error_responses
-from headrace.serving.protocol.tei import (
-    Component,
-    DecodeRequest,
-    EmbedOrCompareRequest,
-    Labeled,
-    PredictRequest,
-    RankRequest,
-    SimilarityRequest,
-    TeiDenseRequest,
-    TeiEmbedRequest,
-    TeiRanked,
-    TeiToken,
-    TeiTokenizeRequest,
-    errors,
-    labels_list,
-    sparse_list,
-)
 from headrace.serving.protocol.vectors import normalized, shortener
 from headrace.serving.protocols import ServerProtocol
 from headrace.serving.routes.text import truncation_header
 from headrace.serving.routes.tokens import token_entries, tokenizing
 from headrace.serving.service import RequestAnswers
 from headrace.serving.state import ServerState
+from headrace.wording import shown
+
+_STATUS = {400: 422, 500: 424, 504: 424}
+_TYPES = {413: "Validation", 422: "Validation", 424: "Backend", 429: "Overloaded", 503: "Unhealthy"}
+_STRICT = ConfigDict(extra="forbid", strict=True)
+
+Texts = Annotated[list[str], FailFast()]
+
+
+def errors(error: ApiError) -> tuple[int, JsonObject]:
+    """The status and body of an error."""
+    code = error.body["error"]["code"]
+    status = 413 if code in ("too_long", "too_many") else _STATUS.get(error.status_code, error.status_code)
+    return status, {"error": error.message, "error_type": _TYPES.get(status, "Validation")}
+
+
+class _Truncating(BaseRequest):
+    truncate: Annotated[bool | None, Field(description="Cut texts that are too long, instead of refusing them.")] = None
+    truncation_direction: Literal["right", "Right"] | None = None
+
+    @property
+    def may_cut(self) -> bool:
+        return self.truncate is True
+
+
+class TeiEmbedRequest(_Truncating):
+    """POST /embed, /embed_all and /embed_sparse."""
+
+    inputs: TextOrTexts
+    prompt_name: str | None = None
+
+    def texts(self) -> list[str] | list[PromptedText]:
+        """The inputs for the engine."""
+        return prompted(texts_of(self.inputs), self.prompt_name)
+
+
+class _DenseFields(_Truncating):
+    prompt_name: str | None = None
+    normalize: Annotated[bool | None, Field(description="False for vectors as the model gives them.")] = None
+    dimensions: Annotated[int | None, Field(ge=1, description="Length of the vectors.")] = None
+    encoding_format: Literal["float"] | None = None
+
+
+class TeiDenseRequest(_DenseFields, TeiEmbedRequest):
+    """POST /embed."""
+
+
+class Compared(BaseModel):
+    """A text, and those to compare it with."""
+
+    model_config = _STRICT
+
+    source_sentence: str
+    sentences: Texts
+
+
+class ComparedParameters(BaseModel):
+    """How texts are compared."""
+
+    model_config = _STRICT
+
+    truncate: bool | None = None
+    truncation_direction: Literal["right", "Right"] | None = None
+    prompt_name: str | None = None
+
+
+class SimilarityRequest(BaseRequest):
+    """POST /similarity."""
+
+    inputs: Compared
+    parameters: ComparedParameters = ComparedParameters()
+
+    def texts(self) -> list[str] | list[PromptedText]:
+        """The inputs for the engine; the first is compared with the others."""
+        return prompted([self.inputs.source_sentence, *self.inputs.sentences], self.parameters.prompt_name)
+
+
+class EmbedOrCompareRequest(_DenseFields):
+    """POST /, which also compares sentences."""
+
+    inputs: TextOrTexts | Compared
+    parameters: ComparedParameters | None = None
+
+    def meant(self) -> TeiDenseRequest | SimilarityRequest:
+        """The request that it stands for."""
+        given = {name: value for name, value in self if value is not None}
+        return (SimilarityRequest if isinstance(self.inputs, Compared) else TeiDenseRequest).model_construct(**given)
+
+
+_ONE_OR_TWO = core_schema.list_schema(TEXT, min_length=1, max_length=2, fail_fast=True)
+_NOT_SEQUENCES = "must be a text, a list of two texts (a pair), or a list of lists of one or two texts"
+Sequences: TypeAlias = Annotated[
+    str | list[str] | list[list[str]], OneOf("not_text", _NOT_SEQUENCES, TEXT, _ONE_OR_TWO, list_of(_ONE_OR_TWO))
+]
+"""What is classified: a text, a pair as a list of two texts, or a list of lists of one or two."""
+
+
+class PredictParameters(BaseModel):
+    """How labels are listed, as Hugging Face's `InferenceClient` asks for it."""
+
+    model_config = _STRICT
+
+    top_k: Annotated[int | None, Field(ge=1)] = None
+    function_to_apply: None = None
+
+
+class PredictRequest(_Truncating):
+    """POST /predict."""
+
+    inputs: Sequences
+    raw_scores: Annotated[Literal[False] | None, Field(description="False, or null.")] = None
+    parameters: PredictParameters = PredictParameters()
+
+    @property
+    def single(self) -> bool:
+        """Whether it asks for one text or pair, whose labels are the answer."""
+        return isinstance(self.inputs, str) or (bool(self.inputs) and isinstance(self.inputs[0], str))
+
+    def records(self) -> list[str | tuple[str, str]]:
+        """The inputs for the engine."""
+        given = cast("list[str | list[str]]", [self.inputs] if self.single else self.inputs)
+        return [one if isinstance(one, str) else one[0] if len(one) == 1 else (one[0], one[1]) for one in given]
+
+
+class RankRequest(_Truncating):
+    """POST /rerank."""
+
+    query: str
+    texts: Texts
+    return_text: bool | None = None
+    raw_scores: Annotated[bool | None, Field(description="False, or null.")] = None
+
+    def check(self) -> None:
+        """Raise 400 for raw scores."""
+        if self.raw_scores:
+            message = "raw_scores is true: the scores are those of the model's own activation function"
+            raise ApiError(400, message, code="invalid_value", param="raw_scores")
+
+
+class TeiTokenizeRequest(RequestFields):
+    """POST /tokenize."""
+
+    inputs: TextOrTexts
+    add_special_tokens: bool = True
+    prompt_name: None = None
+
+
+_NOT_IDS = "must be a list of token ids, or a list of such lists"
+
+
+class DecodeRequest(RequestFields):
+    """POST /decode."""
+
+    ids: Annotated[list[int] | list[list[int]], OneOf("not_ids", _NOT_IDS, list_of(ID), list_of(list_of(ID)))]
+    skip_special_tokens: bool = True
+
+
+class TeiRanked(BaseModel):
+    """One ranked text."""
+
+    index: int
+    score: float
+    text: str | None = None
+
+
+class Labeled(BaseModel):
+    """A label with its score."""
+
+    label: str
+    score: float
+
+
+class Component(BaseModel):
+    """A component of a sparse vector."""
+
+    index: int
+    value: float
+
+
+class TeiToken(BaseModel):
+    """A token of a text."""
+
+    id: int
+    text: str
+    special: bool
+    start: int | None
+    stop: int | None
+
+
+class TeiLabels(TypedDict):
+    """The best label of a text, and perhaps others."""
+
+    label: str
+    score: float
+    labels: NotRequired[list[str]]
+    scores: NotRequired[list[float]]
+
+
+def sparse_list(vector: Mapping[str, NDArray[np.float32]]) -> list[JsonObject]:
+    """A sparse vector as its components."""
+    pairs = zip(np.asarray(vector["indices"]).tolist(), np.asarray(vector["values"]).tolist(), strict=True)
+    return [{"index": index, "value": value} for index, value in pairs]
+
+
+def labels_list(output: TeiLabels, most: int | None) -> list[JsonObject]:
+    """The labels that an engine gives, the best first."""
+    if "label" not in output:
+        raise ApiError(500, f"the engine's output is {shown(output, 80)}: it has no label", code="engine")
+    labels, scores = output.get("labels", [output["label"]]), output.get("scores", [output.get("score")])
+    return [{"label": label, "score": score} for label, score in zip(labels[:most], scores[:most], strict=True)]
+
 
 _KINDS = {"vector": "embedding", "vectors": "embedding", "sparse vector": "embedding", "labels": "classifier"}
 
@@ -73,7 +281,7 @@ def _vectors(router: APIRouter, state: ServerState) -> None:
     async def embed(body: TeiDenseRequest, request: Request) -> Response:
         """Embed texts: a list of vectors, of length 1 unless `normalize` is false."""
         shorten = shortener(body.dimensions, state.service)
-        answers = await _infer(state, body, body.texts(), request)
+        answers = await _infer(state, body, request)
         scale = (lambda vector: vector) if body.normalize is False else normalized
         return JsonReply([scale(shorten(one)) for one in answers.outputs], headers=truncation_header(answers))
 
@@ -82,8 +290,7 @@ def _vectors(router: APIRouter, state: ServerState) -> None:
         """Compare a text with others: the cosines of their vectors."""
         state.check_count(len(body.inputs.sentences), "sentences", "inputs.sentences")
         texts, cut = body.texts(), body.parameters.truncate is True
-        size = state.check_texts(texts, "inputs")
-        answers = await state.service.infer(texts, size, state.call(request, body.timeout, "inputs", may_cut=cut))
+        answers = await state.infer_texts(texts, request, None, "inputs", body.timeout, may_cut=cut)
         first, *others = (normalized(one) for one in answers.outputs)
         return JsonReply([float(np.dot(first, one)) for one in others], headers=truncation_header(answers))
 
@@ -92,7 +299,7 @@ def _token_vectors(router: APIRouter, state: ServerState) -> None:
     @router.post("/embed_all", response_model=list[list[list[float]]])
     async def embed_all(body: TeiEmbedRequest, request: Request) -> Response:
         """Embed texts: a list of vectors for each, one for each token."""
-        answers = await _infer(state, body, body.texts(), request)
+        answers = await _infer(state, body, request)
         return JsonReply(answers.outputs, headers=truncation_header(answers))
 
 
@@ -101,7 +308,7 @@ def _sparse_vectors(router: APIRouter, state: ServerState) -> None:
     @router.post("/embed_sparse", response_model=list[list[Component]])
     async def embed_sparse(body: TeiEmbedRequest, request: Request) -> Response:
         """Embed texts: the components of each that are not zero."""
-        answers = await _infer(state, body, body.texts(), request)
+        answers = await _infer(state, body, request)
         return JsonReply([sparse_list(one) for one in answers.outputs], headers=truncation_header(answers))
 
 
@@ -187,12 +394,8 @@ def _info(router: APIRouter, state: ServerState, kind: str) -> None:
         })  # fmt: skip
 
 
-async def _infer(
-    state: ServerState, body: TeiEmbedRequest, texts: Sequence[str | PromptedText], request: Request
-) -> RequestAnswers:
-    state.check_model(body.model)
-    size = state.check_texts(texts, "inputs")
-    return await state.service.infer(texts, size, state.call(request, body.timeout, "inputs", may_cut=body.may_cut))
+async def _infer(state: ServerState, body: TeiEmbedRequest, request: Request) -> RequestAnswers:
+    return await state.infer_texts(body.texts(), request, body.model, "inputs", body.timeout, may_cut=body.may_cut)
 
 
 PROTOCOL = ServerProtocol(

@@ -72,11 +72,8 @@ async def infer_texts(
     param: str,
 ) -> RequestAnswers:
     """The answers to a request's texts, which are in the field `param`."""
-    state.check_model(body.model)
-    size = state.check_texts(texts, param)
-    service = state.service
-    may_cut = body.may_cut(service.longest)
-    return await service.infer(texts, size, state.call(request, body.timeout, param, may_cut=may_cut))
+    may_cut = body.may_cut(state.service.longest)
+    return await state.infer_texts(texts, request, body.model, param, body.timeout, may_cut=may_cut)
 
 
 def truncation_header(answers: RequestAnswers) -> dict[str, str] | None:

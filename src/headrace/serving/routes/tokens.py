@@ -4,18 +4,66 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from typing import Annotated
 
 from fastapi import APIRouter, Request, Response
+from pydantic import BaseModel, FailFast, Field
 
 from headrace.engines.capabilities import TOKEN_SPANS, TOKENIZING, TokenizingEngine
 from headrace.errors import RecordError
 from headrace.records import JsonObject
 from headrace.serving.errors import ApiError, api_error
 from headrace.serving.http.direct import DirectRoute
+from headrace.serving.protocol.requests import RequestFields
 from headrace.serving.protocol.responses import JsonReply
 from headrace.serving.protocol.schemas import ERRORS
-from headrace.serving.protocol.tokens import Detokenized, DetokenizeRequest, Tokenized, TokenizeRequest
 from headrace.serving.state import ServerState, chars_in
+
+
+class TokenizeRequest(RequestFields):
+    """POST /tokenize: a text, or the messages of a chat."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: Annotated[list[JsonObject] | None, Field(min_length=1, fail_fast=True)] = None
+    add_special_tokens: Annotated[bool | None, Field(description="Default: true for a prompt, false for a chat.")] = (
+        None
+    )
+    return_token_strs: bool | None = None
+
+    def value(self) -> str | list[JsonObject]:
+        """The prompt or the messages. Raises ApiError: 400 for both or neither."""
+        given = self.prompt if self.messages is None else self.messages
+        if given is None or (self.prompt is not None and self.messages is not None):
+            raise ApiError(400, "give either prompt or messages", code="missing", param="prompt")
+        return given
+
+    @property
+    def special(self) -> bool:
+        """Whether to add special tokens. A chat template writes them itself."""
+        return self.messages is None if self.add_special_tokens is None else self.add_special_tokens
+
+
+class DetokenizeRequest(RequestFields):
+    """POST /detokenize."""
+
+    model: str | None = None
+    tokens: Annotated[list[Annotated[int, Field(ge=0)]], FailFast()]
+
+
+class Tokenized(BaseModel):
+    """The token ids of a text."""
+
+    count: int
+    max_model_len: int | None
+    tokens: list[int]
+    token_strs: list[str] | None
+
+
+class Detokenized(BaseModel):
+    """The text of token ids."""
+
+    prompt: str
 
 
 def router(state: ServerState) -> APIRouter:
