@@ -193,8 +193,8 @@ def names_that_are_gone(module: str) -> list[str]:
     path, gone = PACKAGE / module, []
     for name in DOTTED.findall(path.read_text(encoding="utf-8")):
         folder, parts = path.parent if module.endswith("/__init__.py") else PACKAGE, name.split(".")
-        known = (folder / parts[0]).is_dir() or (folder / f"{parts[0]}.py").exists()
-        while parts and (folder / parts[0]).is_dir():
+        known = (folder / parts[0] / "__init__.py").exists() or (folder / f"{parts[0]}.py").exists()
+        while parts and (folder / parts[0] / "__init__.py").exists():
             folder /= parts.pop(0)
         file = folder / "__init__.py"
         if parts and (folder / f"{parts[0]}.py").exists():

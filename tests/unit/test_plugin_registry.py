@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from headrace import plugins as registry
 from headrace.errors import ConfigError
-from headrace.plugins import known, registry
+from headrace.plugins import known
 
 
 def test_sources_without_an_installed_package_say_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from tests.acceptance.command import ROOT, headrace
 
+from headrace import plugins as registry
 from headrace.errors import ConfigError
 from headrace.io.formats.known import written_formats
 from headrace.io.formats.strict_json import StrictJson
@@ -19,7 +20,7 @@ from headrace.io.sinks.tables import TableSink
 from headrace.io.sinks.targets import find_target
 from headrace.io.sources.opening import open_source
 from headrace.io.storage.addresses import display_name, parse_table
-from headrace.plugins import load, registry
+from headrace.plugins import load
 from headrace.testing import check_table_store
 
 PAGE = (ROOT / "docs" / "sinks.md").read_text(encoding="utf-8")
