@@ -24,12 +24,12 @@ def blocks(language: str, page: str = PAGE) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```$", page, flags=re.DOTALL | re.MULTILINE)
 
 
-def installed(code: str, project: str, folder: Path, *names: str) -> Path:
+def installed(code: str, project: str, folder: Path, name: str) -> Path:
     """The folder into which a package of one module is installed, by pip and without a network."""
     source, target = folder / "source", folder / "installed"
     source.mkdir(exist_ok=True)
     (source / "pyproject.toml").write_text(project)
-    (source / f"{names[0] if names else 'headrace_shout'}.py").write_text(code)
+    (source / f"{name}.py").write_text(code)
     offline = ["--no-deps", "--no-build-isolation", "--no-index", "--quiet", "--disable-pip-version-check"]
     pip = [sys.executable, "-m", "pip", "install", *offline, "--target", str(target), str(source)]
     subprocess.run(pip, check=True, capture_output=True, text=True)
@@ -40,7 +40,7 @@ def installed(code: str, project: str, folder: Path, *names: str) -> Path:
 def shout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where the package of docs/plugins.md is installed, with the sink of docs/sinks.md."""
     code = blocks("python")[0] + blocks("python", (ROOT / "docs" / "sinks.md").read_text(encoding="utf-8"))[0]
-    return installed(code, blocks("toml")[0], tmp_path_factory.mktemp("shout"))
+    return installed(code, blocks("toml")[0], tmp_path_factory.mktemp("shout"), "headrace_shout")
 
 
 @pytest.fixture
@@ -133,19 +133,16 @@ def test_it_is_listed_with_its_package(run: Run) -> None:
     assert all(one["problem"] is None for one in found.values())
 
 
-PROJECT = """
-[build-system]
-requires = ["setuptools"]
-build-backend = "setuptools.build_meta"
-[project]
-name = "headrace-{name}"
-version = "1.0"
-dependencies = ["headrace>={least}"]
-[tool.setuptools]
-py-modules = ["headrace_{name}"]
-[project.entry-points."headrace.engines"]
-"shout.{engine}" = "headrace_{name}:ENGINE"
-"""
+def described(folder: Path, name: str, code: str, point: str, *, group: str = "engines", least: str = "0.1") -> Path:
+    """The folder of a package of one module and one entry point, as pip would install it; building it takes seconds."""
+    info = folder / "installed" / f"headrace_{name}-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info.parent / f"headrace_{name}.py").write_text(code)
+    facts = {"Metadata-Version": "2.1", "Name": f"headrace-{name}", "Version": "1.0"}
+    facts["Requires-Dist"] = f"headrace>={least}"
+    (info / "METADATA").write_text("".join(f"{field}: {value}\n" for field, value in facts.items()))
+    (info / "entry_points.txt").write_text(f"[headrace.{group}]\n{point} = headrace_{name}:ENGINE\n")
+    return info.parent
 
 
 TAKING = """
@@ -157,70 +154,77 @@ class ENGINE(EngineOptions):
 """
 
 
-@pytest.mark.parametrize(
-    ("name", "engine", "least", "code", "message"),
-    [
-        (
-            "raises",
-            "raises",
-            "0.1",
-            "raise RuntimeError('boom')",
-            "of package headrace-raises cannot be imported: Runt",
-        ),
-        ("exits", "exits", "0.1", "raise SystemExit(4)", "of package headrace-exits cannot be imported: SystemExit: 4"),
-        ("newer", "newer", "99", "ENGINE = None", "of package headrace-newer needs headrace>=99"),
-        ("twice", "capitals", "0.1", "ENGINE = None", "two packages register the engine 'shout.capitals'"),
-        (
-            "other",
-            "other",
-            "0.1",
-            "ENGINE = 3",
-            "of package headrace-other must be a class of EngineOptions with that task",
-        ),
-        ("else", "else", "0.1", "ENGINE = int", "of package headrace-else must be a class of EngineOptions"),
-        (
-            "taking",
-            "taking",
-            "0.1",
-            TAKING,
-            "of package headrace-taking has the option 'workers', which is a setting of jobs or servers",
-        ),
-    ],
-)
-def test_a_broken_package_is_named_and_costs_only_itself(
-    run: Run, tmp_path: Path, name: str, engine: str, least: str, code: str, message: str
-) -> None:
-    project = PROJECT.format(name=name, engine=engine, least=least)
-    broken = installed(code, project, tmp_path, f"headrace_{name}")
-    job = ("run", "-i", "docs.jsonl", "-o", "out.jsonl")
-    ended = run(*job, "--task", "shout", "--engine", engine, also=(broken,))
+BROKEN = [
+    (
+        "raises",
+        "raises",
+        "0.1",
+        "raise RuntimeError('boom')",
+        "of package headrace-raises cannot be imported: Runt",
+    ),
+    ("exits", "exits", "0.1", "raise SystemExit(4)", "of package headrace-exits cannot be imported: SystemExit: 4"),
+    ("newer", "newer", "99", "ENGINE = None", "of package headrace-newer needs headrace>=99"),
+    ("twice", "capitals", "0.1", "ENGINE = None", "two packages register the engine 'shout.capitals'"),
+    (
+        "other",
+        "other",
+        "0.1",
+        "ENGINE = 3",
+        "of package headrace-other must be a class of EngineOptions with that task",
+    ),
+    ("else", "else", "0.1", "ENGINE = int", "of package headrace-else must be a class of EngineOptions"),
+    (
+        "taking",
+        "taking",
+        "0.1",
+        TAKING,
+        "of package headrace-taking has the option 'workers', which is a setting of jobs or servers",
+    ),
+]
+"""Name, engine, the least version of Headrace, code, and what is said of it."""
+
+
+@pytest.fixture(scope="module")
+def broken(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where all of these packages are."""
+    folder = tmp_path_factory.mktemp("broken")
+    for name, engine, least, code, _ in BROKEN:
+        described(folder, name, code, f"shout.{engine}", least=least)
+    return folder / "installed"
+
+
+@pytest.mark.parametrize(("engine", "message"), [(engine, message) for _, engine, _, _, message in BROKEN])
+def test_a_broken_package_is_named(run: Run, broken: Path, engine: str, message: str) -> None:
+    command = ("run", "-i", "docs.jsonl", "-o", "out.jsonl", "--task", "shout", "--engine", engine)
+    ended = run(*command, also=(broken,))
     assert (ended.returncode, message in ended.stderr) == (2, True), ended.stderr
     assert "Traceback" not in ended.stderr
+
+
+def test_broken_packages_cost_only_themselves(run: Run, broken: Path) -> None:
     listed = run("list", "engines", also=(broken,))
-    assert (listed.returncode, "broken" in listed.stdout, message in listed.stdout) == (0, True, True), listed.stdout
-    fine = run(*job, "--engine", "headrace.testing:FakeEngine", "--task", "embed", also=(broken,))
+    assert (listed.returncode, "broken" in listed.stdout) == (0, True), listed.stdout
+    assert [message for *_, message in BROKEN if message not in listed.stdout] == [], listed.stdout
+    job = ("run", "-i", "docs.jsonl", "-o", "out.jsonl", "--engine", "headrace.testing:FakeEngine", "--task", "embed")
+    fine = run(*job, also=(broken,))
     assert fine.returncode == 0, fine.stderr
 
 
-@pytest.mark.parametrize("group", ["formats", "sources", "sinks", "exporters", "protocols", "clusters"])
-def test_what_is_of_another_kind_is_listed_as_broken(run: Run, tmp_path: Path, group: str) -> None:
-    project = PROJECT.format(name="odd", engine="odd", least="0.1").replace("headrace.engines", f"headrace.{group}")
-    odd = installed("ENGINE = 3", project, tmp_path, "headrace_odd")
-    listed = run("list", group, also=(odd,))
-    assert "broken" in listed.stdout
-    assert "of package headrace-odd is a int; it must be a" in listed.stdout, listed.stdout
-    if group == "protocols":
-        ended = run(
-            code=SERVE.replace('client.post("/echo"', 'client.post("/score"').replace("sorted(answer", "type(answer"),
-            also=(odd,),
-        )
-        assert "served without a protocol: protocol 'shout.odd' of package headrace-odd" in ended.stderr
+def test_what_is_of_another_kind_is_listed_as_broken(run: Run, tmp_path: Path) -> None:
+    groups = ("formats", "sources", "sinks", "exporters", "protocols", "clusters")
+    for group in groups:
+        odd = described(tmp_path, f"odd_{group}", "ENGINE = 3", "shout.odd", group=group)
+    listed = run("list", also=(odd,)).stdout
+    for group in groups:
+        assert f"of package headrace-odd_{group} is a int; it must be a" in listed, listed
+    code = SERVE.replace('client.post("/echo"', 'client.post("/score"').replace("sorted(answer", "type(answer")
+    ended = run(code=code, also=(odd,))
+    assert "served without a protocol: protocol 'shout.odd' of package headrace-odd_protocols" in ended.stderr
 
 
 def test_a_format_without_a_reader_is_named(run: Run, tmp_path: Path) -> None:
-    project = PROJECT.format(name="mute", engine="x", least="0.1").replace('"shout.x"', "mute")
     code = "from headrace.io.formats.known import Format\nENGINE = Format(name='mute', reader=None)"
-    mute = installed(code, project.replace("headrace.engines", "headrace.formats"), tmp_path, "headrace_mute")
+    mute = described(tmp_path, "mute", code, "mute", group="formats")
     (tmp_path / "in.mute").write_text("")
     words = "format 'mute' of package headrace-mute: reader is None; it must be a function: mend or uninstall"
     ended = run("run", "-i", "in.mute", "-o", "out.jsonl", also=(mute,))
@@ -229,8 +233,7 @@ def test_a_format_without_a_reader_is_named(run: Run, tmp_path: Path) -> None:
 
 
 def test_a_package_cannot_take_the_name_of_one_of_headrace_s_own(run: Run, tmp_path: Path) -> None:
-    project = PROJECT.format(name="taker", engine="x", least="0.1").replace('"shout.x"', "jsonl")
-    taker = installed("ENGINE = 3", project.replace("headrace.engines", "headrace.formats"), tmp_path, "headrace_taker")
+    taker = described(tmp_path, "taker", "ENGINE = 3", "jsonl", group="formats")
     job = ("run", "-i", "docs.jsonl", "-o", "out.jsonl", "--engine", "headrace.testing:FakeEngine", "--task", "embed")
     ended = run(*job, also=(taker,))
     assert ended.returncode == 0, ended.stderr
