@@ -86,12 +86,7 @@ def completion(answers: Sequence[GeneratorAnswer], n: int = 1) -> dict[str, obje
 def chat_completion(answers: Sequence[GeneratorAnswer]) -> dict[str, object]:
     """The body of a chat completion response: one choice per answer."""
     choices = [
-        choice(
-            index,
-            message=_message(answer),
-            finish=answer["finish_reason"],
-            logprobs=chat_logprobs(answer),
-        )
+        choice(index, message=_message(answer), finish=answer["finish_reason"], logprobs=chat_logprobs(answer))
         for index, answer in enumerate(answers)
     ]
     return {"object": "chat.completion", "choices": choices, "usage": usage(answers, len(answers))}

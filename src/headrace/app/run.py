@@ -12,14 +12,7 @@ from typing import Any, Literal, TypeVar, Unpack, overload
 from headrace.app.jobs.job import execute
 from headrace.app.jobs.step_settings import parse_steps, refuse_beside_steps
 from headrace.app.jobs.steps import prepare_steps, run_steps
-from headrace.app.jobs.tables import (
-    AnyTable,
-    ListedRow,
-    TableKind,
-    is_table_kind,
-    refuse_unknown_kind,
-    run_to_table,
-)
+from headrace.app.jobs.tables import AnyTable, ListedRow, TableKind, is_table_kind, refuse_unknown_kind, run_to_table
 from headrace.app.keywords import RunKeywords
 from headrace.app.running_job import RunningJob, refuse_cancelled
 from headrace.argument_types import build

@@ -274,10 +274,6 @@ _COPIERS: dict[type, Copier] = {
     MappingProxyType: _own_view_of_dict,
     UserList: _own_sequence,
 }
-_SUBCLASSES: dict[type, Copier] = {
-    dict: _own_mapping,
-    list: _own_sequence,
-    tuple: _own_other_tuple,
-}
+_SUBCLASSES: dict[type, Copier] = {dict: _own_mapping, list: _own_sequence, tuple: _own_other_tuple}
 _copier: Callable[[type], Copier] = functools.lru_cache(_TYPES_KNOWN)(_find_copier)
 """The function that copies objects of a type."""

@@ -40,14 +40,7 @@ class WhatFlags:
 
     panel: ClassVar[str] = "What is run"
 
-    source: str = option(
-        MISSING,
-        "The texts, as for headrace run.",
-        flags=(
-            "-i",
-            "--input-file",
-        ),
-    )
+    source: str = option(MISSING, "The texts, as for headrace run.", flags=("-i", "--input-file"))
     task: Literal["embed", "classify", "generate"] = option("embed", "Task of the model.")
     model: str | None = option(None, "Model, as for headrace run. Default: all-MiniLM-L6-v2; the other tasks need one.")
     text_column: str = option("text", "Column with the text.")
@@ -67,14 +60,7 @@ class HowFlags:
     batch_sizes: str = option("8,32,128", "Batch sizes to try beside each contender's default; the fastest is kept.")
     rounds: int = option(3, "How often everything is measured, in turn.", minimum=1)
     timeout: float = option(600.0, "Seconds allowed for a contender in one round, its loading included.", minimum=1)
-    output_file: Path = option(
-        Path("bench.html"),
-        "The page.",
-        flags=(
-            "-o",
-            "--output-file",
-        ),
-    )
+    output_file: Path = option(Path("bench.html"), "The page.", flags=("-o", "--output-file"))
     json_file: Path | None = option(None, "File for the figures as JSON. Default: beside the page.", flags=("--json",))
 
 

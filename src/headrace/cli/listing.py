@@ -31,10 +31,7 @@ headrace list
 headrace list engines --json
 """
 
-Which = Annotated[
-    Group | None,
-    typer.Argument(help="What to list. Default: everything."),
-]
+Which = Annotated[Group | None, typer.Argument(help="What to list. Default: everything.")]
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,19 +80,11 @@ class LogFlags:
     quiet: bool = option(
         False,
         "Print warnings and errors only: no progress, no report.",
-        flags=(
-            "-q",
-            "--quiet",
-        ),
+        flags=("-q", "--quiet"),
         brief="print warnings and errors only",
     )
     verbose: bool = option(
-        False,
-        "Print what happens in detail; a server prints each request.",
-        flags=(
-            "-v",
-            "--verbose",
-        ),
+        False, "Print what happens in detail; a server prints each request.", flags=("-v", "--verbose")
     )
     log_json: bool = option(False, "Print each message as a JSON object; a server prints each request, too.")
 

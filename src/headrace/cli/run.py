@@ -70,9 +70,7 @@ class ReportFlags:
         brief="estimate time and disk space, and write nothing",
     )
     gpu_hour_price: float | None = option(
-        None,
-        "With ``dry_run`` or ``report``: price of one hour, to add costs. Default: no costs.",
-        minimum=0,
+        None, "With ``dry_run`` or ``report``: price of one hour, to add costs. Default: no costs.", minimum=0
     )
 
     def check(self, *, has_trace: bool) -> None:

@@ -44,9 +44,7 @@ class ServeLimits:
         262_144, "Maximum records accepted but not yet answered; more get status 429.", minimum=1
     )
     max_cost: float | None = option(
-        None,
-        "Their maximum total cost, in tokens for texts; more get status 429. Default: no limit.",
-        above=0,
+        None, "Their maximum total cost, in tokens for texts; more get status 429. Default: no limit.", above=0
     )
     max_waiting_bytes: int = option(
         256 * 1024 * 1024,
@@ -89,24 +87,15 @@ class ServeLimits:
         300.0, "Seconds allowed for a request that sets no time limit.", flags=("--timeout",), above=0
     )
     body_timeout_s: float = option(
-        30.0,
-        "Seconds to receive a whole request; for an upload, between two blocks.",
-        flags=(),
-        above=0,
+        30.0, "Seconds to receive a whole request; for an upload, between two blocks.", flags=(), above=0
     )
     keep_alive_s: int = option(
-        75,
-        "Seconds that a connection may wait for its next request.",
-        flags=("--keep-alive-timeout",),
-        minimum=1,
+        75, "Seconds that a connection may wait for its next request.", flags=("--keep-alive-timeout",), minimum=1
     )
     """Longer than clients keep one, as a rule: they use it again without losing a request to its end."""
     write_timeout_s: float = option(30.0, "Seconds that a client may leave a stream unread.", flags=(), above=0)
     drain_s: float = option(
-        30.0,
-        "Seconds allowed for accepted requests to finish after SIGTERM.",
-        flags=("--drain-timeout",),
-        above=0,
+        30.0, "Seconds allowed for accepted requests to finish after SIGTERM.", flags=("--drain-timeout",), above=0
     )
 
     def __post_init__(self) -> None:

@@ -42,14 +42,7 @@ from headrace.jobs.pipeline.preparers import EarlyProcesses
 from headrace.jobs.pipeline.user_code import UserCode
 from headrace.jobs.planning.columns import resolve
 from headrace.jobs.planning.forecast import check_room
-from headrace.jobs.settings import (
-    SETTING_NAMES,
-    JobSettings,
-    StepSettings,
-    anchored,
-    as_json,
-    check_values,
-)
+from headrace.jobs.settings import SETTING_NAMES, JobSettings, StepSettings, anchored, as_json, check_values
 from headrace.jobs.state.output import JobOutput, StartMode
 from headrace.jobs.state.passes import FinishedJob
 from headrace.jobs.state.state_file import read_state

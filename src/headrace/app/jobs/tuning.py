@@ -298,10 +298,7 @@ def _try(
 
 
 def _run_both(
-    engine: BatchEngine,
-    other: BatchEngine,
-    batches: Sequence[Sequence[Work]],
-    most_s: float,
+    engine: BatchEngine, other: BatchEngine, batches: Sequence[Sequence[Work]], most_s: float
 ) -> tuple[float, list[object], list[object]]:
     """How many times as fast the other is, and the outputs of both for the same batches; ends when the time is up.
 

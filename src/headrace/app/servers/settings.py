@@ -63,9 +63,7 @@ class ServerSettings:
         panel="Access",
     )
     listeners: Sequence[Listener] = option(
-        (),
-        "Functions that are called with each event of `headrace.events`. One that raises is left out.",
-        flags=(),
+        (), "Functions that are called with each event of `headrace.events`. One that raises is left out.", flags=()
     )
 
 

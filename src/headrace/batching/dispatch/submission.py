@@ -23,10 +23,7 @@ class Submission:
     """One start-to-stop session of a batcher on one event loop: a waiting queue and its dispatcher."""
 
     def __init__(
-        self,
-        options: Options,
-        meter: BatchMeter,
-        make_dispatcher: Callable[[DispatchContext], DispatchLoop],
+        self, options: Options, meter: BatchMeter, make_dispatcher: Callable[[DispatchContext], DispatchLoop]
     ) -> None:
         loop = asyncio.get_running_loop()
         self.loop = loop

@@ -138,10 +138,7 @@ class RayWorkers:
         gpus = check_room(resources, resources.replicas)
         self.room = WorkerRoom("replicas", _most(resources.cpus, gpus, resources.replicas))
         self._actor_class = ray.remote(  # registered once: the call blocks, forever if the cluster is gone
-            num_cpus=resources.cpus,
-            num_gpus=gpus,
-            max_restarts=0,
-            max_concurrency=IN_FLIGHT + 2,
+            num_cpus=resources.cpus, num_gpus=gpus, max_restarts=0, max_concurrency=IN_FLIGHT + 2
         )(WorkerActor)
         self._started: list[RayWorker] = []
         self.initial = [self.start() for _ in range(resources.replicas)]

@@ -70,8 +70,7 @@ class EngineConfig:
         None, "Maximum texts, images or prompts in a batch. Default: set by the engine.", minimum=1
     )
     engine_process: bool = option(
-        False,
-        "Run a batch engine in its own process, so that a crash fails only the record or request that caused it.",
+        False, "Run a batch engine in its own process, so that a crash fails only the record or request that caused it."
     )
     engine_timeout_s: float | None = option(
         None,

@@ -22,11 +22,7 @@ _MOST_FILES = 20_000
 
 
 def identity(
-    task: str,
-    model: str | Path | None,
-    engine: object,
-    options: Mapping[str, object],
-    commit: str | None = None,
+    task: str, model: str | Path | None, engine: object, options: Mapping[str, object], commit: str | None = None
 ) -> str | None:
     """A digest of the engine's name, its options and the files they name; None if it cannot be determined.
 

@@ -13,15 +13,7 @@ from headrace.engines.declaring import EngineOptions
 from headrace.engines.model_folder import WEIGHTS, is_local, named_folder
 from headrace.engines.model_kinds import check_kind, warn_unused_head
 from headrace.engines.tasks import known_tasks, task_named
-from headrace.errors import (
-    ConfigError,
-    EngineError,
-    HeadraceError,
-    StoppedEarly,
-    UnknownOptionError,
-    nearest,
-    text_of,
-)
+from headrace.errors import ConfigError, EngineError, HeadraceError, StoppedEarly, UnknownOptionError, nearest, text_of
 from headrace.models.names import remote_model
 from headrace.options import RESERVED, declared
 from headrace.plugins import OWN, known, working

@@ -137,10 +137,7 @@ FAMILIES: Mapping[str, CallFamily] = {
 """By the names that vLLM has for the parsers, where it has one; `json` is a list of calls, which any model can write
 that is held to it."""
 
-THINKING: Mapping[str, tuple[str, str]] = {
-    "deepseek_r1": ("<think>", "</think>"),
-    "mistral": ("[THINK]", "[/THINK]"),
-}
+THINKING: Mapping[str, tuple[str, str]] = {"deepseek_r1": ("<think>", "</think>"), "mistral": ("[THINK]", "[/THINK]")}
 """The marks around reasoning, by vLLM's names."""
 
 

@@ -183,11 +183,7 @@ def _file_of(own: tuple[str, str]) -> Path:
 
 
 def _assemble(
-    handler: Path,
-    function: str | None,
-    model_dir: Path,
-    manifest: FileValues,
-    config: Path | None,
+    handler: Path, function: str | None, model_dir: Path, manifest: FileValues, config: Path | None
 ) -> HandlerFiles:
     settings = _settings(config, str(manifest["model"].get("modelName", ""))) if config else {}
     size = _number(config, settings, _BATCH_SIZE, default=1)

@@ -45,10 +45,7 @@ def plain(text: str) -> str:
 def _head(frame: Frame, now: float) -> Text:
     colour = "green" if frame.state.startswith(("running", "ready", "finished")) else "yellow"
     head = Text.assemble(
-        (plain(frame.name), "bold"),
-        "  ",
-        (plain(frame.state), colour),
-        f"  up {clock_text(frame.up_s)}",
+        (plain(frame.name), "bold"), "  ", (plain(frame.state), colour), f"  up {clock_text(frame.up_s)}"
     )
     age = now - frame.at
     if age > _STALE_S and frame.state.startswith(("running", "ready", "no answer")):

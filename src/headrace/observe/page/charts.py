@@ -15,14 +15,8 @@ _SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"
 _BOXES = 120
 """Batches in one timeline: more would be too thin to see."""
 _LANE_AXIS: Spec = {"scale": {"domain": list(LANES)}, "axis": {"title": None, "ticks": False}}
-_CAUSE_COLOURS: Spec = {
-    "domain": [LABELS[cause] for cause in CAUSES],
-    "range": [f"var(--{cause})" for cause in CAUSES],
-}
-_LANE_COLOURS: Spec = {
-    "domain": list(LANES),
-    "range": [f"var(--{cause})" for cause in LANES.values()],
-}
+_CAUSE_COLOURS: Spec = {"domain": [LABELS[cause] for cause in CAUSES], "range": [f"var(--{cause})" for cause in CAUSES]}
+_LANE_COLOURS: Spec = {"domain": list(LANES), "range": [f"var(--{cause})" for cause in LANES.values()]}
 CONFIG: Spec = {
     "background": None,
     "font": "system-ui, sans-serif",

@@ -98,13 +98,7 @@ class Report:
         adds="sum",
         required=True,
     )
-    skipped: int = figure(
-        0,
-        "records that an earlier run had finished",
-        unit="records",
-        adds="sum",
-        required=True,
-    )
+    skipped: int = figure(0, "records that an earlier run had finished", unit="records", adds="sum", required=True)
     skipped_failed: int = figure(
         0,
         "how many of them are dead letters",

@@ -70,10 +70,7 @@ class CountTokensRequest(RequestFields):
         system: list[JsonObject] = []
         if self.system:
             system = [{"role": "system", "content": _text(self.system, "system")}]
-        return [
-            *system,
-            *(one for at, given in enumerate(self.messages) for one in _messages(given, f"messages.{at}")),
-        ]
+        return [*system, *(one for at, given in enumerate(self.messages) for one in _messages(given, f"messages.{at}"))]
 
 
 class MessagesRequest(CountTokensRequest):

@@ -64,12 +64,7 @@ class OllamaOptions(BaseModel):
         plain = ("temperature", "top_k", "top_p", "min_p", "presence_penalty", "frequency_penalty", "seed")
         given: JsonObject = {name: getattr(self, name) for name in plain}
         most = self.num_predict if self.num_predict is not None and self.num_predict > 0 else None
-        return {
-            **given,
-            "max_tokens": most,
-            "repetition_penalty": self.repeat_penalty,
-            "stop": self.stop or None,
-        }
+        return {**given, "max_tokens": most, "repetition_penalty": self.repeat_penalty, "stop": self.stop or None}
 
 
 class _Asking(RequestFields):

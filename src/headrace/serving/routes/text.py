@@ -10,13 +10,7 @@ from headrace.engines.base import PromptedText, TokenIds
 from headrace.engines.declaring import Task
 from headrace.serving.http.direct import DirectRoute
 from headrace.serving.protocol.bodies import labels_body
-from headrace.serving.protocol.requests import (
-    ClassifyRequest,
-    EmbeddingRequest,
-    GenerateRequest,
-    prompted,
-    texts_of,
-)
+from headrace.serving.protocol.requests import ClassifyRequest, EmbeddingRequest, GenerateRequest, prompted, texts_of
 from headrace.serving.protocol.responses import JsonReply
 from headrace.serving.protocol.schemas import ERRORS, Classifications, GenerateResponse
 from headrace.serving.protocols import ServerProtocol
