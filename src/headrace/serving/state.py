@@ -10,7 +10,7 @@ from fastapi import Request
 from headrace.batching.policy.waiting_queue import Share
 from headrace.engines.base import PromptedText, TokenIds
 from headrace.engines.capabilities import TOKENIZING
-from headrace.events import Listener
+from headrace.events import Event, Listener
 from headrace.records import JsonObject
 from headrace.serving.admission.controller import AdmissionController, AdmissionLimits, Ceiling
 from headrace.serving.auth import Keys
@@ -37,6 +37,8 @@ class ServerState:
     """Renders `/metrics`."""
     hosts: Hosts = field(default_factory=lambda: Hosts(None))
     loaded: Service | None = None
+    heard_by: Service | None = None
+    """The service that learns from the events of its batcher, also before it is served."""
     serving: bool = False
     """Whether it serves the models of `parts`, which are loaded when they are asked for."""
     parts: Sequence[ServerState] = ()
@@ -68,6 +70,12 @@ class ServerState:
         """Seconds for all accepted work: of the model that needs longest."""
         services = (state.loaded for state in self.all_parts)
         return max((service.admission.wait_s() for service in services if service is not None), default=0.0)
+
+    def heard(self, event: Event) -> None:
+        """Pass on an event of the batcher."""
+        self.listener(event)
+        if self.heard_by is not None:
+            self.heard_by.heard(event)
 
     @property
     def ready(self) -> bool:

@@ -23,7 +23,7 @@ from headrace.records import Record
 
 @dataclass(frozen=True, slots=True)
 class PreparedInputs:
-    """PreparedInputs of a model, prepared together."""
+    """Inputs of a model, prepared together."""
 
     entries: Sequence[Prepared[object] | Exception]
     """Each input, or its error."""

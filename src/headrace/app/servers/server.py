@@ -38,7 +38,7 @@ from headrace.engines.choosing.resolving import resolve, served_names
 from headrace.engines.model_folder import pickled_weights
 from headrace.engines.profile import BatcherSettings, PayloadCalls, profile_of
 from headrace.errors import ConfigError
-from headrace.events import Event, Listener, ModelLoaded
+from headrace.events import Listener, ModelLoaded
 from headrace.observe.exporters.prometheus import PrometheusListener, device_seconds
 from headrace.observe.live.server import ServerAccount
 from headrace.options import split
@@ -175,15 +175,8 @@ def _service(
     if ready.detail:
         logger.info("%s runs in %s", config.label or task, ready.detail)
     engine = ready.engine
-    service: Service | None = None
-
-    def heard(event: Event) -> None:
-        server.listener(event)
-        if service is not None:
-            service.heard(event)
-
     batching = BatcherSettings(
-        listener=heard,
+        listener=server.heard,
         # Never full: admission control and backfill come first.
         max_queue_size=2 * settings.limits.max_requests + (MOST_WAITING if settings.state is not None else 0),
         batch_delay_s=settings.batch_timeout_s,
@@ -196,7 +189,7 @@ def _service(
     calls = PayloadCalls(None if spans is None else spans.batches)
     ended = time.monotonic()
     server.listener(ModelLoaded(server.name, ended - started, ended))
-    service = Service(
+    service = server.heard_by = Service(
         _served_model(settings.name, config),
         task,
         engine,
@@ -213,19 +206,12 @@ def _shared_service(
     settings: ServerSettings, server: ServerState, account: ServerAccount, loaded: RunningModel
 ) -> Service:
     """The service of a loaded model, whose batches serve others too."""
-    service: Service | None = None
-
-    def heard(event: Event) -> None:
-        server.listener(event)
-        if service is not None:
-            service.heard(event)
-
-    engine = cast("Engine", KeptEngine(loaded, heard))
+    engine = cast("Engine", KeptEngine(loaded, server.heard))
     account.facts = server_facts(settings.config, engine, loaded.profile, settings.limits.max_requests)
     batcher = cast("Batcher[object, object]", RequestPort(loaded))
     model = _served_model(settings.name, settings.config)
-    service = Service(model, settings.config.task or "", engine, batcher, settings.limits, server.engine_died)
-    return service
+    server.heard_by = Service(model, settings.config.task or "", engine, batcher, settings.limits, server.engine_died)
+    return server.heard_by
 
 
 def _served_model(given: str | Sequence[str] | None, config: EngineConfig) -> ServedModel:

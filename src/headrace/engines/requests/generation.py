@@ -1,4 +1,4 @@
-"""GeneratedText requests with OpenAI's and vLLM's field names: a prompt or chat, and sampling parameters."""
+"""Requests for texts with OpenAI's and vLLM's field names: a prompt or chat, and sampling parameters."""
 
 from __future__ import annotations
 
