@@ -1,4 +1,4 @@
-"""Write src/headrace/app/keywords.py, the keyword arguments of the front doors with their types, from declarations."""
+"""Write src/headrace/app/keywords.py, the typed keyword arguments of the public functions, from declarations."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ _WIDER = {
     "flatten": "Sequence[str]",
     "state": "str | Path | None",
 }
-"""What the doors take beside the type of the setting."""
+"""What the functions take beside the type of the setting."""
 _APART = ("source", "sink", "task", "model", "name")
 """What is a parameter of its own."""
 
@@ -123,7 +123,7 @@ def _lines(*kinds: type, leave_out: Sequence[str] = (), only: Sequence[str] = ()
 
 
 def _type(one: Declared, kind: str) -> str:
-    """What the doors take for a setting, also the text of a flag if that is read in a way of its own."""
+    """What the functions take for a setting, also the text of a flag if that is read in a way of its own."""
     found = _WIDER.get(one.name, kind)
     return found if one.option.parse is None else f"str | {found}"
 

@@ -420,7 +420,7 @@ class ModelLoaded:
 
 
 @dataclass(frozen=True, slots=True)
-class WorkUnitSent:
+class StreamChunkSent:
     """A chunk of a streamed response, usually a token, was sent to its client."""
 
     first: bool
@@ -434,6 +434,6 @@ Event: TypeAlias = (
     BatchFormed | BatchDone | BatchSplit | StepDone | RecordFailed | InputLeftOut | StageDone | PipelineWaited |
     RunDescribed | JobStarted | PartCommitted | PartDamaged | OrderChosen | DuplicatesFound | PrecisionChosen |
     BudgetChanged | StepSizeChanged | MemoryUsed | DeviceUsed | PrefixCacheUsed | EndpointUsed | PromptsCompared |
-    JobDone | WorkUnitDone | WorkerLost | RequestDone | ModelLoaded | WorkUnitSent
+    JobDone | WorkUnitDone | WorkerLost | RequestDone | ModelLoaded | StreamChunkSent
 )  # fmt: skip
 Listener: TypeAlias = Callable[[Event], None]

@@ -66,7 +66,7 @@ class SettingName:
 RESERVED: set[str] = set()
 """The settings of jobs and servers, whose names no option of an engine may have."""
 NAMES: dict[str, SettingName] = {}
-"""The settings whose class is `argument_types.named`, by keyword, and by what else a flag of theirs calls them."""
+"""All settings that `argument_types.named` registered, by keyword and by the other names of their flags."""
 
 
 @dataclass(frozen=True, slots=True)

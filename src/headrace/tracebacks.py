@@ -21,14 +21,14 @@ def public(function: Callable[P, T]) -> Callable[P, T]:
     """
 
     @functools.wraps(function)
-    def door(*args: P.args, **kwargs: P.kwargs) -> T:
+    def wrapper(*args: P.args, **kwargs: P.kwargs) -> T:
         try:
             return function(*args, **kwargs)
         except HeadraceError as error:
             tidy(error)
             raise
 
-    return door
+    return wrapper
 
 
 def naming(function: Callable[P, T]) -> Callable[P, T]:
@@ -38,7 +38,7 @@ def naming(function: Callable[P, T]) -> Callable[P, T]:
     """
 
     @functools.wraps(function)
-    def door(*args: P.args, **kwargs: P.kwargs) -> T:
+    def wrapper(*args: P.args, **kwargs: P.kwargs) -> T:
         try:
             return function(*args, **kwargs)
         except OSError as error:
@@ -46,7 +46,7 @@ def naming(function: Callable[P, T]) -> Callable[P, T]:
                 raise
             raise ConfigError(f"cannot use {error.filename!r}: {error.strerror}; name another") from error
 
-    return door
+    return wrapper
 
 
 class Tidied:

@@ -1,9 +1,9 @@
-"""How messages are worded: settings are named as the user's door names them, and long values are shortened.
+"""How messages are worded: settings are named as the user gives them, and long values are shortened.
 
 A message names a setting by its keyword between double backticks, with a value or without: "pass ``overwrite=True``",
 "another ``id_column``", "``dtype=float32, ignore_changes=True``". Words need no quotes. The user reads
 `--dtype float32 --ignore-changes` on the command line, `dtype="float32", ignore_changes=True` in Python, and
-`dtype: float32` beside a file of settings. "``headrace serve state=DIR``" is a command line at every door.
+`dtype: float32` beside a file of settings. "``headrace serve state=DIR``" is a command line in all three.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Literal, TypeAlias
 
 from headrace.options import NAMES
 
-Door: TypeAlias = Literal["python", "flags", "keys"]
+Interface: TypeAlias = Literal["python", "flags", "keys"]
 """How the user gives settings: keyword arguments, flags of a command, or keys of a file."""
 
 _MARKED = re.compile(r"``(headrace \w+ )?(.+?)``")
@@ -31,24 +31,27 @@ _LONG = re.compile(
     re.DOTALL,
 )
 
-_door: Door = "python"
+_interface: Interface = "python"
 _variables: Mapping[str, tuple[str, str]] = {}
 
 
-def spoken() -> Door:
-    """The door whose names messages use; Python's, unless `speak` was called."""
-    return _door
+def spoken() -> Interface:
+    """The interface whose names messages use; Python's, unless `speak` was called."""
+    return _interface
 
 
-def speak(door: Door, variables: Mapping[str, tuple[str, str]] | None = None) -> None:
-    """Name settings in all further messages of this process as this door does.
+def speak(interface: Interface, variables: Mapping[str, tuple[str, str]] | None = None) -> None:
+    """Name settings in all further messages of this process as this interface does.
 
     Args:
-        door: how the user gives settings.
+        interface: how the user gives settings.
         variables: the environment variable and its text, for settings that are given so; None for those of before.
     """
-    global _door, _variables
-    _door, _variables = door, variables or ({} if door == "python" or variables is not None else _variables)
+    global _interface, _variables
+    _interface, _variables = (
+        interface,
+        variables or ({} if interface == "python" or variables is not None else _variables),
+    )
 
 
 def worded(message: str) -> str:
@@ -56,11 +59,11 @@ def worded(message: str) -> str:
     return shortened(spelled(message))
 
 
-def spelled(message: str, door: Door | None = None) -> str:
-    """The message with each setting as the door names it; None for the door of this process."""
+def spelled(message: str, interface: Interface | None = None) -> str:
+    """The message with each setting as the interface names it; None for the interface of this process."""
     if "``" not in message:
         return message
-    return _MARKED.sub(lambda found: _named(found[1] or "", found[2], door or _door), message)
+    return _MARKED.sub(lambda found: _named(found[1] or "", found[2], interface or _interface), message)
 
 
 def flag_of(name: str) -> str:
@@ -68,13 +71,13 @@ def flag_of(name: str) -> str:
     return NAMES[name].flag if name in NAMES else "--" + name.replace("_", "-")
 
 
-def _named(command: str, settings: str, door: Door) -> str:
-    """Settings as a door names them, such as `overwrite=True, dtype=float32`."""
+def _named(command: str, settings: str, interface: Interface) -> str:
+    """Settings as an interface names them, such as `overwrite=True, dtype=float32`."""
     several = settings.split(", ") if _SEVERAL.fullmatch(settings) else [settings]
     each = [one.partition("=")[::2] for one in several]
-    if command or door == "flags":
+    if command or interface == "flags":
         return command + " ".join(_as_flag(name, value, bool(command)) for name, value in each)
-    return ", ".join(_as_keyword(name, value, door) for name, value in each)
+    return ", ".join(_as_keyword(name, value, interface) for name, value in each)
 
 
 def _as_flag(name: str, value: str, elsewhere: bool = False) -> str:
@@ -85,14 +88,14 @@ def _as_flag(name: str, value: str, elsewhere: bool = False) -> str:
     return f"{flag_of(name)} {value}" if value not in ("", "True") else flag_of(name)
 
 
-def _as_keyword(name: str, value: str, door: Door) -> str:
+def _as_keyword(name: str, value: str, interface: Interface) -> str:
     known = NAMES.get(name)
-    if door == "keys" and not (known is not None and known.is_key):
+    if interface == "keys" and not (known is not None and known.is_key):
         return _as_flag(name, value)
     name = name if known is None else known.keyword
     if not value:
         return name
-    if door == "keys":
+    if interface == "keys":
         return f"{name}: {'true' if value == 'True' else value}"
     if re.fullmatch(r"\d+/\d+", value):
         value = f"({value.replace('/', ', ')})"

@@ -13,12 +13,14 @@ from typer.testing import CliRunner
 
 import headrace
 from headrace import build_app
+from headrace.app.jobs.plan import check, fingerprint
 from headrace.app.jobs.step_settings import parse_steps
 from headrace.cli.app import app
 from headrace.engines.choosing.config import EngineConfig
 from headrace.errors import HeadraceError
 from headrace.io.formats.known import known_formats
-from headrace.options import Declared, all_declared
+from headrace.jobs.settings import JobSettings
+from headrace.options import Declared, all_declared, declared
 from headrace.plugins import known
 from headrace.wording import speak
 
@@ -307,3 +309,40 @@ def test_a_variable_is_named_after_the_flag() -> None:
     assert found["prepare"].variables == ("HEADRACE_MAP",)
     assert found["dedupe"].variables == ("HEADRACE_DEDUPE",)
     assert found["text_column"].variables[1] == "HEADRACE_PROMPT_COLUMN"
+
+
+CHANGES: dict[str, tuple[str, Any]] = {
+    "input_delimiter": ("embed", ";"),
+    "input_encoding": ("embed", "cp1252"),
+    "text_column": ("embed", "body"),
+    "text_pair_column": ("score", "body"),
+    "documents_column": ("score", "list"),
+    "id_column": ("embed", "key"),
+    "prompt_template": ("generate", "Say {text}"),
+    "output_schema": ("generate", {"type": "object", "properties": {"a": {"type": "integer"}}}),
+    "answer_regex": ("generate", "[0-9]+"),
+    "choices": ("generate", ("yes", "no")),
+    "schema_in_prompt": ("generate", False),
+    "n": ("generate", 2),
+    "best_of": ("generate", 2),
+    "keep_columns": ("embed", ("body",)),
+    "flatten": ("classify", ("label",)),
+    "prepare": ("embed", "json:loads"),
+    "finish": ("embed", "json:loads"),
+}
+"""A value other than the default for each setting that changes outputs, and the task of a job that takes it."""
+
+
+@pytest.mark.parametrize("name", [one.name for one in declared(JobSettings) if one.changes_output])
+def test_a_setting_that_changes_outputs_is_part_of_the_fingerprint(name: str, tmp_path: Path) -> None:
+    """The one that a job began with is compared when it goes on: `changes_output` in its declaration is enough."""
+    source = tmp_path / "rows.csv"
+    source.write_text("id,key,text,body,list\n1,2,one,two,three\n")
+    task, value = CHANGES[name]
+    given = {"choices": ("a", "b")} if name == "schema_in_prompt" else {}
+    sampled = EngineConfig(task, options={"temperature": 0.5} if task == "generate" else {}, model="none")
+
+    def facts(**changed: Any) -> dict[str, object]:
+        return fingerprint(check(JobSettings(str(source), "out.jsonl", config=sampled, **{**given, **changed})), {})
+
+    assert facts() != facts(**{name: value})

@@ -24,7 +24,7 @@ from headrace.records import Failed, Record
 from headrace.serving.limits import ServeLimits
 from headrace.wording import (
     LONGEST,
-    Door,
+    Interface,
     shortened,
     shown,
     speak,
@@ -100,7 +100,7 @@ def _door() -> Iterator[None]:
 def test_each_door_names_a_setting_in_its_own_terms(message: str, flags: str, python: str, keys: str | None) -> None:
     """What no file of steps or models has as a key stays a flag beside it."""
     python = flags if python == "*" else python
-    doors: tuple[tuple[Door, str], ...] = (
+    doors: tuple[tuple[Interface, str], ...] = (
         ("flags", flags), ("python", python), ("keys", flags if keys is None else python if keys == "*" else keys),
     )  # fmt: skip
     for door, expected in doors:

@@ -29,10 +29,10 @@ from headrace.batching.blocking import current_loop, iterate, raising
 from headrace.batching.dispatch.loop import DispatchContext, DispatchLoop
 from headrace.batching.dispatch.stream import RUN, MappedRun, MappedStream, StreamPort
 from headrace.batching.dispatch.submission import Submission
+from headrace.batching.foreign_calls import current_task
 from headrace.batching.options import Options, number, optional
 from headrace.batching.policy.cost import CostRule, checked_cost
 from headrace.batching.stats import BatchMeter, BatchStats
-from headrace.batching.tasks import current_task
 from headrace.errors import AlreadyRunningError, ConfigError, NotRunningError, StoppedError
 from headrace.tracebacks import public
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from itertools import repeat
 from typing import Any, Protocol, Self, TypeGuard, cast, overload
 
-from headrace.batching.tasks import attempt
+from headrace.batching.foreign_calls import attempt
 from headrace.errors import BadResultError, ProcessError, text_of
 
 
@@ -58,7 +58,7 @@ class QueueEntry(Protocol):
 
     @property
     def count(self) -> int:
-        """How many records."""
+        """The number of records."""
 
     cost: float
     """Cost of each record."""

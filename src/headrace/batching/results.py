@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import Any, TypeAlias, TypeGuard, TypeVar, cast
 
 from headrace.batching.callables import unfinished
-from headrace.batching.tasks import Raised, attempt
+from headrace.batching.foreign_calls import Raised, attempt
 from headrace.device_errors import is_out_of_memory
 from headrace.errors import BadResultError, text_of
 

@@ -107,7 +107,7 @@ class BatchStats:
     waiting: int = 0
     """Records waiting for a batch now."""
     waiting_cost: float = 0
-    """Their cost."""
+    """Cost of the waiting records."""
     in_flight: int = 0
     """Records being processed now."""
     max_batch_size: int = 0

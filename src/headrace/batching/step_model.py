@@ -6,9 +6,9 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar, cast, runtime_checkable
 
+from headrace.batching.foreign_calls import Raised, attempt
 from headrace.batching.options import function, whole
 from headrace.batching.results import checked_results, own_result
-from headrace.batching.tasks import Raised, attempt
 from headrace.errors import BadResultError, EngineDeadError, RecordError
 from headrace.wording import shown
 

@@ -34,7 +34,7 @@ T = TypeVar("T")
 ClickContext: TypeAlias = Any
 """click's, which newer versions of typer hold a copy of."""
 ClickFormatter: TypeAlias = Any
-"""Likewise."""
+"""click's formatter of help pages, of the same copy."""
 
 ENGINE_PANEL = EngineConfig.panel
 ACCESS_PANEL = "Access"
@@ -225,7 +225,7 @@ def option_of(argument: str) -> str:
 class Command(TyperCommand):
     """A command that refuses a flag of some panels given twice; for other flags the last value counts.
 
-    A value that a setting does not take is refused in the words of all doors.
+    A value that a setting does not take is refused in the same words as from Python or a file.
     """
 
     by_environment = False

@@ -20,6 +20,7 @@ from headrace.cli.flags import Given, positive_numbers, with_settings
 from headrace.cli.outcome import aligned, guarded, say
 from headrace.engines.choosing.config import EngineConfig
 from headrace.engines.options import INT8
+from headrace.engines.tasks import task_named
 from headrace.options import option
 
 COMMAND = EngineCommand
@@ -95,7 +96,7 @@ def tune(context: typer.Context, given: Given[JobSettings], grid: GridFlags) -> 
             check_picture(grid.plot)
         config = config_of(given, context.args, "-i {}?")
         settings = given.build(config=config, sink=lambda rows: None)  # noqa: ARG005 - nothing is written
-        if config.task == "generate":
+        if task_named(config.task).outputs == "text":
             steps = measure_steps(settings, grid.seconds)
             print(*step_lines(steps), sep="\n")
             picture = functools.partial(draw_steps, steps)

@@ -15,7 +15,7 @@ from headrace.app.jobs.budgets import BudgetListener, follow
 from headrace.app.jobs.prefix_caching import PrefixCacheListener, prefix_cache_listener
 from headrace.app.jobs.running import PreparedInputs, RunningModel
 from headrace.app.jobs.tuning import exact, in_dtype, is_settled, try_on
-from headrace.batching.tasks import Raised, attempt, attempt_async
+from headrace.batching.foreign_calls import Raised, attempt, attempt_async
 from headrace.cluster.worker_pool import WorkUnitReply
 from headrace.engines.base import Engine, Prepared
 from headrace.engines.capabilities import TUNING

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from headrace.batching.tasks import Raised, attempt
+from headrace.batching.foreign_calls import Raised, attempt
 from headrace.errors import ProcessError, text_of
 
 ResultT = TypeVar("ResultT")

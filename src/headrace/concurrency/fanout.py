@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from headrace.batching.callables import is_async
+from headrace.batching.foreign_calls import Raised
 from headrace.batching.options import function, number, optional, whole
 from headrace.batching.results import own
-from headrace.batching.tasks import Raised
 from headrace.concurrency.loop_thread import LoopThread
 from headrace.errors import ConfigError, ProcessError
 from headrace.retry import RetryPolicy

@@ -17,10 +17,10 @@ from typing import Any, Generic, TypeAlias, TypeVar, Unpack, overload
 
 from headrace.batching.batcher import Batcher, SubmitOptions
 from headrace.batching.blocking import current_loop
+from headrace.batching.foreign_calls import Raised, attempt_async, current_task
 from headrace.batching.options import optional
 from headrace.batching.pending import own_copy
 from headrace.batching.stats import BatchStats
-from headrace.batching.tasks import Raised, attempt_async, current_task
 from headrace.concurrency.loading import make, unload
 from headrace.concurrency.loop_thread import run_on_thread
 from headrace.errors import ConfigError

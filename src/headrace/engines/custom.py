@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from headrace.batching.callables import plain_function
+from headrace.batching.foreign_calls import called
 from headrace.batching.options import whole
 from headrace.batching.results import checked
-from headrace.batching.tasks import called
 from headrace.engines.base import BatchEngine, Prepared
 from headrace.engines.capabilities import check_methods
 from headrace.engines.profile import EngineProfile, profile_of

@@ -17,9 +17,10 @@ from numpy.typing import NDArray
 from headrace.batching.options import whole
 from headrace.columns import Column, PreparedColumn, RowNumbers, values_of
 from headrace.device.cuda_memory import cuda_memory
+from headrace.device.failures import naming_device_errors
 from headrace.device.forward import ForwardMeter
 from headrace.device.native import gpu_uuid, hardware, speeds
-from headrace.device.placement import DTYPES, choose_device, choose_dtype, release, running
+from headrace.device.placement import DTYPES, choose_device, choose_dtype, release
 from headrace.device.streams import pipeline_on
 from headrace.engines.base import ModelInput, Prepared
 from headrace.engines.profile import EngineProfile
@@ -252,7 +253,7 @@ class ModuleEngine:
             found.append(output)
             return torch.zeros(0, device=self._device)
 
-        with running(self._device, lambda: f"a batch of {size} records of {self._name}"):
+        with naming_device_errors(self._device, lambda: f"a batch of {size} records of {self._name}"):
             computed = self._pipeline.run(arrays, call)
             self._meter.add(computed.seconds, [], computed.replayed)
             if not found:

@@ -12,11 +12,11 @@ from typing import ClassVar, Literal, Protocol, TypeAlias, TypeVar, cast, get_ar
 from headrace.batching.batcher import Batcher
 from headrace.batching.continuous import ContinuousBatcher
 from headrace.batching.dynamic import DynamicBatcher
+from headrace.batching.foreign_calls import called
 from headrace.batching.options import number, one_of, whole
 from headrace.batching.passthrough import PassthroughBatcher
 from headrace.batching.policy.cost import CostEstimatorFn
 from headrace.batching.step_model import StepModel
-from headrace.batching.tasks import called
 from headrace.engines.base import BatchEngine, Engine, StepEngine, StreamEngine
 from headrace.errors import ConfigError
 from headrace.events import Listener

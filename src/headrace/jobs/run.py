@@ -23,9 +23,9 @@ from headrace.jobs.pipeline.memory_budget import Memory
 from headrace.jobs.pipeline.ordering import in_windows
 from headrace.jobs.pipeline.read import Prefetcher, Reader
 from headrace.jobs.pipeline.settle import Settling
-from headrace.jobs.pipeline.sink import Sink
 from headrace.jobs.pipeline.work import Work
-from headrace.jobs.state.passes import FinishedJob, Pass
+from headrace.jobs.pipeline.write import OutcomeWriter
+from headrace.jobs.state.job_state import FinishedJob, Pass
 from headrace.jobs.state.stalls import StallDetector
 
 
@@ -43,7 +43,7 @@ async def pump(job: Job, todo: Pass, tally: Tally) -> bool:
     portion = profile_of(job.engine).window if job.in_blocks else 0
     memory = Memory(job.settings.limits.buffer_memory - 2 * room)  # a window has its rows and their prompts
     async with (
-        Sink(job, todo, tally, memory) as sink,
+        OutcomeWriter(job, todo, tally, memory) as sink,
         Settling(job, memory) as settling,
         Reader(job, todo, ordering, memory) as reader,
         Prefetcher(job, todo, reader, settling, tally, memory) as prefetcher,

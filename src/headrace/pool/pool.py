@@ -10,8 +10,8 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from types import TracebackType
 from typing import Self, TypeVar, Unpack, overload
 
+from headrace.batching.foreign_calls import Raised, attempt_async, must_propagate
 from headrace.batching.options import number, optional, whole
-from headrace.batching.tasks import Raised, attempt_async, must_propagate
 from headrace.concurrency.daemon_thread import as_exception
 from headrace.concurrency.loading import call, make, unload
 from headrace.device.process_memory import process_bytes

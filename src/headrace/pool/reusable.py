@@ -14,8 +14,8 @@ from contextlib import contextmanager, suppress
 from typing import TypedDict, TypeVar, Unpack, overload
 
 from headrace.batching.batcher import Batcher
+from headrace.batching.foreign_calls import Raised, attempt_async
 from headrace.batching.stats import BatchStats
-from headrace.batching.tasks import Raised, attempt_async
 from headrace.concurrency.loop_thread import LoopThread
 from headrace.concurrency.reusable import Factory, Loading, Reusable, registered
 from headrace.errors import ConfigError

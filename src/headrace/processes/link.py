@@ -20,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from typing import NamedTuple, NoReturn
 
-from headrace.batching.tasks import Raised, attempt, attempt_async
+from headrace.batching.foreign_calls import Raised, attempt, attempt_async
 from headrace.errors import BadResultError, WorkerDiedError, text_of
 from headrace.processes.portable import Portable
 from headrace.processes.spawn import child_connection, end_child, exit_text, spawn, wait_for_message

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from headrace import errors
-from headrace.batching.tasks import Raised, attempt
+from headrace.batching.foreign_calls import Raised, attempt
 from headrace.errors import HeadraceError, ProcessError, RecordError, text_of
 
 

@@ -18,7 +18,7 @@ from headrace.serving.errors import ApiError
 from headrace.serving.hosts import Hosts
 from headrace.serving.limits import ServeLimits
 from headrace.serving.live import Observed
-from headrace.serving.responses_kept import KeptResponses
+from headrace.serving.response_store import KeptResponses
 from headrace.serving.service import CHARS_PER_COST, Call, RequestAnswers, Service
 from headrace.serving.tracing import RequestTracing
 from headrace.wording import shown

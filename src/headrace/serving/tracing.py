@@ -1,4 +1,4 @@
-"""What traces the requests of a server; a plugin does it."""
+"""The interface by which a plugin traces the requests of a server."""
 
 from __future__ import annotations
 

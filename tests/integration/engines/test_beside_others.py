@@ -15,8 +15,8 @@ from tests.architectures import _alone, _generates, _in_steps
 from tests.families import family_model, tokenizer
 
 from headrace.engines.choosing.registry import create
-from headrace.engines.generation import company
-from headrace.engines.generation.company import Trial
+from headrace.engines.generation import batch_invariance
+from headrace.engines.generation.batch_invariance import Trial
 from headrace.engines.generation.paged_attention import PagedModel, StepPart
 from headrace.engines.generation.static import generate
 from headrace.errors import EngineError
@@ -122,7 +122,7 @@ def test_the_long_prompt_of_the_check_is_beyond_what_changes_the_model(tmp_path:
 def test_a_prompt_of_the_check_costs_a_large_model_little(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = family_model(tmp_path, "Mistral", "ForCausalLM", sliding_window=100)
     engine = create("generate", folder, engine="static", device="cpu")
-    monkeypatch.setattr(company, "OPERATIONS", 1.0)  # as if it were large
+    monkeypatch.setattr(batch_invariance, "OPERATIONS", 1.0)  # as if it were large
     trial = Trial(engine._lm, partial(generate, engine._lm))
     assert [len(ask.prompt) for ask in trial._asks] == [4, 36, 4, 36]
 

@@ -7,7 +7,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from headrace.device.placement import choose_device, running
+from headrace.device.failures import naming_device_errors
+from headrace.device.placement import choose_device
 from headrace.errors import EngineDeadError, EngineOutOfMemoryError
 
 CPU = torch.device("cpu")
@@ -33,7 +34,7 @@ def fails_with(error: Exception) -> Callable[[], None]:
     ],
 )
 def test_failures_of_the_device_by_what_they_mean(call: Callable[[], object], kind: type[Exception]) -> None:
-    with pytest.raises(kind) as caught, running(CPU, lambda: "a batch"):
+    with pytest.raises(kind) as caught, naming_device_errors(CPU, lambda: "a batch"):
         call()
     assert type(caught.value) is kind
 

@@ -22,7 +22,7 @@ from tests.small_models import text_model
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.activations import GELUActivation
 
-from headrace.device.placement import running
+from headrace.device.failures import naming_device_errors
 from headrace.engines.choosing.registry import create
 from headrace.engines.networks import cpu_attention, packing
 from headrace.engines.networks.prepacking import PrepackedLinear
@@ -252,7 +252,7 @@ def test_a_batch_that_ran_out_of_memory_frees_it_while_its_error_is_handled() ->
         held.append(weakref.ref(activations))
         raise torch.OutOfMemoryError("no room")
 
-    with pytest.raises(EngineOutOfMemoryError) as caught, running(torch.device("cpu"), lambda: "a batch"):
+    with pytest.raises(EngineOutOfMemoryError) as caught, naming_device_errors(torch.device("cpu"), lambda: "a batch"):
         model(10)
     assert held[0]() is None, caught.value
 

@@ -10,7 +10,7 @@ import pytest
 from tests.acceptance.command import FAKE, ROOT, headrace
 
 from headrace.processes.spawn import spawn
-from headrace.wording import Door, speak
+from headrace.wording import Interface, speak
 
 
 def write(folder: Path, name: str, content: str) -> str:
@@ -42,7 +42,7 @@ def test_an_id_of_a_megabyte_does_not_fill_the_terminal(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("door", ["flags", "python"])
-def test_a_process_of_a_job_speaks_as_the_job_does(door: Door) -> None:
+def test_a_process_of_a_job_speaks_as_the_job_does(door: Interface) -> None:
     speak(door)
     try:
         process, connection = spawn("tests.integration.jobs.doors")

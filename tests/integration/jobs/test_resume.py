@@ -21,8 +21,8 @@ from headrace.io.storage.parts import PartFolder
 from headrace.jobs.pipeline import sink
 from headrace.jobs.pipeline.job import JobEnd, StopRequest
 from headrace.jobs.settings import Limits
+from headrace.jobs.state.job_state import Pass
 from headrace.jobs.state.output import JobOutput, StartMode
-from headrace.jobs.state.passes import Pass
 from headrace.testing import FakeEngine
 
 

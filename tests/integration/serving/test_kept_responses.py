@@ -14,7 +14,7 @@ from tests.integration.serving.running import Running, running
 
 from headrace.app.servers.server import ServerSettings
 from headrace.engines.choosing.config import EngineConfig
-from headrace.serving import responses_kept
+from headrace.serving import response_store
 from headrace.serving.limits import KeySettings
 
 PATH = "/v1/responses"
@@ -71,9 +71,9 @@ def test_the_answers_of_another_key_are_not_found(server: Running) -> None:
 
 
 def test_old_answers_are_deleted(server: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(responses_kept, "SWEEP_S", 0)
+    monkeypatch.setattr(response_store, "SWEEP_S", 0)
     old, new = asked(server, "a"), asked(server, "b")
-    past = time.time() - responses_kept.KEPT_S - 60
+    past = time.time() - response_store.KEPT_S - 60
     os.utime(tmp_path / "responses" / f"{old['id']}.json", (past, past))
     asked(server, "c")
     assert server.client.get(f"{PATH}/{old['id']}").status_code == 404

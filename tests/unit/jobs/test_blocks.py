@@ -16,7 +16,7 @@ from headrace.columns import Column, PayloadList, PreparedColumn, values_of
 from headrace.errors import RecordError
 from headrace.io.storage.parts import Interval
 from headrace.jobs.pipeline.blocks import Block, BlockPiece, BlockRows, Labels, RecordPiece, RowsDone, is_array
-from headrace.jobs.pipeline.sink import Coalescer, OutcomePiece
+from headrace.jobs.pipeline.write import Coalescer, OutcomePiece
 from headrace.records import Failed, Ok, Record
 
 FOREVER = float("inf")

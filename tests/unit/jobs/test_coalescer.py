@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from headrace.io.storage.parts import Interval
 from headrace.jobs.pipeline.blocks import RecordPiece
-from headrace.jobs.pipeline.sink import Coalescer
+from headrace.jobs.pipeline.write import Coalescer
 from headrace.records import Ok, Outcome, Record
 
 FOREVER = float("inf")

@@ -17,8 +17,8 @@ from headrace.jobs.pipeline.blocks import RecordPiece
 from headrace.jobs.pipeline.job import Job
 from headrace.jobs.pipeline.ordering import in_windows
 from headrace.jobs.state import windows as windows_module
+from headrace.jobs.state.job_state import FinishedJob, Pass
 from headrace.jobs.state.ledger import Ledger
-from headrace.jobs.state.passes import FinishedJob, Pass
 from headrace.jobs.state.windows import STRIDE, OpenWindow, Windows, read_order, stretches, write_order
 from headrace.records import Failed, Ok, Record
 

@@ -35,7 +35,7 @@ from headrace.observe.reporting.report import Report, ReportBuilder
 from headrace.observe.reporting.run_facts import Advice
 from headrace.observe.reporting.summary import figures_of
 from headrace.observe.reporting.table import as_text, print_report, rows
-from headrace.wording import Door, speak
+from headrace.wording import Interface, speak
 
 
 def formed(batch: int, *, size: int = 4, cost: float = 30, padded: float = 40, starved: float = 0.5) -> BatchFormed:
@@ -300,7 +300,7 @@ def test_the_prompt_tokens_that_came_from_the_cache_are_told() -> None:
     ("door", "batches", "empty"),
     [("python", "batch_tokens", 'on_empty="error"'), ("flags", "--batch-tokens", "--on-empty error")],
 )
-def test_advice_and_table_name_settings_as_the_user_gives_them(door: Door, batches: str, empty: str) -> None:
+def test_advice_and_table_name_settings_as_the_user_gives_them(door: Interface, batches: str, empty: str) -> None:
     advice = Advice("--batch-tokens", "9", "``batch_tokens=9`` helps.", 1.0)
     memory = MemoryUsed(99, 100, "memory", at=1.0)
     found = replace(report_of(*JOB), advice=advice.text, advices=(advice,), empty=2, memory=memory)

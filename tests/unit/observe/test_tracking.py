@@ -9,7 +9,7 @@ from tests.unit.observe.simulated import Simulation
 
 from headrace.events import RunDescribed
 from headrace.observe.exporters.tracking import Ended, Tracker, TrackingListener
-from headrace.wording import Door, speak
+from headrace.wording import Interface, speak
 
 
 class Kept(Tracker):
@@ -33,7 +33,7 @@ class Kept(Tracker):
 @pytest.mark.parametrize(
     ("door", "named", "other"), [("python", "batch_size=", "--batch-size"), ("flags", "--batch-size", "batch_size=")]
 )
-def test_the_page_names_settings_as_the_user_gives_them(door: Door, named: str, other: str) -> None:
+def test_the_page_names_settings_as_the_user_gives_them(door: Interface, named: str, other: str) -> None:
     kept = Kept()
     listener = TrackingListener(lambda: kept, every_s=3_600.0)
     speak(door)

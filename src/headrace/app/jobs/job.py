@@ -29,7 +29,7 @@ from headrace.device.cuda import cuda_devices
 from headrace.engines.base import Engine
 from headrace.engines.capabilities import COLUMNS, PREPARING, TUNING
 from headrace.engines.choosing.config import EngineConfig
-from headrace.engines.choosing.survivor import surviving
+from headrace.engines.choosing.failover import with_failover
 from headrace.engines.profile import BatcherSettings, EngineProfile, profile_of
 from headrace.errors import ConfigError, attempted, text_of
 from headrace.events import BatchFormed, Event, InputLeftOut, JobDone, JobStarted, Listener, RunDescribed
@@ -271,7 +271,9 @@ def build(  # noqa: PLR0913 - keyword-only beyond what every caller gives
     if shared is not None:
         batcher = shared.batcher
     in_flight = None if settings.config.engine_process or batcher is not None else InFlightFile(plan.output.work)
-    forward = surviving(engine, _as_loaded(settings.config, engine)) if kept is not None and batcher is None else None
+    forward = (
+        with_failover(engine, _as_loaded(settings.config, engine)) if kept is not None and batcher is None else None
+    )
     if kept is not None and forward is not None:
         kept.callback(forward.close)
     return Job(

@@ -43,14 +43,31 @@ from headrace.jobs.pipeline.user_code import UserCode
 from headrace.jobs.planning.columns import resolve
 from headrace.jobs.planning.forecast import check_room
 from headrace.jobs.settings import SETTING_NAMES, JobSettings, StepSettings, anchored, as_json, check_values
+from headrace.jobs.state.job_state import FinishedJob
 from headrace.jobs.state.output import JobOutput, StartMode
-from headrace.jobs.state.passes import FinishedJob
 from headrace.jobs.state.state_file import read_state
+from headrace.options import declared
 from headrace.records import LeftOut, Unreadable, kept_value, outer
 
 logger = logging.getLogger("headrace")
 
 _TRIED_ROWS = 64
+_TOLD_BY_MEANING = frozenset(
+    {
+        "text_column",
+        "text_pair_column",
+        "id_column",
+        "prompt_template",
+        "keep_columns",  # with their defaults resolved
+        "output_schema",
+        "answer_regex",
+        "choices",
+        "schema_in_prompt",  # the form of an answer
+        "prepare",
+        "finish",  # by name
+    }
+)
+"""Settings whose facts in the fingerprint are not the values that were given."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -527,18 +544,23 @@ def fingerprint(plan: Plan, engine: Mapping[str, object]) -> dict[str, object]:
         "task": plan.settings.config.task,
         "text_column": ",".join(plan.columns.row) or plan.columns.text,
         "text_pair_column": plan.columns.pair,
-        **({"documents_column": plan.columns.documents} if plan.columns.documents else {}),
         "id_column": plan.columns.id,
         "prompt_template": plan.columns.template,
         "keep_columns": list(plan.columns.keep),
-        **({"flatten": list(plan.settings.flatten)} if plan.settings.flatten else {}),
-        **{name: given for name in ("input_delimiter", "input_encoding") if (given := getattr(plan.settings, name))},
         **plan.user.describe(),
         **({} if plan.form is None else plan.form.describe()),
-        **{name: given for name in ("n", "best_of") if (given := getattr(plan.settings, name)) not in (None, 1)},
+        **_as_given(plan.settings),
         **({"table": plan.output.table} if plan.output.table is not None else {}),
         **_step_facts(plan.settings.step),
     }
+
+
+def _as_given(settings: JobSettings) -> dict[str, object]:
+    """The settings that change outputs, differ from their defaults and are told as they are given."""
+    changed = {one.name: getattr(settings, one.name) for one in declared(JobSettings) if one.changes_output}
+    defaults = {one.name: one.default for one in declared(JobSettings)}
+    told = {name: value for name, value in changed.items() if name not in _TOLD_BY_MEANING and value != defaults[name]}
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in told.items()}
 
 
 def _step_facts(step: StepSettings | None) -> dict[str, object]:

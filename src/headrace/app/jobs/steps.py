@@ -51,7 +51,7 @@ class Manifest(TypedDict):
     """The steps of a job that has begun."""
 
     begun: str
-    """`StepSettings.begun`."""
+    """When the job began: see `StepSettings.begun`."""
     steps: list[ManifestStep]
 
 

@@ -46,7 +46,7 @@ from headrace.serving.app import create_app
 from headrace.serving.auth import KEYS, Keys
 from headrace.serving.hosts import Hosts
 from headrace.serving.metrics import families
-from headrace.serving.responses_kept import KeptResponses
+from headrace.serving.response_store import KeptResponses
 from headrace.serving.service import ANY_NAME, ServedModel, Service
 from headrace.serving.state import ServerState
 from headrace.tracebacks import naming, public

@@ -32,7 +32,7 @@ class RequestPort:
         return self._batcher.waiting_cost
 
     async def start(self) -> None:
-        """Nothing: the model runs."""
+        """Do nothing: the model is already running."""
 
     async def stop(self, timeout: float | None = None, *, drain: bool = True) -> None:
         """Wait for the requests that were submitted; then cancel those that are left."""

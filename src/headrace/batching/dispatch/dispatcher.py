@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from headrace.batching.dispatch.isolation import LargestFit, halves, should_split
 from headrace.batching.dispatch.loop import DispatchContext, DispatchLoop
 from headrace.batching.dispatch.offload import CallTimer, ProcessCaller
+from headrace.batching.foreign_calls import must_propagate
 from headrace.batching.options import BatchOptions
 from headrace.batching.pending import QueueEntry, fail, records_of, resolve
 from headrace.batching.policy.cost import BatchCost
 from headrace.batching.policy.waiting_queue import FormedBatch
-from headrace.batching.tasks import must_propagate
 from headrace.device_errors import is_out_of_memory
 from headrace.errors import ProcessTimeoutError, StoppedError
 from headrace.events import BatchDone, BatchFormed, BatchSplit, CloseReason
@@ -98,7 +98,7 @@ class Dispatcher(DispatchLoop):
                 await self._sleep(1, None)
                 continue
             limits = queue.limits
-            by_length = limits.padded and queue.size < limits.max_batch_size  # else the number says it already
+            by_length = limits.padded and queue.size < limits.max_batch_size  # otherwise the number of records decides
             self._longest = queue.longest() if by_length else 0.0
             if self._is_full():
                 return "boundary"  # `take` replaces it with the limit that the batch meets

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 from headrace.batching.dispatch.admission import Admission
 from headrace.batching.dispatch.wakeup import Wakeup
+from headrace.batching.foreign_calls import run_to_the_end
 from headrace.batching.options import Options
 from headrace.batching.pending import fail
 from headrace.batching.policy.waiting_queue import WaitingQueue
 from headrace.batching.stats import BatchMeter
-from headrace.batching.tasks import run_to_the_end
 from headrace.events import Event
 
 

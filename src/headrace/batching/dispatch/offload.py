@@ -16,8 +16,8 @@ from time import monotonic
 from typing import Any, TypeVar, cast
 
 from headrace.batching.callables import ProcessFn, is_async
+from headrace.batching.foreign_calls import Foreign, Raised, attempt
 from headrace.batching.results import received
-from headrace.batching.tasks import Foreign, Raised, attempt
 
 ResultT = TypeVar("ResultT")
 

@@ -10,11 +10,11 @@ from collections import deque
 from headrace.batching.dispatch.isolation import should_split
 from headrace.batching.dispatch.loop import DispatchContext, DispatchLoop
 from headrace.batching.dispatch.offload import CallTimer, WorkerThread
+from headrace.batching.foreign_calls import Raised, attempt, must_propagate
 from headrace.batching.pending import QueueEntry, fail, resolve
 from headrace.batching.policy.growth import Growth
 from headrace.batching.policy.slots import SlotEntry, Slots
 from headrace.batching.step_model import AnyStepModel, SharingStepModel, StepCall, group_of
-from headrace.batching.tasks import Raised, attempt, must_propagate
 from headrace.device_errors import is_out_of_memory
 from headrace.errors import ProcessError, ProcessTimeoutError, text_of
 from headrace.events import BatchSplit, StepDone

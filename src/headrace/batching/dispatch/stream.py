@@ -9,10 +9,10 @@ from itertools import islice
 from typing import Any, TypeAlias, TypeVar
 
 from headrace.batching.dispatch.submission import Submission
+from headrace.batching.foreign_calls import Raised, attempt, must_propagate
 from headrace.batching.options import Options
 from headrace.batching.pending import EntryHolder, fail, is_column, own_copy
 from headrace.batching.policy.cost import CostRule
-from headrace.batching.tasks import Raised, attempt, must_propagate
 from headrace.errors import ConfigError
 
 RecordT = TypeVar("RecordT")

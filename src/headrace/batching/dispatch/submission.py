@@ -10,12 +10,12 @@ from collections.abc import Callable, Hashable
 from headrace.batching.dispatch.admission import Admission
 from headrace.batching.dispatch.loop import DispatchContext, DispatchLoop
 from headrace.batching.dispatch.wakeup import Wakeup
+from headrace.batching.foreign_calls import current_task
 from headrace.batching.options import Options, number
 from headrace.batching.pending import PendingResult, QueueEntry, fail
 from headrace.batching.policy.cost import checked_cost
 from headrace.batching.policy.waiting_queue import WaitingQueue
 from headrace.batching.stats import BatchMeter
-from headrace.batching.tasks import current_task
 from headrace.errors import ConfigError, DeadlineExceededError, NotRunningError, QueueFullError, RecordTooLargeError
 
 

@@ -97,7 +97,7 @@ class CallerQueue:
         self.tag = tag
         """Where the records that were taken end."""
         self.began = tag
-        """Where the first of them began since it last waited for nothing."""
+        """The tag when the first record came after the queue was last empty."""
         self.start = self.ends = 0.0
         """Where its turn starts and ends."""
         self.left = 0

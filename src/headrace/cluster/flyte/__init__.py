@@ -1,4 +1,4 @@
-"""Flyte.
+"""Headrace on Flyte.
 
 - `app.app_environment`: a model as an app of Flyte
 """

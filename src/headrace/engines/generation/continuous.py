@@ -11,13 +11,13 @@ from functools import partial
 
 import torch
 
+from headrace.device.failures import naming_device_errors
 from headrace.device.native import hardware, has_kernels
-from headrace.device.placement import running
 from headrace.device.step_sizes import StepTuner
 from headrace.engines.base import PartialAnswer
 from headrace.engines.capabilities import PrefixCacheStats, Sleeper
+from headrace.engines.generation.batch_invariance import Trial
 from headrace.engines.generation.causal_lm import CausalLM, PromptSettings, TokenizedRequest, folder_of
-from headrace.engines.generation.company import Trial
 from headrace.engines.generation.decode_graphs import DecodeGraphs
 from headrace.engines.generation.options import Generation, StaticGeneration
 from headrace.engines.generation.paged_attention import PAGE, PagedModel, StepPart
@@ -191,9 +191,9 @@ class GenerationEngine(TokenizedEngine):
         return "" if agrees else "its answers beside others would not be those that it gives alone"
 
     def _together(
-        self, asks: Sequence[TokenizedRequest], samplers: Sequence[TokenSampler], choose_noted: Choose
+        self, asks: Sequence[TokenizedRequest], samplers: Sequence[TokenSampler], choose_forced: Choose
     ) -> None:
-        self._choose = choose_noted
+        self._choose = choose_forced
         for key, (ask, sampler) in enumerate(zip(asks, samplers, strict=True)):
             self.add(key, ResumedAnswer(ask, sampler, (), None))
         while self._answers:
@@ -272,7 +272,7 @@ class GenerationEngine(TokenizedEngine):
             parts.append(StepPart(ids, start, self._scheduler.pages.tables[key], part.chooses))
         with (
             self._ranks.step(parts) if self._ranks is not None else contextlib.nullcontext(),
-            running(self._lm.device, lambda: f"a step of {len(self._answers)} answers"),
+            naming_device_errors(self._lm.device, lambda: f"a step of {len(self._answers)} answers"),
         ):
             logits = self._run(parts)
             samplers = [answer.sampler for answer in choosing]
@@ -285,7 +285,7 @@ class GenerationEngine(TokenizedEngine):
 
     def repeat_step(self, parts: Sequence[StepPart]) -> None:
         """Run rank 0's step on another rank of a split model, which chooses no tokens."""
-        with running(self._lm.device, lambda: f"a step of {len(parts)} answers"):
+        with naming_device_errors(self._lm.device, lambda: f"a step of {len(parts)} answers"):
             self._run(parts)
 
     def _generation(self, answer: ActiveAnswer) -> GeneratedText | RecordError:

@@ -144,7 +144,7 @@ class ShapeProbe:
         self.shapes: list[AttentionShape] = []
 
     def attend(self, call: AttentionCall) -> torch.Tensor:
-        """Zeros."""
+        """Return zeros in the shape of the attention's output."""
         _, heads, tokens, width = call.key.shape
         value_width = call.value.shape[-1]
         self.shapes.append(AttentionShape(heads, width, value_width, call.key.dtype, call.window))

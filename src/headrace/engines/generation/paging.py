@@ -10,11 +10,11 @@ import torch
 from transformers import PreTrainedModel
 
 from headrace.device.cuda_memory import cuda_memory
+from headrace.device.failures import naming_device_errors
 from headrace.device.memory import TARGET_SHARE, memory_limit
-from headrace.device.placement import running
 from headrace.device.step_sizes import StepSize
+from headrace.engines.generation.batch_invariance import switches_at
 from headrace.engines.generation.causal_lm import CausalLM
-from headrace.engines.generation.company import switches_at
 from headrace.engines.generation.paged_attention import (
     PAGE,
     AttentionShape,
@@ -87,7 +87,7 @@ class CacheShapes:
         before = self._restart(device)
         try:
             # A model may need what it is not given.
-            with model_code(), running(device, lambda: f"a step of {tokens:,} tokens"):
+            with model_code(), naming_device_errors(device, lambda: f"a step of {tokens:,} tokens"):
                 use_paged_attention(lm.model)
                 places = torch.arange(tokens, device=device)
                 logits = forward(lm.model, torch.zeros_like(places), places, places[-most.answers :], probe)
@@ -184,7 +184,7 @@ def open_cache(lm: CausalLM, shapes: Sequence[AttentionShape], size: CacheSize, 
     """
     what = f"a cache of {size.pages * PAGE:,} tokens"
     try:
-        with running(lm.device, lambda: what):
+        with naming_device_errors(lm.device, lambda: what):
             return PagedModel(lm.model, shapes, size.pages, kernels=kernels)
     except EngineOutOfMemoryError as error:
         raise EngineError(

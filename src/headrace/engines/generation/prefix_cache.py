@@ -15,7 +15,7 @@ class _Node:
     def __init__(self, parent: _Node | None, key: bytes, holder: Hashable | None) -> None:
         self.parent = parent
         self.key = key
-        """Its tokens."""
+        """The token ids of the page, as bytes."""
         self.children: dict[bytes, _Node] = {}
         self.holders: dict[Hashable, None] = {} if holder is None else {holder: None}
         """The requests that use it, in the order in which they came. Who holds a page also holds its parents."""

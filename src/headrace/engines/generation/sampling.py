@@ -87,7 +87,7 @@ class TokenSampler:
 
 
 Choose: TypeAlias = Callable[[torch.Tensor, Sequence[TokenSampler], Sequence[Ids]], list[int]]
-"""Chooses as `choose` does."""
+"""A function like `choose`: the next token of each row."""
 
 
 @torch.inference_mode()  # type: ignore[untyped-decorator]

@@ -49,7 +49,7 @@ class PlannedPart:
 
     tokens: AnswerTokens
     length: int
-    """How many tokens."""
+    """The number of tokens that the step computes."""
 
     @property
     def chooses(self) -> bool:

@@ -13,10 +13,10 @@ from transformers import GenerationConfig
 from transformers.generation.logits_process import LogitsProcessorList
 from transformers.generation.stopping_criteria import StoppingCriteriaList
 
-from headrace.device.placement import running
+from headrace.device.failures import naming_device_errors
 from headrace.engines.capabilities import Sleeper
+from headrace.engines.generation.batch_invariance import Trial, switches_at
 from headrace.engines.generation.causal_lm import CausalLM, PromptSettings, TokenizedRequest
-from headrace.engines.generation.company import Trial, switches_at
 from headrace.engines.generation.options import StaticGeneration
 from headrace.engines.generation.sampling import Choose, TokenSampler, choose, only
 from headrace.engines.profile import EngineProfile
@@ -161,7 +161,7 @@ def generate(
         eos_token_id=None,  # `rows` decides when an answer is done
         pad_token_id=lm.pad_token,
     )
-    with running(lm.device, lambda: f"{len(batch)} answers to prompts of up to {width} tokens"):
+    with naming_device_errors(lm.device, lambda: f"{len(batch)} answers to prompts of up to {width} tokens"):
         lm.model.generate(
             ids.to(lm.device),
             attention_mask=mask.to(lm.device),

@@ -24,11 +24,11 @@ class TextBatch(Protocol):
 
     @property
     def lengths(self) -> NDArray[np.int64]:
-        """The tokens of each."""
+        """The number of tokens of each text."""
         ...
 
     def take(self, rows: RowNumbers) -> Self:
-        """Some of them."""
+        """The texts of these row numbers."""
         ...
 
     def padded(self, length: int | None = None) -> Arrays:

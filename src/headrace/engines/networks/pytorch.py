@@ -18,12 +18,13 @@ from headrace.columns import RowNumbers
 from headrace.device.cpu_lanes import cpu_lanes, dealt
 from headrace.device.cuda_graphs import cuda_graphs
 from headrace.device.cuda_memory import cuda_memory
+from headrace.device.failures import naming_device_errors
 from headrace.device.forward import ForwardMeter, NetworkSize
 from headrace.device.graph_runner import GraphRunner
 from headrace.device.memory import memory_limit
 from headrace.device.native import gpu_uuid, hardware, speeds
 from headrace.device.pipeline import Arrays, Computed, NetworkCall, OutputRows, Pipeline
-from headrace.device.placement import choose_device, choose_dtype, release, running
+from headrace.device.placement import choose_device, choose_dtype, release
 from headrace.device.sleeping import to_device, to_host
 from headrace.device.streams import pipeline_on
 from headrace.device_errors import is_out_of_memory
@@ -141,7 +142,7 @@ class TorchNetwork:
             some = arrays if places is None else {name: array[places] for name, array in arrays.items()}
             return pipeline.run(some, call)
 
-        with running(self._device, lambda: _describe(arrays)):
+        with naming_device_errors(self._device, lambda: _describe(arrays)):
             computed = self._on_lanes(np.ones(_rows_of(arrays), int), compute, least=0)
         self.meter.add(computed.seconds, [])
         return computed.rows
@@ -159,7 +160,7 @@ class TorchNetwork:
             return pipeline.run(arrays, packing.called_with(call, plan))
 
         direct = partial(compute, self._pipeline, None)
-        with running(self._device, lambda: f"{len(lengths)} texts of up to {lengths.max()} tokens"):
+        with naming_device_errors(self._device, lambda: f"{len(lengths)} texts of up to {lengths.max()} tokens"):
             if graphs is not None:
                 computed = graphs.run(len(lengths), int(lengths.max()), direct, batch.padded, call)
                 self.meter.no_graphs = graphs.failure and f"off: {graphs.failure}"

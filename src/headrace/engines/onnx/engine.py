@@ -29,8 +29,8 @@ from headrace.engines.onnx.options import (
 )
 from headrace.engines.text.engine import TextEngine
 from headrace.engines.text.pooling import Pooling, pooling_of
+from headrace.engines.text.sequence_classifiers import Candidates, ZeroShotEngine, classifier, scorer
 from headrace.engines.text.splitting import LongTexts, not_split
-from headrace.engines.text.tasks import Candidates, ZeroShotEngine, classifier, scorer
 from headrace.engines.text.tokenizing import Takes, TextTokens, tokens_for
 from headrace.engines.vision.images import ImageInputs, images_for
 from headrace.engines.vision.tasks import ImageEngine, image_classifier, image_embedder

@@ -19,6 +19,7 @@ from headrace.engines.requests.chat import with_more
 from headrace.engines.requests.formed import FormedRequest
 from headrace.engines.requests.generation import GeneratedText, asked_in, nth_seed
 from headrace.engines.requests.structure import FIELDS
+from headrace.engines.tasks import task_named
 from headrace.errors import EngineDeadError, EngineError, RecordError
 from headrace.events import EndpointUsed
 from headrace.records import Json, text_refusal
@@ -73,7 +74,7 @@ class EndpointEngine:
             cost_unit="records",
             max_in_flight=options.concurrency,
             remote=True,
-            holds_forms=options.task == "generate",
+            holds_forms=task_named(options.task).outputs == "text",
         )
         self._model = None if options.model is None else str(options.model)
         self._endpoints = tuple(options.endpoints)

@@ -18,8 +18,8 @@ from headrace.engines.text.encoders import by_length, takes_threads, tune
 from headrace.engines.text.engine import TextEngine
 from headrace.engines.text.options import Classification, Scoring, SequenceClassifierOptions, ZeroShot
 from headrace.engines.text.quantizing import check_quantize, to_int8
+from headrace.engines.text.sequence_classifiers import Candidates, ZeroShotEngine, classifier, scorer
 from headrace.engines.text.splitting import LongTexts, not_split
-from headrace.engines.text.tasks import Candidates, ZeroShotEngine, classifier, scorer
 from headrace.engines.text.tokenizing import tokens_for
 from headrace.errors import EngineError
 

@@ -31,8 +31,8 @@ from headrace.engines.networks.quantizing import length_of
 from headrace.engines.profile import EngineProfile
 from headrace.engines.requests.vocabulary import TokenizedEngine
 from headrace.engines.text.pooling import Pooling, check_pooled_prompts, pooling_of, prompts_in
+from headrace.engines.text.sequence_classifiers import label_head, score_head
 from headrace.engines.text.splitting import not_split
-from headrace.engines.text.tasks import label_head, score_head
 from headrace.engines.text.token_rows import Tokens
 from headrace.engines.text.tokenizing import TextTokens, tokens_for
 from headrace.engines.vllm.options import VllmClassification, VllmEmbedding, VllmPooling, VllmScoring

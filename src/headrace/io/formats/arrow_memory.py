@@ -1,4 +1,4 @@
-"""Arrays of Arrow over memory that is there: `pyarrow.array` imports pandas, which takes as long as a short job."""
+"""Arrow arrays over existing memory: `pyarrow.array` imports pandas, which takes as long as a short job."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from headrace.io.formats.strict_json import StrictJson, json_default
 from headrace.io.formats.values import plain
 
 _NOT_IN_JSON = (bytes, datetime.timedelta, decimal.Decimal)
-"""Types of values without one in JSON, which no row of a column of theirs has."""
+"""Arrow types whose values JSON cannot hold: a column of such a type never comes from JSON rows."""
 logger = logging.getLogger("headrace")
 
 

@@ -1,4 +1,4 @@
-"""The file formats that are known: found by the names of their entry points, which are their suffixes."""
+"""The registered file formats. The name of a format's entry point is the suffix of its files."""
 
 from __future__ import annotations
 

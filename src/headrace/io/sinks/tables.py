@@ -9,7 +9,9 @@ A store is a class with the three methods of `TableStore`. A package makes it an
     [project.entry-points."headrace.sinks"]
     shelf = "my_package.shelf:SHELF"
 
-    $ headrace run -i in.jsonl -o 'shelf://host/db?table=vectors'
+    $ headrace run -i in.jsonl -o 'shelf://host/db?table=vectors&shelves=3'
+
+Its options are parameters of the address, such as `shelves`: `open` finds them in `address.url`.
 
 `headrace.testing.check_table_store` tests that it keeps the contract.
 """

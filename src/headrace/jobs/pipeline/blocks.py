@@ -35,7 +35,7 @@ class Labels:
     """Whether their types are those of a table: see `headrace.columns.RowTable.typed`."""
 
     def taken(self, rows: slice | RowNumbers) -> Labels:
-        """Those of some rows."""
+        """The labels of these rows."""
         kept = None if self.kept is None else {name: taken(column, rows) for name, column in self.kept.items()}
         return Labels(taken(self.ids, rows), self.positions[rows], kept, self.typed)
 

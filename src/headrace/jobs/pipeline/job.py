@@ -83,7 +83,7 @@ class BatcherPort(Protocol):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> object:
-        """End."""
+        """Stop forming batches and wait for those that run."""
         ...
 
     def runs_as_completed(

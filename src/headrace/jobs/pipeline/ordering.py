@@ -24,7 +24,7 @@ from headrace.jobs.pipeline.prefixes import Sharing, prefix_order, prompt_text, 
 from headrace.jobs.pipeline.prepare import Columns
 from headrace.jobs.pipeline.spill import Spill, SpilledRow
 from headrace.jobs.settings import Order
-from headrace.jobs.state.passes import Pass
+from headrace.jobs.state.job_state import Pass
 from headrace.jobs.state.windows import STRIDE, OpenWindow, Windows
 from headrace.records import Failed, Record
 

@@ -388,7 +388,7 @@ class _Selected(NamedTuple):
     places: NDArray[numpy.int64]
     labels: Labels
     inputs: Column
-    """For the engine."""
+    """What the engine gets for each row."""
     errors: Mapping[int, Exception] = {}
     """By row: why it cannot be prepared."""
 

@@ -106,7 +106,7 @@ class PreparerPool:
         self._idle: list[LinkedProcess] = []
         self._started = 0
         self._deaths = 0
-        """In a row."""
+        """Processes that died one after another, without a success between."""
         self._refused = False
         self._closed = False
 

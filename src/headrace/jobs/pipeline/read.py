@@ -29,7 +29,7 @@ from headrace.jobs.pipeline.ordering import Ordering
 from headrace.jobs.pipeline.prepare import InTime, Preparation, id_text, table_columns
 from headrace.jobs.pipeline.settle import LOOK_S, Settling
 from headrace.jobs.pipeline.work import PreparedChunk
-from headrace.jobs.state.passes import Pass
+from headrace.jobs.state.job_state import Pass
 from headrace.records import Record, has_value, keep_exact, value_at
 from headrace.wording import shown
 

@@ -10,7 +10,7 @@ from headrace.errors import ResumeMismatchError
 from headrace.options import NAMES, declared
 
 _UNSAID = {"engine.pixels": "exact"}
-"""What a fingerprint means that says nothing of these, where that is not the default of today."""
+"""The value of a fact that an older fingerprint lacks, where it differs from today's default."""
 _INPUT = ("source", "sql")
 GIVEN = "given"
 """The options of an engine's factory among the facts of an engine that describes itself by its name alone."""

@@ -18,8 +18,8 @@ from headrace.io.storage.checksums import digest_of
 from headrace.io.storage.lease import may_live
 from headrace.io.storage.locations import as_os_errors, exists, is_remote
 from headrace.io.storage.parts import PartFolder
+from headrace.jobs.state.job_state import FinishedJob, JobState
 from headrace.jobs.state.lock import LockHolder, holder_in
-from headrace.jobs.state.passes import FinishedJob, JobState
 from headrace.jobs.state.state_file import read_state
 from headrace.jobs.state.windows import Windows
 

@@ -30,9 +30,9 @@ from headrace.io.storage.locations import abort_uploads, exists, file_names, is_
 from headrace.io.storage.parts import PartFolder
 from headrace.jobs.state.fingerprint import check_same, check_same_input
 from headrace.jobs.state.inspection import changes
+from headrace.jobs.state.job_state import FinishedJob, JobState, ModelState, Pass
 from headrace.jobs.state.ledger import Ledger
 from headrace.jobs.state.lock import locked_folder
-from headrace.jobs.state.passes import FinishedJob, JobState, ModelState, Pass
 from headrace.jobs.state.retrying import Retrying
 from headrace.jobs.state.stalls import StallDetector
 from headrace.jobs.state.state_file import read_state

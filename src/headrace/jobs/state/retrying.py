@@ -26,8 +26,8 @@ from headrace.io.storage.checksums import DigestWriter, Seal, digest_of, listed
 from headrace.io.storage.locations import file_names, is_remote, remove, remove_folder, store, with_retries
 from headrace.io.storage.parts import Interval, PartFolder
 from headrace.jobs.state.inspection import NEW
+from headrace.jobs.state.job_state import FinishedJob, Pass
 from headrace.jobs.state.ledger import Ledger
-from headrace.jobs.state.passes import FinishedJob, Pass
 
 _ERRORS = "errors.jsonl"
 _TWINS = ".errors"

@@ -8,7 +8,7 @@ from pathlib import Path
 from headrace.errors import BrokenOffError, JobError
 from headrace.io.storage.atomic import atomic_file
 from headrace.io.storage.locations import remove
-from headrace.jobs.state.passes import Pass
+from headrace.jobs.state.job_state import Pass
 
 MOST_RUNS = 4
 """Runs in a row without a committed record before the job fails for good."""

@@ -10,7 +10,7 @@ from typing import TypeGuard
 
 from headrace.errors import JobError
 from headrace.io.storage.locations import as_os_errors
-from headrace.jobs.state.passes import FinishedJob, JobState
+from headrace.jobs.state.job_state import FinishedJob, JobState
 
 
 def read_state(path: Path) -> JobState | None:

@@ -40,7 +40,7 @@ _GONE = ".gone"
 _SORTING = ".sorting"
 _SORTED = ".sorted"
 _MORE_PARTS = 16
-"""A window may become this many parts more than necessary; one with more waits for the others."""
+"""A window is written at once if it takes at most this many parts more than necessary, else it is sorted first."""
 ORDER = "order"
 """The file of a window's positions."""
 PART_ROWS = 4096

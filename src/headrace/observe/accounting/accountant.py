@@ -115,9 +115,9 @@ class Accountant:
         self._timeline = DeviceTimeline(began, self._bins, "idle" if server else "other")
         self._server = server
         self._requests: list[tuple[float, float]] = []
-        """Spans with a request that are not painted yet, and ..."""
+        """Spans with at least one request, not yet added to the bins."""
         self._requested = 0
-        """... how many requests they are."""
+        """How many requests these spans hold."""
         self._began = began
         self._started: float | None = None
         self._fill_s = 0.0

@@ -19,7 +19,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
-from headrace.events import BatchDone, BatchFormed, BatchSplit, Event, RequestDone, StepDone, WorkUnitSent
+from headrace.events import BatchDone, BatchFormed, BatchSplit, Event, RequestDone, StepDone, StreamChunkSent
 from headrace.observe.accounting.timeline import Cause
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
@@ -88,7 +88,7 @@ class PrometheusListener:
                 self._stepped.inc(event.size)
                 self._starved.inc(event.starved_s)
                 self._left(event.finished - event.failed, event.failed)
-            case WorkUnitSent():
+            case StreamChunkSent():
                 (self._first_s if event.first else self._between_s).observe(event.wait_s)
             case BatchSplit():
                 self._splits.inc()

@@ -26,9 +26,9 @@ from headrace.observe.reporting.report import ReportBuilder
 logger = logging.getLogger("headrace")
 
 BEGIN_S = 30.0
-"""How long after the start of a job its end waits for a tracker that has not answered at all, ..."""
+"""How long after the start of a job its end waits for a tracker that has not answered yet."""
 _END_S = 60.0
-"""... and for one that has, to take the last figures and the page."""
+"""How long the end of a job waits for a tracker that has answered to take the last figures and the page."""
 _FOREIGN = re.compile(r"[^\w ./:-]", re.ASCII)
 _LONGEST = 200
 

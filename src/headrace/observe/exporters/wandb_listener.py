@@ -17,7 +17,7 @@ class WandbListener(TrackingListener):
 
     Its own environment variables say where: WANDB_PROJECT (default: headrace), WANDB_ENTITY, WANDB_MODE=offline. If a
     run is active where the listener is made, the job is reported to that run, which stays open. Otherwise each job is a
-    its own run.
+    new run.
 
     Args:
         every_s: seconds between two sets of figures.

@@ -88,9 +88,9 @@ class ServerAccount:
         self._period = _Period(began)
         self._last_hour: deque[RunSummary] = deque(maxlen=1)
         self._ended = Totals(began, {}, {}, {})
-        """The sums of all earlier hours, and ..."""
+        """The sums of all earlier hours."""
         self._ended_errors: Counter[str] = Counter()
-        """... their errors."""
+        """The errors of all earlier hours, by name."""
         self._sampled = began
         self._highest: dict[Cause, float] = {}
         self.facts = ServerFacts({}, {})

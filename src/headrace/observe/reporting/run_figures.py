@@ -421,7 +421,7 @@ class Report:
         return self.ok + self.failed
 
     def spoken(self) -> Report:
-        """The report with its advice in the terms of the user's door; what is stored names flags."""
+        """The report with its advice with settings named as the user gives them; what is stored names flags."""
         advices = tuple(replace(one, text=spelled(one.text)) for one in self.advices)
         return replace(self, advice=spelled(self.advice), advices=advices)
 

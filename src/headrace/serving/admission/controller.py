@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
-from headrace.serving.admission.returning import Expected, Returning
+from headrace.serving.admission.expected_retries import Expected, ExpectedRetries
 from headrace.serving.admission.throughput import BatchRate, Rate
 from headrace.serving.errors import ApiError
 
@@ -107,7 +107,7 @@ class AdmissionController:
         self._clock = clock
         self._chance = chance
         self._answers = Rate(width, width_cost)
-        self._returning = Returning()
+        self._returning = ExpectedRetries()
 
     @property
     def per_s(self) -> float:

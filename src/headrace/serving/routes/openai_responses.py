@@ -21,7 +21,7 @@ from headrace.serving.protocol.requests import BaseRequest, ChatRequest
 from headrace.serving.protocol.responses import JsonReply
 from headrace.serving.protocol.schemas import ERRORS
 from headrace.serving.protocols import ServerProtocol, for_outputs
-from headrace.serving.responses_kept import KeptResponse, KeptResponses
+from headrace.serving.response_store import KeptResponse, KeptResponses
 from headrace.serving.routes.batches import tenant_of
 from headrace.serving.routes.generation import ReplyForm, converse
 from headrace.serving.routes.streams import BlockChunks, StreamBlock, typed_event

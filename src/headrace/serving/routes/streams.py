@@ -15,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 
 from headrace.engines.base import AnswerParts, PartialAnswer, ToolCall
 from headrace.errors import DeadlineExceededError
-from headrace.events import WorkUnitSent
+from headrace.events import StreamChunkSent
 from headrace.openai_protocol import GeneratorAnswer, choice, usage
 from headrace.records import JsonObject
 from headrace.serving.admission.waiting import CancelScope
@@ -284,7 +284,7 @@ class EventStream(Response):
             self._call.span.streamed(now - self._started)
         self._sent_at[index] = now
         since = self._started if before is None else before
-        listener(WorkUnitSent(before is None, now - since, now))
+        listener(StreamChunkSent(before is None, now - since, now))
 
     def _last(self, index: int, future: asyncio.Future[GeneratorAnswer], wait: CancelScope) -> bytes:
         if future.cancelled():

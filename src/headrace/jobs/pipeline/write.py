@@ -20,7 +20,7 @@ from headrace.jobs.pipeline.job import Job, Tally
 from headrace.jobs.pipeline.memory_budget import PARTS, Memory, outputs_bytes
 from headrace.jobs.pipeline.user_code import UserCode
 from headrace.jobs.pipeline.work import UnfinishedOutput
-from headrace.jobs.state.passes import Pass
+from headrace.jobs.state.job_state import Pass
 from headrace.records import Failed, Ok, Outcome
 
 SMALL_RUN = 32
@@ -187,7 +187,7 @@ class Coalescer:
         return Interval(run.start, run.end), run.pieces
 
 
-class Sink:
+class OutcomeWriter:
     """Takes outcomes in any order. Commits finished records on exit, also after an error."""
 
     def __init__(self, job: Job, todo: Pass, tally: Tally, memory: Memory) -> None:

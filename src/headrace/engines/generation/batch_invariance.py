@@ -1,4 +1,4 @@
-"""Whether a model's answers in company are those alone: tried with a few prompts when it is loaded."""
+"""Batch invariance: whether a model answers a prompt the same in a batch as alone, tried when it is loaded."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ others less than 1e-6 in float32; in 16 bits, rounding adds up over layers, and 
 _WINDOWS = ("sliding_window", "attention_chunk_size", "local_attention", "attention_window", "window_size")
 
 
-class Noted(TokenSampler):
+class ForcedSampler(TokenSampler):
     """The sampler of a request whose tokens are given, and whose scores are noted."""
 
     def __init__(self, tokens: Sequence[int]) -> None:
@@ -36,11 +36,11 @@ class Noted(TokenSampler):
         self.scores: list[torch.Tensor] = []
 
 
-def choose_noted(logits: torch.Tensor, samplers: Sequence[TokenSampler], generated: Sequence[Ids]) -> list[int]:
+def choose_forced(logits: torch.Tensor, samplers: Sequence[TokenSampler], generated: Sequence[Ids]) -> list[int]:
     """The given tokens; notes the model's scores."""
     tokens = []
     for row, sampler in enumerate(samplers):
-        assert isinstance(sampler, Noted), "of a trial"
+        assert isinstance(sampler, ForcedSampler), "of a trial"
         sampler.scores.append(logits[row].detach().to("cpu", torch.float32, copy=True))
         tokens.append(sampler.tokens[len(generated[row])])
     return tokens
@@ -85,8 +85,8 @@ class Trial:
 
     def _scores(self, run: AnswerAll, places: Sequence[int]) -> list[torch.Tensor]:
         """The scores of each of these requests, of shape (steps, vocabulary)."""
-        noted = [Noted(self._tokens[place]) for place in places]
-        run([self._asks[place] for place in places], noted, choose_noted)
+        noted = [ForcedSampler(self._tokens[place]) for place in places]
+        run([self._asks[place] for place in places], noted, choose_forced)
         return [torch.stack(one.scores) for one in noted]
 
 

@@ -17,7 +17,7 @@ from headrace.errors import EngineDeadError, first_line
 logger = logging.getLogger("headrace")
 
 
-class SurvivingForward:
+class FailoverForward:
     """An engine's `forward`. Every call fails once CUDA's context is lost, and only a new process has another.
 
     While all is well, batches pay nothing for it.
@@ -61,7 +61,7 @@ class SurvivingForward:
             return self._child
 
 
-def surviving(engine: object, config: EngineConfig) -> SurvivingForward | None:
+def with_failover(engine: object, config: EngineConfig) -> FailoverForward | None:
     """Calls of an engine of this process; None if it is not on a GPU, or could not be loaded in a child process.
 
     Args:
@@ -79,4 +79,4 @@ def surviving(engine: object, config: EngineConfig) -> SurvivingForward | None:
         assert child is not None, "it is the engine that ran batches"
         return child
 
-    return SurvivingForward(batching, reload)
+    return FailoverForward(batching, reload)

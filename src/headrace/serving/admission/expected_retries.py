@@ -29,13 +29,15 @@ class Expected:
     """Whether it may still come."""
 
 
-class Returning:
+class ExpectedRetries:
+    """Refused requests that are expected back, and the room that is kept for them."""
+
     def __init__(self) -> None:
         self.requests = 0
-        """Their records."""
+        """The records of these requests."""
         self.cost = 0.0
         self.kept = 1.0
-        """The share of them that come back in time, smoothed."""
+        """The share of refused requests that come back in time, smoothed."""
         self._by_due: list[tuple[float, int, Expected]] = []
         self._by_kind: dict[Hashable, deque[Expected]] = {}
         """Requests of one caller that are as large as each other cannot be told apart, and need not be."""
