@@ -33,8 +33,8 @@ _FIELDS: dict[OutputKind, tuple[str, ...]] = {
 class Task:
     """A task: what goes in, what comes out, and which models and servers it goes with.
 
-    A package registers one in the group `headrace.tasks`, under its name. A prompt that all inputs of a task share is an
-    option of the engines that serve it (`EngineOptions`).
+    A package registers one in the group `headrace.tasks`, under its name. A prompt that all inputs of a task share is
+    an option of the engines that serve it (`EngineOptions`).
     """
 
     name: str
