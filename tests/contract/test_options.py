@@ -333,7 +333,7 @@ CHANGES: dict[str, tuple[str, Any]] = {
 """A value other than the default for each setting that changes outputs, and the task of a job that takes it."""
 
 
-@pytest.mark.parametrize("name", [one.name for one in declared(JobSettings) if one.changes_output])
+@pytest.mark.parametrize("name", [one.name for one in declared(JobSettings) if one.option.changes_output])
 def test_a_setting_that_changes_outputs_is_part_of_the_fingerprint(name: str, tmp_path: Path) -> None:
     """The one that a job began with is compared when it goes on: `changes_output` in its declaration is enough."""
     source = tmp_path / "rows.csv"

@@ -557,10 +557,12 @@ def fingerprint(plan: Plan, engine: Mapping[str, object]) -> dict[str, object]:
 
 def _as_given(settings: JobSettings) -> dict[str, object]:
     """The settings that change outputs, differ from their defaults and are told as they are given."""
-    changed = {one.name: getattr(settings, one.name) for one in declared(JobSettings) if one.changes_output}
-    defaults = {one.name: one.default for one in declared(JobSettings)}
-    told = {name: value for name, value in changed.items() if name not in _TOLD_BY_MEANING and value != defaults[name]}
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in told.items()}
+    facts: dict[str, object] = {}
+    for one in declared(JobSettings):
+        value = getattr(settings, one.name)
+        if one.option.changes_output and one.name not in _TOLD_BY_MEANING and value != one.default:
+            facts[one.name] = list(value) if isinstance(value, tuple) else value
+    return facts
 
 
 def _step_facts(step: StepSettings | None) -> dict[str, object]:
