@@ -312,10 +312,10 @@ def test_a_variable_is_named_after_the_flag() -> None:
 
 
 CHANGES: dict[str, tuple[str, Any]] = {
-    "input_delimiter": ("embed", ";"),
+    "input_delimiter": ("embed", ","),
     "input_encoding": ("embed", "cp1252"),
     "text_column": ("embed", "body"),
-    "text_pair_column": ("score", "body"),
+    "text_pair_column": ("score", "key"),
     "documents_column": ("score", "list"),
     "id_column": ("embed", "key"),
     "prompt_template": ("generate", "Say {text}"),
@@ -331,6 +331,7 @@ CHANGES: dict[str, tuple[str, Any]] = {
     "finish": ("embed", "json:loads"),
 }
 """A value other than the default for each setting that changes outputs, and the task of a job that takes it."""
+MODELS = {"embed": None, "classify": "docstrings", "score": "docstrings", "generate": "arithmetic"}
 
 
 @pytest.mark.parametrize("name", [one.name for one in declared(JobSettings) if one.option.changes_output])
@@ -339,10 +340,13 @@ def test_a_setting_that_changes_outputs_is_part_of_the_fingerprint(name: str, tm
     source = tmp_path / "rows.csv"
     source.write_text("id,key,text,body,list\n1,2,one,two,three\n")
     task, value = CHANGES[name]
-    given = {"choices": ("a", "b")} if name == "schema_in_prompt" else {}
-    sampled = EngineConfig(task, options={"temperature": 0.5} if task == "generate" else {}, model="none")
+    given: dict[str, Any] = {"choices": ("a", "b")} if name == "schema_in_prompt" else {}
+    pair = {"text_pair_column": "body"} if task == "score" else {}
+    sampling = {"temperature": 0.5} if task == "generate" else {}
+    config = EngineConfig(task, model=MODELS[task], engine_options=sampling)
 
     def facts(**changed: Any) -> dict[str, object]:
-        return fingerprint(check(JobSettings(str(source), "out.jsonl", config=sampled, **{**given, **changed})), {})
+        return fingerprint(check(JobSettings(str(source), "out.jsonl", config=config, **{**given, **changed})), {})
 
-    assert facts() != facts(**{name: value})
+    changed = {name: value} if name == "documents_column" else pair | {name: value}
+    assert facts(**pair) != facts(**changed)
