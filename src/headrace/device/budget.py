@@ -68,7 +68,8 @@ class _BudgetComparison:
     def add(self, computed: float, rate: float) -> None:
         self.seen += 1
         small, large = sorted((self.best, self.other))
-        for budget, above in ((small, _NEARLY * small), (large, max(_NEARLY * large, small))):
+        # A job's last answers fill no large step, and show nevertheless what more than small ones do.
+        for budget, above in ((small, _NEARLY * small), (large, max(min(_NEARLY * large, 2 * small), small))):
             if above < computed <= budget:
                 self.rates.setdefault(budget, []).append(rate)
                 return

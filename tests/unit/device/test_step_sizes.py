@@ -92,6 +92,15 @@ def test_what_an_earlier_job_found_is_taken_again_where_it_is_clearly_better_tha
     assert tuner.best.answers == (256 if gain > 1 else 64)
 
 
+def test_a_short_job_that_fills_no_step_of_the_size_that_was_kept_takes_it_again() -> None:
+    tuner = StepTuner(START, MOST)
+    tuner.begin(StepSize(256, 512))
+    for _ in range(10):
+        answers = min(tuner.next.answers, 150)
+        tuner.ran(answers, 0, answers / (1.2 if answers > 64 else 1))
+    assert tuner.best.answers == 256
+
+
 def test_a_step_that_does_not_fit_is_not_tried_again() -> None:
     tuner = StepTuner(START, MOST)
     tuner.begin(None)

@@ -260,15 +260,17 @@ def attend(  # noqa: PLR0913 - the signature that transformers calls
     window = _window(module, is_causal, sliding_window)
     tokens = [states[0].transpose(0, 1) for states in (query, key, value)]  # (tokens, heads, width)
     groups = query.shape[1] // key.shape[1]
-    if _is_variable(query, window, groups):
+    is_variable = _is_variable(query, window)
+    shares = groups > 1 and is_variable and "enable_gqa" in _VARLEN
+    if groups > 1 and not shares:
+        tokens[1:] = [states.repeat_interleave(groups, dim=1) for states in tokens[1:]]
+    if is_variable:
         longest = row.plan.longest
         options: dict[str, object] = {"window_size": window} if window != (-1, -1) else {}
-        if groups > 1:
+        if shares:
             options["enable_gqa"] = True
         packed = varlen_attn(*tokens, row.starts, row.starts, longest, longest, scale=scaling, **options)
         return packed[None], None
-    if groups > 1:
-        tokens[1:] = [states.repeat_interleave(groups, dim=1) for states in tokens[1:]]
     outputs, start = [], 0
     for run in row.plan.runs:
         outputs.append(_attend_run(tokens, run, start, scaling, window))
@@ -286,13 +288,13 @@ def _window(module: torch.nn.Module, is_causal: bool | None, sliding_window: int
     return side, 0 if is_causal else side
 
 
-def _is_variable(query: torch.Tensor, window: tuple[int, int], groups: int) -> bool:
+def _is_variable(query: torch.Tensor, window: tuple[int, int]) -> bool:
     """Whether PyTorch's variable-length attention computes this."""
     if varlen_attn is None or not query.is_cuda or query.dtype not in HALVES:
         return False
     if query.shape[-1] > _WIDEST_HEAD or query.shape[-1] % 8:
         return False
-    return (window == (-1, -1) or "window_size" in _VARLEN) and (groups == 1 or "enable_gqa" in _VARLEN)
+    return window == (-1, -1) or "window_size" in _VARLEN
 
 
 def _attend_run(
