@@ -217,6 +217,21 @@ def test_a_damaged_column_harms_the_jobs_that_use_it(tmp_path: Path, group: int,
             run(source, tmp_path / "more.jsonl", overwrite=True, **chosen, **more)
 
 
+def test_a_damaged_column_harms_no_step_that_does_not_use_it(tmp_path: Path) -> None:
+    source, options = tmp_path / "in.arrow", pa.ipc.IpcWriteOptions(compression="zstd")
+    table = pa.table({"text": list("abcd") * 300, "junk": [0.5] * 1200})
+    with pa.ipc.new_file(source, table.schema, options=options) as writer:
+        writer.write_table(table)
+    content = bytearray(source.read_bytes())
+    place = content.rindex(b"\x28\xb5\x2f\xfd")
+    content[place : place + 10] = bytes(10)
+    source.write_bytes(content)
+    engine: Any = "headrace.testing:FakeEngine"
+    steps = [{"name": "first", "engine": engine}, {"name": "last", "engine": engine}]
+    headrace.run(source, sink=tmp_path / "out.parquet", steps=steps, progress=False)
+    assert pq.read_table(tmp_path / "out.parquet").num_rows == 1200
+
+
 @pytest.mark.parametrize("plain_footer", [False, True])
 def test_an_encrypted_file_is_named_as_such(tmp_path: Path, plain_footer: bool) -> None:
     encryption = pytest.importorskip("pyarrow.parquet.encryption")

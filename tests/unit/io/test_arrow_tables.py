@@ -74,23 +74,69 @@ def test_columns_are_those_of_the_file(tmp_path: Path, write: Write) -> None:
     assert len(chunks) <= 4
 
 
-def test_a_parquet_column_that_no_one_uses_is_decoded_for_rows_that_are_wanted_whole(tmp_path: Path) -> None:
-    file = write_parquet(table(), tmp_path / "in")
-    facts = pq.ParquetFile(file).metadata.row_group(1)
+def place_in_parquet(file: Path) -> int:
+    """Where the column `price` of the last group is."""
+    facts = pq.ParquetFile(file).metadata.row_group(2)
     columns = map(facts.column, range(facts.num_columns))
-    [chunk] = [one for one in columns if one.path_in_schema == "price"]
+    return next(int(one.data_page_offset) for one in columns if one.path_in_schema == "price")
+
+
+def place_in_arrow(file: Path) -> int:
+    """The same in a file whose buffers are compressed by zstd, and where it is the last column."""
+    return file.read_bytes().rindex(b"\x28\xb5\x2f\xfd")
+
+
+def compressed(write: Write) -> Write:
+    """Writes what `write` does, with compressed buffers."""
+    options = pa.ipc.IpcWriteOptions(compression="zstd")
+
+    def written(found: pa.Table, file: Path) -> Path:
+        new = pa.ipc.new_file if write is write_arrow else pa.ipc.new_stream
+        with new(file.with_suffix(".arrow"), found.schema, options=options) as writer:
+            writer.write_table(found, 300)
+        return file.with_suffix(".arrow")
+
+    return written
+
+
+@pytest.mark.parametrize(
+    ("write", "place"),
+    [
+        (write_parquet, place_in_parquet),
+        (compressed(write_arrow), place_in_arrow),
+        (compressed(write_stream), place_in_arrow),
+    ],
+)
+def test_a_column_that_no_one_uses_is_decoded_for_rows_that_are_wanted_whole(
+    tmp_path: Path, write: Write, place: Callable[[Path], int]
+) -> None:
+    file = write(table(), tmp_path / "in")
     with file.open("r+b") as stream:
-        stream.seek(chunk.data_page_offset)
+        stream.seek(place(file))
         stream.write(bytes(64))
     used = ("id", "text")
     chunks = list(open_source(file).in_columns(used).chunks(lambda position: position))
     assert sum(len(chunk.table) for chunk in chunks if chunk.table is not None) == ROWS
+    assert {tuple(chunk.table.batch.schema.names) for chunk in chunks if chunk.table is not None} == {used}
     rows = [record.data for chunk in chunks for record in reversed(chunk.records)]
     whole = [row for row in rows if "price" in row]
     assert [set(row) for row in whole] == [set(table().column_names)] * 600
-    assert [row["id"] for row in rows if "price" not in row] == list(range(599, 299, -1))
-    with pytest.raises(JobError, match="row group 1"):
+    assert [row["id"] for row in rows if "price" not in row] == list(range(899, 599, -1))
+    with pytest.raises(JobError, match="damaged or truncated"):
         list(open_source(file).in_columns(("id", "price")).chunks(lambda position: position))
+
+
+def test_streams_one_after_the_other_may_have_other_columns(tmp_path: Path) -> None:
+    first = write_stream(pa.table({"text": ["a"], "more": [1]}), tmp_path / "first")
+    second = write_stream(pa.table({"text": ["b"]}), tmp_path / "second")
+    third = write_stream(pa.table({"more": [3], "text": ["c"]}), tmp_path / "third")
+    (tmp_path / "in.arrow").write_bytes(b"".join(file.read_bytes() for file in (first, second, third)))
+    chunks = compared(open_source(tmp_path / "in.arrow"), ["text"])
+    assert [list(record.data.items()) for chunk in chunks for record in chunk.records] == [
+        [("text", "a"), ("more", 1)],
+        [("text", "b")],
+        [("more", 3), ("text", "c")],
+    ]
 
 
 @formats
@@ -169,6 +215,8 @@ def test_dates_and_times_of_other_kinds(tmp_path: Path) -> None:
             "time": pa.array([1, 2], pa.time64("ns")),
         }
     )
-    chunks = compared(open_source(write_arrow(written, tmp_path / "in")), ["day", "text"])
-    assert in_tables(chunks, "time") == 2
+    source = open_source(write_arrow(written, tmp_path / "in"))
+    chunks = compared(source, ["day", "text"])
+    exact = list(source.in_columns(["time", "span"]).chunks(lambda position: position))
+    assert in_tables(exact, "time") == 2
     assert shown(chunks[0].records[1].data["day"]) == ("NoneType", None)

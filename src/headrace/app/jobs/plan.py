@@ -162,9 +162,9 @@ def _checked(
     column, makes_folder = output_column(settings), settings.step is not None and not settings.step.is_last
     user = UserCode.of(settings)
     undo.callback(user.close)
-    if settings.step is None or not settings.step.earlier:
-        warn_if_empty(opened, settings.source)
     wanted = _columns(settings, task, url)
+    if settings.step is None or not settings.step.earlier:
+        warn_if_empty(_sparing(opened, settings, wanted), settings.source)
     found = resolve(_sparing(shown, settings, wanted), wanted, user if settings.prepare else None)
     source, shown = _sparing(source, settings, found), _sparing(shown, settings, found)
     output = JobOutput(target, _writer(settings, target, column, found, url, form), makes_folder=makes_folder)

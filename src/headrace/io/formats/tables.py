@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import itertools
 import threading
@@ -134,10 +135,9 @@ class ParquetFormat(_TableFormat):
                 size = _bytes_of(table, group, used) if others else whole
                 rows = min(slicer.most_rows, CHUNK_BYTES * facts.num_rows // max(1, size))
                 rows = max(1, min(rows, _OTHERS_BYTES * facts.num_rows // max(1, whole - size)))
-                rest = _OtherColumns(file, group, others, names, rows) if others else None
+                rest = _OtherColumns(functools.partial(_batches_of, file, group, others, rows))
                 for batch in table.iter_batches(rows, row_groups=[group], columns=used, use_threads=False):
-                    if rest is not None:
-                        slicer = replace(slicer, whole=rest.of_next_batch(start).added)
+                    slicer = replace(slicer, whole=rest.of_next_batch(start, names).added)
                     end = start + batch.num_rows
                     # Repeated values are stored once, so rows may be larger than the group's size suggests.
                     size = share(file.size or 0, start, end, total)
@@ -146,56 +146,56 @@ class ParquetFormat(_TableFormat):
             return int(total)
 
 
+def _batches_of(file: InputFile, group: int, names: list[str], rows: int) -> Iterator[pa.RecordBatch]:
+    """These columns of a row group."""
+    with file.open() as stream, _pyarrow().parquet.ParquetFile(stream) as table:
+        yield from table.iter_batches(rows, row_groups=[group], columns=names, use_threads=False)
+
+
 class _OtherColumns:
-    """The columns of a row group that a job does not use, in batches like those it uses. They are decoded once at most.
+    """The columns that a job does not use, in batches like those it uses. They are decoded once at most.
 
     Args:
-        names: of these columns.
-        all_names: of all columns of the file, in order.
-        rows: of a batch.
+        batches: decodes them, from the first batch on.
     """
 
-    def __init__(self, file: InputFile, group: int, names: Sequence[str], all_names: Sequence[str], rows: int) -> None:
-        self._file, self._group, self._rows = file, group, rows
-        self.names, self.all_names = names, all_names
+    def __init__(self, batches: Callable[[], Iterator[pa.RecordBatch]]) -> None:
         self._lock = threading.Lock()
-        self._ahead = self._batches()
+        self._batches = batches
+        self._ahead: Iterator[pa.RecordBatch] | None = None
         self._wanting: deque[weakref.ref[_OthersOfBatch]] = deque()
         """For each batch that is not decoded yet."""
 
-    def of_next_batch(self, start: int) -> _OthersOfBatch:
-        """Those of the next batch, whose first row is row `start` of the file."""
-        made = _OthersOfBatch(self, start)
+    def of_next_batch(self, start: int, names: Sequence[str]) -> _OthersOfBatch:
+        """Those of the next batch, whose first row is row `start` of the file, and all of whose columns are `names`."""
+        made = _OthersOfBatch(self, start, names)
         self._wanting.append(weakref.ref(made))
         return made
 
     def read(self, wanting: _OthersOfBatch) -> None:
         """Decode up to this batch. Those of batches that the job has left behind are dropped."""
         with self._lock:
+            self._ahead = self._ahead or self._batches()
             while wanting.batch is None:
                 batch, whose = next(self._ahead), self._wanting.popleft()()
                 if whose is not None:
                     whose.batch = batch
 
-    def _batches(self) -> Iterator[pa.RecordBatch]:
-        with self._file.open() as stream, _pyarrow().parquet.ParquetFile(stream) as table:
-            names, group = list(self.names), [self._group]
-            yield from table.iter_batches(self._rows, row_groups=group, columns=names, use_threads=False)
-
 
 class _OthersOfBatch:
-    def __init__(self, group: _OtherColumns, start: int) -> None:
-        self._group, self._start = group, start
+    def __init__(self, columns: _OtherColumns, start: int, names: Sequence[str]) -> None:
+        self._columns, self._start, self._names = columns, start, names
         self.batch: pa.RecordBatch | None = None
 
     def added(self, rows: pa.RecordBatch, number: int) -> pa.RecordBatch:
         """Rows of the file from `number` on with all columns; as they are if the others cannot be read."""
-        if isinstance(tried(self._group.read, self), Exception) or self.batch is None:
+        lacks = rows.num_columns < len(self._names)
+        if not lacks or isinstance(tried(self._columns.read, self), Exception) or self.batch is None:
             return rows
         others = self.batch.slice(number - self._start, rows.num_rows)
-        found = {name: others.column(name) for name in self._group.names}
-        columns = [found[name] if name in found else rows.column(name) for name in self._group.all_names]
-        return _pyarrow().RecordBatch.from_arrays(columns, list(self._group.all_names))
+        have = set(rows.schema.names)
+        columns = [(rows if name in have else others).column(name) for name in self._names]
+        return _pyarrow().RecordBatch.from_arrays(columns, list(self._names))
 
 
 def _bytes_of(table: pq.ParquetFile, group: int, names: Sequence[str]) -> int:
@@ -208,7 +208,10 @@ def _bytes_of(table: pq.ParquetFile, group: int, names: Sequence[str]) -> int:
 
 
 class ArrowFormat(_TableFormat):
-    """The rows of an Arrow IPC file (Feather too) or stream; both end in .arrow."""
+    """The rows of an Arrow IPC file (Feather too) or stream; both end in .arrow.
+
+    Columns that the job does not use are read as those of Parquet are.
+    """
 
     name = "arrow"
 
@@ -217,11 +220,13 @@ class ArrowFormat(_TableFormat):
         slicer = Slicer(str(file.path), next_todo, self._in_columns)
         with _damage(file, JobError), file.open() as stream:
             start, seen = 0, 0
-            for batch in self._batches(stream, file.path):
+            rest = _OtherColumns(functools.partial(self._others, file))
+            for batch, names in self._batches(stream, file.path, self._used):
                 file.check()
                 at = stream.tell()
                 size, seen = max(0, at - seen), max(at, seen)
                 end = start + batch.num_rows
+                slicer = replace(slicer, whole=rest.of_next_batch(start, names).added)
                 if not batch.num_rows or next_todo(base + start) >= base + end:
                     yield Chunk((), (), size)
                 else:
@@ -230,22 +235,39 @@ class ArrowFormat(_TableFormat):
             yield Chunk((), (), max(0, (file.size or 0) - seen))
             return start
 
-    def _batches(self, stream: BinaryIO, path: Path) -> Iterator[pa.RecordBatch]:
+    def _used(self, names: Sequence[str]) -> list[str]:
+        return [name for name in names if name in self._names] or list(names)
+
+    def _others(self, file: InputFile) -> Iterator[pa.RecordBatch]:
+        with file.open() as stream:
+            for batch, _ in self._batches(stream, file.path, lambda names: [*{*names} - {*self._used(names)}]):
+                yield batch
+
+    def _batches(
+        self, stream: BinaryIO, path: Path, choose: Callable[[Sequence[str]], list[str]]
+    ) -> Iterator[tuple[pa.RecordBatch, list[str]]]:
+        """The batches with the columns chosen, all if there are none, and the names of all."""
         pa = self._pa
+
+        def options(names: list[str]) -> pa.ipc.IpcReadOptions:
+            check_names(names, str(path))
+            return pa.ipc.IpcReadOptions(included_fields=[*map(names.index, choose(names))])
+
         try:
-            table = pa.ipc.open_file(stream)
+            names = pa.ipc.open_file(stream).schema.names
         except pa.ArrowInvalid:
             at = 0
             while not at or stream.read(1):  # streams may be put one after the other
                 stream.seek(at)
-                reader = pa.ipc.open_stream(stream)
-                check_names(reader.schema.names, str(path))
-                yield from reader
+                names = pa.ipc.open_stream(stream).schema.names
+                stream.seek(at)
+                for batch in pa.ipc.open_stream(stream, options=options(names)):
+                    yield batch, names
                 at = stream.tell()
         else:
-            check_names(table.schema.names, str(path))
+            table = pa.ipc.open_file(stream, options=options(names))
             for number in range(table.num_record_batches):
-                yield table.get_batch(number)
+                yield table.get_batch(number), names
 
 
 def check_names(names: Sequence[object], table: str) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from headrace.errors import JobError, text_of, tried
-from headrace.io.base import Chunk, Source
+from headrace.io.base import Chunk, Source, needing
 from headrace.io.sources.opening import open_source
 from headrace.io.storage.locations import exists, is_remote
 from headrace.records import Failed, JoinedRow, Json, Record
@@ -62,7 +62,14 @@ class JoinedSource:
 
     def preview(self) -> JoinedSource:
         """The same rows with null for the outputs of the steps."""
-        return JoinedSource(self._source, self._all_steps, self._facts, as_answer=self._as_answer, preview=True)
+        return self._of(self._source, preview=True)
+
+    def needing(self, names: Sequence[str]) -> JoinedSource:
+        """The same rows, which may lack other columns than these where those cannot be read."""
+        return self._of(needing(self._source, names), preview=self._preview)
+
+    def _of(self, source: Source, *, preview: bool) -> JoinedSource:
+        return JoinedSource(source, self._all_steps, self._facts, as_answer=self._as_answer, preview=preview)
 
     def describe(self) -> Mapping[str, object]:
         """The input's description, with the steps."""
