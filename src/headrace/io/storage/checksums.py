@@ -21,8 +21,10 @@ from headrace.io.storage.lines import lines_of
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
-_NAME = re.compile(r"part-(\d{12,})-(\d{12,})\.r(\d+)-b(\d+)-e(\d+)-([0-9a-f]{16})\.errors")
+_NAME = re.compile(r"part-(\d{12,})-(\d{12,})\.r(\d+)-b(\d+)-e(\d+)-([0-9a-f]{16}|[0-9a-f]{24})\.errors")
 _BLOCK_BYTES = 1024 * 1024
+_DIGITS = 24
+"""Of a digest, in hexadecimal. Those of earlier versions have 16, of BLAKE2b."""
 
 
 class Interval(NamedTuple):
@@ -48,7 +50,7 @@ class Seal:
     error_size: int
     """The size of its dead letters, in bytes."""
     digest: str
-    """BLAKE2b, 8 bytes in hexadecimal, of the part and then of its dead letters."""
+    """That of `hex_of`, of the part and then of its dead letters."""
 
     @classmethod
     def parse(cls, name: str) -> Seal | None:
@@ -113,22 +115,27 @@ class DigestWriter(io.BufferedIOBase):
         """The digest of the bytes written so far, and of `more` after them."""
         digest = self._digest.copy()
         digest.update(more)
-        return digest.hexdigest()
+        return hex_of(digest)
 
 
-def new_digest() -> hashlib.blake2b:
-    """An empty digest of the kind used in seals."""
-    return hashlib.blake2b(digest_size=8)
+def new_digest(like: str = "") -> hashlib._Hash:
+    """An empty digest of the kind used in seals, or of the kind of another."""
+    return hashlib.blake2b(digest_size=8) if 0 < len(like) < _DIGITS else hashlib.sha256()
 
 
-def digest_of(*paths: Path) -> str:
-    """The digest of one or more concatenated files."""
-    digest = new_digest()
+def hex_of(digest: hashlib._Hash) -> str:
+    """The digits of a digest: the first 12 bytes of SHA-256, for which most processors have instructions."""
+    return digest.hexdigest()[:_DIGITS]
+
+
+def digest_of(*paths: Path, like: str = "") -> str:
+    """The digest of one or more concatenated files, of the kind of another digest if there is one."""
+    digest = new_digest(like)
     for path in paths:
         with path.open("rb") as file:
             while block := file.read(_BLOCK_BYTES):
                 digest.update(block)
-    return str(digest.hexdigest())
+    return hex_of(digest)
 
 
 def rows_in(path: Path) -> int | None:

@@ -27,7 +27,7 @@ from headrace.columns import FinishedPiece
 from headrace.errors import BrokenOffError, JobError, attempted
 from headrace.io.base import PartWriter
 from headrace.io.storage.atomic import atomic_file, sweep, sync_folder, target_of
-from headrace.io.storage.checksums import Damage, Seal, digest_of, listed, new_digest, rows_in
+from headrace.io.storage.checksums import Damage, Seal, digest_of, hex_of, listed, new_digest, rows_in
 from headrace.io.storage.checksums import Interval as Interval
 from headrace.io.storage.locations import file_names, file_sizes, is_remote, remove, store, with_retries
 from headrace.io.storage.unwritable import writable
@@ -131,7 +131,7 @@ class PartFolder:
     def _is_as_sealed(self, seal: Seal) -> bool:
         twins = [self._work / seal.name] if seal.error_size else []
         try:
-            return digest_of(self.part_path(seal.interval), *twins) == seal.digest
+            return digest_of(self.part_path(seal.interval), *twins, like=seal.digest) == seal.digest
         except FileNotFoundError:
             return False
 
@@ -258,7 +258,7 @@ class PartFolder:
         digest.update(rows)
         digest.update(failures)
         done = interval.end - interval.start - failures.count(b"\n")
-        seal = Seal(interval, done, len(rows), len(failures), digest.hexdigest())
+        seal = Seal(interval, done, len(rows), len(failures), hex_of(digest))
         if failures or is_remote(self._work):
             self._write(self._work / seal.name, failures)
         else:  # not synced: losing it in a power failure only loses a check

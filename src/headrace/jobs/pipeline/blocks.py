@@ -119,7 +119,7 @@ class Block:
                 if not len(rows):
                     continue
             costs = self.costs[rows]
-            if not in_order:
+            if not in_order and costs.min() < costs.max():
                 order = numpy.argsort(-costs, kind="stable")  # equal ones stay in input order
                 rows, costs = rows[order], costs[order]
             edges = numpy.flatnonzero(costs[1:] != costs[:-1]) + 1
@@ -165,6 +165,8 @@ def stored(outputs: Outputs, size: int, rows: RowNumbers, new: Outputs) -> Outpu
     """The outputs of a block of `size` rows with these new ones: an array, as long as all of them are alike."""
     import numpy
 
+    if is_array(new) and len(rows) == size and (rows[1:] > rows[:-1]).all():
+        return new.copy()  # all of them, in order
     if not len(outputs):
         outputs = numpy.zeros((size, *new.shape[1:]), new.dtype) if is_array(new) else [None] * size
     if is_array(outputs):

@@ -236,6 +236,6 @@ def _file_change(path: Path, digest: str, size: int | None = None) -> list[str]:
         return [f"{path} (it is missing)"]
     if size is not None and (found := path.stat().st_size) != size:
         return [f"{path} ({found:,} bytes; {size:,} when the job ended)"]
-    if digest and digest_of(path) != digest:
+    if digest and digest_of(path, like=digest) != digest:
         return [f"{path} (its content has changed: another checksum)"]
     return []

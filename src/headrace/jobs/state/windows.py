@@ -14,6 +14,7 @@ A window whose `order` is damaged is given up: its records are computed again.
 
 from __future__ import annotations
 
+import hashlib
 import heapq
 import itertools
 import json
@@ -30,7 +31,7 @@ from headrace.columns import FinishedPiece
 from headrace.errors import BrokenOffError
 from headrace.io.base import PartWriter, Take
 from headrace.io.storage.atomic import atomic_file, sync_folder
-from headrace.io.storage.checksums import Damage, listed, new_digest
+from headrace.io.storage.checksums import Damage, listed
 from headrace.io.storage.parts import Interval, PartFolder, Written
 from headrace.jobs.state.ledger import Ledger
 
@@ -49,6 +50,7 @@ _PART_BYTES = 16 * 1024 * 1024
 _RUN_BYTES = 256 * 1024
 """Size of the parts that wait for other windows: at most one of each is in memory while all are put together."""
 _MAGIC = b"headrace order 1\n"
+_CHECK_BYTES = 8
 _READ_POSITIONS = 1024
 
 
@@ -146,7 +148,7 @@ class SortedWindow(_Committed):
     @property
     def done(self) -> Iterator[int]:
         """The positions of the records, ascending. Not all are in memory at a time."""
-        place, size = len(_MAGIC) + new_digest().digest_size, 8 * _READ_POSITIONS
+        place, size = len(_MAGIC) + _CHECK_BYTES, 8 * _READ_POSITIONS
         while True:
             with (self.path / ORDER).open("rb") as file:  # closed meanwhile: there may be many windows
                 file.seek(place)
@@ -236,10 +238,8 @@ def _beside(positions: array[int], parts: Sequence[Interval]) -> list[Interval]:
 def write_order(path: Path, positions: array[int]) -> None:
     """Write positions durably, with a checksum."""
     content = positions.tobytes()
-    digest = new_digest()
-    digest.update(content)
     with atomic_file(path) as file:
-        file.write(_MAGIC + digest.digest() + content)
+        file.write(_MAGIC + _checksum(content) + content)
 
 
 def read_order(path: Path) -> array[int]:
@@ -252,14 +252,17 @@ def read_order(path: Path) -> array[int]:
     content = path.read_bytes()
     if not content.startswith(_MAGIC):
         raise ValueError("it is damaged, or another version of Headrace has written it")
-    digest, size = new_digest(), new_digest().digest_size
-    sealed, body = content[len(_MAGIC) : len(_MAGIC) + size], content[len(_MAGIC) + size :]
-    digest.update(body)
-    if digest.digest() != sealed:
+    start = len(_MAGIC) + _CHECK_BYTES
+    body = content[start:]
+    if _checksum(body) != content[len(_MAGIC) : start]:
         raise ValueError("its content has changed: another checksum")
     positions = array("Q")
     positions.frombytes(body)
     return positions
+
+
+def _checksum(content: bytes) -> bytes:
+    return hashlib.blake2b(content, digest_size=_CHECK_BYTES).digest()
 
 
 @dataclass(frozen=True, slots=True)
