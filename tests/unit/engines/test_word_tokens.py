@@ -1,11 +1,13 @@
 """Tokens of texts from the tokens of their words are those that the tokenizer gives."""
 
+import itertools
 import pickle
 import random
 from array import array
 from types import SimpleNamespace
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from tokenizers import Tokenizer, normalizers, pre_tokenizers
 from tokenizers.models import WordPiece
@@ -64,6 +66,24 @@ def test_the_tokens_are_those_of_the_tokenizer(lowercase: bool, clean: bool, sid
     assert len(taken) > len(given) // 8
     assert [listed(found)[row] for row in taken] == [encodings[row].ids for row in taken]
     assert [cut[row] for row in taken] == [bool(encodings[row].overflowing) for row in taken]
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+@pytest.mark.parametrize("length", [256, 9])
+def test_a_column_has_the_tokens_of_its_texts(side: module.Side, length: int) -> None:
+    by_word, dice = of(bert(), length, side), random.Random(7)
+    given = ["", " \t", *("".join(dice.choices(USUAL, k=dice.randrange(80))) for _ in range(600))]
+    for column in (pa.array(["odd", "ones", *given, "\x7f"]).slice(2, len(given)), pa.array(["a\u00e9", "b"]).slice(1)):
+        texts = column.to_pylist()
+        found, cut, left = by_word.of(texts)
+        assert not left
+        together = by_word.of_column(column)
+        assert together is not None
+        ids, bounds, were_cut = together
+        assert [ids[start:stop].tolist() for start, stop in itertools.pairwise(bounds.tolist())] == listed(found)
+        assert were_cut.tolist() == cut
+    for odd in ("a[MASK]b", "na\u00efve", "a\x0bb", "\x7f"):
+        assert by_word.of_column(pa.array(["plain", odd])) is None
 
 
 def test_single_texts_too_have_the_tokens_of_the_tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:

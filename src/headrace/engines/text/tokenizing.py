@@ -137,6 +137,8 @@ class TextTokens(Vocabulary):
 
     def prepare_column(self, inputs: Column) -> PreparedColumn:
         """Each input's tokens or error, as `prepare` gives them, if no text is split."""
+        if (looked_up := self._looked_up(inputs)) is not None:
+            return looked_up.prepared()
         values = listed(inputs)
         if self._are_plain(values):
             return self._encoded(values).prepared()
@@ -157,6 +159,20 @@ class TextTokens(Vocabulary):
         """Single texts as one."""
         return TokenRows.of(texts, 1 + self._typed)
 
+    def _looked_up(self, inputs: Column) -> TokenColumn | None:
+        """The tokens of a column of plain texts by their words, all at once; None if that cannot be done."""
+        plain = self._word_tokens is not None and self._takes in ("text", "either") and not self._prompts.default
+        if not plain or isinstance(inputs, Sequence) or str(inputs.type) != "string" or inputs.null_count:
+            return None
+        assert self._word_tokens is not None, "it is plain"
+        found = self._word_tokens.of_column(inputs)
+        if found is None:
+            return None
+        ids, bounds, cut = found
+        flat = np.zeros((1 + self._typed, len(ids)), np.int32)
+        flat[0] = ids
+        return self._refused(TokenRows(flat, bounds), cut)
+
     def _encoded(self, texts: Sequence[str]) -> TokenColumn:
         ids, types, cut = self._ids(texts)
         offsets = offsets_of(np.fromiter(map(len, ids), np.int64, len(ids)) // ID_BYTES)
@@ -164,12 +180,15 @@ class TextTokens(Vocabulary):
         flat[0] = np.frombuffer(b"".join(ids), np.int32)
         if types:
             flat[1] = np.frombuffer(b"".join(types), np.int32)
-        rows = TokenRows(flat, offsets)
+        return self._refused(TokenRows(flat, offsets), np.array(cut, bool))
+
+    def _refused(self, rows: TokenRows, cut: NDArray[np.bool_]) -> TokenColumn:
+        """The tokens of texts, some of which were cut off, with errors for those that are refused."""
         errors: dict[int, Exception] = dict.fromkeys(np.flatnonzero(rows.lengths == 0).tolist(), _no_tokens())
         refuses = self.long_texts.on_too_long == "error"
         if refuses:
-            errors |= {row: self._too_long() for row, is_cut in enumerate(cut) if is_cut}
-        return TokenColumn(rows, errors, 0 if refuses else sum(cut))
+            errors |= {row: self._too_long() for row in np.flatnonzero(cut).tolist()}
+        return TokenColumn(rows, errors, 0 if refuses else int(cut.sum()))
 
     def _ids(self, texts: Sequence[str]) -> tuple[list[bytes], list[bytes], list[bool]]:
         """The tokens of plain texts, their types where some are not 0, and whether tokens were cut off."""

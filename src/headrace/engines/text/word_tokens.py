@@ -11,13 +11,19 @@ import re
 from array import array
 from collections.abc import Callable, Sequence
 from itertools import compress
+from typing import TYPE_CHECKING
 
+import numpy as np
+from numpy.typing import NDArray
 from tokenizers import Tokenizer
 from tokenizers.models import WordPiece
 from tokenizers.normalizers import BertNormalizer
 from tokenizers.pre_tokenizers import BertPreTokenizer
 
 from headrace.engines.text.truncation import Side
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 _MOST_KEPT = 1 << 16
 """Words, and as many stretches between white space; at most some 30 MB."""
@@ -81,6 +87,44 @@ class WordTokens:
         """A process that gets a copy begins without words."""
         return WordTokens, self._made_of
 
+    def of_column(self, texts: pa.StringArray) -> tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.bool_]] | None:
+        """The tokens of all texts, where those of each begin and the last end, and whether some were cut off.
+
+        None if a text is left to the tokenizer. Arrow and NumPy do most of the work, for all words at once, and a part
+        of it without Python's lock.
+        """
+        import pyarrow.compute as pc
+
+        first, last = texts.offset, texts.offset + len(texts)
+        offsets, content = np.frombuffer(texts.buffers()[1], np.int32), texts.buffers()[2]
+        written = b"" if content is None else bytes(memoryview(content)[offsets[first] : offsets[last]])
+        if not written.isascii() or not self._fits(written.decode()):
+            return None
+        listed = pc.ascii_split_whitespace(texts)
+        coded = listed.flatten().dictionary_encode()
+        kept = [*map(self._stretches.__getitem__, coded.dictionary.to_pylist()), self._before, self._after]
+        table = np.frombuffer(b"".join(kept), np.int32)
+        lengths = np.fromiter(map(len, kept), np.int32, len(kept)) // ID_BYTES
+        # A text is the stretch `before`, its own, and `after`.
+        counts = listed.value_lengths().to_numpy() + 2
+        firsts = np.cumsum(counts) - counts
+        codes = np.full(counts.sum(), len(kept) - 1, np.int32)
+        codes[firsts] = len(kept) - 2
+        codes[np.arange(len(coded)) + np.repeat(2 * np.arange(len(texts)) + 1, counts - 2)] = coded.indices
+        sizes = lengths[codes]
+        bounds = np.append(0, np.cumsum(sizes))
+        places = np.repeat((np.cumsum(lengths) - lengths)[codes] - bounds[:-1], sizes) + np.arange(bounds[-1])
+        bounds = bounds[np.append(firsts, len(codes))]
+        long = np.diff(bounds)
+        cut = long > self._most // ID_BYTES
+        if cut.any():
+            gone = np.repeat(long - self._most // ID_BYTES, long)
+            number = np.arange(len(places)) - np.repeat(bounds[:-1], long)
+            start = lengths[-2] if self._left else self._most // ID_BYTES - lengths[-1]
+            places = places[(number < start) | (number >= start + gone)]
+            bounds = np.append(0, np.cumsum(np.minimum(long, self._most // ID_BYTES)))
+        return table[places], bounds, cut
+
     def of(self, texts: Sequence[str]) -> tuple[list[bytes], list[bool], list[int]]:
         """The tokens of each text, and whether some were cut off; and which are left to the tokenizer."""
         left: list[int] = []
@@ -99,7 +143,8 @@ class WordTokens:
         return rows, cut, left
 
     def _fits(self, text: str) -> bool:
-        return _OTHERS.search(text) is None and not any(token in text for token in self._added)
+        plain = text.isascii() and text.replace("\n", " ").isprintable()
+        return (plain or _OTHERS.search(text) is None) and not any(token in text for token in self._added)
 
 
 def word_tokens(

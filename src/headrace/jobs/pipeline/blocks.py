@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, TypeGuard, TypeVar, cast, overload
@@ -249,7 +251,12 @@ class BatchRows(Sequence[Work]):
         return [work for piece in self.pieces for work in piece][key]
 
     def payloads(self) -> Payloads:
-        parts = [piece.block.payloads.take(piece.rows) for piece in self.pieces]
+        import numpy
+
+        parts = [
+            block.payloads.take(numpy.concatenate([piece.rows for piece in pieces]))
+            for block, pieces in itertools.groupby(self.pieces, operator.attrgetter("block"))
+        ]
         return parts[0] if len(parts) == 1 else type(parts[0]).joined(parts)
 
     def extent(self) -> Extent:
