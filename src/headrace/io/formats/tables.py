@@ -249,7 +249,7 @@ class ArrowFormat(_TableFormat):
         """The batches with the columns chosen, all if there are none, and the names of all."""
         pa = self._pa
 
-        def options(names: list[str]) -> pa.ipc.IpcReadOptions:
+        def options(names: list[str]) -> object:
             check_names(names, str(path))
             return pa.ipc.IpcReadOptions(included_fields=[*map(names.index, choose(names))])
 

@@ -120,7 +120,7 @@ class DigestWriter(io.BufferedIOBase):
 
 def new_digest(like: str = "") -> hashlib._Hash:
     """An empty digest of the kind used in seals, or of the kind of another."""
-    return hashlib.blake2b(digest_size=8) if 0 < len(like) < _DIGITS else hashlib.sha256()
+    return hashlib.new("blake2b", digest_size=8) if 0 < len(like) < _DIGITS else hashlib.sha256()
 
 
 def hex_of(digest: hashlib._Hash) -> str:

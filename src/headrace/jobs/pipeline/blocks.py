@@ -253,7 +253,7 @@ class BatchRows(Sequence[Work]):
     def payloads(self) -> Payloads:
         import numpy
 
-        parts = [
+        parts: list[Payloads] = [
             block.payloads.take(numpy.concatenate([piece.rows for piece in pieces]))
             for block, pieces in itertools.groupby(self.pieces, operator.attrgetter("block"))
         ]
