@@ -4,8 +4,8 @@ processor: an embedding job with next to no network, in processor seconds, besid
 lock: time of the same job under Python's lock, by the module that held it.
 noop: records a second with an engine that does nothing, beside peers (`scripts/install-peers`).
 
-With `--before REVISION`, `processor` and `lock` have that revision, too. `--rounds 1` and `--records 400000` make it
-shorter. Each measurement runs in a process of its own.
+With `--before REVISION`, `processor` and `lock` have that revision, too. `--rounds 1`, `--records 400000` and
+`--peers daft` make it shorter. Each measurement runs in a process of its own.
 """
 
 from __future__ import annotations
@@ -270,6 +270,8 @@ def noop(folder: Path) -> None:
     """Records a second with an engine that does nothing, beside peers whose function does the same."""
     peers = _peers()
     titles = {"list": "headrace, an engine of lists", "columns": "headrace, an engine of columns", **peers}
+    if only := _given("--peers"):
+        del titles["list"]
     rows: list[list[Any]] = []
     outputs = itertools.count()
 
@@ -304,7 +306,7 @@ def noop(folder: Path) -> None:
                 for name, title in titles.items()
             ]
     report(
-        "host-noop",
+        f"host-noop-{only}" if only else "host-noop",
         "A job with an engine that does nothing",
         [
             "job",
@@ -345,13 +347,15 @@ def _peers() -> dict[str, str]:
         return {}
     ask = "from importlib.metadata import version\n" + "\n".join(f"print(version({name!r}))" for name in PEER_TITLES)
     versions = subprocess.run([str(PEERS), "-c", ask], capture_output=True, text=True, check=True).stdout.split()
-    return {name: f"{title} ({at})" for (name, title), at in zip(PEER_TITLES.items(), versions, strict=True)}
+    only = (_given("--peers") or ",".join(PEER_TITLES)).split(",")
+    found = zip(PEER_TITLES.items(), versions, strict=True)
+    return {name: f"{title} ({at})" for (name, title), at in found if name in only}
 
 
 def main() -> None:
     """The tables that are named, or all."""
     known = {table.__name__: table for table in (processor, lock, noop)}
-    values = {_given(flag) for flag in ("--before", "--rounds", "--records")}
+    values = {_given(flag) for flag in ("--before", "--rounds", "--records", "--peers")}
     given = [word for word in sys.argv[1:] if not word.startswith("--") and word not in values]
     if not known.keys() >= set(given):
         sys.exit(f"usage: python -m benchmarks.host [--quick] [--before REVISION] [{' | '.join(known)} ...]")
