@@ -13,13 +13,15 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple, TypeAlias
 
 from headrace.errors import JobError
 from headrace.io.storage.lines import lines_of
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
+
+    Digest: TypeAlias = hashlib.blake2b | hashlib._Hash
 
 _NAME = re.compile(r"part-(\d{12,})-(\d{12,})\.r(\d+)-b(\d+)-e(\d+)-([0-9a-f]{16}|[0-9a-f]{24})\.errors")
 _BLOCK_BYTES = 1024 * 1024
@@ -118,12 +120,12 @@ class DigestWriter(io.BufferedIOBase):
         return hex_of(digest)
 
 
-def new_digest(like: str = "") -> hashlib._Hash:
+def new_digest(like: str = "") -> Digest:
     """An empty digest of the kind used in seals, or of the kind of another."""
-    return hashlib.new("blake2b", digest_size=8) if 0 < len(like) < _DIGITS else hashlib.sha256()
+    return hashlib.blake2b(digest_size=8) if 0 < len(like) < _DIGITS else hashlib.sha256()
 
 
-def hex_of(digest: hashlib._Hash) -> str:
+def hex_of(digest: Digest) -> str:
     """The digits of a digest: the first 12 bytes of SHA-256, for which most processors have instructions."""
     return digest.hexdigest()[:_DIGITS]
 
