@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import subprocess
 import sys
@@ -108,17 +109,23 @@ def test_each_door_names_a_setting_in_its_own_terms(message: str, flags: str, py
         assert (spelled(message), str(ConfigError(message))) == (expected, expected)
 
 
+@functools.cache
+def _nodes() -> dict[Path, list[ast.AST]]:
+    """All nodes of each module; reading them takes seconds."""
+    root = Path(headrace.__file__).parent
+    paths = root.rglob("*.py")
+    return {path.relative_to(root): list(ast.walk(ast.parse(path.read_text(encoding="utf-8")))) for path in paths}
+
+
 def _texts() -> Iterator[tuple[Path, str]]:
     """All texts of the library outside the command line that are neither docstrings nor declarations of flags."""
-    root = Path(headrace.__file__).parent
-    for path in root.rglob("*.py"):
-        if path.relative_to(root).parts[0] in ("cli", "options", "wording.py") or "page" in path.parts:
+    for path, nodes in _nodes().items():
+        if path.parts[0] in ("cli", "options.py", "wording.py") or "page" in path.parts:
             continue
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        documented = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-        declarations = [node for node in ast.walk(tree) if isinstance(node, ast.keyword) and node.arg == "flags"]
+        documented = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+        declarations = [node for node in nodes if isinstance(node, ast.keyword) and node.arg == "flags"]
         documented |= {id(node) for one in declarations for node in ast.walk(one)}
-        for node in ast.walk(tree):
+        for node in nodes:
             if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in documented:
                 yield path, node.value
 
@@ -142,11 +149,10 @@ def test_every_setting_in_a_message_is_a_keyword_or_of_the_command_alone() -> No
 
 def _refusals() -> Iterator[tuple[str, str]]:
     """The texts of errors that refuse a setting, outside the parts that are called from Python alone."""
-    root = Path(headrace.__file__).parent
-    for path in root.rglob("*.py"):
-        if path.relative_to(root).parts[0] in ("batching", "concurrency", "pool", "testing.py", "client.py", "cli"):
+    for path, nodes in _nodes().items():
+        if path.parts[0] in ("batching", "concurrency", "pool", "testing.py", "client.py", "cli"):
             continue
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in nodes:
             if isinstance(node, ast.Call) and getattr(node.func, "id", "") in REFUSALS:
                 for argument in node.args:
                     parts = [one for one in ast.walk(argument) if isinstance(one, ast.Constant)]
