@@ -38,15 +38,15 @@ Asks = Sequence[Any]
 Answers = list[str]
 
 
-def model_folder(folder: Path) -> Path:
-    """A Llama of 4 million random weights, which go on talking for ever."""
+def model_folder(folder: Path, width: int = 256, layers: int = 5) -> Path:
+    """A Llama of 4 million random weights, unless told otherwise, which go on talking for ever."""
     torch.manual_seed(0)
     words = AutoTokenizer.from_pretrained(ARITHMETIC)
     config = LlamaConfig(
         vocab_size=len(words),
-        hidden_size=256,
-        intermediate_size=704,
-        num_hidden_layers=5,
+        hidden_size=width,
+        intermediate_size=width * 11 // 4,
+        num_hidden_layers=layers,
         num_attention_heads=4,
         max_position_embeddings=512,
         initializer_range=0.1,  # the usual 0.02 leaves random logits so flat that rounding decides

@@ -77,6 +77,27 @@ def test_every_answer_has_its_form(folder: Path, kind: str) -> None:
         assert check(answer["text"]), (form, answer)
 
 
+def test_tokens_without_a_choice_take_no_steps_and_change_no_answer(folder: Path) -> None:
+    """Where the form leaves no choice, where `max_tokens` cuts it, and where each token is looked at."""
+    named = {"type": "object", "properties": {"a_long_name_of_a_field": {"enum": ["several words", 7]}}}
+    schema = {**named, "required": ["a_long_name_of_a_field"], "additionalProperties": False}
+    asked: dict[str, Any] = {"prompt": "1+1=", "temperature": 1.0, "structured_outputs": {"json": schema}}
+    bodies = [{**asked, "seed": seed, "max_tokens": most} for seed in range(6) for most in (1, 9, 26, 60)]
+    watched = [{**asked, "logprobs": 1}, {**asked, "stop": ["name"]}]
+    continuous, static = (registry.create("generate", folder, engine=kind) for kind in ("torch", "static"))
+    found = [answers(engine, [*bodies, *watched]) for engine in (continuous, static)]
+    assert len(found[0][-2].pop("logprobs")) == len(found[1][-2].pop("logprobs"))  # equal up to rounding
+    assert found[0] == found[1]
+    for body, fewest, most in ((bodies[3], 1, 8), (watched[0], 30, 60)):
+        continuous.add(0, continuous.prepare([body])[0].payload)
+        steps = 1
+        while not continuous.step():
+            steps += 1
+        assert fewest <= steps <= most, body
+    continuous.close()
+    static.close()
+
+
 def test_an_answer_begun_anew_keeps_its_form(folder: Path) -> None:
     body = {"prompt": "1+1=", "structured_outputs": {"json": PERSON}, "temperature": 1.0, "seed": 4}
     engine = registry.create("generate", folder, engine="torch")

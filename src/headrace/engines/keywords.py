@@ -14,6 +14,7 @@ class LocalKeywords(TypedDict, total=False):
     """Options of engines that run a model in this process."""
 
     adapter: str | None
+    adapters: Mapping[str, str] | None
     chat: bool | None
     chunk_join: ChunkJoin | Literal["map-reduce", "first"] | None
     chunk_overlap: int | None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from headrace.errors import ConfigError, MissingExtraError
@@ -131,9 +131,11 @@ def digest(folder: Path, also: Iterable[Path] = ()) -> str:
     return total.hexdigest()
 
 
-def adapter_facts(adapter: str | Path | None) -> dict[str, str]:
-    """What an engine describes of its adapter."""
-    return {} if adapter is None else {"adapter": digest(Path(adapter).expanduser())}
+def adapter_facts(adapter: str | Path | None, named: Mapping[str, str] | None = None) -> dict[str, object]:
+    """What an engine describes of its adapter, or of those that requests name."""
+    facts: dict[str, object] = {} if adapter is None else {"adapter": digest(Path(adapter).expanduser())}
+    found = {name: digest(Path(folder).expanduser()) for name, folder in (named or {}).items()}
+    return {**facts, "adapters": found} if found else facts
 
 
 def read_ahead(folder: Path, most_bytes: int) -> None:

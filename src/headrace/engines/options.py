@@ -79,6 +79,22 @@ class AdapterOptions(EngineOptions):
     )
 
 
+class NamedAdapterOptions(AdapterOptions):
+    """Adapters of the model that requests choose among."""
+
+    adapters: Mapping[str, str] | None = option(
+        None,
+        'Folders of LoRA adapters by name, such as {"support": "./support-style"}. The field ``adapter`` of a request '
+        "names one; a request without it gets the model as it is. Default: none.",
+        panel=PANEL,
+    )
+
+    def check(self) -> None:
+        super().check()
+        if self.adapter is not None and self.adapters:
+            raise ConfigError("``adapter`` and ``adapters`` do not go together: give all in ``adapters``")
+
+
 class TextOptions(EngineOptions):
     """How long texts may be."""
 

@@ -1,4 +1,4 @@
-"""LoRA adapters, merged when a model is loaded: outputs, and adapters that do not fit."""
+"""LoRA adapters, merged when a model is loaded or chosen by requests: outputs, and adapters that do not fit."""
 
 from __future__ import annotations
 
@@ -69,8 +69,9 @@ def halves(module: torch.nn.Module, layers: list[str], rank: int = RANK) -> dict
 def run(task: str, model: Path, **settings: Any) -> list[Any]:
     given = {"max_tokens": 6} if task == "generate" else {}
     rows = headrace.run(
-        source=TEXTS, sink="list", task=task, model=str(model), dtype="float32", progress=False, **given, **settings
-    )
+        sink="list", task=task, model=str(model), dtype="float32", progress=False,
+        **{"source": TEXTS, **given, **settings},
+    )  # fmt: skip
     return [next(value for name, value in row.items() if name != "id") for row in rows]
 
 
@@ -183,3 +184,43 @@ def test_records_name_their_adapter(tmp_path: Path) -> None:
     found = [json.loads(line)["generation"] for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     alone = [run("generate", ARITHMETIC), run("generate", ARITHMETIC, adapter=str(folder))]
     assert found == [alone[number % 2][number] for number in range(len(TEXTS))]
+
+
+def test_each_request_chooses_an_adapter_by_name(tmp_path: Path) -> None:
+    """Beside each other in the same steps, with one prompt for all, whose pages no two of them share."""
+    module = AutoModelForCausalLM.from_pretrained(ARITHMETIC, dtype=torch.float32)
+    folders = {
+        "one": adapter(tmp_path / "one", halves(module, LAYERS["generate"])),
+        "two": adapter(tmp_path / "two", halves(module, LAYERS["generate"][:1], rank=3), r=3),
+    }
+    prompt = "1+2+3+4+5+6+7+8+9=" * 3
+    alone = {
+        name: run(
+            "generate", ARITHMETIC, source=[{"text": prompt}], **({"adapter": str(folders[name])} if name else {})
+        )
+        for name in ("", "one", "two")
+    }
+    assert len({str(answers) for answers in alone.values()}) == 3
+    chosen = ["", "one", "two", "one", ""]
+    rows = [{"text": {"prompt": prompt, **({"adapter": name} if name else {})}} for name in chosen]
+    given = {"adapters": {name: str(folder) for name, folder in folders.items()}, "engine": "torch"}
+    for _ in range(2):
+        assert run("generate", ARITHMETIC, source=rows, **given) == [alone[name][0] for name in chosen]
+    rows[0]["text"] = {"prompt": "1", "adapter": "three"}
+    report = headrace.run(rows, sink=tmp_path / "out.jsonl", task="generate", max_error_rate=1, progress=False, **given)
+    assert report.failures == {"RecordError": 1}
+    assert "adapter is 'three': the engine has one, two" in (tmp_path / "out.errors.jsonl").read_text()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"adapter": "a"}, "do not go together"),
+        ({"engine": "static"}, "adapters"),
+    ],
+)
+def test_adapters_by_name_are_refused_where_they_cannot_be(options: dict[str, Any], words: str, tmp_path: Path) -> None:
+    module = AutoModelForCausalLM.from_pretrained(ARITHMETIC, dtype=torch.float32)
+    folder = adapter(tmp_path / "one", halves(module, LAYERS["generate"]))
+    with pytest.raises(ConfigError, match=words):
+        headrace.load("generate", adapters={"one": str(folder)}, **options)

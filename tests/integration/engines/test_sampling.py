@@ -29,6 +29,8 @@ PARAMETERS: dict[str, st.SearchStrategy[Any]] = {
 class Allowed:
     """Allows the same tokens everywhere."""
 
+    forced = ()
+
     def __init__(self, tokens: Sequence[int]) -> None:
         bits = [sum(1 << token % 32 for token in tokens if token // 32 == word) for word in range(-(-VOCABULARY // 32))]
         self._bits = torch.tensor(bits).to(torch.int32)

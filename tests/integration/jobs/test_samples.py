@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +22,7 @@ from headrace.errors import ConfigError
 from headrace.records import has_value
 
 ROWS = [{"id": str(number), "text": f"{number}+1="} for number in range(3)]
+SOURCES = Path(headrace.__file__).parents[1]
 SAMPLED: dict[str, Any] = {"temperature": 20.0, "max_tokens": 12, "ignore_eos": True}
 
 
@@ -150,3 +154,39 @@ def test_a_key_of_an_empty_list_is_an_empty_list() -> None:
     rows = [{"text": [{"a": "x"}]}, {"text": []}]
     assert [field_text(row, "text.a") for row in rows] == ['["x"]', "[]"]
     assert has_value(rows[1], "text.a")
+
+
+KILLED = """
+import os, sys
+import headrace
+
+def finish(row, output):
+    if row["id"] == sys.argv[1]:
+        os._exit(9)  # as a kill: nothing is closed
+    return output
+
+rows = [{"id": str(number), "text": f"{number}+1="} for number in range(60)]
+headrace.run(rows, sink="out.jsonl", task="generate", n=2, temperature=20.0, max_tokens=12, ignore_eos=True,
+             finish=finish, worker_kind="thread", limits=headrace.Limits(part_records=5), progress=False)
+"""
+
+
+def test_a_killed_job_goes_on_with_the_same_answers(tmp_path: Path) -> None:
+    found = {}
+    for name, last in (("killed", "40"), ("whole", "-1")):
+        folder = tmp_path / name
+        folder.mkdir()
+
+        def started(last: str, folder: Path = folder) -> int:
+            environment = {**os.environ, "PYTHONPATH": str(SOURCES)}
+            return subprocess.run(
+                [sys.executable, "-c", KILLED, last], env=environment, cwd=folder, check=False
+            ).returncode
+
+        assert started(last) == (9 if name == "killed" else 0)
+        if name == "killed":
+            assert list(folder.glob("out.jsonl.parts/*")), "some parts are kept"
+            assert started("-1") == 0
+        found[name] = (folder / "out.jsonl").read_bytes()
+    assert found["killed"] == found["whole"]
+    assert all(len(json.loads(line)["generation"]) == 2 for line in found["whole"].splitlines())

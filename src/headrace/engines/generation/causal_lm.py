@@ -33,7 +33,16 @@ from headrace.engines.requests.chat_answers import (
     template_arguments,
     with_parts,
 )
-from headrace.engines.requests.generation import GeneratedText, Request, Sampling, biases, derived_seed, nth_seed, parse
+from headrace.engines.requests.generation import (
+    GeneratedText,
+    Request,
+    Sampling,
+    adapter_of,
+    biases,
+    derived_seed,
+    nth_seed,
+    parse,
+)
 from headrace.engines.requests.long_prompts import LongPrompts, Place, PromptSplitter, prepared_by, room_of
 from headrace.engines.requests.structure import Structure
 from headrace.engines.requests.tools import ToolUse
@@ -71,6 +80,8 @@ class TokenizedRequest:
     """Takes the answer apart; None for one that is text alone."""
     bias: Mapping[int, float] = field(default_factory=dict)
     """What is added to the scores of tokens."""
+    adapter: str | None = None
+    """The name of its adapter."""
     echo: str = ""
     """What comes before the answer: the prompt, if the request asks for it."""
 
@@ -114,7 +125,7 @@ def folder_of(model: str | Path | None) -> Path:
 class CausalLM(Vocabulary):
     """A model with its tokenizer: the code that both generation engines share.
 
-    `split` loads a part of the model, see `networks.pytorch.load_pretrained`.
+    `split` loads a part of the model, see `networks.pytorch.load_pretrained`. `adapters` are those that requests name.
 
     Raises:
         ConfigError: no such folder, or a parameter that the model does not support.
@@ -122,11 +133,15 @@ class CausalLM(Vocabulary):
     """
 
     def __init__(
-        self, options: LanguageModelOptions, prompting: PromptSettings, split: Mapping[str, object] | None = None
+        self,
+        options: LanguageModelOptions,
+        prompting: PromptSettings,
+        split: Mapping[str, object] | None = None,
+        adapters: Mapping[str, str] | None = None,
     ) -> None:
         self._folder, self._is_split = folder_of(options.model), bool(split)
-        if split and options.adapter is not None:
-            raise ConfigError("``adapter`` does not go with ``tensor_parallel_size``: leave one of them out")
+        if split and (options.adapter is not None or adapters):
+            raise ConfigError("an adapter does not go with ``tensor_parallel_size``: leave one of them out")
         check_tokenizer(self._folder)  # before the weights are read
         self.model, self.device, missing = load_pretrained(
             AutoModelForCausalLM, self._folder, options.device, options.dtype, split, options.adapter
@@ -140,6 +155,7 @@ class CausalLM(Vocabulary):
         # transformers uses these as defaults. Reset them, so that only a record's own parameters count.
         self.model.generation_config, own = GenerationConfig(), self.model.generation_config
         self.prompting = prompting
+        self._adapters = adapters or {}
         self.ends = frozenset(_end_tokens(own, self._words))
         self._rules = ModelRules(self.model, own, self.ends, self.max_model_len)
         self.pad_token = self._words.pad_token_id if self._words.pad_token_id is not None else min(self.ends, default=0)
@@ -165,7 +181,7 @@ class CausalLM(Vocabulary):
             "dtype": self.dtype,
             "max_model_len": self.max_model_len,
             **prompting.options.described(),
-            **adapter_facts(prompting.options.adapter),
+            **adapter_facts(prompting.options.adapter, self._adapters),
             "chat": prompting.options.chat,
             "engine_seed": prompting.seed,
             **{name: list(value) if isinstance(value, tuple) else value for name, value in sampling.items()},
@@ -202,7 +218,7 @@ class CausalLM(Vocabulary):
             prompting.sampling,
             system_prompt=prompting.options.system_prompt,
             chat=prompting.options.chat,
-            extra=(*logprobs.FIELDS, TEMPLATE_FIELD, "logit_bias", "echo"),
+            extra=(*logprobs.FIELDS, TEMPLATE_FIELD, "logit_bias", "echo", *(("adapter",) if self._adapters else ())),
             token_ids=True,
             structures=(),
             tools=prompting.tools,
@@ -235,7 +251,7 @@ class CausalLM(Vocabulary):
         wanted = logprobs.wanted(request)
         return TokenizedRequest(
             ids, sampling, logprobs=wanted, place=place, structure=form, reader=reader, bias=self._bias(request),
-            echo=self._echo(request),
+            echo=self._echo(request), adapter=adapter_of(request, self._adapters),
         )  # fmt: skip
 
     def _bias(self, request: Request) -> Mapping[int, float]:
@@ -305,14 +321,19 @@ class CausalLM(Vocabulary):
         except (TemplateError, TypeError, ValueError) as error:
             raise RecordError(f"the model's chat template refuses this chat: {error}", param="messages") from error
 
-    def sampler(self, ask: TokenizedRequest) -> TokenSampler:
-        """Create the sampler of an answer's tokens."""
+    def sampler(self, ask: TokenizedRequest, *, forces: bool = False) -> TokenSampler:
+        """Create the sampler of an answer's tokens.
+
+        Args:
+            forces: whether tokens that the answer's form leaves no choice for follow at once.
+        """
         seed = ask.sampling.seed
         if seed is None:
             seed = derived_seed(self.prompting.seed, ask.place, ask.prompt)
         rules = self._rules.processors(ask.prompt, ask.sampling.max_tokens)
         after = None if ask.reader is None else self._thinks_until(ask.reader)
-        make = ask.mask if ask.structure is None else self._grammars.compiled(ask.structure, after)
+        forces = forces and not ask.sampling.stop and ask.logprobs is None  # which look at each token
+        make = ask.mask if ask.structure is None else self._grammars.compiled(ask.structure, after, forces=forces)
         mask = None if make is None else make()
         return TokenSampler(ask.sampling, ask.prompt, seed, self.ends, ask.logprobs, rules, mask, ask.bias)
 

@@ -34,6 +34,7 @@ from headrace.engines.generation.sampling import Choose, TokenSampler, choose
 from headrace.engines.generation.scheduler import AnswerTokens, PageScheduler, PlannedPart
 from headrace.engines.generation.static import StaticGenerationEngine, trial_of
 from headrace.engines.generation.tensor_parallel import is_follower, load_options, loaded_together, start_ranks
+from headrace.engines.networks.adapters import NamedAdapters
 from headrace.engines.profile import EngineProfile
 from headrace.engines.requests.generation import GeneratedText
 from headrace.engines.requests.vocabulary import TokenizedEngine
@@ -83,8 +84,8 @@ def load(options: Generation) -> GenerationEngine | StaticGenerationEngine:
     try:
         return GenerationEngine(options)
     except CannotBatchError as error:
-        needs = options.tensor_parallel_size > 1, options.enable_prefix_caching, options.kv_cache_tokens is not None
-        if any(needs):
+        caches = options.enable_prefix_caching or options.kv_cache_tokens is not None
+        if options.tensor_parallel_size > 1 or caches or options.adapters:
             raise
         reason = error.reason
     logger.warning(
@@ -115,13 +116,17 @@ class GenerationEngine(TokenizedEngine):
         self._graphs: DecodeGraphs | None = None
         self._ranks = start_ranks(folder_of(options.model), size, options.device, partial(GenerationEngine, options))
         with loaded_together(self._ranks), contextlib.ExitStack() as failed:
-            self.tokens = self._lm = CausalLM(options, prompting, load_options(size) if size > 1 else None)
+            split = load_options(size) if size > 1 else None
+            self.tokens = self._lm = CausalLM(options, prompting, split, options.adapters)
             failed.callback(self._lm.close)
+            self._adapters = NamedAdapters(self._lm.model, options.adapters) if options.adapters else None
+            self._variants = {name: number for number, name in enumerate(options.adapters or (), 1)}
             check_length(self._lm)
             trial = trial_of(self._lm)  # before its attention is replaced; all ranks of a split model take part
             kind = self._lm.device.type
             if kind == "cpu" and size == 1:  # what other processes take of the cores says nothing of a step's size
                 self._clock = time.thread_time
+            self._forces = kind == "cpu"  # elsewhere a step of single tokens is replayed, or computed in one kernel
             self._kernels = has_kernels(self._lm.device)
             start, most = step_sizes(kind, options.max_num_seqs, options.max_num_batched_tokens)
             self.steps = StepTuner(start, most)
@@ -152,7 +157,7 @@ class GenerationEngine(TokenizedEngine):
     def _open(self) -> None:
         """Make the key-value cache, and what schedules its pages."""
         self._paged = open_cache(self._lm, self._shapes.shapes, self._size, self._kernels)
-        replays = self._kernels and self._ranks is None and not is_follower()
+        replays = self._kernels and self._ranks is None and not is_follower() and self._adapters is None
         self._graphs = DecodeGraphs(self._paged) if replays else None
         self._schedule(self._stats)
 
@@ -215,7 +220,8 @@ class GenerationEngine(TokenizedEngine):
 
     def group(self, record: TokenizedRequest | ResumedAnswer) -> int:
         """The first page of the prompt, which requests of one kind have in common."""
-        return hash((record.ask if isinstance(record, ResumedAnswer) else record).prompt[:PAGE])
+        ask = record.ask if isinstance(record, ResumedAnswer) else record
+        return hash((ask.adapter, ask.prompt[:PAGE]))
 
     def follow(self, payload: TokenizedRequest, listener: Callable[[PartialAnswer], None]) -> TokenizedRequest:
         return replace(payload, listener=listener)
@@ -225,10 +231,19 @@ class GenerationEngine(TokenizedEngine):
 
     def add(self, key: int, record: TokenizedRequest | ResumedAnswer) -> None:
         if isinstance(record, TokenizedRequest):
-            record = ResumedAnswer(record, self._lm.sampler(record), (), None)
-        tokens = AnswerTokens(key, record.ask.prompt, list(record.generated), cached=record.cached)
+            sampler = self._lm.sampler(record, forces=self._forces)
+            record = ResumedAnswer(record, sampler, tuple(sampler.forced(0)), None)
+        tokens = self._tokens(record, key)
         self._answers[key] = ActiveAnswer(record.ask, record.sampler, tokens)
         self._scheduler.add(tokens)
+
+    def _tokens(self, record: TokenizedRequest | ResumedAnswer, key: int = 0) -> AnswerTokens:
+        if isinstance(record, ResumedAnswer):
+            found = self._tokens(record.ask, key)
+            found.generated.extend(record.generated)
+            found.cached = record.cached
+            return found
+        return AnswerTokens(key, record.prompt, [], variant=self._variants.get(record.adapter or "", 0))
 
     def step(self) -> list[tuple[int, GeneratedText | Exception]]:
         """Generate one token for each answer, or process a part of a prompt.
@@ -259,7 +274,9 @@ class GenerationEngine(TokenizedEngine):
             if ended or self._lm.stopped(ask, generated):
                 finished.append((answer.tokens.key, self._generation(answer)))
                 self.remove(answer.tokens.key)
-            elif ask.listener is not None:
+                continue
+            generated.extend(answer.sampler.forced(len(generated)))
+            if ask.listener is not None:
                 ask.listener(self._lm.grown(ask, generated))
         return finished
 
@@ -274,6 +291,8 @@ class GenerationEngine(TokenizedEngine):
             self._ranks.step(parts) if self._ranks is not None else contextlib.nullcontext(),
             naming_device_errors(self._lm.device, lambda: f"a step of {len(self._answers)} answers"),
         ):
+            if self._adapters is not None:
+                self._adapters.place((self._answers[one.tokens.key].ask.adapter, one.length) for one in planned)
             logits = self._run(parts)
             samplers = [answer.sampler for answer in choosing]
             return self._choose(logits, samplers, [answer.tokens.generated for answer in choosing]) if choosing else []
@@ -304,8 +323,8 @@ class GenerationEngine(TokenizedEngine):
 
     def overlap(self, record: TokenizedRequest | ResumedAnswer) -> float:
         """Tokens of the prompt in pages of requests that are in the engine."""
-        ask, before = (record.ask, record.generated) if isinstance(record, ResumedAnswer) else (record, ())
-        return self._scheduler.pages.held((*ask.prompt, *before))
+        tokens = self._tokens(record)
+        return self._scheduler.pages.held(tokens.opening(tokens.count))
 
     def prefix_cache_stats(self) -> PrefixCacheStats:
         """Counts of tokens, also if no pages are shared."""

@@ -47,11 +47,14 @@ class Grammars:
         self._compiled: OrderedDict[Structure, Future[LLMatcher]] = OrderedDict()
         self._maker = MaskMaker()
 
-    def compiled(self, structure: Structure, after: int | None = None) -> Callable[[], TokenGuide]:
+    def compiled(
+        self, structure: Structure, after: int | None = None, *, forces: bool = False
+    ) -> Callable[[], TokenGuide]:
         """Makes the guide of an answer. The first call for a form compiles it, in the caller's thread.
 
         Args:
             after: the token after which it holds; None for the whole answer.
+            forces: whether tokens without a choice follow at once, see `TokenMask.forced`.
 
         Raises:
             RecordError: no answer can be held to this form.
@@ -72,7 +75,7 @@ class Grammars:
             else:
                 found.set_result(matcher)
         try:
-            return partial(TokenGuide, found.result(), self._ends, self._maker, after)
+            return partial(TokenGuide, found.result(), self._ends, self._maker, after, forces=forces)
         except RecordError as error:
             raise RecordError(str(error), param=structure.said_in) from None
 
@@ -156,9 +159,18 @@ class TokenGuide:
     Args:
         maker: makes the next mask beforehand.
         after: the token after which the form holds, such as the end of reasoning; None for the whole answer.
+        forces: whether tokens without a choice follow at once.
     """
 
-    def __init__(self, compiled: LLMatcher, ends: frozenset[int], maker: MaskMaker, after: int | None = None) -> None:
+    def __init__(
+        self,
+        compiled: LLMatcher,
+        ends: frozenset[int],
+        maker: MaskMaker,
+        after: int | None = None,
+        *,
+        forces: bool = False,
+    ) -> None:
         self._after = after
         self._matcher = compiled.deep_copy()
         self._ends = ends
@@ -167,6 +179,10 @@ class TokenGuide:
         self._consumed = 0
         """How many of them the matcher has seen."""
         self._bits: bytes | None = None
+        self._forces = forces
+        self.forced: list[int] = []
+        if forces and after is None:
+            self._force()
         self.failed: RecordError | None = None
         """Why the answer could not be held to its form; it ends then."""
 
@@ -175,15 +191,26 @@ class TokenGuide:
             self._taken.append(token)
             self._bits = None
             if self._after is None or self._consumed:
+                if self._forces:
+                    self._force()
                 self._maker.start(self)
 
     def advance(self) -> None:
         """Make the mask after the last token."""
+        self._consume()
+        self._bits = self._matcher.compute_bitmask()
+
+    def _force(self) -> None:
+        """Find the tokens that must follow, and take them for chosen."""
+        self._consume()
+        self.forced = self._matcher.compute_ff_tokens()
+        self._taken += self.forced
+
+    def _consume(self) -> None:
         if self._after is not None and not self._consumed:
             self._consumed = self._taken.index(self._after) + 1
         self._matcher.consume_tokens(self._taken[self._consumed :])
         self._consumed = len(self._taken)
-        self._bits = self._matcher.compute_bitmask()
 
     def fill(self, generated: Sequence[int]) -> torch.Tensor:
         """The tokens that may come after these, see `TokenMask`: before the form holds, all but those that end."""

@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 from headrace.engines.model_folder import WEIGHTS
-from headrace.engines.options import AdapterOptions, AnswerOptions, DeviceOptions, LongPromptOptions, SamplingOptions
+from headrace.engines.options import (
+    AdapterOptions,
+    AnswerOptions,
+    DeviceOptions,
+    LongPromptOptions,
+    NamedAdapterOptions,
+    SamplingOptions,
+)
 from headrace.options import option
 
 
@@ -28,7 +35,7 @@ class LanguageModelOptions(LongPromptOptions, SamplingOptions, AnswerOptions, Ad
     )
 
 
-class Generation(LanguageModelOptions):
+class Generation(NamedAdapterOptions, LanguageModelOptions):
     """Answers to prompts and chats; requests join and leave between steps."""
 
     engine = "torch"

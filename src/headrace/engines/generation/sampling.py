@@ -40,6 +40,11 @@ class TokenMask(Protocol):
         """The answer goes on with this token: the next mask may be made while the model runs."""
         ...
 
+    @property
+    def forced(self) -> Ids:
+        """The tokens that must follow, which `fill` takes for chosen; none for an engine that cannot skip steps."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
@@ -78,6 +83,10 @@ class TokenSampler:
         """Whether earlier tokens change the scores."""
         own = self.sampling
         return own.repetition_penalty != 1 or own.presence_penalty != 0 or own.frequency_penalty != 0
+
+    def forced(self, generated: int) -> Ids:
+        """The tokens that must follow those generated, but for the last that the answer may have."""
+        return () if self.mask is None else self.mask.forced[: max(self.sampling.max_tokens - generated - 1, 0)]
 
     def changes(self, generated: int) -> bool:
         """Whether the next token may differ from greedy decoding, or is noted."""

@@ -9,6 +9,8 @@ from headrace.device.step_sizes import StepSize
 from headrace.engines.capabilities import PrefixCacheStats
 from headrace.engines.generation.prefix_cache import PrefixCache
 
+_VOCABULARY = 1 << 20
+"""More tokens than any model knows."""
 _FEW = 16
 """Prompts wait while there are more than this many times as many answers."""
 
@@ -24,6 +26,8 @@ class AnswerTokens:
     """The first tokens, whose keys and values are stored."""
     cached: int | None = None
     """Tokens of the prompt that the prefix cache held when it began; None before."""
+    variant: int = 0
+    """The number of the adapter that computes its keys and values; 0 for none."""
 
     @property
     def count(self) -> int:
@@ -32,8 +36,8 @@ class AnswerTokens:
 
     @property
     def decodes(self) -> bool:
-        """Whether only the token that was chosen last is not computed."""
-        return bool(self.generated) and self.computed + 1 == self.count
+        """Whether only the token that was chosen last, and those that had to follow, are not computed."""
+        return bool(self.generated) and self.computed >= len(self.prompt)
 
     def between(self, start: int, end: int) -> list[int]:
         """The tokens from `start` to `end`."""
@@ -41,6 +45,11 @@ class AnswerTokens:
         if start >= offset:
             return self.generated[start - offset : end - offset]
         return [*self.prompt[start:end], *self.generated[: max(end - offset, 0)]]
+
+    def opening(self, count: int) -> list[int]:
+        """The first tokens, as the prefix cache knows them: those of another adapter begin otherwise."""
+        found = self.between(0, count)
+        return [found[0] - self.variant * _VOCABULARY, *found[1:]] if found and self.variant else found
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +123,7 @@ class PageScheduler:
 
     def _start(self, tokens: AnswerTokens) -> bool:
         """Make a waiting request active, unless another one computes a part of its prompt."""
-        found = self.pages.start(tokens.key, tokens.between(0, tokens.count))
+        found = self.pages.start(tokens.key, tokens.opening(tokens.count))
         if found is None:
             return False
         self.stats = replace(self.stats, queries=self.stats.queries + tokens.count, hits=self.stats.hits + found)
@@ -147,10 +156,10 @@ class PageScheduler:
         for part in parts:
             tokens = part.tokens
             prompts += 0 if tokens.decodes else part.length
-            generated += part.chooses
+            generated += part.length if tokens.decodes else part.chooses
             tokens.computed += part.length
             if self.pages.completes(tokens.key, tokens.computed):
-                self.pages.computed(tokens.key, tokens.between(0, tokens.computed), tokens.computed)
+                self.pages.computed(tokens.key, tokens.opening(tokens.computed), tokens.computed)
         stats = self.stats
         self.stats = replace(
             stats,
@@ -163,4 +172,4 @@ class PageScheduler:
     def shared(self, key: int) -> int:
         """Tokens of a request in pages that others hold, and held first."""
         waiting = self._waiting.get(key)
-        return self.pages.shared(key) if waiting is None else self.pages.held(waiting.between(0, waiting.count))
+        return self.pages.shared(key) if waiting is None else self.pages.held(waiting.opening(waiting.count))

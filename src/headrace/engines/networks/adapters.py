@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -29,32 +30,111 @@ def merge(module: torch.nn.Module, adapter: str | Path) -> set[str]:
     Raises:
         ConfigError: it cannot be read, is no LoRA adapter, or was made for another model.
     """
+    config, tensors = _opened(adapter)
+    weights, whole, changed = dict(module.named_parameters()), set[str](), set[str]()
+    for name in tensors:
+        if "lora_" not in name:
+            target = _target(module, weights, name, adapter, config)
+            _check(target, tensors[name].shape, weights[target], adapter, config)
+            weights[target].data.copy_(tensors[name])
+            whole.add(target)
+    for target, first, second in _halves(module, tensors, adapter, config):
+        turned = isinstance(module.get_submodule(target.removesuffix(".weight")), (torch.nn.Embedding, Conv1D))
+        change = (second @ first).T if turned else second @ first
+        _check(target, change.shape, weights[target], adapter, config)
+        weights[target].data.add_(change.to(weights[target].device, weights[target].dtype))
+        changed.add(target)
+    _check_whole(whole, changed, set(weights), adapter, config)
+    return whole
+
+
+class NamedAdapters:
+    """Adapters beside the weights of a network, of which each token of a forward pass has one or none.
+
+    Args:
+        module: takes hidden states of shape (1, tokens, width).
+        folders: of the adapters, by name.
+
+    Raises:
+        ConfigError: as `merge`, or one changes more than linear layers.
+    """
+
+    def __init__(self, module: torch.nn.Module, folders: Mapping[str, str]) -> None:
+        self._places: dict[str, torch.Tensor] = {}
+        self._device = next(module.parameters()).device
+        layers: dict[str, dict[str, tuple[torch.Tensor, torch.Tensor]]] = {}
+        for adapter, folder in folders.items():
+            config, tensors = _opened(folder)
+            whole = next((name for name in tensors if "lora_" not in name), None)
+            for target, first, second in _halves(module, tensors, folder, config):
+                layer, weight = target.removesuffix(".weight"), module.get_parameter(target)
+                if whole is not None or not isinstance(module.get_submodule(layer), torch.nn.Linear):
+                    raise ConfigError(
+                        f"``adapters``: {folder} changes {whole or layer}, which is no linear layer: give it alone, as "
+                        "``adapter``, which adds it to the weights"
+                    )
+                _check(target, torch.Size((len(second), first.shape[1])), weight, folder, config)
+                layers.setdefault(layer, {})[adapter] = (first.to(weight).T, second.to(weight).T)
+        for layer, found in layers.items():
+            module.get_submodule(layer).register_forward_hook(partial(self._add, found))
+
+    def place(self, runs: Iterable[tuple[str | None, int]]) -> None:
+        """Say which adapter each run of tokens has in the next forward passes, and how many tokens these are."""
+        places: dict[str, list[int]] = {}
+        start = 0
+        for name, count in runs:
+            if name is not None:
+                places.setdefault(name, []).extend(range(start, start + count))
+            start += count
+        self._places = {name: torch.tensor(found, device=self._device) for name, found in places.items()}
+
+    def _add(
+        self,
+        found: Mapping[str, tuple[torch.Tensor, torch.Tensor]],
+        _: torch.nn.Module,
+        inputs: tuple[torch.Tensor, ...],
+        output: torch.Tensor,
+    ) -> torch.Tensor:
+        for name, places in self._places.items():
+            if name in found:
+                first, second = found[name]
+                output = output.index_add(1, places, inputs[0][:, places] @ first @ second)
+        return output
+
+
+def _opened(adapter: str | Path) -> tuple[dict[str, Json], dict[str, torch.Tensor]]:
+    """The configuration and the tensors of an adapter."""
     config = adapter_config(adapter)
     kind = next((name for name in _UNKNOWN if config.get(name)), None)
     if config.get("peft_type") != "LORA" or kind is not None:
         raise ConfigError(
             f"``adapter`` {adapter} is of the kind {kind or config.get('peft_type')}: only LoRA can be merged"
         )
-    tensors = _read(Path(adapter))
-    weights, whole, changed = dict(module.named_parameters()), set[str](), set[str]()
-    for name in sorted(tensors, key=lambda name: "lora_" in name):  # first the weights that it brings whole
+    return config, _read(Path(adapter))
+
+
+def _halves(
+    module: torch.nn.Module, tensors: Mapping[str, torch.Tensor], adapter: str | Path, config: Mapping[str, Json]
+) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
+    """Each weight that is changed, and the halves of its change: the second by the first is added to it."""
+    weights = dict(module.named_parameters())
+    for name, first in tensors.items():
         half = _HALF.fullmatch(name)
-        if half is None:
-            target = _target(module, weights, name, adapter, config)
-            _check(target, tensors[name].shape, weights[target], adapter, config)
-            weights[target].data.copy_(tensors[name])
-            whole.add(target)
-        elif half[2] == "A":
-            target = _target(module, weights, f"{half[1]}.weight", adapter, config)
-            second = tensors.get(name.replace("lora_A", "lora_B").replace("embedding_A", "embedding_B"))
-            if second is None:
-                raise ConfigError(f"``adapter`` {adapter} has {name}, and no lora_B for it: copy the whole folder")
-            turned = isinstance(module.get_submodule(target.removesuffix(".weight")), (torch.nn.Embedding, Conv1D))
-            halves = tensors[name], second
-            _add(weights[target], halves, half[1], adapter, config, turned=turned)
-            changed.add(target)
-    _check_whole(whole, changed, set(weights), adapter, config)
-    return whole
+        if half is None or half[2] == "B":
+            continue
+        target = _target(module, weights, f"{half[1]}.weight", adapter, config)
+        second = tensors.get(name.replace("lora_A", "lora_B").replace("embedding_A", "embedding_B"))
+        if second is None:
+            raise ConfigError(f"``adapter`` {adapter} has {name}, and no lora_B for it: copy the whole folder")
+        rank = _of_layer(config, half[1], "r", "rank_pattern", adapter)
+        alpha = _of_layer(config, half[1], "lora_alpha", "alpha_pattern", adapter)
+        if {first.shape[0], second.shape[1]} != {rank}:
+            found = f"{first.shape[0]} and {second.shape[1]}"
+            raise ConfigError(
+                f"``adapter`` {adapter}: the halves of {half[1]} have the ranks {found}, and adapter_config.json says "
+                f"{rank} with lora_alpha {alpha}: its files are of different adapters"
+            )
+        yield target, first.float(), second.float() * (alpha / (math.sqrt(rank) if config.get("use_rslora") else rank))
 
 
 def _check_whole(
@@ -124,32 +204,6 @@ def _check(name: str, shape: torch.Size, weight: torch.Tensor, adapter: str | Pa
     if shape != weight.shape:
         told = f"{'x'.join(map(str, shape))}, and the model's has {'x'.join(map(str, weight.shape))}"
         raise ConfigError(f"``adapter`` {adapter}: its {name} has the shape {told}{_made_for(config)}")
-
-
-def _add(
-    weight: torch.nn.Parameter,
-    halves: tuple[torch.Tensor, torch.Tensor],
-    layer: str,
-    adapter: str | Path,
-    config: Mapping[str, Json],
-    *,
-    turned: bool,
-) -> None:
-    """Add the product of two halves to a weight; `turned` if its inputs are first."""
-    first, second = halves
-    rank = _of_layer(config, layer, "r", "rank_pattern", adapter)
-    alpha = _of_layer(config, layer, "lora_alpha", "alpha_pattern", adapter)
-    if {first.shape[0], second.shape[1]} != {rank}:
-        found = f"{first.shape[0]} and {second.shape[1]}"
-        raise ConfigError(
-            f"``adapter`` {adapter}: the halves of {layer} have the ranks {found}, and adapter_config.json says {rank} "
-            f"with lora_alpha {alpha}: its files are of different adapters"
-        )
-    scale = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
-    change = second.float() @ first.float() * scale
-    change = change.T if turned else change
-    _check(layer, change.shape, weight, adapter, config)
-    weight.data.add_(change.to(weight.device, weight.dtype))
 
 
 def _of_layer(config: Mapping[str, Json], layer: str, field: str, pattern: str, adapter: str | Path) -> float:

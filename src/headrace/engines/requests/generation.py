@@ -359,6 +359,14 @@ def _refuse_unknown(body: Mapping[str, object], extra: Collection[str]) -> None:
         raise RecordError(f"{name} is {shown(value)}: this engine {takes}", param=name)
 
 
+def adapter_of(request: Request, known: Collection[str]) -> str | None:
+    """The adapter that a request names. Raises RecordError: the engine has none of this name."""
+    given = request.extra.get("adapter")
+    if given is None or (isinstance(given, str) and given in known):
+        return given
+    raise RecordError(f"adapter is {shown(given)}: the engine has {', '.join(known)}", param="adapter")
+
+
 def biases(given: object) -> dict[int, float]:
     """The biases by token id; in JSON the ids are text."""
     if isinstance(given, Mapping) and all(type(bias) in (int, float) for bias in given.values()):

@@ -34,7 +34,15 @@ from headrace.engines.requests.chat_answers import (
     template_arguments,
     with_parts,
 )
-from headrace.engines.requests.generation import GeneratedText, Request, TokenChance, derived_seed, nth_seed, parse
+from headrace.engines.requests.generation import (
+    GeneratedText,
+    Request,
+    TokenChance,
+    adapter_of,
+    derived_seed,
+    nth_seed,
+    parse,
+)
 from headrace.engines.requests.long_prompts import Place, PromptSplitter, prepared_by, room_of
 from headrace.engines.vllm.options import Vllm
 from headrace.engines.vllm.requests import EXTRA, MULTIMODAL, STRUCTURE_OPTIONS, check_unicode, sampling_params
@@ -55,6 +63,8 @@ class _Payload:
     """Takes the answer apart; None for one that is text alone."""
     counts_cached: bool = False
     """Whether the answer has `cached_tokens`."""
+    lora: LoRARequest | None = None
+    """Its adapter."""
 
     def sample(self, number: int, *, scored: bool) -> _Payload:
         """The same request with other random numbers; with log probabilities if it is `scored`."""
@@ -83,12 +93,16 @@ class VllmEngine:
         self._options, self._seed = options, options.seed
         self._tools, self._examples = options.tool_use(), options.example_messages()
         self._engine_args = options.engine_args() | ({} if options.seed is None else {"seed": options.seed})
-        self._lora = None
-        if options.adapter is not None:
-            self._lora = LoRARequest("adapter", 1, str(Path(options.adapter).expanduser().resolve()))
-            rank = adapter_config(options.adapter).get("r", 16)
+        folders = {"": options.adapter} if options.adapter is not None else dict(options.adapters or {})
+        self._loras = {
+            name: LoRARequest(name or "adapter", number, str(Path(folder).expanduser().resolve()))
+            for number, (name, folder) in enumerate(folders.items(), 1)
+        }
+        if folders:
+            rank = max(adapter_config(folder).get("r", 16) for folder in folders.values())
             most = next((size for size in (16, 32, 64, 128, 256) if size >= rank), 512)  # vLLM takes these
-            self._engine_args = {"enable_lora": True, "max_lora_rank": most, **self._engine_args}
+            sizes = {"max_lora_rank": most, "max_loras": len(folders)}
+            self._engine_args = {"enable_lora": True, **sizes, **self._engine_args}
         self._core = VllmCore(self._folder, self._engine_args)
         config, self.max_model_len = self._core.config, self._core.max_model_len
         self.profile = EngineProfile(
@@ -126,7 +140,7 @@ class VllmEngine:
             "sampling": sampling,
             "chat": self._chat,
             **self._options.described(),
-            **adapter_facts(self._options.adapter),
+            **adapter_facts(self._options.adapter, self._options.adapters),
             "options": deciding(self._engine_args),
             **self._long.describe(),
         }
@@ -152,7 +166,7 @@ class VllmEngine:
             self._defaults,
             system_prompt=self._options.system_prompt,
             chat=self._chat,
-            extra=EXTRA,
+            extra=(*EXTRA, "adapter") if self._options.adapters else EXTRA,
             parts=self._parts,
             structures=STRUCTURE_OPTIONS,
             tools=self._tools,
@@ -188,7 +202,9 @@ class VllmEngine:
                 f"the prompt has {length} tokens, and max_model_len is {self.max_model_len}: there is no room for an "
                 "answer; shorten it, raise ``max_model_len``, or split it (``on_too_long=split``)"
             )
-        return Prepared(_Payload(prompt, params, reader=reader), cost=length, greedy=params.temperature == 0)
+        lora = self._loras.get(adapter_of(parsed, self._loras) or "")
+        payload = _Payload(prompt, params, reader=reader, lora=lora)
+        return Prepared(payload, cost=length, greedy=params.temperature == 0)
 
     def _render(self, request: Request) -> Any:
         """Token ids, the same as in `LLM.generate` and `LLM.chat`."""
@@ -226,7 +242,7 @@ class VllmEngine:
 
     async def _generate(self, payload: _Payload, engine: AsyncLLM, number: str) -> GeneratedText:
         async with aclosing(
-            engine.generate(payload.prompt, payload.params, number, lora_request=self._lora)
+            engine.generate(payload.prompt, payload.params, number, lora_request=payload.lora)
         ) as outputs:
             async for output in outputs:
                 if payload.listener is not None and output.outputs[0].text:

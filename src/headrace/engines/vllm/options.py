@@ -13,11 +13,11 @@ from typing import Any, Self
 from headrace.argument_types import check_types
 from headrace.engines.model_folder import DEFAULT_MODEL, WEIGHTS
 from headrace.engines.options import (
-    AdapterOptions,
     AnswerOptions,
     GraphOptions,
     LabelOptions,
     LongPromptOptions,
+    NamedAdapterOptions,
     PromptOptions,
     SamplingOptions,
     TextOptions,
@@ -133,7 +133,7 @@ class VllmScoring(VllmPooling):
     factory = "headrace.engines.vllm.pooling:score"
 
 
-class Vllm(LongPromptOptions, SamplingOptions, AnswerOptions, AdapterOptions, VllmArguments):
+class Vllm(LongPromptOptions, SamplingOptions, AnswerOptions, NamedAdapterOptions, VllmArguments):
     """Answers to prompts and chats with vLLM."""
 
     task = "generate"
