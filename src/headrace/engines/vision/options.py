@@ -12,6 +12,7 @@ class _ImagesOnTorch(EngineOptions):
     extra = "vision"
     weights = WEIGHTS
     by_transformers = True
+    preparing = "headrace.engines.vision.transform"
     order = 0
 
 
