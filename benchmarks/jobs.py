@@ -1,4 +1,4 @@
-"""Bulk jobs with a no-op engine: speed, memory, resume, the cost of durability, peers."""
+"""Bulk jobs with a no-op engine: speed, memory, resume, the cost of durability."""
 
 from __future__ import annotations
 
@@ -13,18 +13,12 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import quick, ratio, report, rounds, version
+from benchmarks.common import quick, ratio, report, rounds
 from benchmarks.jobs_runs import BATCH
 
 SMALL, LARGE = (20_000, 100_000) if quick() else (1_000_000, 10_000_000)
 PACED = 20_000 if quick() else 300_000
 ROUNDS = 1 if quick() else 3
-_GUARANTEES = {
-    "headrace": "killed anywhere: goes on after the last part, each record once",
-    "ray_data": "a killed driver begins anew; rows are twice where the output folder is not emptied",
-    "ray_data_checkpoint": "a killed driver goes on by the ids of written blocks; all ids done are held in memory",
-    "datatrove": "a killed task begins anew; a task is a file at least",
-}
 
 
 def write_input(path: Path, records: int) -> None:
@@ -153,41 +147,9 @@ def durability(folder: Path) -> None:
     )
 
 
-def peers(folder: Path) -> None:
-    """The same input and engine through Ray Data and datatrove."""
-    source = folder / f"in-{SMALL}.jsonl"
-    names = {
-        "headrace": "headrace",
-        "ray_data": f"{version('ray')} data, map_batches",
-        "ray_data_checkpoint": f"{version('ray')} data, with its checkpoints",
-        "datatrove": f"{version('datatrove')}, local executor",
-    }
-    outputs = itertools.count()
-
-    def seconds(name: str) -> float:
-        suffix = ".jsonl" if name == "headrace" else ""  # for the others it names a folder
-        return float(measured(name, source, folder / f"peer-{next(outputs)}{suffix}")["s"])
-
-    figures = rounds(ROUNDS, {name: (lambda name=name: seconds(name)) for name in names})
-    rows = [
-        [names[name], round(SMALL / statistics.median(times)), ratio(times, figures["headrace"]), _GUARANTEES[name]]
-        for name, times in figures.items()
-    ]
-    report(
-        "jobs-peers",
-        "The same job with peers",
-        ["variant", "records/s", "x headrace's time", "after a kill"],
-        rows,
-        [
-            f"{SMALL:,} records, JSONL to JSONL; medians of {ROUNDS} rounds, the variants in turn; start-up included.",
-            "Ray Data reads and writes in several processes, the others in one.",
-        ],
-    )
-
-
 def main() -> None:
     """The tables that are named, or all."""
-    known = {table.__name__: table for table in (size, tables, resume, durability, peers)}
+    known = {table.__name__: table for table in (size, tables, resume, durability)}
     wanted = [word for word in sys.argv[1:] if word != "--quick"]
     if not known.keys() >= set(wanted):
         sys.exit(f"usage: python -m benchmarks.jobs [--quick] [{' | '.join(known)} ...]")

@@ -110,54 +110,6 @@ def _lines(path: str) -> Iterator[str]:
         yield from file
 
 
-def ray_data(source: str, sink: str, *, checkpoint: bool = False) -> None:
-    """Ray Data's own reader, `map_batches` and writer, on all cores."""
-    import ray
-    from ray.data import DataContext
-    from ray.data.checkpoint import CheckpointConfig
-
-    ray.init(include_dashboard=False, log_to_driver=False, configure_logging=False)
-    if checkpoint:
-        DataContext.get_current().checkpoint_config = CheckpointConfig(
-            id_column="id", checkpoint_path=f"{sink}.checkpoint", delete_checkpoint_on_success=False
-        )
-
-    def infer(batch: dict[str, Any]) -> dict[str, Any]:
-        return {"id": batch["id"], "output": lengths(list(batch["text"]))}
-
-    ray.data.read_json(source, lines=True).map_batches(infer, batch_size=BATCH).write_json(sink)
-    ray.shutdown()
-
-
-def datatrove(source: str, sink: str) -> None:
-    """datatrove's reader and writer with a step between, one task: it divides work by files, and there is one."""
-    from datatrove.executor import LocalPipelineExecutor
-    from datatrove.pipeline.base import PipelineStep
-    from datatrove.pipeline.readers import JsonlReader
-    from datatrove.pipeline.writers import JsonlWriter
-
-    class Infer(PipelineStep):  # type: ignore[misc]  # the base has no types
-        def run(self, data: Iterator[Any], rank: int = 0, world_size: int = 1) -> Iterator[Any]:
-            del rank, world_size
-            while batch := list(itertools.islice(data, BATCH)):
-                for document, output in zip(batch, lengths([document.text for document in batch]), strict=True):
-                    document.metadata["output"] = output
-                    yield document
-
-    def row(_: Any, document: Any) -> dict[str, Any]:
-        return {"id": document.id, "output": document.metadata["output"]}
-
-    folder, name = Path(source).parent, Path(source).name
-    LocalPipelineExecutor(
-        [
-            JsonlReader(str(folder), glob_pattern=name),
-            Infer(),
-            JsonlWriter(sink, compression=None, adapter=row),
-        ],
-        logging_dir=f"{sink}.logs",
-    ).run()
-
-
 VARIANTS: dict[str, Callable[[str, str], None]] = {
     "headrace": job(),
     "paced": job("paced", 1000),
@@ -166,9 +118,6 @@ VARIANTS: dict[str, Callable[[str, str], None]] = {
     "to_polars": to_table("polars"),
     "to_arrow": to_table("arrow"),
     "plain_file": plain_file,
-    "ray_data": ray_data,
-    "ray_data_checkpoint": lambda source, sink: ray_data(source, sink, checkpoint=True),
-    "datatrove": datatrove,
 }
 
 
