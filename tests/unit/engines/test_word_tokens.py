@@ -7,6 +7,7 @@ from array import array
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from tokenizers import Tokenizer, normalizers, pre_tokenizers
@@ -73,17 +74,21 @@ def test_the_tokens_are_those_of_the_tokenizer(lowercase: bool, clean: bool, sid
 def test_a_column_has_the_tokens_of_its_texts(side: module.Side, length: int) -> None:
     by_word, dice = of(bert(), length, side), random.Random(7)
     given = ["", " \t", *("".join(dice.choices(USUAL, k=dice.randrange(80))) for _ in range(600))]
-    for column in (pa.array(["odd", "ones", *given, "\x7f"]).slice(2, len(given)), pa.array(["a\u00e9", "b"]).slice(1)):
-        texts = column.to_pylist()
-        found, cut, left = by_word.of(texts)
+    for column in (
+        pa.array(["odd", "ones", *given, "\x7f"]).slice(2, len(given)),
+        pa.array(["", "", "na\u00efve b\xa0c"]),
+    ):
+        assert not len(by_word.odd_rows(column))
+        found, cut, left = by_word.of(column.to_pylist())
         assert not left
-        together = by_word.of_column(column)
-        assert together is not None
-        ids, bounds, were_cut = together
+        ids, bounds, were_cut = by_word.of_column(column)
         assert [ids[start:stop].tolist() for start, stop in itertools.pairwise(bounds.tolist())] == listed(found)
         assert were_cut.tolist() == cut
-    for odd in ("a[MASK]b", "na\u00efve", "a\x0bb", "\x7f"):
-        assert by_word.of_column(pa.array(["plain", odd])) is None
+    assert by_word.odd_rows(pa.array(["a[MA", "SK]b", "a[MASK]b", "na\u00efve", "a\x0bb", "\x7f"])).tolist() == [
+        2,
+        4,
+        5,
+    ]
 
 
 def test_single_texts_too_have_the_tokens_of_the_tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,6 +110,14 @@ def test_single_texts_too_have_the_tokens_of_the_tokenizer(monkeypatch: pytest.M
         assert one.payload.tolist() == [expected.ids]
         assert (one.cost, one.truncated) == (len(expected.ids), bool(expected.overflowing))
     assert asked == given
+    asked.clear()
+    by_word, odd = word_tokens(tokenizer, TextTruncator(tokenizer).ids, 9, "right"), ["[MASK]", "\x7f\x7f"]
+    assert by_word is not None
+    usual = np.delete(np.array(given, object), by_word.odd_rows(pa.array(given))).tolist()
+    for some in (usual, [odd[0], *usual, odd[1]]):
+        column = tokens.prepare_column(pa.array(some)).payloads
+        assert [column[row].tolist() for row in range(len(some))] == [[one.ids] for one in tokenizer.encode_batch(some)]
+    assert asked == odd
 
 
 def test_texts_that_may_be_read_otherwise_are_left_to_the_tokenizer() -> None:

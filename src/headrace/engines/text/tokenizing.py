@@ -160,18 +160,22 @@ class TextTokens(Vocabulary):
         return TokenRows.of(texts, 1 + self._typed)
 
     def _looked_up(self, inputs: Column) -> TokenColumn | None:
-        """The tokens of a column of plain texts by their words, all at once; None if that cannot be done."""
-        plain = self._word_tokens is not None and self._takes in ("text", "either") and not self._prompts.default
-        if not plain or isinstance(inputs, Sequence) or str(inputs.type) != "string" or inputs.null_count:
+        """The tokens of a column of texts, most of them by their words, all at once; None if that cannot be done."""
+        words = self._word_tokens if self._takes in ("text", "either") and not self._prompts.default else None
+        if words is None or isinstance(inputs, Sequence) or str(inputs.type) != "string" or inputs.null_count:
             return None
-        assert self._word_tokens is not None, "it is plain"
-        found = self._word_tokens.of_column(inputs)
-        if found is None:
+        odd = words.odd_rows(inputs)
+        if len(odd) > len(inputs) // 2:
             return None
-        ids, bounds, cut = found
+        usual = np.delete(np.arange(len(inputs)), odd)
+        ids, bounds, cut = words.of_column(inputs.take(usual) if len(odd) else inputs)
         flat = np.zeros((1 + self._typed, len(ids)), np.int32)
         flat[0] = ids
-        return self._refused(TokenRows(flat, bounds), cut)
+        found = self._refused(TokenRows(flat, bounds), cut)
+        if not len(odd):
+            return found
+        one_by_one = self.column_of(self.prepare([inputs[row].as_py() for row in odd]))
+        return found.merged(one_by_one, np.append(usual, odd))
 
     def _encoded(self, texts: Sequence[str]) -> TokenColumn:
         ids, types, cut = self._ids(texts)

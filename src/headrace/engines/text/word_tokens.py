@@ -31,7 +31,7 @@ _LONGEST_KEPT = 32
 """Characters of a stretch or word that is kept. Longer ones rarely come again."""
 _WORDS = re.compile(r"[!-/:-@\[-`{-~]|[^!-/:-@\[-`{-~]+")
 """Each mark of ASCII, and what is between two."""
-_OTHERS = re.compile(r"[^\t\n\r\x20-\x7e\xa0-\u024f\u2010-\u2027]")
+_OTHERS = re.compile("[^\t\n\r -~\xa0-\u024f\u2010-\u2027]")
 """Control characters, which BERT drops, so that their neighbours become one word; and scripts that may be written
 without spaces."""
 _SAMPLE = "a text, and"
@@ -87,20 +87,25 @@ class WordTokens:
         """A process that gets a copy begins without words."""
         return WordTokens, self._made_of
 
-    def of_column(self, texts: pa.StringArray) -> tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.bool_]] | None:
+    def odd_rows(self, texts: pa.StringArray) -> NDArray[np.intp]:
+        """The texts of a column that are left to the tokenizer."""
+        import pyarrow.compute as pc
+
+        pattern = "|".join([_OTHERS.pattern, *(rf"\Q{token}\E" for token in self._added)])
+        return np.flatnonzero(pc.match_substring_regex(texts, pattern))
+
+    def of_column(self, texts: pa.StringArray) -> tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.bool_]]:
         """The tokens of all texts, where those of each begin and the last end, and whether some were cut off.
 
-        None if a text is left to the tokenizer. Arrow and NumPy do most of the work, for all words at once, and a part
-        of it without Python's lock.
+        Arrow and NumPy do most of the work, for all words at once, and a part of it without Python's lock.
+
+        Args:
+            texts: at least one, none of them odd.
         """
         import pyarrow.compute as pc
 
-        first, last = texts.offset, texts.offset + len(texts)
-        offsets, content = np.frombuffer(texts.buffers()[1], np.int32), texts.buffers()[2]
-        written = b"" if content is None else bytes(memoryview(content)[offsets[first] : offsets[last]])
-        if not written.isascii() or not self._fits(written.decode()):
-            return None
-        listed = pc.ascii_split_whitespace(texts)
+        ascii_alone = pc.all(pc.string_is_ascii(texts)).as_py()
+        listed = (pc.ascii_split_whitespace if ascii_alone else pc.utf8_split_whitespace)(texts)
         coded = listed.flatten().dictionary_encode()
         kept = [*map(self._stretches.__getitem__, coded.dictionary.to_pylist()), self._before, self._after]
         table = np.frombuffer(b"".join(kept), np.int32)
