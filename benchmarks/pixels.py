@@ -28,12 +28,12 @@ from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPi
 from benchmarks.common import quick, report, rounds
 from headrace.engines.vision.images import ImageInputs
 
-FILES = 12 if quick() else 100
+FILES = 12 if quick() else 60
 COMPARED = 24 if quick() else 1000
-ROUNDS = 1 if quick() else 5
+ROUNDS = 1 if quick() else 3
 SIZES = {"0.3 to 1.8": (640, 1552, 480, 1120), "12, on their sides": (4032, 4033, 3024, 3025)}
 """Megapixels, and the ranges of width and height."""
-SETS = {"0.3 to 1.8": FILES, "12, on their sides": max(4, FILES // 8)}
+SETS = {"0.3 to 1.8": FILES, "12, on their sides": max(4, FILES // 10)}
 PROCESSORS: dict[str, BaseImageProcessor] = {
     "ViT, 224, bilinear": ViTImageProcessorPil(),
     "CLIP, 224, bicubic": CLIPImageProcessorPil(),
