@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _NAME = re.compile(r"part-(\d{12,})-(\d{12,})\.r(\d+)-b(\d+)-e(\d+)-([0-9a-f]{16}|[0-9a-f]{24})\.errors")
 _BLOCK_BYTES = 1024 * 1024
 _DIGITS = 24
-"""Of a digest, in hexadecimal. Those of earlier versions have 16, of BLAKE2b."""
+"""Hexadecimal digits of a digest. Those of earlier versions have 16, of BLAKE2b."""
 
 
 class Interval(NamedTuple):
@@ -52,7 +52,7 @@ class Seal:
     error_size: int
     """The size of its dead letters, in bytes."""
     digest: str
-    """That of `hex_of`, of the part and then of its dead letters."""
+    """The digest of the part and then of its dead letters, by `hex_of`."""
 
     @classmethod
     def parse(cls, name: str) -> Seal | None:
