@@ -53,3 +53,13 @@ def test_a_long_value_is_shortened_wherever_it_was_given(
     assert ended.exit_code == 2
     assert len(ended.output) < 2000
     assert re.search(r"\(100,0\d\d\s", ended.output), "its length is told"
+
+
+def test_paths_are_told_without_the_current_folder_and_addresses_as_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = f"wrote {tmp_path}/a.jsonl, not s3://bucket/a.jsonl"
+    monkeypatch.chdir(tmp_path)
+    assert as_named(said) == "wrote a.jsonl, not s3://bucket/a.jsonl"
+    monkeypatch.chdir("/")  # as in many containers
+    assert as_named(said) == said

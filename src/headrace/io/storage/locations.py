@@ -110,11 +110,12 @@ def anchored(name: str | Path) -> str | Path:
 
 
 def as_named(text: object) -> str:
-    """Text for people: the paths in it without the current folder in front."""
+    """Text for people: the paths in it without the current folder in front, unless that is the root of all."""
     try:
-        return re.sub(rf"(?<![\w/.~-]){re.escape(os.getcwd())}/", "", str(text))  # noqa: PTH109 - as above
+        here = os.getcwd().rstrip("/")  # noqa: PTH109 - as above
     except FileNotFoundError:
-        return str(text)
+        here = ""
+    return re.sub(rf"(?<![\w/.~-]){re.escape(here)}/", "", str(text)) if here else str(text)
 
 
 def can_write(place: Path) -> bool:
