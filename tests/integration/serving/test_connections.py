@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import select
 import socket
 import time
 from collections.abc import Iterator
@@ -109,6 +110,16 @@ def test_a_body_that_does_not_come_is_not_waited_for(server: Running) -> None:
         )
         assert b" 408 " in answer(connection).splitlines()[0]
     assert time.monotonic() - began > 0.3
+
+
+@pytest.mark.parametrize("close", [b"", b"connection: close\r\n"])
+def test_who_still_sends_when_refused_loses_no_answer(server: Running, close: bytes) -> None:
+    with connect(server) as connection:
+        connection.sendall(HEAD + close + b"content-length: 4000000\r\n\r\n{")
+        assert select.select([connection], [], [], 5)[0], "the body was too slow"
+        for _ in range(3):
+            connection.sendall(b"y" * 1_000_000)
+        assert b" 408 " in answer(connection).splitlines()[0]
 
 
 def test_a_body_without_a_length_is_bounded_too(server: Running) -> None:

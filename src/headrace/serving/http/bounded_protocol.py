@@ -21,6 +21,8 @@ _PROBE = b"HTTP/1.1 100 Continue\r\n\r\n"
 """Clients skip it. The system of a client that has left altogether answers it by a reset, which the next one meets."""
 _PROBE_S, _LONGEST_PROBE_S = 1.0, 5.0
 """Seconds to the second probe, and at most to another: each takes twice as long as the one before."""
+_DROPPED = 4
+"""The most that is read of a body after its answer, as a multiple of the longest that is accepted."""
 
 
 def _answer(status: bytes, message: str, code: str) -> bytes:
@@ -60,11 +62,15 @@ class _Parser(httptools.HttpRequestParser):
 class BoundedProtocol(HttpToolsProtocol):
     """Limits the size of headers and the wait for a request. A wish for another protocol is ignored.
 
-    A client that closes its half of the connection after its request is answered all the same.
+    A client that closes its half of the connection after its request is answered all the same. After an answer that
+    came before the end of the body, the rest is read and dropped: most clients read no answer before they have sent
+    everything, and closing the connection meanwhile would reset it and lose the answer.
     """
 
     limits: ServeLimits
     """Set on a subclass, because uvicorn creates the protocol of each connection."""
+    _may_drop: int | None = None
+    """How many bytes are still read and dropped before the connection is closed; None while it serves."""
     _header_bytes = 0
     _in_headers = False
     _timer: asyncio.TimerHandle | None = None
@@ -76,8 +82,13 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Parse data in slices, so that headers cannot exceed their limit by more than one slice."""
+        if self._may_drop is not None:
+            self._may_drop -= len(data)
+            if self._may_drop < 0:
+                self.transport.close()
+            return
         for start in range(0, len(data), _SLICE):
-            if self.transport.is_closing() or self.parser is None:
+            if self.transport.is_closing() or self.parser is None or self._may_drop is not None:
                 return
             part = data[start : start + _SLICE]
             super().data_received(part)
@@ -101,6 +112,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._done_with_headers()
         if not self.parser.should_upgrade():
             super().on_headers_complete()
+            self.cycle.transport = _RequestTransport(self)
 
     def on_message_complete(self) -> None:
         """End the body, unless the parser has stopped before it."""
@@ -128,7 +140,7 @@ class BoundedProtocol(HttpToolsProtocol):
         Over TLS, the other half closes too, and a client of HTTP/1.0 understands no probe.
         """
         cycle: RequestResponseCycle | None = self.cycle
-        if cycle is None or cycle.response_complete or cycle.more_body:
+        if self._may_drop is not None or cycle is None or cycle.response_complete or cycle.more_body:
             return False
         if self.scheme == "https" or cycle.scope["http_version"] == "1.0":
             return False
@@ -156,10 +168,39 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _refuse(self, status: bytes, message: str, code: str) -> None:
         self.transport.write(_answer(status, message, code))
-        self.transport.close()
+        self._drop_rest()
+
+    def close_after_answer(self) -> None:
+        """Close the connection; if the body is still coming, when the client has closed it, or has had enough time."""
+        cycle: RequestResponseCycle = self.cycle
+        if cycle.more_body and cycle.response_complete:
+            self._drop_rest()
+        else:
+            self.transport.close()
+
+    def _drop_rest(self) -> None:
+        if self._may_drop is not None or self.transport.is_closing():
+            return
+        self._may_drop = _DROPPED * max(self.limits.max_body_bytes, self.limits.max_file_bytes)
+        self._done_with_headers()
+        self._timer = self.loop.call_later(self.limits.body_timeout_s, self._too_slow)
+        if self.transport.can_write_eof():  # not over TLS
+            self.transport.write_eof()
+        self.flow.resume_reading()
 
     def _too_slow(self) -> None:
         self.transport.close()
+
+
+class _RequestTransport:
+    """A connection as its request sees it."""
+
+    __slots__ = ("close", "is_closing", "write")
+
+    def __init__(self, protocol: BoundedProtocol) -> None:
+        self.write = protocol.transport.write
+        self.is_closing = protocol.transport.is_closing
+        self.close = protocol.close_after_answer
 
 
 class ProtocolOptions(TypedDict):

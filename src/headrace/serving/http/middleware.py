@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import math
 import time
@@ -41,8 +40,6 @@ _PROBES = {
 """Other usual names of routes: of Kubernetes, SageMaker and the Open Inference Protocol."""
 _SILENT_S = 1.0
 """How long a body may take to arrive before only what has arrived counts."""
-_DISCARDED = 4
-"""The most of a body over the limit that is read before the answer, as a multiple of the limit."""
 CLIENT_GONE = 499
 """nginx's status for a client that disconnected. It appears only in metrics."""
 
@@ -194,7 +191,7 @@ class RequestMiddleware:
             scope["headrace_caller"] = account.settings.name
             scope["headrace_tenant"] = account.tenant
         try:
-            await body.check_headers(scope["headers"])
+            body.check_headers(scope["headers"])
             await app(scope, body.receive, send)
         finally:
             body.release()
@@ -242,7 +239,7 @@ class _Body:
             self._counter.release(1, self._counted, done=self._complete)
             self._counted = 0
 
-    async def check_headers(self, headers: list[tuple[bytes, bytes]]) -> None:
+    def check_headers(self, headers: list[tuple[bytes, bytes]]) -> None:
         """Refuse a body by its headers, or count its length.
 
         Raises:
@@ -252,8 +249,6 @@ class _Body:
         for name, value in headers:
             if name == b"content-length" and value.isdigit():
                 if int(value) > self._max_bytes:
-                    if not any(other == b"expect" for other, _ in headers):  # else the client waits for the answer
-                        await self._discard()
                     raise self._too_long()
                 self._hold(int(value))
             elif name == b"content-encoding":
@@ -290,7 +285,6 @@ class _Body:
             message = await self._in_time(_RestOfAwaitable(coming, first))
         self._received += len(message.get("body", b""))
         if self._received > self._max_bytes:
-            await self._discard()
             raise self._too_long()
         if self._received > self._counted:  # no Content-Length
             self._hold(min(2 * self._received, self._max_bytes))
@@ -313,17 +307,6 @@ class _Body:
         finally:
             if silent is not None:
                 silent.cancel()
-
-    async def _discard(self) -> None:
-        """Read the rest of a body that is too long: many clients read no answer before they have sent everything."""
-        most = _DISCARDED * self._max_bytes
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self._timeout_s):
-                while self._received < most:
-                    message = await self._receive()
-                    self._received += len(message.get("body", b""))
-                    if not message.get("more_body"):
-                        return
 
     def _too_long(self) -> ApiError:
         message = f"the request is longer than the {self._max_bytes:,} bytes allowed ({self._limit})"
