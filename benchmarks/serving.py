@@ -1,6 +1,7 @@
 """The server under load: the cost of a request, other servers, overload, callers, and bulk work beside requests.
 
-    python -m benchmarks.serving [--quick] [overhead | routes | embedding | choice | overload | callers | backfill]
+    python -m benchmarks.serving [--quick] [overhead | routes | embedding | choice | overload | callers | bodies |
+        backfill]
 
 Each server and the load generator run in separate processes, on loopback. Other batching servers take part after
 `scripts/install-peers`.
@@ -353,10 +354,9 @@ def callers() -> None:
         "second attempt, when Retry-After had told them to come back."
     )
     report("serving_callers", "OpenAI's client at its defaults", columns, rows, [note])
-    _bounded()
 
 
-def _bounded() -> None:
+def bodies() -> None:
     """Bodies of the largest size at once, and idle connections."""
     rows: list[list[Any]] = []
     count, size = (20, 1_000_000) if quick() else (200, 33_000_000)
@@ -374,10 +374,17 @@ def _bounded() -> None:
         assert sent.stdout is not None
         statuses = json.loads(sent.stdout.read())["statuses"]
         rows.append(
-            [f"{count} bodies of {size:,} bytes", statuses.get("200", 0), statuses.get("429", 0), most - before]
+            [
+                f"{count} bodies of {size:,} bytes",
+                statuses.get("200", 0),
+                statuses.get("429", 0),
+                statuses.get("408", 0),
+                sum(statuses.values()) - sum(statuses.get(status, 0) for status in ("200", "429", "408")),
+                most - before,
+            ]
         )
         lost = sum(sum(called(port, "idle", "50" if quick() else "500", "5.05")["lost"].values()) for _ in range(3))
-    columns = ("at once", "answered", "refused with 429", "memory grown at most, MB")
+    columns = ("at once", "answered", "refused with 429", "too slow: 408", "lost", "memory grown at most, MB")
     note = f"500 connections of httpx, idle for 4.8 to 5.05 s, three times: {lost} requests lost."
     report("serving_bodies", "The largest bodies, and idle connections", columns, rows, [note])
 
@@ -444,6 +451,7 @@ def main() -> None:
         "choice": choice,
         "overload": overload,
         "callers": callers,
+        "bodies": bodies,
         "backfill": backfill,
     }
     for name in [name for name in sys.argv[1:] if name in known] or known:

@@ -69,6 +69,8 @@ class Batcher(Generic[RecordT, ResultT]):
         self._estimate = cost.estimate
         self._make_dispatcher = make_dispatcher
         self._meter = BatchMeter()
+        self._times = True
+        """Whether it tells the meter when it starts and stops."""
         self._submission: Submission | None = None
         self._task: asyncio.Task[None] | None = None
         self._stopping: set[asyncio.Task[None]] = set()
@@ -113,7 +115,8 @@ class Batcher(Generic[RecordT, ResultT]):
             submission.dispatcher.run(), name=f"{self._options.name}-dispatcher", context=contextvars.Context()
         )
         self._task.add_done_callback(self._ended)
-        self._meter.start(submission.clock())
+        if self._times:
+            self._meter.start(submission.clock())
 
     async def stop(self, timeout: float | None = None, *, drain: bool = True) -> None:
         """Accept no more records, process the waiting ones, then stop.
@@ -152,7 +155,8 @@ class Batcher(Generic[RecordT, ResultT]):
         if self._task is task and self._submission is not None:
             self._task = None
             self._submission.end()
-            self._meter.stop(self._submission.clock())
+            if self._times:
+                self._meter.stop(self._submission.clock())
         if task.done() and not task.cancelled():
             task.exception()  # mark as retrieved: the dispatcher has logged it and every waiting caller received it
 

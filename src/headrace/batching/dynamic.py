@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
@@ -134,6 +135,19 @@ class DynamicBatcher(Batcher[RecordT, ResultT]):
             rule or CostRule(cost_estimator, ("estimate_cost",), default),
             functools.partial(Dispatcher, options=batches),
         )
+
+    def beside(self, cost: float, listener: Listener | None) -> DynamicBatcher[RecordT, ResultT]:
+        """A batcher of its own for batches of at most this cost, which run while this one's do, on another thread.
+
+        Call it before `start()`. Batches of both are numbered and counted together. Start it after this one, and stop
+        it before.
+        """
+        other = copy.copy(self)
+        limits = replace(self._options.limits, target_batch_cost=number("cost", cost, above=0))
+        name = f"{self._options.name}-beside"
+        other._options = replace(self._options, name=name, limits=limits, listener=listener)
+        other._stopping, other._times = set(), False
+        return other
 
     @property
     def target_batch_cost(self) -> float:

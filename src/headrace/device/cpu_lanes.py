@@ -31,7 +31,8 @@ _EXIT_S = 5.0
 
 
 class CpuLanes:
-    """Threads that compute one part of a batch each. They are daemons: a part that hangs blocks the exit for seconds.
+    """Threads that compute one part of a batch each, and a spare one for short batches beside it. They are daemons: a
+    part that hangs blocks the exit for seconds.
 
     Args:
         threads: PyTorch's threads for each of them.
@@ -39,11 +40,12 @@ class CpuLanes:
 
     def __init__(self, count: int, threads: int) -> None:
         self.count = count
-        self._calls: list[queue.SimpleQueue[Callable[[], None]]] = [queue.SimpleQueue() for _ in range(count)]
+        self._calls: list[queue.SimpleQueue[Callable[[], None]]] = [queue.SimpleQueue() for _ in range(count + 1)]
+        self._shared = threading.Lock()
         before = torch.get_num_threads()
         for number, calls in enumerate(self._calls):
             threading.Thread(target=_serve, args=(calls,), name=f"headrace-cpu-lane-{number}", daemon=True).start()
-        self.map(_use_threads, [threads] * count)
+        _all([_queued(calls, _use_threads, threads) for calls in self._calls])
         torch.set_num_threads(before)  # the lanes have set the number for threads to come, too
         atexit.register(self._park)
 
@@ -55,13 +57,21 @@ class CpuLanes:
             calls.put(functools.partial(_wait_forever, future))
         wait(parked, _EXIT_S)
 
+    @property
+    def busy(self) -> bool:
+        """Whether a batch is computed in parts."""
+        return self._shared.locked()
+
     def map(self, call: Callable[[PartT], ResultT], parts: Sequence[PartT]) -> list[ResultT]:
         """Call with each of at most `count` parts, on a lane of its own. Waits for all, and raises the first error."""
-        futures = [_queued(calls, call, part) for calls, part in zip(self._calls[: len(parts)], parts, strict=True)]
-        errors = [error for future in futures if (error := future.exception()) is not None]
-        if errors:
-            raise errors[0]
-        return [future.result() for future in futures]
+        with self._shared:
+            return _all(
+                [_queued(calls, call, part) for calls, part in zip(self._calls[: len(parts)], parts, strict=True)]
+            )
+
+    def alone(self, call: Callable[[PartT], ResultT], part: PartT) -> ResultT:
+        """Call on the spare lane."""
+        return _queued(self._calls[-1], call, part).result()
 
 
 _making = threading.Lock()
@@ -99,6 +109,11 @@ def dealt(sizes: NDArray[np.integer], parts: int) -> list[NDArray[np.intp]]:
     places = np.arange(len(order)) % (2 * parts)
     turn = np.minimum(places, 2 * parts - 1 - places)
     return [order[turn == part] for part in range(parts)]
+
+
+def _all(futures: Sequence[Future[ResultT]]) -> list[ResultT]:
+    wait(futures)
+    return [future.result() for future in futures]
 
 
 def _use_threads(count: int) -> None:

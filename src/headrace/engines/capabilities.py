@@ -176,6 +176,17 @@ class PrefixCachingEngine(Protocol):
         ...
 
 
+class BesideLane(Protocol):
+    """Lets a second call of `forward`, on another thread, compute a short batch beside a large one."""
+
+    beside_cost: float
+    """The most that such a batch costs."""
+
+    def leave_room(self, leave: bool) -> None:
+        """Whether large batches leave a part of the device to short ones from now on."""
+        ...
+
+
 class Sleeper(Protocol):
     """A model that can wait in host memory while others use its device. Neither method is called while it computes."""
 
@@ -200,6 +211,7 @@ FOLLOWING: Capability[FollowableEngine[ModelInput]] = Capability("followable", (
 TOKENIZING: Capability[TokenizingEngine] = Capability("tokenizes", ("tokenize", "detokenize", "token_strings"))
 TOKEN_SPANS: Capability[TokenSpans] = Capability(None, attribute="token_spans")
 PREFIX_CACHING: Capability[PrefixCachingEngine] = Capability("caches_prefixes", ("prefix_cache_stats", "count_cached"))
+BESIDE: Capability[BesideLane] = Capability(None, ("leave_room",), attribute="beside")
 SLEEPING: Capability[Sleeper] = Capability(None, ("sleep", "wake"), attribute="sleeper")
 """An engine's `sleeper` is None if nothing is gained, as on a CPU."""
 

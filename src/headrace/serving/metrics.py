@@ -59,7 +59,7 @@ def families_of_pool(state: ServerState, pool: ModelPool, bulk: Callable[[], Bul
 
 
 def _of_service(service: Service) -> Iterator[Metric]:
-    stats, admission = service.batcher.stats, service.admission
+    stats, admission = service.stats, service.admission
     model = GaugeMetricFamily("headrace_model_info", "The served model.", labels=("model", "task"))
     model.add_metric((service.name, service.task), 1)
     yield model

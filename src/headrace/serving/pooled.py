@@ -201,7 +201,7 @@ class ModelRouter:
         """The model of this name. Raises ApiError: 404 if there is none."""
         model = self._by_name.get(name) if isinstance(name, str) else None
         if model is None:
-            message = no_such_model(name, tuple(self._by_name), "the file of ``config`` adds names")
+            message = no_such_model(name, tuple(self._by_name), several=True)
             raise ApiError(404, message, code="model_not_found", param="model")
         return model
 

@@ -17,9 +17,10 @@ from starlette.types import Receive
 
 from headrace.batching.batcher import Batcher
 from headrace.batching.dynamic import DynamicBatcher
+from headrace.batching.stats import BatchStats
 from headrace.concurrency.daemon_thread import on_daemon_thread
 from headrace.engines.base import Chunks, Engine, PartialAnswer, Placed, Prepared
-from headrace.engines.capabilities import FOLLOWING, PREFIX_CACHING, SLEEPING
+from headrace.engines.capabilities import BESIDE, FOLLOWING, PREFIX_CACHING, SLEEPING
 from headrace.engines.profile import profile_of
 from headrace.engines.tasks import task_named
 from headrace.errors import EngineDeadError
@@ -114,8 +115,9 @@ class RequestInFlight:
             prepared = service.with_progress(prepared, on_text)
         futures: list[asyncio.Future[object]] = []
         self.scope.watch(futures)  # before submitting: if one is refused, the earlier ones are cancelled
+        batcher = service.batcher_for(self._size)
         for entry in prepared:
-            futures.append(service.submit(entry, call))  # noqa: PERF401 - each is watched once it is queued
+            futures.append(service.submit(entry, call, batcher))  # noqa: PERF401 - each is watched once it is queued
         service.admission.submitted(self._size)
         self._submitted = True
         return futures
@@ -197,9 +199,10 @@ class Service:
         batcher: runs prepared records. Started and stopped with the service.
         limits: the server's limits.
         on_dead: called once when the engine has died.
+        express: runs small requests beside large ones; None if the engine computes one batch at a time.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what a service is made of
         self,
         model: ServedModel,
         task: str,
@@ -207,12 +210,15 @@ class Service:
         batcher: Batcher[object, object],
         limits: ServeLimits,
         on_dead: Callable[[], None],
+        express: Batcher[object, object] | None = None,
     ) -> None:
         self.model = model
         self.name = model.name
         self.task = task
         self.engine = engine
         self.batcher = batcher
+        self._express = express
+        self._batchers = (batcher,) if express is None else (batcher, express)
         self.limits = limits
         self.profile = profile = profile_of(engine)
         self._batches = profile.runs_batches
@@ -227,9 +233,11 @@ class Service:
             ),
             profile.width,
             profile.full_cost,
-            (lambda: batcher.waiting_cost) if self._batches else None,
+            (lambda: sum(one.waiting_cost for one in self._batchers)) if self._batches else None,
         )
         self._resizable = batcher if isinstance(batcher, DynamicBatcher) else None
+        self._beside = None if express is None else BESIDE.of(engine)
+        self._leaves_room = False
         self._bounded = profile.full_cost if self._resizable is None else self._resizable.target_batch_cost
         """The most a batch may cost now."""
         self._bound = BatchBound(self._bounded)
@@ -248,12 +256,29 @@ class Service:
         # On two cores, a second thread would take the model's core.
         self._pool = ThreadPoolExecutor(2 if (os.cpu_count() or 1) > 2 else 1, "headrace-prepare")
 
+    @property
+    def stats(self) -> BatchStats:
+        """The counters of its batchers."""
+        stats = self.batcher.stats
+        if self._express is None:
+            return stats
+        beside = self._express.stats  # it counts batches with the other
+        return replace(
+            stats, waiting=stats.waiting + beside.waiting, waiting_cost=stats.waiting_cost + beside.waiting_cost
+        )
+
     async def start(self) -> None:
-        await self.batcher.start()
+        for batcher in self._batchers:
+            await batcher.start()
+
+    async def end_batches(self, timeout_s: float | None, *, drain: bool = True) -> None:
+        """Finish accepted records, for at most `timeout_s` seconds; without `drain`, fail those that wait."""
+        for batcher in reversed(self._batchers):
+            await batcher.stop(timeout=timeout_s, drain=drain)
 
     async def stop(self, timeout_s: float | None) -> None:
         """Finish accepted records, for at most `timeout_s` seconds, then close the engine."""
-        await self.batcher.stop(timeout=timeout_s)
+        await self.end_batches(timeout_s)
         self._pool.shutdown(wait=False, cancel_futures=True)
         await on_daemon_thread(self.engine.close)
 
@@ -264,14 +289,14 @@ class Service:
 
     async def sleep(self) -> None:
         """Finish accepted records, then move the engine to host memory."""
-        await self.batcher.stop(timeout=self.limits.drain_s)
+        await self.end_batches(self.limits.drain_s)
         if (sleeper := SLEEPING.of(self.engine)) is not None:
             await on_daemon_thread(sleeper.sleep)
 
     async def wake(self) -> None:
         if (sleeper := SLEEPING.of(self.engine)) is not None:
             await on_daemon_thread(sleeper.wake)
-        await self.batcher.start()
+        await self.start()
 
     def heard(self, event: Event) -> None:
         """Learn from an event of the batcher."""
@@ -304,11 +329,24 @@ class Service:
         self._bound.ended(size)
 
     def _bound_batches(self, now: float) -> None:
-        """Keep batches short while small requests come beside large ones."""
+        """Keep batches short while small requests come beside large ones, or have them leave room for small ones."""
+        if self._beside is not None:
+            if self._leaves_room != self._bound.is_often(now):
+                self._leaves_room = not self._leaves_room
+                self._beside.leave_room(self._leaves_room)
+            return
         most = self._bound.most(now)
         if self._resizable is not None and most != self._bounded:
             self._bounded = most
             self._resizable.set_target_batch_cost(most)
+
+    def batcher_for(self, size: int) -> Batcher[object, object]:
+        """Where a request of this estimated cost is batched: a small one overtakes large ones, but a crowd of small
+        ones shares the model with them."""
+        express, beside = self._express, self._beside
+        if express is None or beside is None or not self._bound.is_beside(size):
+            return self.batcher
+        return self.batcher if express.waiting_cost > beside.beside_cost else express
 
     async def infer(self, values: Sequence[object], size: int, call: Call) -> RequestAnswers:
         """The outputs of `values`; `size` is their estimated total cost.
@@ -375,21 +413,21 @@ class Service:
             param=call.param,
         )
 
-    def submit(self, entry: Prepared[object], call: Call) -> asyncio.Future[object]:
+    def submit(self, entry: Prepared[object], call: Call, batcher: Batcher[object, object]) -> asyncio.Future[object]:
         if isinstance(entry.payload, Chunks):
-            return asyncio.ensure_future(run_chunks(entry.payload, partial(self._part, call=call)))
+            return asyncio.ensure_future(run_chunks(entry.payload, partial(self._part, call=call, batcher=batcher)))
         payload = entry.payload
         if self._caching is not None:
             payload = self._caching.count_cached(payload)
         if call.span is not None and self._batches:
             payload = call.span.carried(payload)
         estimate = self._estimate(entry.cost)
-        return self.batcher.submit_nowait(payload, estimated_cost=estimate, priority=ONLINE, caller=call.caller)
+        return batcher.submit_nowait(payload, estimated_cost=estimate, priority=ONLINE, caller=call.caller)
 
-    async def _part(self, payload: object, cost: int, call: Call) -> object:
+    async def _part(self, payload: object, cost: int, call: Call, batcher: Batcher[object, object]) -> object:
         """The output of one part of a record, which waits for room in the queue."""
         estimate = self._estimate(cost)
-        return await (await self.batcher.submit(payload, estimated_cost=estimate, priority=ONLINE, caller=call.caller))
+        return await (await batcher.submit(payload, estimated_cost=estimate, priority=ONLINE, caller=call.caller))
 
     def with_progress(
         self, prepared: Sequence[Prepared[object]], on_text: Callable[[int, PartialAnswer], None]

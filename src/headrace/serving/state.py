@@ -95,7 +95,7 @@ class ServerState:
         """Fail all unfinished requests with 503."""
         for state in (self, *self.parts):
             if state.loaded is not None:
-                await state.loaded.batcher.stop(timeout=0.1, drain=False)
+                await state.loaded.end_batches(0.1, drain=False)
 
     @property
     def service(self) -> Service:
@@ -254,10 +254,9 @@ class ServerState:
             raise ApiError(400, message, code="too_long", param=param)
 
 
-def no_such_model(
-    name: object, names: Sequence[str], way_out: str = "``name`` adds names; ``name='*'`` answers any"
-) -> str:
-    """The message about a model that is not served."""
+def no_such_model(name: object, names: Sequence[str], *, several: bool = False) -> str:
+    """The message about a model that is not served, by a server of several models or one."""
+    way_out = "the file of ``config`` adds names" if several else "``name`` adds names; ``name='*'`` answers any"
     return f"there is no model {shown(name, 200)}; this server serves {' and '.join(map(repr, names))} ({way_out})"
 
 

@@ -157,6 +157,8 @@ def test_a_batch_that_fails_tells_why_in_each_result(server: Running) -> None:
         (entries("a", thinking={"type": "enabled"}), "requests.0.params.thinking is"),
         (entries("a") + entries("b", model="other"), "requests.1.params.model: there is no model 'other'; this server"),
         (entries("a") + entries("b", stream=True), "requests.1.params.stream is true"),
+        (entries("a", system="Be brief.", messages=[{**CHAT, "role": "robot"}]), "params.messages.0.role is 'robot'"),
+        (entries("a", messages=[CHAT, {"role": "user"}]), "requests.0.params.messages.1.content is empty"),
         (entries("a") + entries("b", messages=[]), "requests.1.params.messages: List"),
     ],
 )

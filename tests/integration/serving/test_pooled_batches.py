@@ -168,3 +168,4 @@ def test_a_batch_names_models_that_its_key_may_use(tmp_path: Path, model: str | 
         done = ended(user, begin(user, [line(0, "org/large"), line(1, model)]))
         assert done.status == "failed"
         assert [(error.line, error.code) for error in done.errors.data] == [(2, code)]
+        assert "--served-model-name" not in done.errors.data[0].message

@@ -13,6 +13,8 @@ from tests.unit.virtual_time import VirtualTime, now
 
 from headrace.batching.dynamic import DynamicBatcher
 from headrace.batching.policy.waiting_queue import Share
+from headrace.engines.base import Engine
+from headrace.engines.capabilities import BESIDE
 from headrace.events import Event
 from headrace.serving.admission.batch_bound import BatchBound
 from headrace.serving.limits import ServeLimits
@@ -29,10 +31,27 @@ async def receive() -> MutableMapping[str, Any]:
     raise AssertionError("it never ends")
 
 
-class Timed:
-    """A service whose batches take as long as their padded cost tells."""
+class BesideEngine(FakeEngine):
+    """Computes short batches beside large ones."""
 
-    def __init__(self, slope_s: float = SLOPE_S, base_s: float = BASE_S, measured: float = 1.0) -> None:
+    beside_cost = FULL / 8
+    leaves = False
+
+    @property
+    def beside(self) -> BesideEngine:
+        return self
+
+    def leave_room(self, leave: bool) -> None:
+        self.leaves = leave
+
+
+class Timed:
+    """A service whose batches take as long as their padded cost tells, on two cores. With a `BesideEngine`, short ones
+    take one of them, and so does a large one that leaves room."""
+
+    def __init__(
+        self, slope_s: float = SLOPE_S, base_s: float = BASE_S, measured: float = 1.0, engine: Engine | None = None
+    ) -> None:
         self.durations: list[float] = []
         self.costs: list[int] = []
         self.slope_s, self.base_s = slope_s, base_s
@@ -49,7 +68,13 @@ class Timed:
             length_bucketing=2048,
             listener=self._heard,
         )
-        self.service = Service(ServedModel(("fake",)), "embed", FakeEngine(), self.batcher, ServeLimits(), lambda: None)
+        self.engine = FakeEngine() if engine is None else engine
+        beside = BESIDE.of(self.engine)
+        self.express = None if beside is None else self.batcher.beside(beside.beside_cost, None)
+        self.large = 0
+        """Large batches that run now, with a `BesideEngine`."""
+        model = ServedModel(("fake",))
+        self.service = Service(model, "embed", self.engine, self.batcher, ServeLimits(), lambda: None, self.express)
         self.service.expect(measured * FULL / (slope_s * FULL + base_s))
 
     def _heard(self, event: Event) -> None:
@@ -57,8 +82,14 @@ class Timed:
 
     async def _run(self, texts: list[str]) -> list[str]:
         self.costs.append(len(texts) * max(len(text.split()) for text in texts))
-        self.durations.append(self.slower * (self.slope_s * self.costs[-1] + self.base_s))
+        short = self.express is not None and self.costs[-1] <= BesideEngine.beside_cost
+        leaves = isinstance(self.engine, BesideEngine) and self.engine.leaves
+        delayed = 1.5 if short and self.large and not leaves else 1.0  # three threads on two cores
+        cores = 1 if short or leaves else 2
+        self.durations.append(self.slower * delayed * (2 / cores * self.slope_s * self.costs[-1] + self.base_s))
+        self.large += not short
         await asyncio.sleep(self.durations[-1])
+        self.large -= not short
         return texts
 
     async def ask(self, texts: int, words: int, caller: Hashable, after_s: float = 0.0) -> float:
@@ -100,6 +131,32 @@ def test_beside_crowds_single_texts_take_three_times_as_long_as_alone(
             large = [asyncio.ensure_future(timed.ask(texts, 40, f"large {n}")) for n in range(callers)]
             beside = await asyncio.gather(*(timed.ask(1, 27, f"small {n % 16}", n * 0.02) for n in range(200)))
             assert sorted(beside)[-3] + 0.012 < 3.3 * (sorted(alone)[-3] + 0.012)
+            for one in large:
+                one.cancel()
+
+    virtual(main())
+
+
+@pytest.mark.parametrize(("callers", "texts", "words"), [(8, 100, 256), (4, 1_000, 40), (40, 500, 40)])
+def test_single_texts_overtake_crowds_where_the_engine_computes_both(
+    virtual: VirtualTime, callers: int, texts: int, words: int
+) -> None:
+    async def main() -> None:
+        timed = Timed(1.4e-4, 0.012, engine=BesideEngine())
+        assert timed.express is not None
+        async with timed.batcher, timed.express:
+            alone = await asyncio.gather(*(timed.ask(1, 27, f"small {n % 16}", n * 0.02) for n in range(200)))
+            timed.costs.clear()
+            began = now()
+            large = [asyncio.ensure_future(timed.ask(texts, words, f"large {n}")) for n in range(callers)]
+            beside = await asyncio.gather(*(timed.ask(1, 27, f"small {n % 16}", n * 0.02) for n in range(200)))
+            assert sorted(beside)[-3] + 0.012 < 3 * (sorted(alone)[-3] + 0.012)
+            rate = sum(cost for cost in timed.costs if cost > BesideEngine.beside_cost) / (now() - began)
+            assert rate > 0.45 * FULL / (1.4e-4 * FULL + 0.012), "half of the device, and full batches"
+            assert timed.engine.leaves
+            await asyncio.sleep(2)
+            await timed.ask(1, 27, "rare")
+            assert not timed.engine.leaves
             for one in large:
                 one.cancel()
 

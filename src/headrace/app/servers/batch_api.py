@@ -154,6 +154,7 @@ class BatchApi:
             self._limits.max_body_bytes,
             frozenset(name for model in refused for name in model.names()),
             named=len(offering) > 1,
+            several=len(self._models) > 1,
         )
 
     def _make_run(self, source: Path, folder: Path, url: str, owner: str | None) -> BatchRun:

@@ -58,7 +58,7 @@ def server_frame(state: ServerState, account: ServerAccount, window: Window) -> 
 
 def _queue(state: ServerState) -> dict[str, float]:
     services = [part.loaded for part in state.all_parts if part.loaded is not None]
-    stats = [service.batcher.stats for service in services]
+    stats = [service.stats for service in services]
     return {
         "accepted": sum(service.admission.requests for service in services),
         "for a batch": sum(one.waiting for one in stats),
@@ -71,6 +71,6 @@ def _models(state: ServerState) -> Iterator[Replica]:
         if part.loaded is None:
             yield Replica(shorten(part.name), "not loaded", 0, None)
             continue
-        stats = part.loaded.batcher.stats
+        stats = part.loaded.stats
         done = stats.total_completed + stats.total_failed
         yield Replica(shorten(part.name), "loaded", done, stats.window_utilization)

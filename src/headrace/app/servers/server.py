@@ -30,8 +30,10 @@ from headrace.app.servers.warm_up import warm_up
 from headrace.argument_types import build as build_settings
 from headrace.argument_types import check_types
 from headrace.batching.batcher import Batcher
+from headrace.batching.dynamic import DynamicBatcher
 from headrace.device.cache import TuningCache
 from headrace.engines.base import Engine
+from headrace.engines.capabilities import BESIDE
 from headrace.engines.choosing import registry
 from headrace.engines.choosing.config import EngineConfig, config_from
 from headrace.engines.choosing.resolving import resolve, served_names
@@ -189,14 +191,12 @@ def _service(
     calls = PayloadCalls(None if spans is None else spans.batches)
     ended = time.monotonic()
     server.listener(ModelLoaded(server.name, ended - started, ended))
-    service = server.heard_by = Service(
-        _served_model(settings.name, config),
-        task,
-        engine,
-        profile.kind.batcher(engine, profile, calls, batching),
-        settings.limits,
-        server.engine_died,
-    )
+    batcher = profile.kind.batcher(engine, profile, calls, batching)
+    express: Batcher[object, object] | None = None
+    if (beside := BESIDE.of(engine)) is not None and isinstance(batcher, DynamicBatcher):
+        express = batcher.beside(beside.beside_cost, server.listener)
+    model = _served_model(settings.name, config)
+    service = server.heard_by = Service(model, task, engine, batcher, settings.limits, server.engine_died, express)
     if ready.per_s is not None:
         service.expect(ready.per_s)
     return service

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from headrace.columns import RowNumbers
 from headrace.device.forward import ForwardMeter
 from headrace.device.pipeline import Arrays, OutputRows
-from headrace.engines.capabilities import Sleeper
+from headrace.engines.capabilities import BesideLane, Sleeper
 
 BATCH_TOKENS = {"cpu": 1_024, "cuda": 65_536}
 """The most tokens of a batch. On CPUs, 1,024 were the fastest of 256 to 8,192 with MiniLM: larger batches do not fit in
@@ -65,6 +65,11 @@ class Network(Protocol):
         ...
 
     @property
+    def beside(self) -> BesideLane | None:
+        """Computes short batches beside large ones; None if it computes one at a time."""
+        ...
+
+    @property
     def meter(self) -> ForwardMeter | None:
         """Counts its forward passes; None if it does not."""
         ...
@@ -111,6 +116,10 @@ class NetworkEngine:
     def sleeper(self) -> Sleeper | None:
         """Moves the model to host memory; None if nothing is gained, as on a CPU."""
         return self.network.sleeper
+
+    @property
+    def beside(self) -> BesideLane | None:
+        return self.network.beside
 
     def hardware(self) -> Mapping[str, object]:
         return self.network.hardware()

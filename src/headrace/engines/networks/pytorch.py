@@ -28,7 +28,7 @@ from headrace.device.placement import choose_device, choose_dtype, release
 from headrace.device.sleeping import to_device, to_host
 from headrace.device.streams import pipeline_on
 from headrace.device_errors import is_out_of_memory
-from headrace.engines.capabilities import Sleeper
+from headrace.engines.capabilities import BesideLane, Sleeper
 from headrace.engines.model_folder import adapter_facts, digest, read_ahead
 from headrace.engines.networks import packing
 from headrace.engines.networks.adapters import merge
@@ -52,8 +52,8 @@ MOST_CPU_TOKENS = 8_192
 _LEAST_PARTED = 256
 """Tokens of a batch that is computed in parts. In smaller ones, waking two threads costs more than it saves."""
 _MOST_ALONE = 64
-"""Tokens of a batch that one lane computes: all threads would save a quarter of the time, but take 1.5 times as much
-processor time, and many times as long beside other work."""
+"""Tokens of a batch that the spare lane computes: all threads would save a quarter of the time, but take 1.5 times as
+much processor time, and many times as long beside other work."""
 
 
 class TorchNetwork:
@@ -97,7 +97,8 @@ class TorchNetwork:
         self.overlaps = self._pipeline.overlaps
         self._has_graphs = False
         self.graphs: GraphRunner | None = None
-        self._has_parts = False
+        self._has_parts = self._leaves_room = False
+        self.beside_cost: float = _LEAST_PARTED
         memory = partial(cuda_memory, device) if device.type == "cuda" else None
         self.meter = ForwardMeter(_size(module), gpu_uuid(device), memory, str(device))
 
@@ -173,24 +174,23 @@ class TorchNetwork:
         self, sizes: NDArray[np.integer], compute: Callable[[Pipeline, RowNumbers | None], Computed], *, least: int
     ) -> Computed:
         """The rows of a batch with items of these sizes: of parts on lanes, if it holds `least` in all; else on all
-        threads together."""
+        threads together, or on the spare lane beside another batch."""
         lanes = cpu_lanes() if self._has_parts else None
         if lanes is None:
             return compute(self._pipeline, None)
-        if sizes.sum() >= least:
-            parts = lanes.count if len(sizes) >= lanes.count else 0
-        else:
-            parts = int(sizes.sum() <= _MOST_ALONE)
-        if not parts:
-            return compute(self._pipeline, None)
 
-        def on_lane(places: RowNumbers) -> OutputRows:
+        def on_lane(places: RowNumbers | None) -> Computed:
             with torch.inference_mode():  # a pipeline computes one batch at a time
-                return compute(pipeline_on(self._device, self._dtype), places).rows
+                return compute(pipeline_on(self._device, self._dtype), places)
 
-        started, places = time.perf_counter(), dealt(sizes, parts)
-        rows = np.concatenate(lanes.map(on_lane, places))[np.argsort(np.concatenate(places))]
-        return Computed(rows, time.perf_counter() - started)
+        total = sizes.sum()
+        if len(sizes) < lanes.count or total < least:
+            if lanes.busy or total <= min(_MOST_ALONE, least):
+                return lanes.alone(on_lane, None)
+            return compute(self._pipeline, None)
+        started, places = time.perf_counter(), dealt(sizes, lanes.count - self._leaves_room)
+        parts = [computed.rows for computed in lanes.map(on_lane, places)]
+        return Computed(np.concatenate(parts)[np.argsort(np.concatenate(places))], time.perf_counter() - started)
 
     def _awake(self) -> NetworkCall:
         """The call.
@@ -209,6 +209,14 @@ class TorchNetwork:
     def sleeper(self) -> Sleeper | None:
         """Moves the weights of a GPU to host memory; those of torchao cannot be moved."""
         return self if self.kind == "cuda" and not self._int8 else None
+
+    @property
+    def beside(self) -> BesideLane | None:
+        """The spare lane of a CPU."""
+        return self if self._has_parts and cpu_lanes() is not None else None
+
+    def leave_room(self, leave: bool) -> None:
+        self._leaves_room = leave
 
     def sleep(self) -> None:
         if self.module is not None:

@@ -11,7 +11,7 @@ from onnxruntime.capi import onnxruntime_pybind11_state as failures
 
 from headrace.device.forward import ForwardMeter
 from headrace.device.pipeline import Arrays, OutputRows
-from headrace.engines.capabilities import Sleeper
+from headrace.engines.capabilities import BesideLane, Sleeper
 from headrace.engines.library_settings import with_own_settings
 from headrace.engines.model_config import ModelConfig
 from headrace.engines.model_folder import ONNX_WEIGHTS, digest, named_folder
@@ -94,6 +94,7 @@ class OnnxNetwork:
         # Quantised models scale values by the whole batch, and a file does not tell whether it is quantised.
         self.tolerance = 3e-2
         self.by_length = self.overlaps = False
+        self.beside: BesideLane | None = None
         self.no_packing = "a file's attention is its own"
         self.sleeper: Sleeper | None = None
         self.meter: ForwardMeter | None = None  # onnxruntime does not tell which time is its own

@@ -14,6 +14,8 @@ _SMALL = 1 / 8
 """Share of a full batch up to which a request is small."""
 _LONG = 1 / 2
 """Share of the bound from which a batch is long."""
+_OFTEN_S = 1.0
+"""Two small requests within this time come often."""
 _BESIDE_S = 60.0
 """How long after a small request others are expected."""
 _RECENT = 5
@@ -41,21 +43,33 @@ class BatchBound:
         self._ran = 0
         self._small = 1.0
         """The cost of the latest small request: a quarter of a batch holds it."""
-        self._large = 0
+        self._large = 0.0
+        """The cost of the requests in progress that are not small."""
         self._until = 0.0
+        self._last: deque[float] = deque(maxlen=2)
+        """When the last small requests began."""
 
     def began(self, cost: float, now: float) -> None:
         """A request of this cost was accepted."""
-        if cost >= self._full:
-            self._large += 1
-        elif cost <= _SMALL * self._full:
+        if cost > _SMALL * self._full:
+            self._large += cost
+        else:
             self._until = now + _BESIDE_S
+            self._last.append(now)
             self._small = max(cost, 1.0)
 
     def ended(self, cost: float) -> None:
         """It was answered."""
-        if cost >= self._full:
-            self._large -= 1
+        if cost > _SMALL * self._full:
+            self._large -= cost
+
+    def is_beside(self, cost: float) -> bool:
+        """Whether a request of this cost is small, and comes beside a batch's worth of others that are not."""
+        return self._large >= self._full and cost <= _SMALL * self._full
+
+    def is_often(self, now: float) -> bool:
+        """Whether small requests come often, beside a batch's worth of others."""
+        return self._large >= self._full and len(self._last) > 1 and now - self._last[0] < _OFTEN_S
 
     def ran(self, cost: float, duration_s: float) -> None:
         """Learn from a batch."""
@@ -66,7 +80,7 @@ class BatchBound:
     def most(self, now: float) -> float:
         """The most a batch may cost now."""
         full = self._full
-        if not self._large or now >= self._until or not self._long:
+        if self._large < full or now >= self._until or not self._long:
             self._bound = full
             return full
         highest = median(seconds / cost for cost, seconds in self._long)

@@ -40,6 +40,8 @@ class LineRules:
     """Those that the batch's key may not use."""
     named: bool = False
     """Whether each line must name its model."""
+    several: bool = False
+    """Whether the server has several models, for this endpoint or others."""
 
 
 @dataclass(slots=True)
@@ -146,7 +148,7 @@ def problem_of_model(body: Mapping[str, object], rules: LineRules) -> tuple[str,
         return "missing_model", message, "body.model"
     nameless = not rules.named and is_nameless(model)
     if model not in rules.models and ANY_NAME not in rules.models and not nameless:
-        return "model_not_found", no_such_model(model, rules.models), "body.model"
+        return "model_not_found", no_such_model(model, rules.models, several=rules.several), "body.model"
     if model in rules.forbidden:
         return "model_not_allowed", f"this API key may not use model {model!r}", "body.model"
     return None

@@ -88,7 +88,7 @@ class BoundedProtocol(HttpToolsProtocol):
                 self.transport.close()
             return
         for start in range(0, len(data), _SLICE):
-            if self.transport.is_closing() or self.parser is None or self._may_drop is not None:
+            if self.transport.is_closing() or self.parser is None:
                 return
             part = data[start : start + _SLICE]
             super().data_received(part)
@@ -112,7 +112,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._done_with_headers()
         if not self.parser.should_upgrade():
             super().on_headers_complete()
-            self.cycle.transport = _RequestTransport(self)
+            self.cycle.transport = _RequestTransport(self)  # type: ignore[assignment] # what it calls
 
     def on_message_complete(self) -> None:
         """End the body, unless the parser has stopped before it."""
@@ -182,6 +182,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._may_drop is not None or self.transport.is_closing():
             return
         self._may_drop = _DROPPED * max(self.limits.max_body_bytes, self.limits.max_file_bytes)
+        self.parser = None  # type: ignore[assignment] # as uvicorn, when a connection has ended
         self._done_with_headers()
         self._timer = self.loop.call_later(self.limits.body_timeout_s, self._too_slow)
         if self.transport.can_write_eof():  # not over TLS

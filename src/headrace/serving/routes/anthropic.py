@@ -12,6 +12,7 @@ from fastapi import APIRouter, Request, Response
 from pydantic import Field
 
 from headrace.engines.base import ToolCall
+from headrace.engines.requests.chat import ROLES
 from headrace.errors import RecordError
 from headrace.openai_protocol import GeneratorAnswer
 from headrace.records import JsonObject
@@ -99,9 +100,21 @@ class MessagesRequest(CountTokensRequest):
         return given
 
 
+def _role(message: JsonObject, place: str) -> object:
+    """The role of a message. Raises ApiError: 400 for one that is not known, or a user who says nothing."""
+    role = message.get("role")
+    if role not in ROLES:
+        refused = f"{place}.role is {shown(role, 40)}: known are {', '.join(ROLES)}"
+        raise ApiError(400, refused, code="invalid_value", param=f"{place}.role")
+    if not message.get("content") and role == "user":
+        refused = f"{place}.content is empty: the user says nothing"
+        raise ApiError(400, refused, code="invalid_value", param=f"{place}.content")
+    return role
+
+
 def _messages(message: JsonObject, place: str) -> list[JsonObject]:
     """A message as OpenAI's API has it: results of tools are messages of their own there."""
-    content = message.get("content")
+    content, role = message.get("content"), _role(message, place)
     if not isinstance(content, list):
         return [message]
     parts: list[JsonObject] = []
@@ -125,7 +138,7 @@ def _messages(message: JsonObject, place: str) -> list[JsonObject]:
         else:
             known = "text, image, thinking, tool_use and tool_result"
             raise ApiError(400, f"{where} is {shown(block)}: known are {known}", code="invalid_value", param=where)
-    own = {"role": message.get("role"), "content": parts or None}
+    own = {"role": role, "content": parts or None}
     if calls:
         own["tool_calls"] = calls
     if thoughts:
