@@ -20,6 +20,7 @@ from tests.small_models import encoded, picture, text_model, vision_model
 
 from headrace.device import cpu_lanes as lanes_module
 from headrace.device.cpu_lanes import CpuLanes, cpu_lanes, dealt
+from headrace.engines.capabilities import BESIDE
 from headrace.engines.choosing.registry import create
 from headrace.errors import EngineOutOfMemoryError
 
@@ -39,14 +40,18 @@ def two_threads() -> Iterator[None]:
 def parts(monkeypatch: pytest.MonkeyPatch, two_threads: None) -> list[int]:
     """How many texts each part held that a lane has computed."""
     found: list[int] = []
-    own = CpuLanes.map
+    own, spare = CpuLanes.map, CpuLanes.alone
 
     def noting(self: CpuLanes, call: Any, parts: Any) -> Any:
         found.extend(map(len, parts))
         return own(self, call, parts)
 
-    cpu_lanes()  # made before anything is noted
+    def noting_alone(self: CpuLanes, call: Any, part: Any) -> Any:
+        found.append(1)
+        return spare(self, call, part)
+
     monkeypatch.setattr(CpuLanes, "map", noting)
+    monkeypatch.setattr(CpuLanes, "alone", noting_alone)
     return found
 
 
@@ -61,9 +66,38 @@ def test_a_batch_in_parts_has_the_outputs_of_its_texts_in_order(parts: list[int]
     together = np.stack(forward(engine, TEXTS))
     assert parts == [30, 30]
     alone = np.stack([forward(engine, [text])[0] for text in TEXTS])
-    assert set(parts[2:]) == {1}  # the shortest, each on one lane
+    assert set(parts[2:]) == {1}  # the shortest, each on the spare lane
     assert len(parts) < 2 + len(TEXTS)
     assert (together * alone).sum(1).min() > (0.99999 if dtype == "float32" else 0.999)
+
+
+def test_a_short_batch_is_computed_beside_a_large_one(two_threads: None) -> None:
+    engine: Any = create("embed", device="cpu")
+    lanes, begun, short_done = cpu_lanes(), threading.Event(), threading.Event()
+    assert lanes is not None
+
+    def large(_: int) -> bool:
+        begun.set()
+        return short_done.wait(60)
+
+    thread = threading.Thread(target=lanes.map, args=(large, [0, 1]))
+    thread.start()
+    begun.wait(60)
+    for some in (TEXTS[:1], TEXTS[:8], [" ".join(WORDS * 40)]):
+        assert sum(one.cost for one in engine.prepare(some)) < 300
+        assert len(forward(engine, some)) == len(some)
+    short_done.set()
+    thread.join()
+    assert BESIDE.of(engine) is not None
+
+
+def test_large_batches_leave_a_lane_where_they_are_told_to(parts: list[int]) -> None:
+    engine: Any = create("embed", device="cpu")
+    before = forward(engine, TEXTS)
+    engine.beside.leave_room(True)
+    parts.clear()
+    np.testing.assert_allclose(forward(engine, TEXTS), before, atol=1e-5)
+    assert parts == [60]
 
 
 def test_labels_of_a_batch_in_parts_are_in_order(parts: list[int], tmp_path: Path) -> None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import AsyncIterator
 
 import pytest
-from tests.unit.virtual_time import VirtualTime
+from tests.unit.virtual_time import VirtualTime, now
 
 from headrace import DynamicBatcher
 from headrace.errors import ConfigError
+from headrace.events import BatchFormed, Event
 
 
 async def ones(count: int) -> AsyncIterator[int]:
@@ -79,6 +81,35 @@ def test_it_can_be_set_before_the_start(virtual: VirtualTime) -> None:
 
 
 @pytest.mark.parametrize("cost", [0, -1, math.inf, math.nan, "8", None])
+def test_batches_beside_others_run_while_they_do_and_count_with_them(virtual: VirtualTime) -> None:
+    formed: list[int] = []
+
+    async def process(batch: list[int]) -> list[int]:
+        await asyncio.sleep(len(batch))
+        return batch
+
+    def heard(event: Event) -> None:
+        if isinstance(event, BatchFormed):
+            formed.append(event.batch)
+
+    large = DynamicBatcher[int, int](process, target_batch_cost=100, batch_timeout_s=0, listener=heard)
+    short = large.beside(2, heard)
+
+    async def work() -> None:
+        async with large, short:
+            first = [await large.submit(number) for number in range(100)]
+            await asyncio.sleep(1)
+            assert await asyncio.gather(*[await short.submit(number) for number in range(2)]) == [0, 1]
+            assert now() == 3
+            assert not first[0].done()
+        assert now() == 100
+
+    virtual(work())
+    assert formed == [0, 1]
+    stats = large.stats
+    assert (stats.total_batches, stats.total_completed, stats.busy_time_s) == (2, 102, 100)
+
+
 def test_a_budget_that_is_none_is_refused(cost: object) -> None:
     batcher = DynamicBatcher[int, int](lambda batch: batch)
     with pytest.raises(ConfigError, match="target_batch_cost is"):
