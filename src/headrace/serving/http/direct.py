@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, get_type_hints
 
 from fastapi import Request, Response
@@ -15,6 +16,9 @@ from starlette.types import Receive, Scope, Send
 
 from headrace.serving.errors import ApiError, ClientGoneError, ErrorShape, as_openai, invalid
 from headrace.serving.protocol.requests import HEAVY_BYTES, RequestFields, check_doubled, check_values
+
+_parsing = ThreadPoolExecutor(1, "headrace-parse")
+"""One thread for long bodies: several would hold Python's lock in turn, and a model asks for it before each kernel."""
 
 
 class DirectRoute(APIRoute):
@@ -83,7 +87,9 @@ class DirectRoute(APIRoute):
             _check_type(scope["headers"], any_type=True)
             return raw
         _check_type(scope["headers"], any_type=self.any_type)
-        return self._parse(raw) if len(raw) <= HEAVY_BYTES else await asyncio.to_thread(self._parse_heavy, raw)
+        if len(raw) <= HEAVY_BYTES:
+            return self._parse(raw)
+        return await asyncio.get_running_loop().run_in_executor(_parsing, self._parse_heavy, raw)
 
     def _parse_heavy(self, raw: bytes) -> RequestFields:
         check_values(raw)
