@@ -78,6 +78,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self.parser = _Parser(self)
         super().connection_made(transport)
+        self._shown = _RequestTransport(self)
         self._timer = self.loop.call_later(self.limits.body_timeout_s, self._too_slow)
 
     def data_received(self, data: bytes) -> None:
@@ -112,7 +113,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._done_with_headers()
         if not self.parser.should_upgrade():
             super().on_headers_complete()
-            self.cycle.transport = _RequestTransport(self)  # type: ignore[assignment] # what it calls
+            self.cycle.transport = self._shown  # type: ignore[assignment] # it calls nothing else
 
     def on_message_complete(self) -> None:
         """End the body, unless the parser has stopped before it."""
@@ -194,7 +195,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
 
 class _RequestTransport:
-    """A connection as its request sees it."""
+    """A connection as its requests see it."""
 
     __slots__ = ("close", "is_closing", "write")
 
