@@ -142,7 +142,8 @@ def test_single_texts_overtake_crowds_where_the_engine_computes_both(
     virtual: VirtualTime, callers: int, texts: int, words: int
 ) -> None:
     async def main() -> None:
-        timed = Timed(1.4e-4, 0.012, engine=BesideEngine())
+        engine = BesideEngine()
+        timed = Timed(1.4e-4, 0.012, engine=engine)
         assert timed.express is not None
         async with timed.batcher, timed.express:
             alone = await asyncio.gather(*(timed.ask(1, 27, f"small {n % 16}", n * 0.02) for n in range(200)))
@@ -153,10 +154,10 @@ def test_single_texts_overtake_crowds_where_the_engine_computes_both(
             assert sorted(beside)[-3] + 0.012 < 3 * (sorted(alone)[-3] + 0.012)
             rate = sum(cost for cost in timed.costs if cost > BesideEngine.beside_cost) / (now() - began)
             assert rate > 0.45 * FULL / (1.4e-4 * FULL + 0.012), "half of the device, and full batches"
-            assert timed.engine.leaves
+            assert engine.leaves
             await asyncio.sleep(2)
             await timed.ask(1, 27, "rare")
-            assert not timed.engine.leaves
+            assert not engine.leaves
             for one in large:
                 one.cancel()
 
