@@ -80,7 +80,6 @@ def test_it_can_be_set_before_the_start(virtual: VirtualTime) -> None:
     assert sizes == [10, 10]
 
 
-@pytest.mark.parametrize("cost", [0, -1, math.inf, math.nan, "8", None])
 def test_batches_beside_others_run_while_they_do_and_count_with_them(virtual: VirtualTime) -> None:
     formed: list[int] = []
 
@@ -110,6 +109,7 @@ def test_batches_beside_others_run_while_they_do_and_count_with_them(virtual: Vi
     assert (stats.total_batches, stats.total_completed, stats.busy_time_s) == (2, 102, 100)
 
 
+@pytest.mark.parametrize("cost", [0, -1, math.inf, math.nan, "8", None])
 def test_a_budget_that_is_none_is_refused(cost: object) -> None:
     batcher = DynamicBatcher[int, int](lambda batch: batch)
     with pytest.raises(ConfigError, match="target_batch_cost is"):
