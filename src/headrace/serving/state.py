@@ -196,7 +196,7 @@ class ServerState:
         if not count:
             raise ApiError(400, f"{param} is empty", code="empty", param=param)
         if count > most:
-            message = f"{param} holds {count} {what}, more than the {most} per request; send several"
+            message = f"{param} holds {count} {what}, more than the {most} per request (``max_prompts``); send several"
             raise ApiError(400, message, code="too_many", param=param)
 
     def _check_kind(self, text: TokenIds | PromptedText, param: str) -> None:
@@ -224,7 +224,8 @@ class ServerState:
         most = self.limits.max_prompts
         if prompts * n > most:
             message = (
-                f"n is {n}: {n} choices for each of {prompts} prompts are more than the {most} answers per request"
+                f"n is {n}: {n} choices for each of {prompts} prompts are more than the {most} answers per request "
+                "(``max_prompts``)"
             )
             raise ApiError(400, message, code="too_many", param="n")
 
@@ -235,7 +236,8 @@ class ServerState:
             ApiError: 400 for too many messages or characters.
         """
         if len(messages) > self.limits.max_prompts:
-            message = f"{param} holds {len(messages)} messages, more than the {self.limits.max_prompts} per request"
+            most = self.limits.max_prompts
+            message = f"{param} holds {len(messages)} messages, more than the {most} per request (``max_prompts``)"
             raise ApiError(400, message, code="too_many", param=param)
         chars = chars_in(messages)
         self.check_length(chars, param)
@@ -249,7 +251,8 @@ class ServerState:
         """Raise 400 for a text with too many characters."""
         if chars > self.limits.max_prompt_chars:
             message = (
-                f"{param} holds a text of {chars:,} characters, more than the {self.limits.max_prompt_chars:,} allowed"
+                f"{param} holds a text of {chars:,} characters, more than the {self.limits.max_prompt_chars:,} allowed "
+                "(``max_prompt_chars``)"
             )
             raise ApiError(400, message, code="too_long", param=param)
 
