@@ -43,6 +43,10 @@ class FakeCuda:
         try:
             with self._mode, _NoWaits(), torch.inference_mode():
                 yield
+        except RuntimeError as error:
+            if "no NVIDIA driver" in str(error):
+                pytest.skip("PyTorch's CUDA build asks for a driver, also with fake tensors")
+            raise
         finally:
             for name, method in own.items():
                 setattr(FakeTensor, name, method)

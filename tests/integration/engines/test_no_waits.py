@@ -31,8 +31,6 @@ IN_A_ROW = ["Bert", "Roberta", "Albert", "DistilBert", "Electra", "ModernBert", 
 IN_A_ROW += ["Llama", "Qwen3", "Gemma3Text"]
 PADDED = ["MPNet", "T5"]
 """DeBERTa's own code reads from the device."""
-ASK_FOR_A_DRIVER = {"MPNet", "Gemma3Text"} if torch.version.cuda and not torch.cuda.is_available() else set[str]()
-"""Models that put a constant on the device, which PyTorch's CUDA build does for real, also with fake tensors."""
 
 
 def on_gpu(engine: Any, dtype: torch.dtype) -> FakePipeline:
@@ -67,8 +65,6 @@ def test_an_encoder_of_the_contract_waits_for_nothing(name: str, dtype: torch.dt
 
 @pytest.mark.parametrize("family", [*IN_A_ROW, *PADDED])
 def test_an_architecture_waits_for_nothing(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if family in ASK_FOR_A_DRIVER:
-        pytest.skip("no driver")
     folder = family_model(tmp_path, family, "EncoderModel" if family == "T5" else "Model")
     engine = create("embed", folder, device="cpu", max_model_len=200)
     on_gpu(engine, torch.bfloat16)
@@ -90,8 +86,6 @@ def test_an_architecture_waits_for_nothing(family: str, tmp_path: Path, monkeypa
 
 @pytest.mark.parametrize("family", ["Bert", "Roberta", "MPNet"])
 def test_fused_layers_wait_for_nothing(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if family in ASK_FOR_A_DRIVER:
-        pytest.skip("no driver")
     monkeypatch.setitem(sys.modules, "headrace.device.kernels", by_pytorch)
     engine = create("embed", family_model(tmp_path, family), device="cpu", max_model_len=200)
     pipeline = on_gpu(engine, torch.bfloat16)
