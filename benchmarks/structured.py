@@ -25,7 +25,7 @@ from headrace.jobs.answer_form import AnswerForm, InvalidAnswerError, schema_of
 
 ROWS = 3 if quick() else 500
 """For each schema."""
-TIMED = 60 if quick() else 500
+TIMED = 60 if quick() else 200
 """Of all rows, those that a larger model is timed with."""
 MOST_TOKENS = 256
 ROUNDS = 1 if quick() else 3

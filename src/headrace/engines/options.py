@@ -86,7 +86,6 @@ class NamedAdapterOptions(AdapterOptions):
         None,
         'Folders of LoRA adapters by name, such as {"support": "./support-style"}. The field ``adapter`` of a request '
         "names one; a request without it gets the model as it is. Default: none.",
-        panel=PANEL,
     )
 
     def check(self) -> None:
