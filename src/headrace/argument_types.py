@@ -28,6 +28,7 @@ _WORDS: dict[object, str] = {
     str: "a text",
     bool: "True or False",
     Path: "a path",
+    collections.abc.Mapping: 'an object such as {"name": "value"}',
     type(None): "None",
 }
 

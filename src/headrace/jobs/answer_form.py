@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from headrace.engines.requests.formed import Try
 from headrace.engines.requests.structure import Structure, referred
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 _SAYS = ("type", "properties", "anyOf", "oneOf", "allOf", "enum", "const", "$ref")
 """Keywords of which a schema has one."""
 _SHOWN = 200
+_MATCH_S = 1.0
+"""How long an answer may take to be compared with a regular expression: some expressions would take years."""
 _FORMS = ("output_schema", "answer_regex", "choices")
 
 
@@ -76,7 +78,7 @@ class AnswerForm:
     def of_schema(cls, schema: JsonObject, reask: int, *, in_prompt: bool) -> AnswerForm:
         """The form of a JSON schema."""
         library = require("jsonschema", "structured", "``output_schema``")
-        kind: Json = library.Draft202012Validator
+        kind: Json = library.validators.extend(library.Draft202012Validator, {"pattern": _pattern_errors})
         try:
             kind.check_schema(schema)
         except library.exceptions.SchemaError as error:
@@ -94,6 +96,7 @@ class AnswerForm:
             re.compile(regex)
         except re.error as error:
             raise ConfigError(f"``answer_regex`` is {shown(regex)}: {error}") from None
+        require("regex", "structured", "``answer_regex``")
         words = f"Answer with text that matches this regular expression, and with nothing else: {regex}"
         return cls(_structure("regex", regex, "answer_regex"), words if in_prompt else "", reask)
 
@@ -134,7 +137,7 @@ class AnswerForm:
                 raise ValueError(f"it must be one of {', '.join(map(repr, self.structure.value))}"[:_SHOWN])
             return text.strip()
         if self.structure.kind == "regex":
-            if re.fullmatch(self.structure.text, text) is None:
+            if not _matches("fullmatch", self.structure.text, text):
                 raise ValueError(f"it must match the regular expression {self.structure.text}"[:_SHOWN])
             return text
         try:
@@ -220,6 +223,26 @@ def _closed(schema: Json) -> Json:
     if isinstance(found.get("properties"), Mapping) and found.get("type", "object") == "object":
         found.setdefault("additionalProperties", False)
     return found
+
+
+def _pattern_errors(validator: Json, pattern: str, instance: object, schema: object) -> Iterator[Exception]:
+    """`jsonschema`'s check of the keyword `pattern`, in limited time."""
+    del schema
+    if validator.is_type(instance, "string") and not _matches("search", pattern, str(instance)):
+        failed = require("jsonschema", "structured", "``output_schema``").ValidationError
+        yield failed(f"{instance!r} does not match {pattern!r}")
+
+
+def _matches(how: Literal["fullmatch", "search"], pattern: str, text: str) -> bool:
+    """Whether the text matches. Raises ValueError: it takes too long to find out."""
+    library = require("regex", "structured", "a regular expression")
+    try:
+        return getattr(library, how)(pattern, text, timeout=_MATCH_S, concurrent=True) is not None
+    except TimeoutError:
+        raise ValueError(
+            f"to compare it with the regular expression {shown(pattern)} takes more than {_MATCH_S:g} s: use one "
+            "without repetitions inside repetitions"
+        ) from None
 
 
 def _no_constant(name: str) -> None:

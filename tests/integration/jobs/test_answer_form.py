@@ -142,3 +142,20 @@ def test_a_value_has_one_type_in_every_row() -> None:
     assert found["parsed"]["list"] == ["a", None]
     assert found["parsed"]["self"]["flag"] == "x"
     assert found["parsed"]["flag"] is None
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        AnswerForm.of_regex("(a|aa)+[bc]", 0, in_prompt=False),
+        AnswerForm.of_schema({"type": "object", "properties": {"a": {"pattern": "^(a|aa)+[bc]"}}}, 0, in_prompt=False),
+    ],
+)
+def test_a_regular_expression_that_never_ends_does_not_stop_a_job(
+    form: AnswerForm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headrace.jobs.answer_form._MATCH_S", 0.05)
+    text = "a" * 60
+    answer = text if form.validator is None else json.dumps({"a": text})
+    with pytest.raises(InvalidAnswerError, match=r"takes more than 0.05 s"):
+        form.checked({"text": answer})

@@ -9,7 +9,7 @@ from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOu
 
 from headrace.engines.requests.chat_answers import TEMPLATE_FIELD
 from headrace.engines.requests.generation import Request, biases
-from headrace.engines.requests.grammar_text import calls_schema
+from headrace.engines.requests.grammar_text import calls_schema, forced_schema
 from headrace.engines.requests.structure import Structure
 from headrace.errors import RecordError
 from headrace.records import text_refusal
@@ -77,4 +77,5 @@ def _form(request: Request) -> Structure | None:
 def _structure(structure: Structure | None) -> StructuredOutputsParams | None:
     if structure is None:
         return None
-    return StructuredOutputsParams(**{structure.kind: structure.value}, **json.loads(structure.options))
+    value = forced_schema(structure.value) if structure.kind == "json" else structure.value
+    return StructuredOutputsParams(**{structure.kind: value}, **json.loads(structure.options))
