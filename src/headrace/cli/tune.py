@@ -96,7 +96,7 @@ def tune(context: typer.Context, given: Given[JobSettings], grid: GridFlags) -> 
             check_picture(grid.plot)
         config = config_of(given, context.args, "-i {}?")
         settings = given.build(config=config, sink=lambda rows: None)  # noqa: ARG005 - nothing is written
-        if task_named(config.task).outputs == "text":
+        if config.task is not None and task_named(config.task).outputs == "text":
             steps = measure_steps(settings, grid.seconds)
             print(*step_lines(steps), sep="\n")
             picture = functools.partial(draw_steps, steps)

@@ -18,7 +18,7 @@ from headrace.errors import ConfigError, JobError, OutputLockedError, ResumeMism
 from headrace.events import BatchDone, Event, JobDone, JobStarted, PartCommitted
 from headrace.io.storage import parts
 from headrace.io.storage.parts import PartFolder
-from headrace.jobs.pipeline import sink
+from headrace.jobs.pipeline import write
 from headrace.jobs.pipeline.job import JobEnd, StopRequest
 from headrace.jobs.settings import Limits
 from headrace.jobs.state.job_state import Pass
@@ -98,7 +98,7 @@ def test_rows_are_committed_while_the_job_runs(tmp_path: Path) -> None:
 
 def test_a_longer_run_makes_longer_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else a slow engine makes a file every two seconds for days."""
-    monkeypatch.setattr(sink, "SHARE_AT_RISK", 1.0)
+    monkeypatch.setattr(write, "SHARE_AT_RISK", 1.0)
     runner = Runner(write_rows(tmp_path / "in.jsonl", texts(800)), tmp_path / "out.jsonl")
     runner.engine = FakeEngine(seconds_per_batch=0.02)
     runner.limits = Limits(commit_interval_s=0.02)
@@ -109,7 +109,7 @@ def test_a_longer_run_makes_longer_parts(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_what_a_kill_can_cost() -> None:
-    assert [sink.least_wait_s(age) for age in (0.0, 200.0, 1_000.0, 1e6)] == [0.0, 2.0, 10.0, 60.0]
+    assert [write.least_wait_s(age) for age in (0.0, 200.0, 1_000.0, 1e6)] == [0.0, 2.0, 10.0, 60.0]
 
 
 class Killed(BaseException):
