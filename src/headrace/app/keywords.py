@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from typing import TypedDict
+from typing import TYPE_CHECKING, TypedDict
 
-from headrace.engines.choosing.config import EngineChoice
 from headrace.engines.keywords import EngineKeywords, LocalKeywords
-from headrace.events import Listener
-from headrace.io.formats.strict_json import OnNan
-from headrace.io.sources.selection import Selection
-from headrace.jobs.settings import FinishFn, Limits, OnEmpty, Order, PrepareFn, WorkerKind
-from headrace.serving.limits import KeySettings, ServeLimits
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
+
+    from headrace.engines.choosing.config import EngineChoice
+    from headrace.events import Listener
+    from headrace.io.formats.strict_json import OnNan
+    from headrace.io.sources.selection import Selection
+    from headrace.jobs.settings import FinishFn, Limits, OnEmpty, Order, PrepareFn, WorkerKind
+    from headrace.serving.limits import KeySettings, ServeLimits
 
 
 class ConfigKeywords(LocalKeywords, total=False):

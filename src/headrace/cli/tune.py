@@ -18,8 +18,8 @@ from headrace.cli.curve import check_picture, draw, draw_steps
 from headrace.cli.engine_flags import EngineCommand, config_of
 from headrace.cli.flags import Given, positive_numbers, with_settings
 from headrace.cli.outcome import aligned, guarded, say
+from headrace.device.precision import INT8
 from headrace.engines.choosing.config import EngineConfig
-from headrace.engines.options import INT8
 from headrace.engines.tasks import task_named
 from headrace.options import option
 

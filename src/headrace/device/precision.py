@@ -11,6 +11,8 @@ Output: TypeAlias = Any
 """A vector or several, a mapping with `label` and `score`, a number, or what cannot be compared."""
 ComparedKind: TypeAlias = Literal["vectors", "labels", "scores"]
 
+INT8 = "int8"
+"""The value of `quantize`, and the dtype that an engine so quantised describes."""
 LEAST_COSINE = 0.999
 LARGEST_SCORE_DIFFERENCE = 0.01
 """For scores between 0 and 1; for others, as a share of the range of the sample's scores."""

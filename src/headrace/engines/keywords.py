@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Literal, TypedDict
+from typing import TYPE_CHECKING, TypedDict
 
-from headrace.engines.options import ChunkJoin, OutputDtype, PixelsOption, Quantize, TooLong
-from headrace.engines.text.options import TokenVectorDtype
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+    from typing import Literal
+
+    from headrace.engines.options import ChunkJoin, OutputDtype, PixelsOption, Quantize, TooLong
+    from headrace.engines.text.options import TokenVectorDtype
 
 
 class LocalKeywords(TypedDict, total=False):

@@ -28,8 +28,6 @@ ChunkJoin: TypeAlias = Literal["mean", "max"]
 OutputDtype: TypeAlias = Literal["float32", "int8", "uint8", "binary", "ubinary"]
 Quantize: TypeAlias = Literal["int8"] | None
 
-INT8 = "int8"
-"""The value of `quantize`, and the dtype that an engine so quantised describes."""
 PANEL = "Engine"
 """The heading in `--help` of options that have a line of their own there; the others are only listed."""
 

@@ -17,7 +17,6 @@ from headrace.engines.choosing.identity import identity
 from headrace.engines.custom import may_take_rows
 from headrace.engines.declaring import Task
 from headrace.engines.requests.generation import SAMPLING
-from headrace.engines.requests.grammar_text import problem_in
 from headrace.engines.requests.long_prompts import splits
 from headrace.engines.requests.templates import chat_of, template_text
 from headrace.engines.tasks import task_named, tasks_for
@@ -244,8 +243,11 @@ def _form(
     if splits(settings.config.engine_options, settings.prompt_template):
         raise ConfigError(f"{name} does not go with ``on_too_long=split``: chunks have other answers; leave one out")
     holds = registry.holds_forms(settings.config.task or "", settings.config.engine) if own_engine else False
-    if holds and (problem := problem_in(form.structure)) is not None:
-        raise ConfigError(f"{name}: {problem}")
+    if holds:
+        from headrace.engines.requests.grammar_text import problem_in
+
+        if (problem := problem_in(form.structure)) is not None:
+            raise ConfigError(f"{name}: {problem}")
     return settings, form
 
 

@@ -10,12 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from headrace.app.jobs.plan import Plan
-from headrace.device.precision import LEAST_GAIN, candidates, compare, likely_saving
+from headrace.device.precision import INT8, LEAST_GAIN, candidates, compare, likely_saving
 from headrace.engines.base import BatchEngine, Engine
 from headrace.engines.capabilities import BATCHES, TUNING, TunableEngine
 from headrace.engines.choosing.config import EngineConfig
 from headrace.engines.choosing.loading import load_engine
-from headrace.engines.options import INT8
 from headrace.engines.profile import EngineProfile
 from headrace.errors import EngineDeadError, EngineError, JobError, ResumeMismatchError, attempted
 from headrace.events import PrecisionChosen

@@ -7,7 +7,6 @@ import os
 from headrace.engines.base import Engine
 from headrace.engines.choosing import registry
 from headrace.engines.choosing.config import EngineConfig
-from headrace.engines.choosing.process import ProcessEngine
 from headrace.engines.choosing.resolving import fetch
 
 _SPINS = "1000"
@@ -27,6 +26,8 @@ def load_engine(config: EngineConfig) -> Engine:
     task, name, options = config.task or "", config.engine, config.engine_options
     model = fetch(config)
     if config.engine_process:
+        from headrace.engines.choosing.process import ProcessEngine
+
         return ProcessEngine(task, model, engine=name, options=options, timeout_s=config.engine_timeout_s)
     engine: Engine = registry.create(task, model, engine=name, **options)
     return engine

@@ -25,6 +25,7 @@ from headrace.device.memory import memory_limit
 from headrace.device.native import gpu_uuid, hardware, speeds
 from headrace.device.pipeline import Arrays, Computed, NetworkCall, OutputRows, Pipeline
 from headrace.device.placement import choose_device, choose_dtype, release
+from headrace.device.precision import INT8
 from headrace.device.sleeping import to_device, to_host
 from headrace.device.streams import pipeline_on
 from headrace.device_errors import is_out_of_memory
@@ -34,7 +35,6 @@ from headrace.engines.networks import packing
 from headrace.engines.networks.adapters import merge
 from headrace.engines.networks.base import BATCH_TOKENS, TextBatch
 from headrace.engines.networks.files import one_line_errors, reading
-from headrace.engines.options import INT8
 from headrace.errors import EngineDeadError, EngineError
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ import importlib.util
 
 from transformers import PreTrainedModel
 
+from headrace.device.precision import INT8
 from headrace.engines.networks.prepacking import unpack
-from headrace.engines.options import INT8
 from headrace.errors import ConfigError, EngineError, MissingExtraError
 
 

@@ -31,6 +31,15 @@ def numbers_of(array: pa.Array) -> NDArray[numpy.int64]:
     return found.astype(numpy.int64, copy=False)
 
 
+def lengths_of(array: pa.Array) -> NDArray[numpy.int64]:
+    """The bytes of each value of an array of texts or of bytes; any number for a null."""
+    import numpy
+
+    wide = str(array.type).startswith("large_")
+    ends = numpy.frombuffer(array.buffers()[1] or bytes(8), numpy.int64 if wide else numpy.int32)
+    return numpy.diff(ends[array.offset : array.offset + len(array) + 1]).astype(numpy.int64, copy=False)
+
+
 def of_text(text: bytes, bounds: NDArray[numpy.int64]) -> pa.Array:
     """The pieces of a text, as bytes: where the first begins, and where each ends."""
     import pyarrow

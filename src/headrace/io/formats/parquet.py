@@ -493,7 +493,7 @@ def _vector_array(blocks: Sequence[_Plain]) -> pa.Array:
             flat += vectors
             lengths += map(len, vectors)
         else:
-            flat.append(of_numbers(block.ravel()).cast(kind))
+            flat.append(_cast(of_numbers(block.ravel()), kind))
             lengths += [block.shape[1]] * len(block)
     values = pa.concat_arrays(flat)
     if len(set(lengths)) == 1 and lengths[0]:  # Arrow has no fixed size of 0

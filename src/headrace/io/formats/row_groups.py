@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from headrace.io.formats.arrow_memory import numbers_of
+from headrace.io.formats.arrow_memory import lengths_of, numbers_of
 
 if TYPE_CHECKING:
     import numpy
@@ -60,7 +60,6 @@ def _value_bytes(array: pa.Array) -> NDArray[numpy.int64]:
     """The size of each value of an array."""
     import numpy
     import pyarrow as pa
-    import pyarrow.compute as pc
 
     kind, count = array.type, len(array)
     if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_map(kind):
@@ -84,8 +83,7 @@ def _value_bytes(array: pa.Array) -> NDArray[numpy.int64]:
         or pa.types.is_large_string(kind)
         or pa.types.is_large_binary(kind)
     ):
-        lengths = pc.binary_length(array)
-        return numbers_of(pc.fill_null(lengths, 0) if lengths.null_count else lengths)
+        return lengths_of(array)
     return numpy.full(count, _width(kind) or _UNKNOWN_BYTES, numpy.int64)
 
 

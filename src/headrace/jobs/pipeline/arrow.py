@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from headrace.errors import tried
+from headrace.io.formats.arrow_memory import lengths_of
 from headrace.io.storage.row_tables import SourceTable
 
 if TYPE_CHECKING:
@@ -104,13 +105,10 @@ def can_be_kept(column: pa.Array | None, exact: bool, typed: bool) -> bool:
 
 def count_empty(column: pa.Array) -> int:
     """How many texts are empty; none of other values."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     if not _holds_texts(column.type):
         return 0
-    full = pc.sum(pc.binary_length(column).cast(pa.bool_())).as_py() or 0
-    return len(column) - int(column.null_count) - int(full)
+    filled = column.drop_null() if column.null_count else column
+    return int((lengths_of(filled) == 0).sum())
 
 
 def _holds_texts(kind: pa.DataType) -> bool:
