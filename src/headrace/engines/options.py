@@ -82,14 +82,16 @@ class NamedAdapterOptions(AdapterOptions):
 
     adapters: Mapping[str, str] | None = option(
         None,
-        'Folders of LoRA adapters by name, such as {"support": "./support-style"}. The field ``adapter`` of a request '
-        "names one; a request without it gets the model as it is. Default: none.",
+        'Folders of LoRA adapters by name, such as {"support": "./support-style"}. A request names one as its model '
+        "or in its field adapter; others get the model as it is. Default: none.",
     )
 
     def check(self) -> None:
         super().check()
         if self.adapter is not None and self.adapters:
             raise ConfigError("``adapter`` and ``adapters`` do not go together: give all in ``adapters``")
+        if wrong := {"", "*"}.intersection(self.adapters or ()):
+            raise ConfigError(f"``adapters`` has the name {min(wrong)!r}, which requests cannot give: choose another")
 
 
 class TextOptions(EngineOptions):

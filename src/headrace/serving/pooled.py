@@ -31,7 +31,7 @@ from headrace.serving.protocols import shape_of, tasks_by_path
 from headrace.serving.routes import dashboard as dashboard_routes
 from headrace.serving.routes.status import described, probed
 from headrace.serving.routes.status import router as status_router
-from headrace.serving.service import Service, is_nameless
+from headrace.serving.service import ServedModel, Service, is_nameless
 from headrace.serving.state import ServerState, no_such_model
 from headrace.wording import shown
 
@@ -42,8 +42,8 @@ logger = logging.getLogger("headrace")
 class ModelApp:
     """One model of the server."""
 
-    names: tuple[str, ...]
-    """In requests; the first is the name in the pool and in answers."""
+    served: ServedModel
+    """Its names in requests; the first is the name in the pool."""
     task: str
     app: FastAPI
     """Answers the requests of this model. Its lifespan loads and closes the model."""
@@ -53,6 +53,11 @@ class ModelApp:
     """Names of the API keys that may use it; None for all."""
     paths: frozenset[str] = field(init=False)
     """Its routes that take a request body."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Its names in requests."""
+        return self.served.names
 
     @property
     def direct(self) -> DirectRoutes:
@@ -341,7 +346,7 @@ def _admin_routes(pool: ModelPool, router: ModelRouter, state: ServerState) -> A
 
 
 def _entry(name: str, model: ModelApp, phase: str) -> JsonObject:
-    return {**described(name, model.task), "status": phase}
+    return {**described(name, model.task, model.served), "status": phase}
 
 
 def _documents(document: dict[str, Json], models: Iterable[ModelApp]) -> dict[str, Json]:

@@ -174,6 +174,8 @@ class ServedModel:
     """The version of a downloaded model."""
     unlisted: tuple[str, ...] = ()
     """Other names that requests may give; `ANY_NAME` for all."""
+    adapters: tuple[str, ...] = ()
+    """Those of `names` that are of its adapters."""
 
     @property
     def name(self) -> str:
@@ -188,6 +190,20 @@ class ServedModel:
     def answers(self, name: str | None) -> bool:
         """Whether it answers requests for this name."""
         return name is None or name in self.accepted or is_nameless(name) or ANY_NAME in self.unlisted
+
+    def named(self, asked: str | None) -> str:
+        """The name in the answer to a request for this name."""
+        return asked if asked in self.adapters else self.name
+
+    def given(self, asked: str | None, records: Sequence[object]) -> Sequence[object]:
+        """The records of a request for this name, which say its adapter."""
+        if asked not in self.adapters:
+            return records
+        bodies = (
+            one if isinstance(one, dict) else {"messages" if isinstance(one, list) else "prompt": one}
+            for one in records
+        )
+        return [{**body, "model": asked} for body in bodies]
 
 
 class Service:

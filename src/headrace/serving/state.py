@@ -126,11 +126,12 @@ class ServerState:
         self.dead = True
         self.on_dead()
 
-    def check_model(self, name: str | None) -> None:
-        """Raise 404 if `name` is not a name of the served model."""
+    def check_model(self, name: str | None) -> str:
+        """The name in the answer to a request for this name; raises 404 if it is not one of the served model."""
         served = self.service.model
         if not served.answers(name):
             raise ApiError(404, no_such_model(name, served.names), code="model_not_found", param="model")
+        return served.named(name)
 
     def call(self, request: Request, timeout_s: float | None, param: str, *, may_cut: bool = True) -> Call:
         """The context of a request."""

@@ -46,7 +46,7 @@ def test_several_answers_of_a_prompt_differ_and_each_has_the_form(loaded: Loaded
     assert any(len({answer["text"] for answer in row["generation"]}) > 1 for row in rows)
 
 
-def test_an_adapter_answers_as_its_merged_weights(model: Path, tmp_path: Path) -> None:
+def test_adapters_answer_as_their_merged_weights_also_beside_each_other_in_one_job(model: Path, tmp_path: Path) -> None:
     import torch
     from tests.integration.engines.test_adapters import ALPHA, RANK, adapter, halves
     from transformers import AutoModelForCausalLM
@@ -66,14 +66,23 @@ def test_an_adapter_answers_as_its_merged_weights(model: Path, tmp_path: Path) -
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (merged / name).write_bytes((model / name).read_bytes())
     prompts = questions(6)
-    named = {"model": model, "adapters": {"support": str(folder)}}
-    asked = [{"prompt": prompt, "adapter": "support"} for prompt in prompts]
+    turned = {name: -one if "lora_B" in name else one for name, one in weights.items()}
+    other = adapter(tmp_path / "other", turned, target_modules=["q_proj", "down_proj"])
     found = []
-    for options, inputs in (({"model": model, "adapter": str(folder)}, prompts), ({"model": merged}, prompts),
-                            (named, [*asked, *prompts, {"prompt": "a", "adapter": "other"}])):  # fmt: skip
+    for options in ({"model": model, "adapter": str(folder)}, {"model": merged}):
         engine = VllmEngine(Vllm(**options, max_tokens=12, chat=False, **OPTIONS))
-        found.append(answers(engine, inputs))
+        found.append([one["text"] for one in answers(engine, prompts) if isinstance(one, dict)])
         engine.close()
-    texts = [[one["text"] for one in some if isinstance(one, dict)] for some in found]
-    assert texts[0] == texts[1] == texts[2][:6] != texts[2][6:]
-    assert "adapter is 'other': the engine has support" in str(found[2][-1])
+    names: list[dict[str, str]] = [{}, {"adapter": "support"}, {"model": "support"}, {"model": "legal"}]
+    rows = [{"text": {"prompt": prompt, **name}} for prompt in prompts for name in names]
+    folders = {"support": str(folder), "legal": str(other)}
+    with headrace.load(
+        "generate", model, engine="vllm", chat=False, adapters=folders, max_tokens=12, **OPTIONS
+    ) as made:
+        job = [row["generation"]["text"] for row in made.run(rows, sink="list", progress=False)]
+        wrong = [{"text": {"prompt": "a", "adapter": "third"}}]
+        made.run(wrong, sink=tmp_path / "out.jsonl", max_error_rate=1, progress=False)
+    plain, by_field, by_model, legal = (job[start::4] for start in range(4))
+    assert found[0] == found[1] == by_field == by_model
+    assert len({str(one) for one in (plain, by_model, legal)}) == 3
+    assert "adapter is 'third': the engine has support, legal" in (tmp_path / "out.errors.jsonl").read_text()

@@ -22,7 +22,7 @@ from headrace.app.jobs.tracing import server_spans
 from headrace.app.servers.batch_api import BatchApi, BatchModel
 from headrace.app.servers.batch_run import BulkModel
 from headrace.app.servers.observed import ObservedServer
-from headrace.app.servers.server import ServerSettings, build_part, check_settings
+from headrace.app.servers.server import ServerSettings, build_part, check_settings, served_model
 from headrace.app.settings_file import from_keys, read_settings
 from headrace.argument_types import parse_size
 from headrace.engines.choosing.config import EngineConfig
@@ -162,6 +162,8 @@ def build_pooled(content: ModelsFile, shared: ServerSettings) -> tuple[FastAPI, 
             )
         except ConfigError as error:
             raise ConfigError(f"model {entry.name!r}: {error}") from error
+        if doubled := {name for one in models for name in one.names}.intersection(model.names):
+            raise ConfigError(f"model {entry.name!r}: the name {min(doubled)!r}, of an adapter, is given twice")
         models.append(model)
         bulk.append(BatchModel(part, partial(list, model.names), UseOfPool(pool, part).use, model.keys))
 
@@ -196,7 +198,7 @@ def _served(entry: ModelSection, shared: ServerSettings, device: Listener) -> tu
         load_factory(config.engine)  # imports the user's module
     app, bulk = build_part(settings, device)
     allowed = None if entry.keys is None else frozenset(entry.keys)
-    return ModelApp(names, bulk.task, app, bulk.server, allowed), bulk
+    return ModelApp(served_model(names, settings.config), bulk.task, app, bulk.server, allowed), bulk
 
 
 logger = logging.getLogger("headrace")

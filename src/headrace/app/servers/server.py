@@ -89,7 +89,7 @@ def build(settings: ServerSettings, loaded: RunningModel | None = None) -> tuple
     settings = check_settings(settings)
     if not settings.keys and KEYS in os.environ:  # the command line reads it and passes its keys on
         logger.warning("%s is set, but `keys` is empty: the app is open to everyone; pass read_keys(None, ...)", KEYS)
-    account = ServerAccount(_served_model(settings.name, settings.config).name, time.monotonic())
+    account = ServerAccount(served_model(settings.name, settings.config).name, time.monotonic())
     api: BatchApi | None = None
 
     def pulled() -> Iterator[Metric]:
@@ -132,7 +132,7 @@ def _model(
 ) -> tuple[ServerState, BulkModel, ServerTracing | None]:
     metrics = PrometheusListener(pulled, headrace.__version__)
     listeners: list[Listener] = [metrics, *map(Guarded, settings.listeners), device]
-    name = _served_model(settings.name, settings.config).name
+    name = served_model(settings.name, settings.config).name
     server = ServerState(settings.limits, Keys(settings.keys), Broadcast(listeners), metrics.render, name=name)
     server.hosts = Hosts(settings.allowed_hosts)
     if settings.state is not None:
@@ -157,7 +157,7 @@ def check_settings(settings: ServerSettings) -> ServerSettings:
         raise ConfigError("a server does not take ``output_dtype``: each request to /v1/embeddings may set it")
     state = None if settings.state is None else settings.state.absolute()  # user code may change the current folder
     settings = replace(settings, config=config.anchored(), state=state)
-    _served_model(settings.name, config)
+    served_model(settings.name, config)
     Hosts(settings.allowed_hosts)
     return settings
 
@@ -195,7 +195,7 @@ def _service(
     express: Batcher[object, object] | None = None
     if (beside := BESIDE.of(engine)) is not None and isinstance(batcher, DynamicBatcher):
         express = batcher.beside(beside.beside_cost, server.listener)
-    model = _served_model(settings.name, config)
+    model = served_model(settings.name, config)
     service = server.heard_by = Service(model, task, engine, batcher, settings.limits, server.engine_died, express)
     if ready.per_s is not None:
         service.expect(ready.per_s)
@@ -209,22 +209,32 @@ def _shared_service(
     engine = cast("Engine", KeptEngine(loaded, server.heard))
     account.facts = server_facts(settings.config, engine, loaded.profile, settings.limits.max_requests)
     batcher = cast("Batcher[object, object]", RequestPort(loaded))
-    model = _served_model(settings.name, settings.config)
+    model = served_model(settings.name, settings.config)
     server.heard_by = Service(model, settings.config.task or "", engine, batcher, settings.limits, server.engine_died)
     return server.heard_by
 
 
-def _served_model(given: str | Sequence[str] | None, config: EngineConfig) -> ServedModel:
-    """The names of the model, and its version. Raises ConfigError: a name is empty."""
+def served_model(given: str | Sequence[str] | None, config: EngineConfig) -> ServedModel:
+    """The names of the model and its adapters, and its version.
+
+    Raises:
+        ConfigError: a name is empty, or an adapter has the model's.
+    """
     names = () if given is None else (given,) if isinstance(given, str) else tuple(given)
     if given is not None and (not names or not all(names)):
         raise ConfigError(f"the name of the served model is {given!r}; it must not be empty (``name``)")
     anything = (ANY_NAME,) if ANY_NAME in names else ()
-    if own := tuple(name for name in dict.fromkeys(names) if name != ANY_NAME):
-        return ServedModel(own, config.commit, anything)
-    task = config.task or ""
-    name, *others = served_names(config) or (registry.default_model(task, config.engine) or task,)
-    return ServedModel((name,), config.commit, (*others, *anything))
+    others: Sequence[str] = ()
+    if not (own := tuple(name for name in dict.fromkeys(names) if name != ANY_NAME)):
+        task = config.task or ""
+        name, *others = served_names(config) or (registry.default_model(task, config.engine) or task,)
+        own = (name,)
+    if doubled := {*own, *others}.intersection(config.adapters):
+        raise ConfigError(
+            f"``adapters`` has the name {min(doubled)!r}, which is the model's: choose another, or give the model one "
+            "(``name``)"
+        )
+    return ServedModel((*own, *config.adapters), config.commit, (*others, *anything), config.adapters)
 
 
 def _refuse_pickles(model: str | None) -> None:

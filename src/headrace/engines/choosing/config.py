@@ -118,6 +118,12 @@ class EngineConfig:
         return self.declaration is not None and name in (self.declaration.names() or ())
 
     @property
+    def adapters(self) -> tuple[str, ...]:
+        """The names of the adapters that requests choose among."""
+        given = self.engine_options.get("adapters") if self.has_option("adapters") else None
+        return tuple(given) if isinstance(given, Mapping) else ()
+
+    @property
     def call_timeout_s(self) -> float | None:
         """The limit that a batcher keeps for a batch, step or request; None where an engine process keeps it itself."""
         return None if self.engine_process else self.engine_timeout_s

@@ -37,7 +37,6 @@ from headrace.engines.requests.generation import (
     GeneratedText,
     Request,
     Sampling,
-    adapter_of,
     biases,
     derived_seed,
     nth_seed,
@@ -218,11 +217,12 @@ class CausalLM(Vocabulary):
             prompting.sampling,
             system_prompt=prompting.options.system_prompt,
             chat=prompting.options.chat,
-            extra=(*logprobs.FIELDS, TEMPLATE_FIELD, "logit_bias", "echo", *(("adapter",) if self._adapters else ())),
+            extra=(*logprobs.FIELDS, TEMPLATE_FIELD, "logit_bias", "echo"),
             token_ids=True,
             structures=(),
             tools=prompting.tools,
             examples=prompting.examples,
+            adapters=self._adapters,
         )
 
     def _ask(self, request: Request, place: Place) -> TokenizedRequest:
@@ -251,7 +251,7 @@ class CausalLM(Vocabulary):
         wanted = logprobs.wanted(request)
         return TokenizedRequest(
             ids, sampling, logprobs=wanted, place=place, structure=form, reader=reader, bias=self._bias(request),
-            echo=self._echo(request), adapter=adapter_of(request, self._adapters),
+            echo=self._echo(request), adapter=request.adapter,
         )  # fmt: skip
 
     def _bias(self, request: Request) -> Mapping[int, float]:

@@ -126,6 +126,8 @@ class Request:
     """The form that the answer must have."""
     tools: ToolUse | None = None
     """The tools that the answer may call."""
+    adapter: str | None = None
+    """The name of the adapter that answers."""
 
 
 def sampling_from(given: Mapping[str, Any], defaults: Sampling = Sampling()) -> Sampling:
@@ -196,6 +198,7 @@ def parse(  # noqa: PLR0913 - keyword-only; each engine sets those that concern 
     structures: Collection[str] | None = None,
     tools: ToolUse | None = None,
     examples: Sequence[Mapping[str, object]] = (),
+    adapters: Collection[str] = (),
 ) -> Request:
     """Parse the value of a record.
 
@@ -205,7 +208,7 @@ def parse(  # noqa: PLR0913 - keyword-only; each engine sets those that concern 
     further fields that the engine takes; `parts` names the content part types that the model takes; `token_ids` says
     that the prompt of a body may be a list of token ids; `structures` says that the engine holds an answer to its
     form, and names further fields of `structured_outputs`. `tools` are those of a chat without its own; `examples` are
-    messages before its own, after the system's.
+    messages before its own, after the system's. `adapters` are those that a body may name.
 
     Raises:
         RecordError: another type, an empty prompt, an unknown role or field, or a parameter out of range. Its `param`
@@ -225,16 +228,18 @@ def parse(  # noqa: PLR0913 - keyword-only; each engine sets those that concern 
                 structures=structures,
                 tools=tools,
                 examples=examples,
+                adapters=adapters,
             ),
         )
     body: Mapping[str, object] = value if isinstance(value, dict) else {}
     if body:
         value = asked_in(body, token_ids=token_ids)
     sampling = sampling_from(_sampling_in(body), defaults)
-    _refuse_unknown(body, (*extra, *TOOL_FIELDS) if structures is None else (*extra, *TOOL_FIELDS, *FIELDS))
+    more = ("adapter",) if adapters else ()
+    _refuse_unknown(body, (*extra, *more, *TOOL_FIELDS, *(() if structures is None else FIELDS)))
     structure = _structure(body, structures, sampling)
     known = {name: body[name] for name in extra if body.get(name) is not None}
-    asked = Request(None, None, sampling, known, structure=structure)
+    asked = Request(None, None, sampling, known, structure=structure, adapter=_adapter(body, adapters))
     if isinstance(value, tuple):
         return replace(asked, token_ids=value)
     if value == "":
@@ -359,12 +364,21 @@ def _refuse_unknown(body: Mapping[str, object], extra: Collection[str]) -> None:
         raise RecordError(f"{name} is {shown(value)}: this engine {takes}", param=name)
 
 
-def adapter_of(request: Request, known: Collection[str]) -> str | None:
-    """The adapter that a request names. Raises RecordError: the engine has none of this name."""
-    given = request.extra.get("adapter")
-    if given is None or (isinstance(given, str) and given in known):
-        return given
-    raise RecordError(f"adapter is {shown(given)}: the engine has {', '.join(known)}", param="adapter")
+def _adapter(body: Mapping[str, Any], known: Collection[str]) -> str | None:
+    """The adapter that a body names, in its own field or as its model.
+
+    Raises:
+        RecordError: the engine has none of this name, or the body names two.
+    """
+    model, given = body.get("model"), body.get("adapter")
+    named = model if isinstance(model, str) and model in known else None
+    if given is None or not known:
+        return named
+    if given not in list(known):
+        raise RecordError(f"adapter is {shown(given)}: the engine has {', '.join(known)}", param="adapter")
+    if named not in (None, given):
+        raise RecordError(f"adapter is {shown(given)}, and model names another, {named!r}: give one", param="adapter")
+    return str(given)
 
 
 def biases(given: object) -> dict[int, float]:

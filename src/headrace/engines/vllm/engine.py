@@ -38,7 +38,6 @@ from headrace.engines.requests.generation import (
     GeneratedText,
     Request,
     TokenChance,
-    adapter_of,
     derived_seed,
     nth_seed,
     parse,
@@ -166,11 +165,12 @@ class VllmEngine:
             self._defaults,
             system_prompt=self._options.system_prompt,
             chat=self._chat,
-            extra=(*EXTRA, "adapter") if self._options.adapters else EXTRA,
+            extra=EXTRA,
             parts=self._parts,
             structures=STRUCTURE_OPTIONS,
             tools=self._tools,
             examples=self._examples,
+            adapters=self._options.adapters or (),
         )
 
     def _rendered(self, request: Request) -> tuple[Any, SamplingParams]:
@@ -202,7 +202,7 @@ class VllmEngine:
                 f"the prompt has {length} tokens, and max_model_len is {self.max_model_len}: there is no room for an "
                 "answer; shorten it, raise ``max_model_len``, or split it (``on_too_long=split``)"
             )
-        lora = self._loras.get(adapter_of(parsed, self._loras) or "")
+        lora = self._loras.get(parsed.adapter or "")
         payload = _Payload(prompt, params, reader=reader, lora=lora)
         return Prepared(payload, cost=length, greedy=params.temperature == 0)
 

@@ -148,7 +148,7 @@ class RequestLines:
         self._state.check_prompts(prompts)
         self._state.check_choices(len(prompts), request.choices)
         values = [record for prompt in prompts for record in request.records(prompt=prompt)]
-        return _Inputs(values, n=request.choices)
+        return _Inputs(self._state.service.model.given(request.model, values), n=request.choices)
 
     def _chat(self, body: object) -> _Inputs:
         request = ChatRequest.model_validate(body)
@@ -156,7 +156,8 @@ class RequestLines:
         _refuse_timeout(request)
         self._state.check_messages(request.messages)
         self._state.check_choices(1, request.choices)
-        return _Inputs(request.records(messages=request.messages), n=request.choices)
+        values = request.records(messages=request.messages)
+        return _Inputs(self._state.service.model.given(request.model, values), n=request.choices)
 
     def _score(self, body: object) -> _Inputs:
         request = ScoreRequest.model_validate(body)

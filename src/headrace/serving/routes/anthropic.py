@@ -234,7 +234,7 @@ def _router(state: ServerState) -> APIRouter:
     @router.post("/v1/messages", responses={200: {"content": {"text/event-stream": {}}}})
     async def messages(body: MessagesRequest, request: Request) -> Response:
         """Generate the next message of a chat."""
-        name = state.service.name
+        name = state.service.model.named(body.model)
 
         def whole(answers: Sequence[GeneratorAnswer]) -> JsonObject:
             return answered(_new_id(), name, answers[0])

@@ -39,14 +39,14 @@ def router(state: ServerState) -> APIRouter:
     @routes.post("/v1/completions", response_model=Completion, responses=_STREAM)
     async def completions(body: CompletionRequest, request: Request) -> Response:
         """Complete each prompt."""
-        name = state.service.name
+        name = state.service.model.named(body.model)
         whole = lambda answers: {**_head("cmpl", name), **completion(answers, body.choices)}  # noqa: E731
         return await complete(state, body, request, ReplyForm(whole, lambda: _CompletionChunks(name, body), "prompt"))
 
     @routes.post("/v1/chat/completions", response_model=ChatCompletion, responses=_STREAM)
     async def chat(body: ChatRequest, request: Request) -> Response:
         """Generate the next message of a chat."""
-        name = state.service.name
+        name = state.service.model.named(body.model)
         whole = lambda answers: {**_head("chatcmpl", name), **chat_completion(answers)}  # noqa: E731
         return await converse(state, body, request, ReplyForm(whole, lambda: _ChatChunks(name, body), "messages"))
 
@@ -96,6 +96,7 @@ async def _answered(
     form: ReplyForm,
 ) -> Response:
     call = state.call(request, body.timeout, form.param)
+    records = state.service.model.given(body.model, records)
     if body.stream:
         return EventStream(state.service, records, size, call, form.chunks(), form.kept)
     answers = (await state.service.infer(records, size, call)).outputs

@@ -236,10 +236,12 @@ def _router(state: ServerState, task: Task) -> APIRouter:
     inputs = ["query", "text"] if task.pairs == "always" else ["text"]
     outputs = _OUTPUTS.get(task.outputs, [("output", "BYTES", [-1])])
 
-    def check(request: Request) -> None:
-        state.check_model(request.path_params["model"])
+    def check(request: Request) -> str:
+        """The name of the model in the answer."""
+        name = state.check_model(request.path_params["model"])
         if (version := request.path_params.get("version", _VERSION)) != _VERSION:
             raise ApiError(404, f"the model has no version {version!r}, only {_VERSION!r}", code="no_such_version")
+        return name
 
     async def server(request: Request) -> Response:
         """Describe the server."""
@@ -247,9 +249,8 @@ def _router(state: ServerState, task: Task) -> APIRouter:
 
     async def metadata(request: Request) -> Response:
         """Describe the model's tensors."""
-        check(request)
         return JsonReply({
-            "name": state.service.name,
+            "name": check(request),
             "versions": [_VERSION],
             "platform": f"headrace_{task.name}",
             "inputs": [{"name": name, "datatype": "BYTES", "shape": [-1]} for name in inputs],
@@ -258,12 +259,11 @@ def _router(state: ServerState, task: Task) -> APIRouter:
 
     async def ready(request: Request) -> Response:
         """Whether the model takes requests."""
-        check(request)
-        return JsonReply({"name": state.service.name, "ready": True})
+        return JsonReply({"name": check(request), "ready": True})
 
     async def infer(body: bytes, request: Request) -> Response:
         """Run the model on a tensor of texts."""
-        check(request)
+        name = check(request)
         size = _header_bytes(request)
         if len(body) > HEAVY_BYTES:
             asked, texts = await asyncio.to_thread(parse, body, size)
@@ -271,8 +271,9 @@ def _router(state: ServerState, task: Task) -> APIRouter:
             asked, texts = parse(body, size)
         del body  # it may be long, and the answer may take long
         records, cost, timeout_s = _records(state, task, asked, texts)
+        records = state.service.model.given(name, records)
         answers = await state.service.infer(records, cost, state.call(request, timeout_s, "inputs"))
-        head: JsonObject = {"model_name": state.service.name, "model_version": _VERSION}
+        head: JsonObject = {"model_name": name, "model_version": _VERSION}
         content, header = answer(asked, _tensors(task, answers), head)
         if header is None:
             return Response(content, media_type="application/json")

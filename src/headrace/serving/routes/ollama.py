@@ -217,24 +217,28 @@ def _answers(router: APIRouter, state: ServerState) -> None:
     @router.post("/api/chat", responses=_STREAM)
     async def chat(body: ChatAsked, request: Request) -> Response:
         """Generate the next message of a chat, in pieces unless `stream` is false."""
-        form = _form(state, lambda text, more: {"message": {"role": "assistant", "content": text, **more}}, "messages")
-        return await converse(state, body.request(), request, form)
+
+        def said(text: str, more: JsonObject) -> JsonObject:
+            return {"message": {"role": "assistant", "content": text, **more}}
+
+        return await converse(state, body.request(), request, _form(state, body.model, said, "messages"))
 
     @router.post("/api/generate", responses=_STREAM)
     async def generate(body: GenerateAsked, request: Request) -> Response:
         """Answer a prompt, in pieces unless `stream` is false."""
-        state.check_model(model_name(body.model))
+        name = state.check_model(model_name(body.model))
         if not body.prompt:  # Ollama loads the model
-            head = {"model": state.service.name, "created_at": now()}
+            head = {"model": name, "created_at": now()}
             return JsonReply({**head, "response": "", "done": True, "done_reason": "load"})
-        form, asked = _form(state, lambda text, more: {"response": text, **more}, "prompt"), body.request()
+        form = _form(state, body.model, lambda text, more: {"response": text, **more}, "prompt")
+        asked = body.request()
         if isinstance(asked, ChatRequest):
             return await converse(state, asked, request, form)
         return await complete(state, asked, request, form)
 
 
-def _form(state: ServerState, said: Callable[[str, JsonObject], JsonObject], param: str) -> ReplyForm:
-    began, name = time.monotonic(), state.service.name
+def _form(state: ServerState, model: str, said: Callable[[str, JsonObject], JsonObject], param: str) -> ReplyForm:
+    began, name = time.monotonic(), state.service.model.named(model_name(model))
 
     def whole(answers: Sequence[GeneratorAnswer]) -> JsonObject:
         [answer] = answers

@@ -299,7 +299,8 @@ class _Turn:
         if body.store is False:
             kept = None
         head = new_head(kept=kept is not None)
-        return cls(body, state.service.name, before, head, f"msg_{uuid.uuid4().hex}", kept, tenant.name)
+        name = state.service.model.named(body.model)
+        return cls(body, name, before, head, f"msg_{uuid.uuid4().hex}", kept, tenant.name)
 
     def answer(self, answer: GeneratorAnswer) -> JsonObject:
         return self.body.answer(self.model, output(self.item, answer), answer, self.head)

@@ -9,6 +9,7 @@ from fastapi import APIRouter, Request, Response
 from headrace.records import JsonObject
 from headrace.serving.protocol.responses import JsonReply
 from headrace.serving.protocol.schemas import ERRORS, Health, Model, ModelList
+from headrace.serving.service import ServedModel
 from headrace.serving.state import RETRY_WHEN_STOPPING_S, ServerState
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -19,12 +20,12 @@ def model_routes(state: ServerState, task: str) -> APIRouter:
 
     def listed() -> Sequence[JsonObject]:
         served = state.service.model
-        return [described(name, task, served.commit) for name in served.names]
+        return [described(name, task, served) for name in served.names]
 
     def named(name: str) -> JsonObject:
         state.check_model(name)
         served = state.service.model
-        return described(name if name in served.names else served.name, task, served.commit)
+        return described(name if name in served.names else served.name, task, served)
 
     return router(state, listed, named)
 
@@ -76,7 +77,9 @@ def probed(status: str, *, good: bool) -> JsonReply:
     return JsonReply({"status": status}, 503, {"Retry-After": f"{RETRY_WHEN_STOPPING_S:.0f}"})
 
 
-def described(name: str, task: str, commit: str | None = None) -> JsonObject:
-    """An entry of `/v1/models`."""
-    known: JsonObject = {"id": name, "object": "model", "created": 0, "owned_by": "headrace", "task": task}
-    return known if commit is None else {**known, "commit": commit}
+def described(name: str, task: str, served: ServedModel) -> JsonObject:
+    """An entry of `/v1/models`; that of an adapter names its model, as vLLM's does."""
+    entry: JsonObject = {"id": name, "object": "model", "created": 0, "owned_by": "headrace", "task": task}
+    if served.commit is not None:
+        entry["commit"] = served.commit
+    return {**entry, "parent": served.name} if name in served.adapters else entry

@@ -70,7 +70,7 @@ class TgiParameters(BaseModel):
     typical_p: None = None
     top_n_tokens: None = None
     truncate: None = None
-    adapter_id: None = None
+    adapter_id: str | None = None
 
 
 class TgiRequest(RequestFields):
@@ -84,6 +84,7 @@ class TgiRequest(RequestFields):
         """The same request as OpenAI's API has it."""
         asked = self.parameters
         given: JsonObject = {
+            "model": asked.adapter_id,
             "prompt": self.inputs,
             "stream": stream,
             "timeout": self.timeout,

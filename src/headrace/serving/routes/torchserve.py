@@ -44,7 +44,7 @@ def _router(state: ServerState, task: Task) -> APIRouter:
     @router.post("/predictions/{model}")
     async def predict(body: bytes, request: Request) -> Response:
         """Run the model on one record."""
-        state.check_model(request.path_params["model"])
+        name = state.check_model(request.path_params["model"])
         record = _record(body, request.headers.get("content-type", ""), task)
         if task.images:
             size = 1
@@ -54,7 +54,8 @@ def _router(state: ServerState, task: Task) -> APIRouter:
             chars = chars_in(list(record) if isinstance(record, tuple) else record)
             state.check_length(chars, "data")
             size = min(guess(chars), state.service.most_cost)
-        answers = await state.service.infer([record], size, state.call(request, None, "data"))
+        records = state.service.model.given(name, [record])
+        answers = await state.service.infer(records, size, state.call(request, None, "data"))
         [output] = answers.outputs
         return JsonReply(output["text"] if task.outputs == "text" else output)
 
