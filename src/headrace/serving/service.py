@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import secrets
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import AsyncGenerator, Callable, Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
 from dataclasses import dataclass, replace
 from functools import partial
 from types import TracebackType
@@ -17,6 +19,7 @@ from starlette.types import Receive
 
 from headrace.batching.batcher import Batcher
 from headrace.batching.dynamic import DynamicBatcher
+from headrace.batching.pending import PendingResult
 from headrace.batching.stats import BatchStats
 from headrace.concurrency.daemon_thread import on_daemon_thread
 from headrace.engines.base import Chunks, Engine, PartialAnswer, Placed, Prepared
@@ -27,6 +30,7 @@ from headrace.errors import EngineDeadError
 from headrace.events import BatchDone, BatchFormed, Event, Listener, StageDone
 from headrace.serving.admission.batch_bound import BatchBound
 from headrace.serving.admission.controller import AdmissionController, AdmissionLimits, Ceiling
+from headrace.serving.admission.turns import PreparationTurns
 from headrace.serving.admission.waiting import CancelScope, run_chunks
 from headrace.serving.errors import ApiError, ClientGoneError, api_error
 from headrace.serving.limits import ServeLimits
@@ -45,6 +49,8 @@ _INLINE_CHARS = 512
 _SLICE, _SLICE_COST = 128, 8_192
 """Maximum records that are prepared in one go, and their estimated cost: some 10 ms of a tokenizer's time. The slices
 of several requests take turns."""
+_BATCHES_AHEAD = 4
+"""Full batches that may wait for the model before the slices of large requests wait to be prepared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +90,9 @@ class RequestInFlight:
         self._size = size
         self._call = call
         self._cost = 0
-        self._truncated: Sequence[int] = ()
-        self._done = self._submitted = False
+        self._truncated: list[int] = []
+        self._unsubmitted = float(size)
+        self._done = False
 
     def __enter__(self) -> Self:
         if self._call.span is not None:
@@ -105,22 +112,37 @@ class RequestInFlight:
             ApiError: a record is too long and may not be truncated.
             Exception: a record is invalid, or the queue is full.
         """
+        futures: list[asyncio.Future[object]] = []
+        async with aclosing(self._service.prepare(self._values, self._size, self._call, self.scope)) as slices:
+            async for prepared in slices:
+                self._submit(prepared, on_text, futures)
+        return futures
+
+    def _submit(
+        self,
+        prepared: Sequence[Prepared[object]],
+        on_text: Callable[[int, PartialAnswer], None] | None,
+        futures: list[asyncio.Future[object]],
+    ) -> None:
+        """Queue the next slice of the records; their futures are added to `futures`."""
         service, call = self._service, self._call
-        prepared = await service.prepare(self._values, self._size, call.listener)
-        self._truncated = [index for index, entry in enumerate(prepared) if entry.truncated]
+        first = len(futures)
+        self._truncated += [index for index, entry in enumerate(prepared, first) if entry.truncated]
         if self._truncated and not call.may_cut:
             raise service.too_long(self._truncated[0], call)
-        self._cost = sum(entry.cost for entry in prepared)
+        self._cost += sum(entry.cost for entry in prepared)
         if on_text is not None:
-            prepared = service.with_progress(prepared, on_text)
-        futures: list[asyncio.Future[object]] = []
-        self.scope.watch(futures)  # before submitting: if one is refused, the earlier ones are cancelled
+            prepared = service.with_progress(prepared, on_text, first)
         batcher = service.batcher_for(self._size)
-        for entry in prepared:
-            futures.append(service.submit(entry, call, batcher))  # noqa: PERF401 - each is watched once it is queued
-        service.admission.submitted(self._size)
-        self._submitted = True
-        return futures
+        try:
+            for entry in prepared:
+                futures.append(service.submit(entry, call, batcher))  # noqa: PERF401 - each counts once it is queued
+        finally:
+            self.scope.watch(futures)  # also where one is refused: the earlier ones are cancelled
+        service.queued(futures[-1], self._size)
+        part = self._size * len(prepared) / len(self._values)
+        service.admission.submitted(part)
+        self._unsubmitted -= part
 
     def answered(self, outputs: Sequence[object]) -> RequestAnswers:
         """Count the answers that the client receives."""
@@ -135,7 +157,7 @@ class RequestInFlight:
     ) -> None:
         service, count = self._service, len(self._values)
         self.scope.close()
-        service.admission.release(count, self._size, done=self._done, submitted=self._submitted)
+        service.admission.release(count, self._size, done=self._done, unsubmitted=self._unsubmitted)
         service.ended(self._size)
         if isinstance(error, ClientGoneError):
             service.cancelled += count
@@ -153,6 +175,16 @@ class RequestAnswers:
     """Total cost, in the engine's unit."""
     truncated: Sequence[int]
     """Indices of the records that were truncated."""
+
+
+def _valid(prepared: Sequence[Prepared[object] | Exception]) -> list[Prepared[object]]:
+    """Prepared records; raises the error of the first invalid one."""
+    valid: list[Prepared[object]] = []
+    for entry in prepared:
+        if isinstance(entry, Exception):
+            raise entry
+        valid.append(entry)
+    return valid
 
 
 ANY_NAME = "*"
@@ -251,9 +283,18 @@ class Service:
             profile.full_cost,
             (lambda: sum(one.waiting_cost for one in self._batchers)) if self._batches else None,
         )
+        threads = 2 if (os.cpu_count() or 1) > 2 else 1  # on two cores, a second one would take the model's core
+        self._pool = ThreadPoolExecutor(threads, "headrace-prepare")
+        self._turns = (
+            PreparationTurns(self._cost_ahead, _BATCHES_AHEAD * profile.full_cost, threads, _SLICE_COST)
+            if self._batches
+            else None
+        )
         self._resizable = batcher if isinstance(batcher, DynamicBatcher) else None
         self._beside = None if express is None else BESIDE.of(engine)
         self._leaves_room = False
+        self._before: asyncio.Future[object] | None = None
+        """The last record of a small request that was queued before large ones came."""
         self._bounded = profile.full_cost if self._resizable is None else self._resizable.target_batch_cost
         """The most a batch may cost now."""
         self._bound = BatchBound(self._bounded)
@@ -269,8 +310,6 @@ class Service:
         self._on_dead = on_dead
         self._dead = False
         self._light = not task_named(task).images  # decoding an image takes milliseconds, whatever its cost
-        # On two cores, a second thread would take the model's core.
-        self._pool = ThreadPoolExecutor(2 if (os.cpu_count() or 1) > 2 else 1, "headrace-prepare")
 
     @property
     def stats(self) -> BatchStats:
@@ -322,6 +361,8 @@ class Service:
         if isinstance(event, BatchFormed):
             if event.padded_cost + waiting >= profile.full_cost or event.size >= profile.batch_size:
                 self._full.add(event.batch)
+            if self._turns is not None:
+                self._turns.proceed()
         elif isinstance(event, BatchDone):
             full = event.batch in self._full
             self._full.discard(event.batch)
@@ -340,9 +381,16 @@ class Service:
         self._bound.began(size, now)
         self._bound_batches(now)
 
+    def queued(self, record: asyncio.Future[object], size: int) -> None:
+        """The last record of a slice waits for the model."""
+        if self._beside is not None and self._bound.is_before(size):
+            self._before = record
+
     def ended(self, size: int) -> None:
-        """It was answered."""
+        """It was answered, or given up."""
         self._bound.ended(size)
+        if self._turns is not None:  # its waiting records have left the queue
+            self._turns.proceed()
 
     def _bound_batches(self, now: float) -> None:
         """Keep batches short while small requests come beside large ones, or have them leave room for small ones."""
@@ -355,6 +403,14 @@ class Service:
         if self._resizable is not None and most != self._bounded:
             self._bounded = most
             self._resizable.set_target_batch_cost(most)
+
+    def _cost_ahead(self) -> float:
+        """The cost that waits for the model; no large request comes into a batch of small ones that came before it."""
+        waiting, before = self.batcher.waiting_cost, self._before
+        if waiting and isinstance(before, PendingResult) and before.holder is not None:
+            return math.inf
+        self._before = None
+        return waiting
 
     def batcher_for(self, size: int) -> Batcher[object, object]:
         """Where a request of this estimated cost is batched: a small one overtakes large ones, but a crowd of small
@@ -376,9 +432,14 @@ class Service:
             return request.answered(await request.scope.all(futures))
 
     async def prepare(
-        self, values: Sequence[object], size: int, listener: Listener | None = None
-    ) -> list[Prepared[object]]:
-        """The prepared records. What takes a thread is reported to `listener`.
+        self, values: Sequence[object], size: int, call: Call, scope: CancelScope
+    ) -> AsyncGenerator[list[Prepared[object]]]:
+        """The prepared records, in slices. Those of a large request wait for their turns.
+
+        What takes a thread is reported to the call's listener.
+
+        Args:
+            scope: ends the wait on a timeout or a disconnect.
 
         Raises:
             Exception: the error of the first invalid record.
@@ -386,22 +447,25 @@ class Service:
         if self.profile.draws:  # equal requests get different answers, unless they have a seed of their own
             values = [Placed(value, secrets.randbits(64)) for value in values]
         if self._light and size * CHARS_PER_COST <= _INLINE_CHARS:
-            prepared = self.engine.prepare(values)
-        else:
-            prepared, duration_s, at = [], 0.0, 0.0
-            step = max(min(_SLICE, _SLICE_COST * len(values) // max(size, 1)), 1)
-            for start in range(0, len(values), step):
-                some, took_s, at = await self.on_thread(self._prepare, values[start : start + step])
-                prepared += some
+            yield _valid(self.engine.prepare(values))
+            return
+        duration_s, at = 0.0, 0.0
+        step = max(min(_SLICE, _SLICE_COST * len(values) // max(size, 1)), 1)
+        turns = self._turns if step < len(values) else None
+        for start in range(0, len(values), step):
+            some = values[start : start + step]
+            turn = None if turns is None else turns.ask(size * len(some) / len(values), call.caller)
+            try:
+                if turn is not None:
+                    await scope.wait(turn)
+                prepared, took_s, at = await self.on_thread(self._prepare, some)
                 duration_s += took_s
-            if listener is not None:
-                listener(StageDone("prepare", len(values), duration_s, at))
-        good: list[Prepared[object]] = []
-        for entry in prepared:
-            if isinstance(entry, Exception):
-                raise entry
-            good.append(entry)
-        return good
+                yield _valid(prepared)
+            finally:
+                if turns is not None and turn is not None:
+                    turns.end(turn)
+        if call.listener is not None:
+            call.listener(StageDone("prepare", len(values), duration_s, at))
 
     def _prepare(self, values: Sequence[object]) -> tuple[list[Prepared[object] | Exception], float, float]:
         """The prepared records, how long it took, and when it ended."""
@@ -446,11 +510,14 @@ class Service:
         return await (await batcher.submit(payload, estimated_cost=estimate, priority=ONLINE, caller=call.caller))
 
     def with_progress(
-        self, prepared: Sequence[Prepared[object]], on_text: Callable[[int, PartialAnswer], None]
+        self, prepared: Sequence[Prepared[object]], on_text: Callable[[int, PartialAnswer], None], first: int
     ) -> list[Prepared[object]]:
         """The same records, with `on_text` called on the event loop as their answers grow, if the engine supports it.
 
         The answer to a prompt that is split comes in one piece.
+
+        Args:
+            first: the index of the first record in its request.
         """
         if self._followable is None:
             return list(prepared)
@@ -464,7 +531,7 @@ class Service:
             entry
             if isinstance(entry.payload, Chunks)
             else replace(entry, payload=follow(entry.payload, partial(report, index)))
-            for index, entry in enumerate(prepared)
+            for index, entry in enumerate(prepared, first)
         ]
 
     def to_api_error(self, error: BaseException, call: Call) -> ApiError:

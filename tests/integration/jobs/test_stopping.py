@@ -47,9 +47,9 @@ def test_a_stop_leaves_no_gaps_between_its_parts(tmp_path: Path) -> None:
     end = job.run(stop)
     parts = sorted((part.start, part.end) for part in job.emitted(PartCommitted))
     assert end.state == "interrupted"
-    assert len(parts) <= 8
     assert [start for start, _ in parts] == [0, *(end for _, end in parts[:-1])]
     done = job.computed
+    assert len(parts) <= done // 1_000 + 1, "none is small but the last"
     assert job.run().state == "finished"
     assert job.computed == records > done
     assert [identity for identity, _ in read_rows(job.sink)] == list(range(records))

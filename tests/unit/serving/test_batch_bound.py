@@ -238,3 +238,18 @@ def test_whatever_was_seen_the_bound_lets_a_record_in(seen: list[tuple[float, fl
     assert 0 < bound.most(0) <= full
     bound.ended(full)
     assert bound.most(0) == full
+
+
+def test_single_texts_that_came_before_a_crowd_do_not_share_a_batch_with_it(virtual: VirtualTime) -> None:
+    async def main() -> None:
+        timed = Timed(1.4e-4, 0.012, engine=BesideEngine())
+        assert timed.express is not None
+        async with timed.batcher, timed.express:
+            small = [asyncio.ensure_future(timed.ask(1, 27, f"small {n}", n * 0.004)) for n in range(3)]
+            large = asyncio.ensure_future(timed.ask(1_000, 27, "large", 0.010))
+            assert max(await asyncio.gather(*small)) < 0.06  # a full batch takes 0.3 s
+            assert timed.costs[0] == 27
+            await large
+            assert sum(timed.costs) == 1_003 * 27
+
+    virtual(main())

@@ -9,8 +9,11 @@ from typing import Any
 import pytest
 from tests.unit.virtual_time import VirtualTime
 
+from headrace.batching.pending import PendingResult
 from headrace.engines.base import Prepared
 from headrace.errors import QueueFullError
+from headrace.events import BatchFormed
+from headrace.serving.admission.waiting import CancelScope
 from headrace.serving.errors import ApiError, ClientGoneError
 from headrace.serving.limits import ServeLimits
 from headrace.serving.service import Call, RequestInFlight, ServedModel, Service
@@ -22,12 +25,15 @@ class Room:
 
     def __init__(self, room: int) -> None:
         self.futures: list[asyncio.Future[Any]] = []
+        self.waiting_cost = 0.0
         self._room = room
 
     def submit_nowait(self, record: Any, **options: Any) -> asyncio.Future[Any]:
         if len(self.futures) == self._room:
             raise QueueFullError("no room")
-        self.futures.append(asyncio.get_running_loop().create_future())
+        self.futures.append(PendingResult(loop=asyncio.get_running_loop()))
+        self.futures[-1].holder = None
+        self.waiting_cost += options["estimated_cost"]
         return self.futures[-1]
 
 
@@ -36,11 +42,11 @@ async def receive() -> MutableMapping[str, Any]:
     raise AssertionError("it never ends")
 
 
-def service(batcher: Room) -> Service:
+def service(batcher: Room, engine: FakeEngine | None = None) -> Service:
     return Service(
         ServedModel(("fake",)),
         "embed",
-        FakeEngine(max_model_len=2),
+        engine or FakeEngine(max_model_len=2),
         batcher,  # type: ignore[arg-type]
         ServeLimits(),
         lambda: None,
@@ -118,8 +124,39 @@ def test_long_texts_are_prepared_in_small_slices(virtual: VirtualTime, texts: in
     async def main() -> None:
         served = service(Room(texts))
         served.engine = Counting()
-        await served.prepare(["word " * words] * texts, max(texts * words, 1_000))
+        scope = CancelScope(receive, 10)
+        size = max(texts * words, 1_000)
+        prepared = [
+            entry async for part in served.prepare(["word " * words] * texts, size, call(), scope) for entry in part
+        ]
+        assert len(prepared) == texts
 
     slices: list[int] = []
     virtual(main())
     assert (sum(slices), max(slices)) == (texts, most)
+
+
+def test_a_large_request_is_prepared_only_some_batches_ahead(virtual: VirtualTime) -> None:
+    async def main() -> None:
+        batcher = Room(10_000)
+        served = service(batcher, FakeEngine())
+        ahead = 4 * served.profile.full_cost
+        waiting = asyncio.ensure_future(served.infer(["word " * 100] * 400, 40_000, call()))
+        await asyncio.sleep(1)
+        assert ahead <= batcher.waiting_cost < ahead + 8_192
+        small = asyncio.ensure_future(served.infer(["b"], 1, call()))
+        await asyncio.sleep(0.1)
+        batcher.futures[-1].set_result("b")
+        assert (await small).outputs == ["b"]  # it waits for nobody's turn
+        submitted = len(batcher.futures)
+        batcher.waiting_cost = 0.0  # a batch was formed
+        served.heard(BatchFormed(batch=1, size=1, cost=1, padded_cost=1, reason="size", starved_s=0, at=1))
+        await asyncio.sleep(0.1)
+        assert len(batcher.futures) > submitted
+        with pytest.raises(ApiError, match="timed out") as caught:  # while it waits for its turn
+            await waiting
+        assert caught.value.status_code == 408
+        assert all(future.done() for future in batcher.futures)
+        assert (served.admission.requests, served.admission.ahead) == (0, batcher.waiting_cost)
+
+    virtual(main())

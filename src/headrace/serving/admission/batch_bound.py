@@ -63,6 +63,10 @@ class BatchBound:
         if cost > _SMALL * self._full:
             self._large -= cost
 
+    def is_before(self, cost: float) -> bool:
+        """Whether a request of this cost is small, and comes beside less than a batch's worth of others."""
+        return self._large < self._full and cost <= _SMALL * self._full
+
     def is_beside(self, cost: float) -> bool:
         """Whether a request of this cost is small, and comes beside a batch's worth of others that are not."""
         return self._large >= self._full and cost <= _SMALL * self._full

@@ -157,7 +157,7 @@ class AdmissionController:
         self._unsubmitted += cost
 
     def submitted(self, cost: float) -> None:
-        """A request's records wait for the engine from now on."""
+        """Some records of a request, of this cost, wait for the engine from now on."""
         self._unsubmitted -= cost
 
     def lower(self, cost: float) -> None:
@@ -165,18 +165,18 @@ class AdmissionController:
         self.cost -= cost
         self._unsubmitted -= cost
 
-    def release(self, requests: int, cost: float, *, done: bool, submitted: bool = True) -> None:
+    def release(self, requests: int, cost: float, *, done: bool, unsubmitted: float = 0.0) -> None:
         """Release reserved room.
 
         Args:
             done: whether the engine has processed the records.
-            submitted: whether `submitted` was called.
+            unsubmitted: the part of the cost that `submitted` was not called for.
         """
         full = self.requests >= self._width or self.cost >= self._width_cost
         self._callers -= 1
         self.requests -= requests
         self.cost = self.cost - cost if self.requests else 0.0
-        self._unsubmitted = self._unsubmitted - (0 if submitted else cost) if self.requests else 0.0
+        self._unsubmitted = self._unsubmitted - unsubmitted if self.requests else 0.0
         self._answers.ended(requests, cost, self._clock(), done=done, full=full)
         if not self.requests:
             self._answers.idle()

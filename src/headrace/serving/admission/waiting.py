@@ -38,6 +38,7 @@ class CancelScope:
         self._timer = loop.call_later(min(timeout_s, WATCH_AFTER_S), self._start_watching)
         self._watcher: asyncio.Task[None] | None = None
         self._futures: Sequence[asyncio.Future[object]] = ()
+        self._turn: asyncio.Future[None] | None = None
         self.cause: Exception | None = None
         """Why the futures were cancelled, if they were."""
 
@@ -52,11 +53,27 @@ class CancelScope:
         try:
             return [await future for future in futures]
         except asyncio.CancelledError:
-            if self.cause is None:
-                raise
-            raise self.cause from None
+            self._raise_cause()
+            raise
         finally:
             self.close()
+
+    async def wait(self, turn: asyncio.Future[None]) -> None:
+        """Wait for a turn; the futures that are watched stay so.
+
+        Raises:
+            DeadlineExceededError: the request timed out.
+            ClientGoneError: the client has disconnected.
+        """
+        self._raise_cause()
+        self._turn = turn
+        try:
+            await turn
+        except asyncio.CancelledError:
+            self._raise_cause()
+            raise
+        finally:
+            self._turn = None
 
     def watch(self, futures: Sequence[asyncio.Future[object]]) -> None:
         """Cancel these futures on a timeout or disconnect; `cause` then holds the reason."""
@@ -90,7 +107,13 @@ class CancelScope:
             self.cause = cause
             self._cancel()
 
+    def _raise_cause(self) -> None:
+        if self.cause is not None:
+            raise self.cause from None
+
     def _cancel(self) -> None:
+        if self._turn is not None:
+            self._turn.cancel()
         for future in self._futures:
             if not future.done():
                 future.cancel()
