@@ -14,6 +14,8 @@ import pytest
 import headrace
 from headrace.errors import ConfigError, HeadraceError
 from headrace.io.formats.tables import check_names
+from headrace.io.sources.in_memory import SequenceSource
+from headrace.io.sources.joined import JoinedSource, StepOutput
 from headrace.jobs.settings import Limits
 
 np = pytest.importorskip("numpy")
@@ -230,6 +232,18 @@ def test_a_damaged_column_harms_no_step_that_does_not_use_it(tmp_path: Path) -> 
     steps = [{"name": "first", "engine": engine}, {"name": "last", "engine": engine}]
     headrace.run(source, sink=tmp_path / "out.parquet", steps=steps, progress=False)
     assert pq.read_table(tmp_path / "out.parquet").num_rows == 1200
+
+
+def test_of_the_output_of_a_step_only_its_column_is_decoded(tmp_path: Path) -> None:
+    path = tmp_path / "step.parquet"
+    pq.write_table(pa.table({"id": [0.1, 0.2], "first": [7, 8]}), path)
+    place = pq.read_metadata(path).row_group(0).column(0).dictionary_page_offset
+    content = bytearray(path.read_bytes())
+    content[place : place + 20] = b"\xff" * 20
+    path.write_bytes(content)
+    output = StepOutput("first", "first", path, tmp_path / "none.jsonl", "parquet")
+    chunks = JoinedSource(SequenceSource(["a", "b"]), [output], {}).chunks(lambda position: position)
+    assert [record.data["first"] for chunk in chunks for record in chunk.records] == [7, 8]
 
 
 @pytest.mark.parametrize("plain_footer", [False, True])

@@ -152,7 +152,8 @@ class _StepOutputs:
             raise JobError(f"{step.file}, the output of step {step.name!r}, is missing; run again to compute it again")
         self._numbers = _numbers(step) if step.format == "parquet" else {}
         file = str(step.file) if is_remote(step.file) else step.file
-        for chunk in open_source(file, step.format).chunks(lambda position: max(position, self._wanted)):
+        rows = needing(open_source(file, step.format), [step.column])
+        for chunk in rows.chunks(lambda position: max(position, self._wanted)):
             for record in chunk.records:
                 yield record.position, record.data
 
