@@ -97,38 +97,30 @@ class WordTokens:
     def of_column(self, texts: pa.StringArray) -> tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.bool_]]:
         """The tokens of all texts, where those of each begin and the last end, and whether some were cut off.
 
-        Arrow and NumPy do most of the work, for all words at once, and a part of it without Python's lock.
+        Arrow does nearly all of the work, for all words at once and without Python's lock.
 
         Args:
             texts: at least one, none of them odd.
         """
+        import pyarrow as pa
         import pyarrow.compute as pc
 
+        binary = pa.large_binary()
+        before, after = (pa.scalar(tokens, binary) for tokens in (self._before, self._after))
         ascii_alone = pc.all(pc.string_is_ascii(texts)).as_py()
         listed = (pc.ascii_split_whitespace if ascii_alone else pc.utf8_split_whitespace)(texts)
         coded = listed.flatten().dictionary_encode()
-        kept = [*map(self._stretches.__getitem__, coded.dictionary.to_pylist()), self._before, self._after]
-        table = np.frombuffer(b"".join(kept), np.int32)
-        lengths = np.fromiter(map(len, kept), np.int32, len(kept)) // ID_BYTES
-        # A text is the stretch `before`, its own, and `after`.
-        counts = listed.value_lengths().to_numpy() + 2
-        firsts = np.cumsum(counts) - counts
-        codes = np.full(counts.sum(), len(kept) - 1, np.int32)
-        codes[firsts] = len(kept) - 2
-        codes[np.arange(len(coded)) + np.repeat(2 * np.arange(len(texts)) + 1, counts - 2)] = coded.indices
-        sizes = lengths[codes]
-        bounds = np.append(0, np.cumsum(sizes))
-        places = np.repeat((np.cumsum(lengths) - lengths)[codes] - bounds[:-1], sizes) + np.arange(bounds[-1])
-        bounds = bounds[np.append(firsts, len(codes))]
-        long = np.diff(bounds)
-        cut = long > self._most // ID_BYTES
-        if cut.any():
-            gone = np.repeat(long - self._most // ID_BYTES, long)
-            number = np.arange(len(places)) - np.repeat(bounds[:-1], long)
-            start = lengths[-2] if self._left else self._most // ID_BYTES - lengths[-1]
-            places = places[(number < start) | (number >= start + gone)]
-            bounds = np.append(0, np.cumsum(np.minimum(long, self._most // ID_BYTES)))
-        return table[places], bounds, cut
+        kept = pa.array(map(self._stretches.__getitem__, coded.dictionary.to_pylist()), binary)
+        content, ends = _content(kept.take(coded.indices))
+        bounds = ends[np.append(0, np.cumsum(listed.value_lengths()))]
+        room = self._most - len(self._before) - len(self._after)
+        cut = np.diff(bounds) > room
+        pieces = np.column_stack((bounds[:-1], bounds[1:]))  # what is between two of them is left out
+        pieces[cut, 0 if self._left else 1] = pieces[cut, 1] - room if self._left else pieces[cut, 0] + room
+        buffers = [None, pa.py_buffer(pieces), content]
+        own = pa.Array.from_buffers(binary, pieces.size - 1, buffers).take(pa.array(np.arange(0, pieces.size, 2)))
+        content, ends = _content(pc.binary_join_element_wise(before, own, after, pa.scalar(b"", binary)))
+        return np.frombuffer(content, np.int32, ends[-1] // ID_BYTES), ends // ID_BYTES, cut
 
     def of(self, texts: Sequence[str]) -> tuple[list[bytes], list[bool], list[int]]:
         """The tokens of each text, and whether some were cut off; and which are left to the tokenizer."""
@@ -171,6 +163,14 @@ def word_tokens(
     if own != list(ids(_SAMPLE)) or any(sample.type_ids) or any(token.normalized for token in added):
         return None
     return WordTokens(ids, [token.content for token in added], before, after, max_model_len, side)
+
+
+def _content(array: pa.Array) -> tuple[pa.Buffer, NDArray[np.int64]]:
+    """The bytes of a `large_binary` array that is no part of another, and where each value ends there, after a 0."""
+    import pyarrow as pa
+
+    _, ends, content = array.buffers()
+    return content or pa.py_buffer(b""), np.frombuffer(ends or bytes(8), np.int64, len(array) + 1)
 
 
 def packed(ids: Sequence[int]) -> bytes:
