@@ -332,24 +332,31 @@ def callers() -> None:
     """Ordinary batches of OpenAI's client, single texts beside them, and more than the server allows."""
     groups = [group.replace("00x", "x") for group in GROUPS] if quick() else GROUPS
     rows: list[list[Any]] = []
+
+    def p99_ms(port: int, *beside: str) -> tuple[float, dict[str, Any]]:
+        found = called_together(port, *beside, "singles")
+        latencies = found["singles"]["latencies_s"]
+        return (1000 * latencies[int(len(latencies) * 0.99)] if latencies else float("nan")), found
+
     with serving("embed") as (port, pid):
-        alone = called_together(port, "singles")["singles"]["latencies_s"]
-        alone_ms = 1000 * alone[int(len(alone) * 0.99)]
+        alone = [p99_ms(port)[0]]
         for state in ("fresh", "warm"):
             for group in groups:
                 # Each on a fresh server of its own, and then all on one.
                 with serving("embed") if state == "fresh" else contextlib.nullcontext((port, pid)) as (own, _):
                     began = time.monotonic()
-                    found = called_together(own, group, "singles")
+                    late_ms, found = p99_ms(own, group)
                     spent = time.monotonic() - began
-                singles = found["singles"]["latencies_s"]
-                late_ms = 1000 * singles[int(len(singles) * 0.99)] if singles else float("nan")
+                    alone.append(p99_ms(own)[0])
                 lost = sum(sum(one["lost"].values()) for one in found.values())
-                rows.append([f"{group}, {state}", found[group]["answered"], lost, spent, late_ms, late_ms / alone_ms])
+                rows.append([f"{group}, {state}", found[group]["answered"], lost, spent, late_ms])
         beyond = called(port, "obey", "6" if quick() else "150")
     columns = ("callers x texts x words", "answered", "lost", "s", "p99 of single texts, ms", "x alone")
+    alone_ms = statistics.median(alone)
+    rows = [[*row, row[-1] / alone_ms] for row in rows]
     note = (
-        f"Beside them 200 single texts, 50 a second: alone, their p99 is {alone_ms:.0f} ms. Of 40 requests with 150 s "
+        f"Beside them 200 single texts, 50 a second: alone, their p99 is {alone_ms:.0f} ms (median of {len(alone)}, "
+        f"each before or after a row; {min(alone):.0f} to {max(alone):.0f}). Of 40 requests with 150 s "
         f"of work together, {beyond['refused']} were refused, of which {beyond['second']} were answered at their "
         "second attempt, when Retry-After had told them to come back."
     )
