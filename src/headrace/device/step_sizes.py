@@ -8,6 +8,8 @@ from headrace.device.budget import BudgetTuner
 
 _LEAST = 4
 """How many times smaller than at first each may become."""
+_JOB = 4
+"""A job begins with this multiple of the first size, which must also suit requests of a server."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,13 +39,13 @@ class StepTuner:
         self._tokens = _fixed(start.tokens)
 
     def begin(self, kept: StepSize | None) -> None:
-        """Try other sizes from now on, first the one that an earlier job kept."""
+        """Use a job's sizes from now on and try others, first the one that an earlier job kept."""
         start, most = self._start, self._most
         answers, tokens = (None, None) if kept is None else (kept.answers, kept.tokens)
         if most.answers > start.answers:
-            self._answers = BudgetTuner(start.answers, start.answers / _LEAST, most.answers, answers)
+            self._answers = BudgetTuner(_JOB * start.answers, start.answers / _LEAST, most.answers, answers)
         if most.tokens > start.tokens:
-            self._tokens = BudgetTuner(start.tokens, start.tokens / _LEAST, most.tokens, tokens)
+            self._tokens = BudgetTuner(_JOB * start.tokens, start.tokens / _LEAST, most.tokens, tokens)
 
     @property
     def choices(self) -> tuple[list[int], list[int]]:

@@ -71,6 +71,16 @@ def test_fewer_answers_where_many_disturb_each_other() -> None:
     assert found.done / found.seconds > 0.97 * fixed.done / fixed.seconds
 
 
+def test_a_job_too_short_to_compare_has_larger_steps_than_a_server() -> None:
+    tuner = StepTuner(START, MOST)
+    assert (tuner.next, tuner.slots) == (START, 64)
+    tuner.begin(None)
+    assert (tuner.next, tuner.slots) == (StepSize(256, 2_048), 256)
+    tuner = StepTuner(START, StepSize(128, 512))
+    tuner.begin(None)
+    assert tuner.next == StepSize(128, 512), "the largest"
+
+
 def test_what_is_set_stays() -> None:
     tuner = StepTuner(StepSize(16, 512), StepSize(16, 4_096))
     tuner.begin(StepSize(32, 1_024))
@@ -82,34 +92,34 @@ def test_what_is_set_stays() -> None:
 @pytest.mark.parametrize("gain", [0.9, 1.0, 1.2])
 def test_what_an_earlier_job_found_is_taken_again_where_it_is_clearly_better_than_the_default(gain: float) -> None:
     tuner, chance = StepTuner(START, MOST), random.Random(0)
-    tuner.begin(StepSize(256, 512))
+    tuner.begin(StepSize(64, 2_048))
     sizes = []
-    for _ in range(100):
+    for _ in range(50):
         sizes.append(tuner.next.answers)
-        seconds = sizes[-1] / (gain if sizes[-1] > 64 else 1)
+        seconds = sizes[-1] / (gain if sizes[-1] == 64 else 1)
         tuner.ran(sizes[-1], 0, seconds * chance.uniform(0.95, 1.05))
     assert set(sizes[:8]) == {64, 256}, "both in turn, at once"
-    assert tuner.best.answers == (256 if gain > 1 else 64)
+    assert tuner.best.answers == (64 if gain > 1 else 256)
 
 
 def test_a_short_job_that_fills_no_step_of_the_size_that_was_kept_takes_it_again() -> None:
-    tuner = StepTuner(START, MOST)
-    tuner.begin(StepSize(256, 512))
+    tuner = StepTuner(START, StepSize(1_024, 4_096))
+    tuner.begin(StepSize(1_024, 2_048))
     for _ in range(10):
-        answers = min(tuner.next.answers, 150)
-        tuner.ran(answers, 0, answers / (1.2 if answers > 64 else 1))
-    assert tuner.best.answers == 256
+        answers = min(tuner.next.answers, 600)
+        tuner.ran(answers, 0, answers / (1.2 if answers > 256 else 1))
+    assert tuner.best.answers == 1_024
 
 
 def test_a_step_that_does_not_fit_is_not_tried_again() -> None:
     tuner = StepTuner(START, MOST)
     tuner.begin(None)
     tuner.out_of_memory()
-    assert tuner.next == StepSize(32, 256)
+    assert tuner.next == StepSize(128, 1_024)
     for _ in range(500):
         tuner.ran(tuner.next.answers, 0, 0.1)
         tuner.ran(1, tuner.next.tokens - 1, 0.1)
-    assert tuner.best == StepSize(32, 256)
+    assert tuner.best == StepSize(128, 1_024)
 
 
 def test_a_step_takes_all_answers_that_it_may_have() -> None:

@@ -160,6 +160,7 @@ def _load(folder: Path, device: torch.device, kind: type[ModuleT], options: Enco
         )
     if isinstance(module[0], StaticEmbedding):
         static.check_dtype(options.dtype)
+        static.check_weights(folder)
         if options.adapter is not None:
             raise ConfigError("``adapter`` does not go with a model whose vectors are a table: leave it out")
         return module.float().eval()

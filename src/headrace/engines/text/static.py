@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import replace
+from importlib.metadata import version
+from pathlib import Path
 
 import torch
+from safetensors import safe_open
 from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
@@ -14,7 +17,7 @@ from transformers import PreTrainedTokenizerFast
 from headrace.device.pipeline import NetworkCall
 from headrace.engines.networks import packing
 from headrace.engines.profile import EngineProfile
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, EngineError
 
 LONGEST = (1 << 24) - 1
 """Maximum tokens of a text: none, for a model without positions."""
@@ -50,3 +53,18 @@ def check_dtype(dtype: str) -> None:
     """Static embeddings take no time for arithmetic. Raises ConfigError: another dtype than float32 is wanted."""
     if dtype not in ("auto", "float32"):
         raise ConfigError(f"``dtype`` is {dtype!r}; static embeddings run in float32: leave it out")
+
+
+def check_weights(folder: Path) -> None:
+    """Raises EngineError: the installed sentence-transformers reads only a part of the weights."""
+    installed = version("sentence-transformers")
+    if tuple(map(int, installed.split(".")[:2])) >= (6, 2):
+        return
+    for file in folder.rglob("model.safetensors"):
+        with safe_open(file, "pt") as weights:
+            found = {"mapping", "weights"} & set(weights.keys())
+        if found:
+            raise EngineError(
+                f"{file} has {min(found)!r} of model2vec, which sentence-transformers {installed} ignores; install "
+                "sentence-transformers 6.2 or later"
+            )
