@@ -7,11 +7,11 @@ import contextlib
 import functools
 import operator
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 
-from headrace.app.jobs.budgets import find_key, kept_steps
+from headrace.app.jobs.budgets import find_key, kept_steps, vllm_key, with_steps
 from headrace.app.jobs.job import Broadcast, build, check
 from headrace.app.jobs.plan import Plan
 from headrace.batching.continuous import ContinuousBatcher
@@ -58,7 +58,7 @@ class StepGrid:
 def measure_steps(settings: JobSettings, seconds: float) -> StepGrid:
     """Answer a sample of the input at each size: first with more and fewer answers, then with more and fewer tokens.
 
-    Blocks. The best size is stored for later jobs on this machine, but not vLLM's, which is an option of its own.
+    Blocks. The best size is stored for later jobs on this machine.
 
     Args:
         settings: of a job with a language model, of Headrace's own or on vLLM.
@@ -71,7 +71,8 @@ def measure_steps(settings: JobSettings, seconds: float) -> StepGrid:
     """
     with check(settings) as plan:
         if plan.settings.config.engine == "vllm":
-            return _searched(StepSize(128, 2_048), _OF_VLLM, seconds, functools.partial(_restarted, plan))
+            grid = _searched(StepSize(128, 2_048), _OF_VLLM, seconds, functools.partial(_restarted, plan))
+            return _kept(grid, vllm_key(plan.settings.config))
         with contextlib.closing(load_engine(plan.settings.config)) as engine:
             return _measured(plan, engine, seconds)
 
@@ -94,15 +95,17 @@ def _measured(plan: Plan, engine: Engine, seconds: float) -> StepGrid:
     tuner = stepping.steps
     asyncio.run(_answered(batcher, work[:8]))  # the first steps of a shape are slower
     grid = _searched(tuner.next, tuner.choices, seconds, row)
-    TuningCache().write(find_key(stepping, plan.settings.config.task or ""), kept_steps(grid.chosen.size))
+    return _kept(grid, find_key(stepping, plan.settings.config.task or ""))
+
+
+def _kept(grid: StepGrid, key: Mapping[str, object]) -> StepGrid:
+    TuningCache().write(key, kept_steps(grid.chosen.size))
     return grid
 
 
 def _restarted(plan: Plan, size: StepSize) -> StepRow:
     """What vLLM does at a size, which it takes when it starts."""
-    config = plan.settings.config
-    sizes = {"max_num_seqs": size.answers, "max_num_batched_tokens": size.tokens}
-    config = replace(config, engine_options={**config.engine_options, **sizes})
+    config = with_steps(plan.settings.config, size)
     with contextlib.closing(load_engine(config)) as engine:
         batcher, work = _sample(replace(plan, settings=replace(plan.settings, config=config)), engine)
         asyncio.run(_answered(batcher, work[:8]))

@@ -81,7 +81,7 @@ def test_the_weights_of_model2vec_are_read(folder: Path, tmp_path: Path) -> None
     save_file({"embeddings": torch.randn(100, 24), "mapping": mapping, "weights": torch.rand(size)}, weights)
     assert json.loads((tmp_path / "model" / "modules.json").read_text())
     if tuple(map(int, version("sentence-transformers").split(".")[:2])) < (6, 2):
-        with pytest.raises(EngineError, match="'mapping' .* 6.2 or later"):
+        with pytest.raises(EngineError, match=r"'mapping' .* 6\.2 or later"):
             create("embed", str(tmp_path / "model"))
         return
     reference = SentenceTransformer(str(tmp_path / "model"), device="cpu")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 from tests.integration.vllm.random_llama import save_random_llama
 
+import headrace
 from headrace.app import step_grid
 from headrace.app.jobs.job import JobSettings
 from headrace.cli.tune import step_lines
@@ -16,6 +18,7 @@ from headrace.engines.choosing.config import EngineConfig
 
 @pytest.mark.timeout(900)
 def test_vllm_is_measured_at_each_size_that_it_starts_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(step_grid, "_OF_VLLM", ([16], [1_024]))
     folder = save_random_llama(tmp_path / "model")
     rows = tmp_path / "rows.jsonl"
@@ -26,3 +29,19 @@ def test_vllm_is_measured_at_each_size_that_it_starts_with(tmp_path: Path, monke
     assert len(grid.rows) == 3 and grid.chosen in grid.rows
     assert all(row.tokens_per_s > 4 * row.records_per_s > 0 and row.step_s is None for row in grid.rows)
     assert step_lines(grid)[-2].startswith("chosen: --max-num-seqs ")
+    from headrace.engines.vllm import core
+
+    started: list[dict[str, object]] = []
+    start = core._start
+
+    def noted(folder: Path, options: Mapping[str, object]) -> object:
+        started.append(dict(options))
+        return start(folder, options)
+
+    monkeypatch.setattr(core, "_start", noted)
+    report = headrace.run(
+        rows, str(folder), task="generate", engine="vllm", sink=lambda rows: None, progress=False, **options
+    )
+    size = grid.chosen.size
+    assert (started[0]["max_num_seqs"], started[0]["max_num_batched_tokens"]) == (size.answers, size.tokens)
+    assert report.step_size is not None and report.step_size.answers == size.answers

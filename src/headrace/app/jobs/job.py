@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from headrace.app.jobs.budgets import follow, follow_steps, starting_budget
+from headrace.app.jobs.budgets import follow, follow_steps, starting_budget, vllm_steps
 from headrace.app.jobs.describe import WorkerRoom, describe, host_of
 from headrace.app.jobs.device_use import watch_device
 from headrace.app.jobs.downloads import downloaded_model
@@ -32,7 +32,16 @@ from headrace.engines.choosing.config import EngineConfig
 from headrace.engines.choosing.failover import with_failover
 from headrace.engines.profile import BatcherSettings, EngineProfile, profile_of
 from headrace.errors import ConfigError, attempted, text_of
-from headrace.events import BatchFormed, Event, InputLeftOut, JobDone, JobStarted, Listener, RunDescribed
+from headrace.events import (
+    BatchFormed,
+    Event,
+    InputLeftOut,
+    JobDone,
+    JobStarted,
+    Listener,
+    RunDescribed,
+    StepSizeChanged,
+)
 from headrace.io.sinks.callback_sink import CallbackWriter
 from headrace.io.sources.joined import JoinedSource
 from headrace.io.sources.unique_ids import numpy_or_refuse
@@ -154,6 +163,8 @@ def carry_out(  # noqa: PLR0913 - keyword-only, and each caller leaves most of t
             broadcast(RunDescribed(described.name, described.settings, described.versions, began))
             if tuned.precision is not None:
                 broadcast(tuned.precision)
+            if shared is None and (size := vllm_steps(plan.settings.config)) is not None:
+                broadcast(StepSizeChanged(size.answers, size.tokens, time.monotonic()))
             listeners.append(Recorder(report, plan.output.work / REPORT, plan.output.work / LIVE, described))
             for left_out in plan.left_out:
                 broadcast(InputLeftOut(left_out, time.monotonic()))

@@ -9,6 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from headrace.app.jobs.budgets import vllm_steps, with_steps
 from headrace.app.jobs.plan import Plan
 from headrace.device.precision import INT8, LEAST_GAIN, candidates, compare, likely_saving
 from headrace.engines.base import BatchEngine, Engine
@@ -103,7 +104,8 @@ def load(plan: Plan) -> Engine:
     """
     settings = settings_to_load(plan)
     if settings is plan.settings:
-        return load_engine(exact(settings.config))
+        config = exact(settings.config)
+        return load_engine(with_steps(config, vllm_steps(config)))
     engine = load_engine(settings.config)
     _check_native(plan, str(settings.config.engine_options.get("dtype", INT8)), engine)
     return engine
