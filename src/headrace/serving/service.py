@@ -115,7 +115,8 @@ class RequestInFlight:
         futures: list[asyncio.Future[object]] = []
         async with aclosing(self._service.prepare(self._values, self._size, self._call, self.scope)) as slices:
             async for prepared in slices:
-                self._submit(prepared, on_text, futures)
+                if prepared:
+                    self._submit(prepared, on_text, futures)
         return futures
 
     def _submit(

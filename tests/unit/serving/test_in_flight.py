@@ -73,6 +73,13 @@ def test_whole_answers_are_counted_and_their_room_is_released(virtual: VirtualTi
     virtual(main())
 
 
+def test_a_request_without_records_has_no_answers(virtual: VirtualTime) -> None:
+    async def main() -> None:
+        assert (await service(Room(0)).infer([], 0, call())).outputs == []
+
+    virtual(main())
+
+
 def test_records_before_one_that_is_refused_are_given_up_with_it(virtual: VirtualTime) -> None:
     async def main() -> None:
         batcher = Room(2)
