@@ -345,11 +345,11 @@ def _peers() -> dict[str, str]:
     if not PEERS.exists():
         print(f"no other libraries: {PEERS} is not there (scripts/install-peers makes it)", file=sys.stderr)
         return {}
-    ask = "from importlib.metadata import version\n" + "\n".join(f"print(version({name!r}))" for name in PEER_TITLES)
-    versions = subprocess.run([str(PEERS), "-c", ask], capture_output=True, text=True, check=True).stdout.split()
     only = (_given("--peers") or ",".join(PEER_TITLES)).split(",")
-    found = zip(PEER_TITLES.items(), versions, strict=True)
-    return {name: f"{title} ({at})" for (name, title), at in found if name in only}
+    wanted = {name: title for name, title in PEER_TITLES.items() if name in only}
+    ask = "from importlib.metadata import version\n" + "\n".join(f"print(version({name!r}))" for name in wanted)
+    versions = subprocess.run([str(PEERS), "-c", ask], capture_output=True, text=True, check=True).stdout.split()
+    return {name: f"{title} ({at})" for (name, title), at in zip(wanted.items(), versions, strict=True)}
 
 
 def main() -> None:

@@ -200,6 +200,10 @@ def test_blocks_grow_while_the_job_is_fast_and_are_short_again_once_it_is_slow()
     assert sizes == [512] * 8 + [2048] * 8 + [4096] * 24
     pace.asked(60)
     assert pace.rows == 512
+    steady = Pace(4096)
+    for _ in range(8):
+        steady.asked(512 * 200e-6)
+    assert steady.rows == 2048
     slow = Pace(4096, 2048)  # the engine's window is long
     slow.asked(60)
     assert slow.rows == 2048

@@ -39,7 +39,7 @@ _FIRST_ROWS = 512
 """Rows of a block at first, and while the engine is slow, unless its window is long."""
 _IN_WINDOW = 8
 """Such blocks in a window of records that wait for the engine: a stop meets all of them."""
-_QUICK_S = 1e-4
+_QUICK_S = 2.5e-4
 """Seconds a row below which a job is fast."""
 _QUICK_BLOCKS = 8
 """Blocks in a row that must be asked for quickly before they become longer: more than are read ahead."""
