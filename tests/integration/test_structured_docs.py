@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from tests.integration.test_tools import ADDED, TEMPLATES
@@ -27,6 +28,19 @@ def test_an_example_prints_what_the_page_says(code: str, printed: str, tmp_path:
     environment = {"PYTHONPATH": str(ROOT / "src")}
     found = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path, check=True)
     assert found.stdout == printed
+
+
+def test_rows_parse_as_the_page_says(tmp_path: Path) -> None:
+    [line] = re.findall(r"^headrace .*--output-schema.*$", PAGE, flags=re.MULTILINE)
+    schema = {"type": "object", "properties": {"good": {"type": "boolean"}}, "required": ["good"]}
+    (tmp_path / "schema.json").write_text(json.dumps(schema), encoding="utf-8")
+    pq.write_table(pa.table({"text": ["Rain.", "Sun."]}), tmp_path / "reviews.parquet")
+    model = chat_model(tmp_path / "model", TEMPLATES["hermes"], ADDED)
+    arguments = shlex.split(line.replace("Qwen/Qwen3-8B", str(model)))[1:]
+    command = [sys.executable, "-m", "headrace", *arguments]
+    subprocess.run(command, capture_output=True, env={"PYTHONPATH": str(ROOT / "src")}, cwd=tmp_path, check=True)
+    parsed = [row["parsed"] for row in pq.read_table(tmp_path / "answers.parquet")["generation"].to_pylist()]
+    assert [type(one["good"]) for one in parsed] == [bool, bool]
 
 
 def test_tools_are_called_in_bulk_as_the_page_says(tmp_path: Path) -> None:

@@ -84,6 +84,8 @@ class AnswerForm:
         except library.exceptions.SchemaError as error:
             place = "/".join(map(str, error.absolute_path)) or "the top"
             raise ConfigError(f"``output_schema`` is no JSON schema: at {place}: {error.message}") from None
+        except RecursionError:
+            raise _too_deep() from None
         structure = _structure("json", schema, "output_schema")
         words = f"Answer with JSON that follows this JSON schema, and with nothing else:\n{structure.text}"
         validator = kind(schema, format_checker=library.FormatChecker())
@@ -124,7 +126,8 @@ class AnswerForm:
             value = self._value(text)
         except ValueError as error:
             if answer.get("finish_reason") == "length":
-                words = f"the answer was cut at max_tokens ({len(text)} characters): raise it; {error}"
+                cut = f"the answer was cut after {len(text)} characters: raise ``max_tokens``, or shorten the prompt"
+                words = f"{cut}; {error}"
                 raise InvalidAnswerError(words, text, may_pass=False) from None
             raise InvalidAnswerError(str(error), text, may_pass=True) from None
         if self.validator is None:
@@ -140,14 +143,15 @@ class AnswerForm:
             if not _matches("fullmatch", self.structure.text, text):
                 raise ValueError(f"it must match the regular expression {self.structure.text}"[:_SHOWN])
             return text
+        assert self.validator is not None, "a schema has one"
         try:
             value = json.loads(_unfenced(text), parse_constant=_no_constant)
+            worst = next(iter(self.validator.iter_errors(value)), None)
         except RecursionError:
             raise ValueError("it is nested too deep") from None
         except json.JSONDecodeError as error:
             raise ValueError(f"it is no JSON: {error.msg} at character {error.pos}") from None
-        assert self.validator is not None, "a schema has one"
-        if (worst := next(iter(self.validator.iter_errors(value)), None)) is not None:
+        if worst is not None:
             place = "/".join(map(str, worst.absolute_path))
             raise ValueError(f"{place + ': ' if place else ''}{worst.message}"[:_SHOWN])
         return value
@@ -175,7 +179,14 @@ def schema_of(given: object) -> JsonObject:
             '{"type": "object", "properties": {...}}, or a file with one; in Python also a class of pydantic, a '
             "dataclass or a dict of types"
         )
-    return dict(_closed(given))
+    try:
+        return dict(_closed(given))
+    except RecursionError:
+        raise _too_deep() from None
+
+
+def _too_deep() -> ConfigError:
+    return ConfigError("``output_schema`` is nested too deep: make it flatter")
 
 
 def _of_class(kind: object) -> Json:

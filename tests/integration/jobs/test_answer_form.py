@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -107,6 +108,34 @@ def test_a_model_in_a_process_of_its_own_is_held_to_the_form_too() -> None:
     assert {row["generation"]["text"] for row in rows} <= {"12345", "xy"}
 
 
+def nested(levels: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "integer"}
+    for _ in range(levels):
+        schema = {"type": "object", "properties": {"a": schema}}
+    return schema
+
+
+def test_a_value_that_is_nested_too_deep_is_no_answer() -> None:
+    form = AnswerForm.of_schema({"type": "array", "items": {"$ref": "#"}}, 0, in_prompt=False)
+    with pytest.raises(InvalidAnswerError, match="nested too deep"):
+        form.checked({"text": "[" * 500 + "]" * 500})
+
+
+@pytest.mark.parametrize(("fields", "tokens"), [(30, "[0-9]{3}"), (500, "more than 512")])
+def test_a_prompt_that_its_schema_makes_too_long_says_so(fields: int, tokens: str, tmp_path: Path) -> None:
+    properties = {f"{number}": {"type": "integer"} for number in range(fields)}
+    given: Any = {"output_schema": {"type": "object", "properties": properties}, "max_error_rate": 1, "max_tokens": 9}
+    rows = [{"text": "1" * 400}]
+    settings: Any = {"task": "generate", "progress": False, **given}
+    headrace.run(source=rows, sink=tmp_path / "out.jsonl", **settings)
+    [letter] = letters(tmp_path / "out.errors.jsonl")
+    said = f"; {tokens} of its tokens say the form of the answer \\(output_schema\\): shorten the form, or"
+    assert re.search(said, letter["message"]), letter["message"]
+    assert "(schema_in_prompt=False)" in letter["message"]
+    headrace.run(source=rows, sink=tmp_path / "short.jsonl", schema_in_prompt=False, **settings)
+    assert all("of its tokens" not in one["message"] for one in letters(tmp_path / "short.errors.jsonl"))
+
+
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
@@ -118,6 +147,8 @@ def test_a_model_in_a_process_of_its_own_is_held_to_the_form_too() -> None:
         ({"answer_regex": "["}, "answer_regex is '\\['"),
         ({"choices": ("a",), "task": "embed"}, "task 'embed'"),
         ({"output_schema": {"type": "object", "properties": {"a": {"not": {}}}}, "engine": "torch"}, "Unimplemented"),
+        ({"output_schema": nested(200)}, "output_schema is nested too deep"),
+        ({"output_schema": nested(5000)}, "output_schema is nested too deep"),
     ],
 )
 def test_what_cannot_be_a_form_is_refused_before_the_job_starts(settings: Any, words: str) -> None:

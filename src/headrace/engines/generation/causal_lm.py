@@ -42,7 +42,14 @@ from headrace.engines.requests.generation import (
     nth_seed,
     parse,
 )
-from headrace.engines.requests.long_prompts import LongPrompts, Place, PromptSplitter, prepared_by, room_of
+from headrace.engines.requests.long_prompts import (
+    LongPrompts,
+    Place,
+    PromptSplitter,
+    PromptTooLongError,
+    prepared_by,
+    room_of,
+)
 from headrace.engines.requests.structure import Structure
 from headrace.engines.requests.tools import ToolUse
 from headrace.engines.requests.vocabulary import Vocabulary, check_ids
@@ -109,10 +116,6 @@ class PromptSettings:
         """The settings among an engine's options. Raises ConfigError: an option is out of range."""
         long = options.long_prompts()
         return cls(options.sampling(), options, options.tool_use(), options.example_messages(), options.seed, long)
-
-
-class _TooLongError(RecordError):
-    """The prompt is so long that it was not tokenized."""
 
 
 def folder_of(model: str | Path | None) -> Path:
@@ -207,7 +210,7 @@ class CausalLM(Vocabulary):
         parsed = self._parsed(request)
         try:
             return len(self._ids(parsed) if parsed.token_ids is None else parsed.token_ids)
-        except _TooLongError:
+        except PromptTooLongError:
             return self.max_model_len + 1
 
     def _parsed(self, value: object) -> Request:
@@ -230,7 +233,7 @@ class CausalLM(Vocabulary):
         check_ids(self._tokenizer, ids, "prompt")
         room = self.max_model_len - len(ids)
         if room < 1:
-            raise RecordError(
+            raise PromptTooLongError(
                 f"the prompt has {len(ids)} tokens, which leaves no room for an answer in a context of "
                 f"{self.max_model_len}; shorten it, or split it (``on_too_long=split``)"
             )
@@ -279,7 +282,7 @@ class CausalLM(Vocabulary):
         if refusal := text_refusal(text, "the prompt"):
             raise refusal
         if self._cutter.cut(text, self.max_model_len) != text:
-            raise _TooLongError(
+            raise PromptTooLongError(
                 f"the prompt has {self.max_model_len} tokens or more, which leaves no room for an answer in a context "
                 f"of {self.max_model_len}; shorten it, or split it (``on_too_long=split``)"
             )

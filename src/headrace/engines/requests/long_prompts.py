@@ -8,6 +8,7 @@ from typing import Literal, Protocol, TypeAlias
 
 from headrace.batching.options import whole
 from headrace.engines.base import Chunks, Placed, Prepared
+from headrace.engines.requests.formed import FormedRequest
 from headrace.engines.requests.generation import GeneratedText
 from headrace.engines.requests.templates import FilledTemplate, filled, template_fields, template_text
 from headrace.errors import ConfigError, RecordError
@@ -120,8 +121,14 @@ def room_of(context: int, answer: int) -> int:
 Place: TypeAlias = int | str | None
 
 
+class PromptTooLongError(RecordError):
+    """The prompt leaves no room for an answer in the model's context."""
+
+
 class PromptEngine(Protocol):
     """What a `PromptSplitter` must know of an engine. All methods raise RecordError for an invalid request."""
+
+    max_model_len: int
 
     def count(self, request: object) -> int:
         """Tokens of the prompt. May stop counting where it is longer than the model's context."""
@@ -146,9 +153,23 @@ def prepared_by(
         request, place = (value.request, value.place) if isinstance(value, Placed) else (value, None)
         try:
             prepared.append(one(request, place))
+        except PromptTooLongError as error:
+            prepared.append(_with_form(error, request, engine))
         except RecordError as error:
             prepared.append(error)
     return prepared
+
+
+def _with_form(error: PromptTooLongError, request: object, engine: PromptEngine) -> PromptTooLongError:
+    """The error of a prompt that is too long, with the tokens that say the form of its answer."""
+    if not isinstance(request, FormedRequest) or not request.words:
+        return error
+    tokens, most = engine.count({"prompt": request.words}), engine.max_model_len
+    said = f"{tokens:,}" if tokens <= most else f"more than {most:,}"
+    return PromptTooLongError(
+        f"{error}; {said} of its tokens say the form of the answer ({request.structure.said_in}): shorten the form, or "
+        "keep it out of the prompt (``schema_in_prompt=False``)"
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,7 +42,7 @@ from headrace.engines.requests.generation import (
     nth_seed,
     parse,
 )
-from headrace.engines.requests.long_prompts import Place, PromptSplitter, prepared_by, room_of
+from headrace.engines.requests.long_prompts import Place, PromptSplitter, PromptTooLongError, prepared_by, room_of
 from headrace.engines.vllm.options import Vllm
 from headrace.engines.vllm.requests import EXTRA, MULTIMODAL, STRUCTURE_OPTIONS, check_unicode, sampling_params
 from headrace.errors import EngineError, RecordError, TransientError
@@ -151,10 +151,8 @@ class VllmEngine:
     def count(self, request: object) -> int:
         try:
             return len(self._rendered(self._parsed(request))[0]["prompt_token_ids"])
-        except RecordError as error:
-            if getattr(error.__cause__, "parameter", None) in _TOO_LONG:
-                return self.max_model_len + 1
-            raise
+        except PromptTooLongError:
+            return self.max_model_len + 1
 
     def room(self, request: object) -> int:
         return room_of(self.max_model_len, self._parsed(request).sampling.max_tokens)
@@ -180,7 +178,8 @@ class VllmEngine:
             with self._rendering:
                 return self._render(request), params
         except VLLMClientError as error:
-            raise RecordError(line(error)) from error
+            kind = PromptTooLongError if getattr(error, "parameter", None) in _TOO_LONG else RecordError
+            raise kind(line(error)) from error
         except RecordError:
             raise
         except (ValueError, TypeError) as error:  # vLLM's message may not name the field
@@ -198,7 +197,7 @@ class VllmEngine:
             params.seed = derived_seed(self._seed, place, tokens)
         length = len(tokens)
         if length >= self.max_model_len:
-            raise RecordError(
+            raise PromptTooLongError(
                 f"the prompt has {length} tokens, and max_model_len is {self.max_model_len}: there is no room for an "
                 "answer; shorten it, raise ``max_model_len``, or split it (``on_too_long=split``)"
             )
