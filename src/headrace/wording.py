@@ -66,6 +66,9 @@ def spelled(message: str, interface: Interface | None = None) -> str:
     return _MARKED.sub(lambda found: _named(found[1] or "", found[2], interface or _interface), message)
 
 
+_TRUTHS = ("True", "False")
+
+
 def flag_of(name: str) -> str:
     """The flag of the setting with this keyword."""
     return NAMES[name].flag if name in NAMES else "--" + name.replace("_", "-")
@@ -85,6 +88,8 @@ def _as_flag(name: str, value: str, elsewhere: bool = False) -> str:
     variable, text = _variables.get(NAMES[name].keyword if name in NAMES else name, ("", ""))
     if variable and not elsewhere and value in ("", text):
         return f"{variable}={value}" if value else variable
+    if value == "False":
+        return flag_of(f"no_{name}")
     return f"{flag_of(name)} {value}" if value not in ("", "True") else flag_of(name)
 
 
@@ -96,10 +101,10 @@ def _as_keyword(name: str, value: str, interface: Interface) -> str:
     if not value:
         return name
     if interface == "keys":
-        return f"{name}: {'true' if value == 'True' else value}"
+        return f"{name}: {value.lower() if value in _TRUTHS else value}"
     if re.fullmatch(r"\d+/\d+", value):
         value = f"({value.replace('/', ', ')})"
-    elif value != "True" and not (value[0] in "\"'" or value[0].isdigit() or value.isupper()):
+    elif value not in _TRUTHS and not (value[0] in "\"'" or value[0].isdigit() or value.isupper()):
         value = f'"{value}"'  # a word, but not a placeholder such as FOLDER
     return f"{name}={value}"
 

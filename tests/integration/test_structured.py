@@ -17,6 +17,7 @@ from tests.small_models import chat_model
 from headrace.app.servers.settings import ServerSettings
 from headrace.engines.choosing import registry
 from headrace.engines.choosing.config import EngineConfig
+from headrace.jobs.answer_form import AnswerForm
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -116,6 +117,21 @@ def test_an_answer_begun_anew_keeps_its_form(folder: Path) -> None:
     engine.close()
 
 
+def nested(levels: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "integer"}
+    for _ in range(levels):
+        schema = {"type": "object", "properties": {"a": schema}}
+    return schema
+
+
+def test_a_schema_of_as_many_levels_as_allowed_is_held(folder: Path) -> None:
+    engine = registry.create("generate", folder, engine="static")
+    [held] = engine.prepare([{"prompt": "x", "structured_outputs": {"json": nested(59)}}])
+    assert not isinstance(held, Exception), held
+    AnswerForm.of_schema(nested(59), 0, in_prompt=False)
+    engine.close()
+
+
 @pytest.mark.parametrize(
     ("form", "words"),
     [
@@ -123,6 +139,10 @@ def test_an_answer_begun_anew_keeps_its_form(folder: Path) -> None:
         ({"json": {"type": "integer", "minimum": 5, "maximum": 3}}, "minimum (5) is greater than maximum (3)"),
         ({"json": {"type": "string", "format": "colour"}}, "colour"),
         ({"json": {"properties": {f"f{n}": {"type": "integer"} for n in range(20_000)}}}, "schema too large"),
+        (
+            {"json": nested(300)},
+            "structured_outputs.json has more than 120 levels of objects and lists: make it flatter",
+        ),
         ({"regex": "(?=a)b"}, "look-ahead"),
         ({"regex": "["}, "unclosed"),
         ({"grammar": "start: a"}, 'unknown name: "a"'),

@@ -10,7 +10,7 @@ import openai
 import pyarrow.parquet as pq
 import pytest
 from tests.integration.serving.running import running
-from tests.integration.test_structured import answers
+from tests.integration.test_structured import answers, nested
 from tests.small_models import chat_model
 
 import headrace
@@ -124,6 +124,8 @@ def test_what_does_not_go_together_is_refused_by_name(folder: Path) -> None:
         ({**asked, "structured_outputs": {"regex": "a"}}, "not with a regex", "structured_outputs.regex"),
         ({**asked, "tools": [TOOLS[0] | {"function": {"name": "a", "parameters": {"not": {}}}}],
           "tool_choice": "required"}, 'Unimplemented keys: ["not"]', "tools"),
+        ({**asked, "tools": [TOOLS[0] | {"function": {"name": "a", "parameters": nested(300)}}]},
+         "tools.0.function.parameters has more than 120 levels", "tools.0.function.parameters"),
         ({"messages": CHAT, "chat_template_kwargs": {"tools": []}}, "must be an object", "chat_template_kwargs"),
     ]:  # fmt: skip
         [refused] = engine.prepare([body])

@@ -10,7 +10,6 @@ import sys
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
-from typing import get_type_hints
 
 import pytest
 from typer.testing import CliRunner
@@ -44,6 +43,7 @@ def _door() -> Iterator[None]:
     ("message", "flags", "python", "keys"),
     [
         ("pass ``overwrite=True`` to start", "pass --overwrite to start", "pass overwrite=True to start", None),
+        ("``schema_in_prompt=False``", "--no-schema-in-prompt", "schema_in_prompt=False", None),
         ('or give ``id_column=""`` to use', 'or give --id-column "" to use', 'or give id_column="" to use', None),
         (
             "name yours with ``text_column``; did",
@@ -137,7 +137,7 @@ def test_no_message_spells_a_flag() -> None:
 
 
 def test_every_setting_in_a_message_is_a_keyword_or_of_the_command_alone() -> None:
-    known = {name for kind in (RunKeywords, ServerKeywords) for name in get_type_hints(kind)}
+    known = {name for kind in (RunKeywords, ServerKeywords) for name in kind.__annotations__}
     known |= {"source", "sink", "model", "name", *NAMES} | {
         one.name for kind in (Limits, ServeLimits) for one in fields(kind)
     }

@@ -78,15 +78,13 @@ class AnswerForm:
     def of_schema(cls, schema: JsonObject, reask: int, *, in_prompt: bool) -> AnswerForm:
         """The form of a JSON schema."""
         library = require("jsonschema", "structured", "``output_schema``")
+        structure = _structure("json", schema, "output_schema")
         kind: Json = library.validators.extend(library.Draft202012Validator, {"pattern": _pattern_errors})
         try:
             kind.check_schema(schema)
         except library.exceptions.SchemaError as error:
             place = "/".join(map(str, error.absolute_path)) or "the top"
             raise ConfigError(f"``output_schema`` is no JSON schema: at {place}: {error.message}") from None
-        except RecursionError:
-            raise _too_deep() from None
-        structure = _structure("json", schema, "output_schema")
         words = f"Answer with JSON that follows this JSON schema, and with nothing else:\n{structure.text}"
         validator = kind(schema, format_checker=library.FormatChecker())
         return cls(structure, words if in_prompt else "", reask, validator, shape_of(schema, schema))
@@ -168,9 +166,7 @@ def schema_of(given: object) -> JsonObject:
     if isinstance(given, (str, Path)):
         given = _read(str(given))
     elif isinstance(given, Mapping) and given and not _is_json(given):
-        library = require("pydantic", "structured", "a dict of types as ``output_schema``")
-        fields: dict[str, Json] = {str(name): (kind, ...) for name, kind in given.items()}
-        given = _of_class(library.create_model("Answer", **fields))
+        given = _of_class({str(name): (kind, ...) for name, kind in given.items()})
     elif isinstance(given, type) or dataclasses.is_dataclass(given):
         given = _of_class(given)
     if not isinstance(given, Mapping) or not any(word in given for word in _SAYS):
@@ -182,16 +178,14 @@ def schema_of(given: object) -> JsonObject:
     try:
         return dict(_closed(given))
     except RecursionError:
-        raise _too_deep() from None
-
-
-def _too_deep() -> ConfigError:
-    return ConfigError("``output_schema`` is nested too deep: make it flatter")
+        raise ConfigError("``output_schema`` is nested too deep: make it flatter") from None
 
 
 def _of_class(kind: object) -> Json:
-    library = require("pydantic", "structured", "a class as ``output_schema``")
+    library = require("pydantic", "structured", "a class or a dict of types as ``output_schema``")
     try:
+        if isinstance(kind, dict):
+            kind = library.create_model("Answer", **kind)
         return library.TypeAdapter(kind).json_schema()
     except (library.errors.PydanticUserError, library.errors.PydanticSchemaGenerationError) as error:
         raise ConfigError(
@@ -211,7 +205,9 @@ def _read(name: str) -> Json:
 def _is_json(value: object) -> bool:
     try:
         json.dumps(value)
-    except (TypeError, ValueError, RecursionError):
+    except RecursionError:
+        raise ConfigError("``output_schema`` is nested too deep: make it flatter") from None
+    except (TypeError, ValueError):
         return False
     return True
 

@@ -247,7 +247,10 @@ def _form(
         from headrace.engines.requests.grammar_text import problem_in
 
         if (problem := problem_in(form.structure)) is not None:
-            raise ConfigError(f"{name}: {problem}")
+            form = replace(form, structure=form.structure.lenient)
+            if problem_in(form.structure) is not None:
+                raise ConfigError(f"{name}: {problem}")
+            logger.warning("%s: only checked, not forced: %s", name.strip("`"), problem.partition(": ")[2])
     return settings, form
 
 

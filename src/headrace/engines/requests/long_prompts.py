@@ -160,13 +160,13 @@ def prepared_by(
     return prepared
 
 
-def _with_form(error: PromptTooLongError, request: object, engine: PromptEngine) -> PromptTooLongError:
+def _with_form(error: PromptTooLongError, request: object, engine: PromptEngine) -> RecordError:
     """The error of a prompt that is too long, with the tokens that say the form of its answer."""
     if not isinstance(request, FormedRequest) or not request.words:
-        return error
+        return RecordError(str(error))
     tokens, most = engine.count({"prompt": request.words}), engine.max_model_len
     said = f"{tokens:,}" if tokens <= most else f"more than {most:,}"
-    return PromptTooLongError(
+    return RecordError(
         f"{error}; {said} of its tokens say the form of the answer ({request.structure.said_in}): shorten the form, or "
         "keep it out of the prompt (``schema_in_prompt=False``)"
     )

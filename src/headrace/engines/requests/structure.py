@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
 from headrace.errors import RecordError, nearest
@@ -20,6 +21,8 @@ _OLDER = {f"guided_{kind}": kind for kind in _KINDS}
 FIELDS = ("response_format", "structured_outputs", *_OLDER)
 """The fields of a request body that say it; of these, a request has one."""
 _ANY_OBJECT: Mapping[str, Json] = {"type": "object"}
+MOST_LEVELS = 120
+"""The most levels of a schema: llguidance reads 127, with what is put around it."""
 MOST_STATES = 20_000
 """The most characters of a regular expression with its repeats written out: compilers take seconds for a million."""
 
@@ -40,6 +43,13 @@ class Structure:
     def value(self) -> Json:
         """The schema, the list of choices, the regular expression or the grammar."""
         return json.loads(self.text) if self.kind in ("json", "choice") else self.text
+
+    @property
+    def lenient(self) -> Structure:
+        """The same form; of a schema, only what llguidance can force is forced."""
+        if self.kind != "json":
+            return self
+        return replace(self, text=json.dumps({"x-guidance": {"lenient": True}, **self.value}, separators=(",", ":")))
 
     @classmethod
     def of(
@@ -134,21 +144,36 @@ def _schema(given: Json, said_in: str) -> Mapping[str, Json]:
             pass
     if not isinstance(given, Mapping):
         raise RecordError(f"{said_in} is {shown(given)}: a JSON schema is an object", param=said_in)
-    try:
-        for place, part in _parts(given, ()):
-            if isinstance(part, Mapping) and part.get("enum") == [] and place[-1:] != ("properties",):
-                raise RecordError(f"{said_in}: the enum at {'/'.join(place) or 'the top'} is empty", param=said_in)
-            if place[-1:] == ("pattern",) and isinstance(part, str):
-                _check_size(part, said_in)
-        if not _has_finite_value(given):
-            raise RecordError(
-                f"{said_in}: the schema refers to itself in a field that each value must have, so that no value ends; "
-                "make the field optional, or allow null",
-                param=said_in,
-            )
-    except RecursionError:
-        raise RecordError(f"{said_in}: the schema is nested too deep", param=said_in) from None
+    check_parts(given, said_in)
+    for place, part in _parts(given, ()):
+        if isinstance(part, Mapping) and part.get("enum") == [] and place[-1:] != ("properties",):
+            raise RecordError(f"{said_in}: the enum at {'/'.join(place) or 'the top'} is empty", param=said_in)
+        if place[-1:] == ("pattern",) and isinstance(part, str):
+            _check_size(part, said_in)
+    if not _has_finite_value(given):
+        raise RecordError(
+            f"{said_in}: the schema refers to itself in a field that each value must have, so that no value ends; "
+            "make the field optional, or allow null",
+            param=said_in,
+        )
     return given
+
+
+def check_parts(schema: Json, said_in: str) -> None:
+    """Refuse a schema that is nested too deep for the functions that walk through it, or holds no number of JSON's."""
+    level: Sequence[Json] = [schema]
+    for _ in range(MOST_LEVELS):
+        if bad := [one for one in level if isinstance(one, float) and not math.isfinite(one)]:
+            raise RecordError(f"{said_in} holds the number {bad[0]}: give one that JSON has", param=said_in)
+        parts = (
+            part.values() if isinstance(part, Mapping) else part if isinstance(part, list) else () for part in level
+        )
+        level = [inner for part in parts for inner in part]
+        if not level:
+            return
+    raise RecordError(
+        f"{said_in} has more than {MOST_LEVELS} levels of objects and lists: make it flatter", param=said_in
+    )
 
 
 def _check_size(regex: str, said_in: str) -> None:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from headrace.engines.requests.structure import check_parts
 from headrace.errors import RecordError, nearest
 from headrace.records import Json
 from headrace.wording import shown
@@ -83,6 +84,7 @@ def checked_tools(given: Json) -> tuple[Json, ...]:
                 f"{place} has the parameters {shown(parameters)}: they must be a JSON schema",
                 param=f"{place}.function.parameters",
             )
+        check_parts(parameters, f"{place}.function.parameters")
         names.add(name)
     return tuple(dict(tool) for tool in given)
 
