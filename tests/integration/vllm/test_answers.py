@@ -186,7 +186,7 @@ def test_prompt_tokens_of_the_prefix_cache_are_counted(engine: Any) -> None:
 @pytest.mark.parametrize("chars", [3_000, 60_000])
 def test_a_prompt_that_is_too_long_is_split(engine: Any, chars: int) -> None:
     splitter = PromptSplitter(LongPrompts("split", chunk_overlap=4, reduce_template="{answers} in short"), engine)
-    payload: Any = splitter.prepare("the canal feeds a mill and its wheel turns " * (chars // 40)).payload
+    payload: Any = splitter.prepare("the canal feeds a mill and its wheel turns " * (chars // 40), None).payload
     assert len(payload.parts) > 1
     assert max(payload.costs) <= engine.room("a")
 

@@ -42,16 +42,8 @@ from headrace.engines.requests.generation import (
     nth_seed,
     parse,
 )
-from headrace.engines.requests.long_prompts import (
-    LongPrompts,
-    Place,
-    PromptSplitter,
-    PromptTooLongError,
-    prepared_by,
-    room_of,
-)
+from headrace.engines.requests.long_prompts import Place, PromptSplitter, PromptTooLongError, prepared_by, room_of
 from headrace.engines.requests.structure import Structure
-from headrace.engines.requests.tools import ToolUse
 from headrace.engines.requests.vocabulary import Vocabulary, check_ids
 from headrace.engines.text.max_length import choose_length, usable_positions
 from headrace.engines.text.truncation import TextTruncator
@@ -99,25 +91,6 @@ class TokenizedRequest:
         return replace(self, sampling=sampling, place=place, logprobs=self.logprobs or 0 if scored else self.logprobs)
 
 
-@dataclass(frozen=True, slots=True)
-class PromptSettings:
-    """Defaults for records that do not set these themselves."""
-
-    sampling: Sampling
-    options: LanguageModelOptions
-    tools: ToolUse | None
-    examples: Sequence[Mapping[str, object]]
-    """Messages before those of each chat."""
-    seed: int
-    long: LongPrompts
-
-    @classmethod
-    def of(cls, options: LanguageModelOptions) -> PromptSettings:
-        """The settings among an engine's options. Raises ConfigError: an option is out of range."""
-        long = options.long_prompts()
-        return cls(options.sampling(), options, options.tool_use(), options.example_messages(), options.seed, long)
-
-
 def folder_of(model: str | Path | None) -> Path:
     """The folder of the model; None for the arithmetic model. Raises ConfigError: no such folder."""
     name = None if model is None else str(model)
@@ -137,10 +110,11 @@ class CausalLM(Vocabulary):
     def __init__(
         self,
         options: LanguageModelOptions,
-        prompting: PromptSettings,
         split: Mapping[str, object] | None = None,
         adapters: Mapping[str, str] | None = None,
     ) -> None:
+        self._options, self._sampling, self.long = options, options.sampling(), options.long_prompts()
+        self._tools, self._examples = options.tool_use(), options.example_messages()
         self._folder, self._is_split = folder_of(options.model), bool(split)
         if split and (options.adapter is not None or adapters):
             raise ConfigError("an adapter does not go with ``tensor_parallel_size``: leave one of them out")
@@ -156,7 +130,6 @@ class CausalLM(Vocabulary):
         self.max_model_len = choose_length((), positions, 2, options.max_model_len)
         # transformers uses these as defaults. Reset them, so that only a record's own parameters count.
         self.model.generation_config, own = GenerationConfig(), self.model.generation_config
-        self.prompting = prompting
         self._adapters = adapters or {}
         self.ends = frozenset(_end_tokens(own, self._words))
         self._rules = ModelRules(self.model, own, self.ends, self.max_model_len)
@@ -171,23 +144,23 @@ class CausalLM(Vocabulary):
         self._special = {token.content: number for number, token in added.items() if token.special}
         self._habits = ChatHabits.of(self._words.chat_template, options.tool_call_parser, options.reasoning_parser)
         self._grammars = Grammars(self._tokenizer, self.ends)
-        self._splitter = PromptSplitter(prompting.long, self) if prompting.long.splits else None
+        self._splitter = PromptSplitter(self.long, self) if self.long.splits else None
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
     def describe(self) -> Mapping[str, object]:
         """The model digest and all parameters that affect an answer. Reads all of the model's files."""
-        prompting = self.prompting
-        sampling = {name: getattr(prompting.sampling, name) for name in Sampling.__slots__}
+        options = self._options
+        sampling = {name: getattr(self._sampling, name) for name in Sampling.__slots__}
         return {
             "model_digest": self._digest,
             "dtype": self.dtype,
             "max_model_len": self.max_model_len,
-            **prompting.options.described(),
-            **adapter_facts(prompting.options.adapter, self._adapters),
-            "chat": prompting.options.chat,
-            "engine_seed": prompting.seed,
+            **options.described(),
+            **adapter_facts(options.adapter, self._adapters),
+            "chat": options.chat,
+            "engine_seed": options.seed,
             **{name: list(value) if isinstance(value, tuple) else value for name, value in sampling.items()},
-            **prompting.long.describe(),
+            **self.long.describe(),
         }
 
     @cached_property
@@ -214,17 +187,16 @@ class CausalLM(Vocabulary):
             return self.max_model_len + 1
 
     def _parsed(self, value: object) -> Request:
-        prompting = self.prompting
         return parse(
             value,
-            prompting.sampling,
-            system_prompt=prompting.options.system_prompt,
-            chat=prompting.options.chat,
+            self._sampling,
+            system_prompt=self._options.system_prompt,
+            chat=self._options.chat,
             extra=(*logprobs.FIELDS, TEMPLATE_FIELD, "logit_bias", "echo"),
             token_ids=True,
             structures=(),
-            tools=prompting.tools,
-            examples=prompting.examples,
+            tools=self._tools,
+            examples=self._examples,
             adapters=self._adapters,
         )
 
@@ -295,7 +267,7 @@ class CausalLM(Vocabulary):
 
     def tokenize(self, value: object, add_special_tokens: bool) -> list[int]:
         if isinstance(value, list):
-            text = self._text(Request(None, checked_messages(value), self.prompting.sampling, {}))
+            text = self._text(Request(None, checked_messages(value), self._sampling, {}))
         else:
             text = str(value)
         if refusal := text_refusal(text, "the prompt"):
@@ -332,7 +304,7 @@ class CausalLM(Vocabulary):
         """
         seed = ask.sampling.seed
         if seed is None:
-            seed = derived_seed(self.prompting.seed, ask.place, ask.prompt)
+            seed = derived_seed(self._options.seed, ask.place, ask.prompt)
         rules = self._rules.processors(ask.prompt, ask.sampling.max_tokens)
         after = None if ask.reader is None else self._thinks_until(ask.reader)
         forces = forces and not ask.sampling.stop and ask.logprobs is None  # which look at each token
@@ -347,12 +319,14 @@ class CausalLM(Vocabulary):
         found: int | None = self._tokenizer.token_to_id(THINKING[reader.thinking][1])
         return found
 
-    def ends_of(self, ask: TokenizedRequest) -> frozenset[int]:
+    def _ends_of(self, ask: TokenizedRequest) -> frozenset[int]:
         """The tokens that end this answer."""
         return frozenset() if ask.sampling.ignore_eos else self.ends
 
-    def stopped(self, ask: TokenizedRequest, generated: Sequence[int]) -> bool:
-        """Whether the generated text contains a stop string that ends it, or the only call that it may have."""
+    def ended(self, ask: TokenizedRequest, generated: Sequence[int]) -> bool:
+        """Whether an answer is done with these tokens: by its last one, its length, a stop string or its only call."""
+        if generated[-1] in self._ends_of(ask) or len(generated) == ask.sampling.max_tokens:
+            return True
         if ask.reader is not None and ask.reader.single and ask.reader.stops(self._decode(ask, generated)):
             return True
         stops = ask.sampling.stop
@@ -375,7 +349,7 @@ class CausalLM(Vocabulary):
         """The result for the tokens of a finished answer."""
         if isinstance(sampler.mask, TokenGuide) and sampler.mask.failed is not None:
             return sampler.mask.failed
-        ended = bool(generated) and generated[-1] in self.ends_of(ask)
+        ended = bool(generated) and generated[-1] in self._ends_of(ask)
         cut = self._stop_at(ask, generated)
         text = self._decode(ask, generated)[:cut]
         ended_early = ended or cut is not None or (ask.reader is not None and ask.reader.stops(text))

@@ -17,7 +17,7 @@ from headrace.device.step_sizes import StepTuner
 from headrace.engines.base import PartialAnswer
 from headrace.engines.capabilities import PrefixCacheStats, Sleeper
 from headrace.engines.generation.batch_invariance import Trial
-from headrace.engines.generation.causal_lm import CausalLM, PromptSettings, TokenizedRequest, folder_of
+from headrace.engines.generation.causal_lm import CausalLM, TokenizedRequest, folder_of
 from headrace.engines.generation.decode_graphs import DecodeGraphs
 from headrace.engines.generation.options import Generation, StaticGeneration
 from headrace.engines.generation.paged_attention import PAGE, PagedModel, StepPart
@@ -105,7 +105,6 @@ class GenerationEngine(TokenizedEngine):
     """
 
     def __init__(self, options: Generation) -> None:
-        prompting = PromptSettings.of(options)
         size = options.tensor_parallel_size
         self._shares = options.enable_prefix_caching is not False
         self._answers: dict[int, ActiveAnswer] = {}
@@ -117,7 +116,7 @@ class GenerationEngine(TokenizedEngine):
         self._ranks = start_ranks(folder_of(options.model), size, options.device, partial(GenerationEngine, options))
         with loaded_together(self._ranks), contextlib.ExitStack() as failed:
             split = load_options(size) if size > 1 else None
-            self.tokens = self._lm = CausalLM(options, prompting, split, options.adapters)
+            self.tokens = self._lm = CausalLM(options, split, options.adapters)
             failed.callback(self._lm.close)
             self._adapters = NamedAdapters(self._lm.model, options.adapters) if options.adapters else None
             self._variants = {name: number for number, name in enumerate(options.adapters or (), 1)}
@@ -140,7 +139,7 @@ class GenerationEngine(TokenizedEngine):
             max_in_flight=start.answers,
             max_cost=self._size.tokens,
             max_model_len=self._lm.max_model_len,
-            splits=prompting.long.splits,
+            splits=self._lm.long.splits,
             followable=True,
             sizes_steps=start != most,
             tokenizes=True,
@@ -270,8 +269,7 @@ class GenerationEngine(TokenizedEngine):
         for answer, token in zip(choosing, tokens, strict=True):
             generated, ask = answer.tokens.generated, answer.ask
             generated.append(token)
-            ended = token in self._lm.ends_of(ask) or len(generated) == ask.sampling.max_tokens
-            if ended or self._lm.stopped(ask, generated):
+            if self._lm.ended(ask, generated):
                 finished.append((answer.tokens.key, self._generation(answer)))
                 self.remove(answer.tokens.key)
                 continue

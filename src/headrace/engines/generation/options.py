@@ -44,12 +44,12 @@ class Generation(NamedAdapterOptions, LanguageModelOptions):
     order = 0
 
     max_num_seqs: int | None = option(
-        None, "Maximum concurrent answers. Default: 64; a job then finds the fastest number.", minimum=1
+        None, "Maximum concurrent answers. Default: 64; a job begins with 256 and finds the fastest number.", minimum=1
     )
     max_num_batched_tokens: int | None = option(
         None,
-        "Maximum tokens in a step, those of prompts included. Default: 512, on a GPU 8,192; a job then finds the "
-        "fastest number on a CPU.",
+        "Maximum tokens in a step, those of prompts included. Default: 512, on a GPU 8,192; on a CPU a job begins with "
+        "2,048 and finds the fastest number.",
         minimum=1,
     )
     kv_cache_tokens: int | None = option(

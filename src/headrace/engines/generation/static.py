@@ -16,7 +16,7 @@ from transformers.generation.stopping_criteria import StoppingCriteriaList
 from headrace.device.failures import naming_device_errors
 from headrace.engines.capabilities import Sleeper
 from headrace.engines.generation.batch_invariance import Trial, switches_at
-from headrace.engines.generation.causal_lm import CausalLM, PromptSettings, TokenizedRequest
+from headrace.engines.generation.causal_lm import CausalLM, TokenizedRequest
 from headrace.engines.generation.options import StaticGeneration
 from headrace.engines.generation.sampling import Choose, TokenSampler, choose, only
 from headrace.engines.profile import EngineProfile
@@ -47,7 +47,7 @@ class StaticGenerationEngine(TokenizedEngine):
     """
 
     def __init__(self, options: StaticGeneration) -> None:
-        self.tokens = self._lm = CausalLM(options, PromptSettings.of(options))
+        self.tokens = self._lm = CausalLM(options)
         self._switch = switches_at(self._lm.model.config)
         with contextlib.ExitStack() as failed:
             failed.callback(self.close)
@@ -189,11 +189,7 @@ class _BatchAnswers:
         for row, token in zip(rows, tokens, strict=True):
             ask = self._batch[row]
             generated = self.generated[row] = (*self.generated[row], token)
-            self._done[row] = (
-                token in self._lm.ends_of(ask)
-                or len(generated) == ask.sampling.max_tokens
-                or self._lm.stopped(ask, generated)
-            )
+            self._done[row] = self._lm.ended(ask, generated)
         return scores
 
     def finished(self, ids: torch.Tensor, *_: object, **__: object) -> torch.Tensor:
