@@ -87,8 +87,13 @@ class Declared:
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """Its flags, such as `("--dedupe/--no-dedupe",)`; empty if it has none."""
-        return (f"--{self.name.replace('_', '-')}",) if self.option.flags is None else self.option.flags
+        """Its flags, such as `("--dedupe/--no-dedupe",)`; empty if it has none. What is on by default can be turned
+        off."""
+        if self.option.flags is not None:
+            return self.option.flags
+        name = self.name.replace("_", "-")
+        flags = (name, f"no-{name}") if self.default is True else (name,)
+        return ("/".join(f"--{one}" for one in flags),)
 
     @property
     def variables(self) -> tuple[str, ...]:

@@ -301,6 +301,7 @@ def test_a_setting_says_what_it_does_and_no_two_have_one_name(kind: type) -> Non
         assert len(names) == len(set(names))
     variables = [variable for one in every for variable in one.variables]
     assert len(variables) == len(set(variables))
+    assert all("/--no-" in one.flags[0] for one in every if one.default is True and one.flags)
 
 
 def test_a_variable_is_named_after_the_flag() -> None:

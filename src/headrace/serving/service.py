@@ -113,8 +113,13 @@ class RequestInFlight:
             Exception: a record is invalid, or the queue is full.
         """
         futures: list[asyncio.Future[object]] = []
+        answered = 0
         async with aclosing(self._service.prepare(self._values, self._size, self._call, self.scope)) as slices:
             async for prepared in slices:
+                self.scope.check()
+                while answered < len(futures) and futures[answered].done():
+                    futures[answered].result()  # an error ends the request before more is prepared
+                    answered += 1
                 if prepared:
                     self._submit(prepared, on_text, futures)
         return futures
@@ -286,10 +291,10 @@ class Service:
         )
         threads = 2 if (os.cpu_count() or 1) > 2 else 1  # on two cores, a second one would take the model's core
         self._pool = ThreadPoolExecutor(threads, "headrace-prepare")
-        self._turns = (
-            PreparationTurns(self._cost_ahead, _BATCHES_AHEAD * profile.full_cost, threads, _SLICE_COST)
-            if self._batches
-            else None
+        self._turns = (  # without a second batcher, preparing early takes nothing from small requests
+            None
+            if express is None
+            else PreparationTurns(self._cost_ahead, _BATCHES_AHEAD * profile.full_cost, threads, _SLICE_COST)
         )
         self._resizable = batcher if isinstance(batcher, DynamicBatcher) else None
         self._beside = None if express is None else BESIDE.of(engine)
@@ -331,6 +336,8 @@ class Service:
         """Finish accepted records, for at most `timeout_s` seconds; without `drain`, fail those that wait."""
         for batcher in reversed(self._batchers):
             await batcher.stop(timeout=timeout_s, drain=drain)
+        if self._turns is not None:  # those that wait for one learn that it has stopped
+            self._turns.proceed()
 
     async def stop(self, timeout_s: float | None) -> None:
         """Finish accepted records, for at most `timeout_s` seconds, then close the engine."""

@@ -7,11 +7,11 @@ from collections.abc import MutableMapping, Sequence
 from typing import Any
 
 import pytest
-from tests.unit.virtual_time import VirtualTime
+from tests.unit.virtual_time import VirtualTime, now
 
 from headrace.batching.pending import PendingResult
 from headrace.engines.base import Prepared
-from headrace.errors import QueueFullError
+from headrace.errors import ProcessError, QueueFullError, StoppedError
 from headrace.events import BatchFormed
 from headrace.serving.admission.waiting import CancelScope
 from headrace.serving.errors import ApiError, ClientGoneError
@@ -28,6 +28,12 @@ class Room:
         self.waiting_cost = 0.0
         self._room = room
 
+    async def stop(self, timeout: float | None, *, drain: bool) -> None:
+        """Fail what waits."""
+        self._room = self.waiting_cost = 0
+        for future in self.futures:
+            future.set_exception(StoppedError("stopped"))
+
     def submit_nowait(self, record: Any, **options: Any) -> asyncio.Future[Any]:
         if len(self.futures) == self._room:
             raise QueueFullError("no room")
@@ -42,7 +48,7 @@ async def receive() -> MutableMapping[str, Any]:
     raise AssertionError("it never ends")
 
 
-def service(batcher: Room, engine: FakeEngine | None = None) -> Service:
+def service(batcher: Room, engine: FakeEngine | None = None, express: Room | None = None) -> Service:
     return Service(
         ServedModel(("fake",)),
         "embed",
@@ -50,6 +56,7 @@ def service(batcher: Room, engine: FakeEngine | None = None) -> Service:
         batcher,  # type: ignore[arg-type]
         ServeLimits(),
         lambda: None,
+        express,  # type: ignore[arg-type]
     )
 
 
@@ -146,7 +153,7 @@ def test_long_texts_are_prepared_in_small_slices(virtual: VirtualTime, texts: in
 def test_a_large_request_is_prepared_only_some_batches_ahead(virtual: VirtualTime) -> None:
     async def main() -> None:
         batcher = Room(10_000)
-        served = service(batcher, FakeEngine())
+        served = service(batcher, FakeEngine(), Room(0))
         ahead = 4 * served.profile.full_cost
         waiting = asyncio.ensure_future(served.infer(["word " * 100] * 400, 40_000, call()))
         await asyncio.sleep(1)
@@ -165,5 +172,37 @@ def test_a_large_request_is_prepared_only_some_batches_ahead(virtual: VirtualTim
         assert caught.value.status_code == 408
         assert all(future.done() for future in batcher.futures)
         assert (served.admission.requests, served.admission.ahead) == (0, batcher.waiting_cost)
+
+    virtual(main())
+
+
+def test_the_first_error_ends_a_request_before_all_is_prepared(virtual: VirtualTime) -> None:
+    async def main() -> None:
+        batcher = Room(10_000)
+        served = service(batcher, FakeEngine(), Room(0))
+        waiting = asyncio.ensure_future(served.infer(["word " * 100] * 4_000, 400_000, call()))
+        await asyncio.sleep(0.1)
+        batcher.futures[0].set_exception(ProcessError("broken"))
+        batcher.waiting_cost = 0.0
+        served.heard(BatchFormed(batch=1, size=1, cost=1, padded_cost=1, reason="size", starved_s=0, at=1))
+        with pytest.raises(ApiError, match="the model failed"):
+            await waiting
+        assert len(batcher.futures) < 1_000
+        assert all(future.done() for future in batcher.futures)
+
+    virtual(main())
+
+
+def test_requests_that_wait_for_a_turn_learn_that_the_batcher_has_stopped(virtual: VirtualTime) -> None:
+    async def main() -> None:
+        batcher = Room(10_000)
+        served = service(batcher, FakeEngine(), Room(0))
+        many = [asyncio.ensure_future(served.infer(["word " * 100] * 400, 40_000, call())) for _ in range(3)]
+        await asyncio.sleep(0.1)
+        began = now()
+        await served.end_batches(0.1, drain=False)
+        errors = await asyncio.gather(*many, return_exceptions=True)
+        assert all(isinstance(error, ApiError) for error in errors)
+        assert now() - began < 1
 
     virtual(main())

@@ -53,7 +53,7 @@ class CancelScope:
         try:
             return [await future for future in futures]
         except asyncio.CancelledError:
-            self._raise_cause()
+            self.check()
             raise
         finally:
             self.close()
@@ -65,15 +65,20 @@ class CancelScope:
             DeadlineExceededError: the request timed out.
             ClientGoneError: the client has disconnected.
         """
-        self._raise_cause()
+        self.check()
         self._turn = turn
         try:
             await turn
         except asyncio.CancelledError:
-            self._raise_cause()
+            self.check()
             raise
         finally:
             self._turn = None
+
+    def check(self) -> None:
+        """Raise what has ended the request, if anything has."""
+        if self.cause is not None:
+            raise self.cause from None
 
     def watch(self, futures: Sequence[asyncio.Future[object]]) -> None:
         """Cancel these futures on a timeout or disconnect; `cause` then holds the reason."""
@@ -106,10 +111,6 @@ class CancelScope:
         if self.cause is None:
             self.cause = cause
             self._cancel()
-
-    def _raise_cause(self) -> None:
-        if self.cause is not None:
-            raise self.cause from None
 
     def _cancel(self) -> None:
         if self._turn is not None:
