@@ -42,7 +42,7 @@ BARS = (
     Bar("Serve embeddings", "LitServe", "serving_embedding", "litserve", "Headrace is x"),
     Bar("Serve embeddings", "BentoML", "serving_embedding", "bentoml", "Headrace is x"),
     Bar("Serve embeddings", "infinity", "serving_embedding", "infinity", "Headrace is x"),
-    Bar("Bulk job, no-op model", "Daft", "host-noop", "jsonl to jsonl", "x headrace's time", "Daft"),
+    Bar("Bulk job, no-op model", "Daft", "host-noop-daft", "jsonl to jsonl", "x headrace's time", "Daft"),
     Bar("Bulk job, no-op model", "datatrove", "host-noop", "jsonl to jsonl", "x headrace's time", "datatrove"),
     Bar("Bulk job, no-op model", "Ray Data", "host-noop", "jsonl to jsonl", "x headrace's time", "Ray Data"),
 )
