@@ -113,6 +113,10 @@ class RequestInFlight:
             Exception: a record is invalid, or the queue is full.
         """
         futures: list[asyncio.Future[object]] = []
+        if (short := self._service.prepare_short(self._values, self._size)) is not None:
+            if short:
+                self._submit(short, on_text, futures)
+            return futures
         answered = 0
         async with aclosing(self._service.prepare(self._values, self._size, self._call, self.scope)) as slices:
             async for prepared in slices:
@@ -120,8 +124,7 @@ class RequestInFlight:
                 while answered < len(futures) and futures[answered].done():
                     futures[answered].result()  # an error ends the request before more is prepared
                     answered += 1
-                if prepared:
-                    self._submit(prepared, on_text, futures)
+                self._submit(prepared, on_text, futures)
         return futures
 
     def _submit(
@@ -439,6 +442,20 @@ class Service:
             futures = await request.submit()
             return request.answered(await request.scope.all(futures))
 
+    def prepare_short(self, values: Sequence[object], size: int) -> list[Prepared[object]] | None:
+        """The prepared records of a short request; None for another, which takes a thread.
+
+        Raises:
+            Exception: the error of the first invalid record.
+        """
+        if not self._light or size * CHARS_PER_COST > _INLINE_CHARS:
+            return None
+        return _valid(self.engine.prepare(self._drawn(values)))
+
+    def _drawn(self, values: Sequence[object]) -> Sequence[object]:
+        """Equal requests get different answers where the engine draws, unless they have a seed of their own."""
+        return [Placed(value, secrets.randbits(64)) for value in values] if self.profile.draws else values
+
     async def prepare(
         self, values: Sequence[object], size: int, call: Call, scope: CancelScope
     ) -> AsyncGenerator[list[Prepared[object]]]:
@@ -452,11 +469,7 @@ class Service:
         Raises:
             Exception: the error of the first invalid record.
         """
-        if self.profile.draws:  # equal requests get different answers, unless they have a seed of their own
-            values = [Placed(value, secrets.randbits(64)) for value in values]
-        if self._light and size * CHARS_PER_COST <= _INLINE_CHARS:
-            yield _valid(self.engine.prepare(values))
-            return
+        values = self._drawn(values)
         duration_s, at = 0.0, 0.0
         step = max(min(_SLICE, _SLICE_COST * len(values) // max(size, 1)), 1)
         turns = self._turns if step < len(values) else None
