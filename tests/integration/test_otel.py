@@ -95,7 +95,7 @@ def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
 
 
 def test_requests_and_their_batch_are_linked(collector: Collector) -> None:
-    settings = ServerSettings(EngineConfig(task="embed", engine=FAKE), name=HOSTILE, batch_timeout_s=0.2)
+    settings = ServerSettings(EngineConfig(task="embed", engine=FAKE), name=HOSTILE, batch_timeout_s=1.0)
     with running(settings) as server, ThreadPoolExecutor(3) as pool:
         headers = {"traceparent": PARENT, "x-request-id": "mine"}
         bodies = [{"input": ["one two", "three"]}, {"input": "four"}, {"input": "five"}]
