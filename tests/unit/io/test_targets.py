@@ -8,7 +8,7 @@ import pytest
 
 from headrace.errors import ConfigError, MissingExtraError
 from headrace.io.sinks.targets import find_target, refuse_output_in_input
-from headrace.io.storage.locations import locate, store
+from headrace.io.storage.locations import anchored, locate, store
 
 
 @pytest.mark.parametrize(
@@ -118,3 +118,11 @@ def test_another_library_may_have_put_its_own_client_in_a_stores_place(monkeypat
     place = locate("s3://bucket/in.jsonl")
     assert type(store(place)[0]) is s3fs.S3FileSystem
     assert type(store(place.parent / "out.jsonl")[0]) is s3fs.S3FileSystem
+
+
+@pytest.mark.parametrize(("name", "whole"), [("a", "/a"), ("a/", "/a/"), (Path("a"), Path("/a")), ("/a", "/a")])
+def test_a_name_in_the_root_folder_has_one_slash(
+    name: str | Path, whole: str | Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir("/")
+    assert anchored(name) == whole

@@ -106,7 +106,7 @@ def anchored(name: str | Path) -> str | Path:
         ) from None
     if _GLOB & set(text) and not os.path.lexists(text):
         here = glob.escape(here)
-    return here / name if isinstance(name, Path) else f"{here}/{name}"
+    return here / name if isinstance(name, Path) else os.path.join(here, name)  # noqa: PTH118 - as above
 
 
 def as_named(text: object) -> str:
