@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, TypeVar, Unpack
 
 from headrace.app.jobs.budgets import follow
 from headrace.app.jobs.job import SharedBatcher, already_finished, carry_out, check
-from headrace.app.jobs.running import RunningModel
+from headrace.app.jobs.running import PreparedInputs, RunningModel
 from headrace.app.jobs.tables import AnyTable, ListedRow, TableKind
 from headrace.app.keywords import JobKeywords, LoadKeywords, ServeKeywords
 from headrace.app.row_stream import RowStream, finished_rows
@@ -28,6 +28,7 @@ from headrace.argument_types import build
 from headrace.concurrency.loop_thread import LoopThread
 from headrace.engines.choosing.config import EngineConfig, config_from
 from headrace.engines.choosing.resolving import resolve
+from headrace.engines.choosing.served import served_model
 from headrace.errors import EngineDeadError, MissingExtraError, UnknownOptionError
 from headrace.events import JobDone
 from headrace.io.sinks.callback_sink import Receiver, Rows
@@ -136,7 +137,7 @@ class LoadedModel:
         """
         many = isinstance(inputs, list) or getattr(inputs, "ndim", 0) > 1
         values: list[object] = list(inputs) if many else [inputs]  # type: ignore[call-overload]  # it is iterable
-        outputs = off_loop(lambda: self._on_loop(self._model.outputs(self._model.prepare(values))))
+        outputs = off_loop(lambda: self._on_loop(self._model.outputs(self._prepared(values))))
         if not return_exceptions:
             _raise_first(outputs)
         return outputs if many else outputs[0]
@@ -151,7 +152,7 @@ class LoadedModel:
             EngineDeadError: the model failed or is closed.
         """
         self._check_open()
-        prepared = await asyncio.to_thread(self._model.prepare, [value])
+        prepared = await asyncio.to_thread(self._prepared, [value])
         outputs = await asyncio.wrap_future(self._thread.submit(self._model.outputs(prepared)))
         _raise_first(outputs)
         return outputs[0]
@@ -342,6 +343,12 @@ class LoadedModel:
         self.close()
 
     # -- inside ----------------------------------------------------------------------------------------------------
+
+    def _prepared(self, values: list[object]) -> PreparedInputs:
+        if self._config.adapters:
+            served = served_model(None, self._config)
+            values = [served.refusal(value) or value for value in values]
+        return self._model.prepare(values)
 
     def _settings(self, source: object, sink: object, given: Mapping[str, object]) -> JobSettings:
         own, unknown = split(JobSettings, given)

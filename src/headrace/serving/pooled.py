@@ -16,6 +16,7 @@ from fastapi import APIRouter, FastAPI, Request, Response
 from starlette.routing import Mount
 from starlette.types import Message, Receive, Scope, Send
 
+from headrace.engines.choosing.served import ServedModel, is_nameless
 from headrace.errors import ConfigError, EngineError, HeadraceError, StoppedError
 from headrace.pool.pool import ModelPool
 from headrace.records import Json, JsonObject
@@ -31,7 +32,7 @@ from headrace.serving.protocols import shape_of, tasks_by_path
 from headrace.serving.routes import dashboard as dashboard_routes
 from headrace.serving.routes.status import described, probed
 from headrace.serving.routes.status import router as status_router
-from headrace.serving.service import ServedModel, Service, is_nameless
+from headrace.serving.service import Service
 from headrace.serving.state import ServerState, no_such_model
 from headrace.wording import shown
 

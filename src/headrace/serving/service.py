@@ -24,6 +24,7 @@ from headrace.batching.stats import BatchStats
 from headrace.concurrency.daemon_thread import on_daemon_thread
 from headrace.engines.base import Chunks, Engine, PartialAnswer, Placed, Prepared
 from headrace.engines.capabilities import BESIDE, FOLLOWING, PREFIX_CACHING, SLEEPING
+from headrace.engines.choosing.served import ServedModel
 from headrace.engines.profile import profile_of
 from headrace.engines.tasks import task_named
 from headrace.errors import EngineDeadError
@@ -194,57 +195,6 @@ def _valid(prepared: Sequence[Prepared[object] | Exception]) -> list[Prepared[ob
             raise entry
         valid.append(entry)
     return valid
-
-
-ANY_NAME = "*"
-"""Stands for all names."""
-
-
-def is_nameless(name: object) -> bool:
-    """Whether it is what clients of Text Generation Inference send instead of a name; for Node, the address."""
-    return isinstance(name, str) and (name in ("tgi", "dummy") or name.startswith(("http://", "https://")))
-
-
-@dataclass(frozen=True, slots=True)
-class ServedModel:
-    """The model of a server, as requests name it."""
-
-    names: tuple[str, ...]
-    """Names that `/v1/models` lists; the first is the name in answers."""
-    commit: str | None = None
-    """The version of a downloaded model."""
-    unlisted: tuple[str, ...] = ()
-    """Other names that requests may give; `ANY_NAME` for all."""
-    adapters: tuple[str, ...] = ()
-    """Those of `names` that are of its adapters."""
-
-    @property
-    def name(self) -> str:
-        """The name in answers."""
-        return self.names[0]
-
-    @property
-    def accepted(self) -> tuple[str, ...]:
-        """All names that requests may give, besides what `is_nameless`."""
-        return (*self.names, *self.unlisted)
-
-    def answers(self, name: str | None) -> bool:
-        """Whether it answers requests for this name."""
-        return name is None or name in self.accepted or is_nameless(name) or ANY_NAME in self.unlisted
-
-    def named(self, asked: str | None) -> str:
-        """The name in the answer to a request for this name."""
-        return asked if asked in self.adapters else self.name
-
-    def given(self, asked: str | None, records: Sequence[object]) -> Sequence[object]:
-        """The records of a request for this name, which say its adapter."""
-        if asked not in self.adapters:
-            return records
-        bodies = (
-            one if isinstance(one, dict) else {"messages" if isinstance(one, list) else "prompt": one}
-            for one in records
-        )
-        return [{**body, "model": asked} for body in bodies]
 
 
 class Service:

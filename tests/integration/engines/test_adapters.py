@@ -212,6 +212,40 @@ def test_each_request_chooses_an_adapter_by_name(tmp_path: Path) -> None:
     assert "adapter is 'three': the engine has one, two" in (tmp_path / "out.errors.jsonl").read_text()
 
 
+UNKNOWN = "there is no model 'suport'; the model and its adapters are 'arithmetic' and 'support'; did you mean support?"
+
+
+def test_a_request_for_a_model_that_is_not_there_is_refused_by_name(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In a job, in a batch file and in a call; without adapters, a file for another model is answered as it is."""
+    module = AutoModelForCausalLM.from_pretrained(ARITHMETIC, dtype=torch.float32)
+    given = {"adapters": {"support": str(adapter(tmp_path / "one", halves(module, LAYERS["generate"])))}}
+    names = ["support", "arithmetic", "tgi", None, "suport"]
+    bodies = [{"prompt": "1+2=", **({} if name is None else {"model": name})} for name in names]
+    requests = [
+        {"custom_id": str(number), "method": "POST", "url": "/v1/completions", "body": body}
+        for number, body in enumerate(bodies)
+    ]
+    (tmp_path / "batch.jsonl").write_text("\n".join(map(json.dumps, requests)))
+    settings: dict[str, Any] = {"task": "generate", "max_tokens": 6, "max_error_rate": 1, "progress": False}
+    for source in (tmp_path / "batch.jsonl", [{"text": body} for body in bodies]):
+        out = tmp_path / type(source).__name__
+        report = headrace.run(source, sink=out.with_suffix(".jsonl"), **settings, **given)
+        assert (report.records, report.failures) == (5, {"RecordError": 1})
+        assert UNKNOWN in out.with_suffix(".errors.jsonl").read_text()
+        assert headrace.run(source, sink=tmp_path / "plain.jsonl", overwrite=True, **settings).failures == {}
+    with headrace.load("generate", max_tokens=6, **given) as model:
+        *answers, refused = model(bodies, return_exceptions=True)
+        assert str(refused) == UNKNOWN
+        assert len({answer["text"] for answer in answers[1:]}) == 1 != len({answer["text"] for answer in answers})
+        assert model.run(source, sink="list", max_error_rate=1, progress=False)[:4] == [
+            {"id": number, "generation": answer} for number, answer in enumerate(answers)
+        ]
+        model.run([{"text": "1+2=", "model": "support"}], sink="list", progress=False)
+    assert "the column 'model' is not used" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [

@@ -80,9 +80,11 @@ def test_adapters_answer_as_their_merged_weights_also_beside_each_other_in_one_j
         "generate", model, engine="vllm", chat=False, adapters=folders, max_tokens=12, **OPTIONS
     ) as made:
         job = [row["generation"]["text"] for row in made.run(rows, sink="list", progress=False)]
-        wrong = [{"text": {"prompt": "a", "adapter": "third"}}]
+        wrong = [{"text": {"prompt": "a", name: "third"}} for name in ("adapter", "model")]
         made.run(wrong, sink=tmp_path / "out.jsonl", max_error_rate=1, progress=False)
     plain, by_field, by_model, legal = (job[start::4] for start in range(4))
     assert found[0] == found[1] == by_field == by_model
     assert len({str(one) for one in (plain, by_model, legal)}) == 3
-    assert "adapter is 'third': the engine has support, legal" in (tmp_path / "out.errors.jsonl").read_text()
+    refused = (tmp_path / "out.errors.jsonl").read_text()
+    assert "adapter is 'third': the engine has support, legal" in refused
+    assert f"there is no model 'third'; the model and its adapters are {model.name!r} and 'support'" in refused

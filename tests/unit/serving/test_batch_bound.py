@@ -15,10 +15,11 @@ from headrace.batching.dynamic import DynamicBatcher
 from headrace.batching.policy.waiting_queue import Share
 from headrace.engines.base import Engine
 from headrace.engines.capabilities import BESIDE
+from headrace.engines.choosing.served import ServedModel
 from headrace.events import Event
 from headrace.serving.admission.batch_bound import BatchBound
 from headrace.serving.limits import ServeLimits
-from headrace.serving.service import Call, ServedModel, Service
+from headrace.serving.service import Call, Service
 from headrace.testing import FakeEngine
 
 SLOPE_S, BASE_S = 42e-6, 3e-3

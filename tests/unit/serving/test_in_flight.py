@@ -11,12 +11,13 @@ from tests.unit.virtual_time import VirtualTime, now
 
 from headrace.batching.pending import PendingResult
 from headrace.engines.base import Prepared
+from headrace.engines.choosing.served import ServedModel
 from headrace.errors import ProcessError, QueueFullError, StoppedError
 from headrace.events import BatchFormed
 from headrace.serving.admission.waiting import CancelScope
 from headrace.serving.errors import ApiError, ClientGoneError
 from headrace.serving.limits import ServeLimits
-from headrace.serving.service import Call, RequestInFlight, ServedModel, Service
+from headrace.serving.service import Call, RequestInFlight, Service
 from headrace.testing import FakeEngine
 
 

@@ -14,6 +14,7 @@ from headrace.app.jobs.downloads import model_state, resolved_for
 from headrace.engines.choosing import registry
 from headrace.engines.choosing.config import EngineConfig
 from headrace.engines.choosing.identity import identity
+from headrace.engines.choosing.served import served_model
 from headrace.engines.custom import may_take_rows
 from headrace.engines.declaring import Task
 from headrace.engines.requests.generation import SAMPLING
@@ -294,6 +295,7 @@ def _columns(settings: JobSettings, task: Task, url: str | None) -> Columns:
         task.requests and splits(settings.config.engine_options, settings.prompt_template),
         else_row=several or (free and (settings.text_column == WHOLE or may_take_rows(settings.config.engine))),
         else_array=free,
+        served=served_model(None, settings.config) if settings.config.adapters else None,
     )
 
 
@@ -352,9 +354,10 @@ def _check_unsent(source: Source, config: EngineConfig, columns: Columns, url: s
     known = dict.fromkeys(name for record in rows[:_TRIED_ROWS] for name in record.data)
     if url is None:
         used = {*columns.inputs(), *map(outer, columns.inputs()), columns.id, *columns.keep}
-        if unsent := [name for name in known if name in SAMPLING and name not in used]:
+        names = (*SAMPLING, *(("model", "adapter") if config.adapters else ()))
+        if unsent := [name for name in known if name in names and name not in used]:
             logger.warning(
-                "headrace: the column %r is not used: a row's own sampling goes into its request, as in "
+                "headrace: the column %r is not used: a row's own goes into its request, as in "
                 '{"prompt": "...", %s: ...} in the column %r; one for all is a setting of the job',
                 unsent[0], json.dumps(unsent[0]), columns.text,
             )  # fmt: skip

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import BinaryIO, Generic, Protocol, TypeVar
 
 from headrace.app.servers.batch_run import BulkModel, ModelRun
+from headrace.engines.choosing.served import is_nameless
 from headrace.errors import HeadraceError, ResumeMismatchError
 from headrace.io.storage.atomic import atomic_file
 from headrace.io.storage.files import look_at
 from headrace.io.storage.rows import line_blocks, parse_object
 from headrace.serving.batches.runs import BatchEnd, OnThread
-from headrace.serving.service import is_nameless
 
 MANIFEST = "models.json"
 """The first names of the models that the requests name."""

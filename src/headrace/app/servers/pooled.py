@@ -22,10 +22,11 @@ from headrace.app.jobs.tracing import server_spans
 from headrace.app.servers.batch_api import BatchApi, BatchModel
 from headrace.app.servers.batch_run import BulkModel
 from headrace.app.servers.observed import ObservedServer
-from headrace.app.servers.server import ServerSettings, build_part, check_settings, served_model
+from headrace.app.servers.server import ServerSettings, build_part, check_settings
 from headrace.app.settings_file import from_keys, read_settings
 from headrace.argument_types import parse_size
 from headrace.engines.choosing.config import EngineConfig
+from headrace.engines.choosing.served import served_model
 from headrace.engines.custom import load_factory
 from headrace.errors import BrokenOffError, ConfigError, EngineDeadError, EngineError, nearest
 from headrace.events import Listener

@@ -6,7 +6,7 @@ import functools
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Unpack, cast
@@ -34,9 +34,9 @@ from headrace.batching.dynamic import DynamicBatcher
 from headrace.device.cache import TuningCache
 from headrace.engines.base import Engine
 from headrace.engines.capabilities import BESIDE
-from headrace.engines.choosing import registry
-from headrace.engines.choosing.config import EngineConfig, config_from
-from headrace.engines.choosing.resolving import resolve, served_names
+from headrace.engines.choosing.config import config_from
+from headrace.engines.choosing.resolving import resolve
+from headrace.engines.choosing.served import served_model
 from headrace.engines.model_folder import pickled_weights
 from headrace.engines.profile import BatcherSettings, PayloadCalls, profile_of
 from headrace.errors import ConfigError
@@ -49,7 +49,7 @@ from headrace.serving.auth import KEYS, Keys
 from headrace.serving.hosts import Hosts
 from headrace.serving.metrics import families
 from headrace.serving.response_store import KeptResponses
-from headrace.serving.service import ANY_NAME, ServedModel, Service
+from headrace.serving.service import Service
 from headrace.serving.state import ServerState
 from headrace.tracebacks import naming, public
 
@@ -212,29 +212,6 @@ def _shared_service(
     model = served_model(settings.name, settings.config)
     server.heard_by = Service(model, settings.config.task or "", engine, batcher, settings.limits, server.engine_died)
     return server.heard_by
-
-
-def served_model(given: str | Sequence[str] | None, config: EngineConfig) -> ServedModel:
-    """The names of the model and its adapters, and its version.
-
-    Raises:
-        ConfigError: a name is empty, or an adapter has the model's.
-    """
-    names = () if given is None else (given,) if isinstance(given, str) else tuple(given)
-    if given is not None and (not names or not all(names)):
-        raise ConfigError(f"the name of the served model is {given!r}; it must not be empty (``name``)")
-    anything = (ANY_NAME,) if ANY_NAME in names else ()
-    others: Sequence[str] = ()
-    if not (own := tuple(name for name in dict.fromkeys(names) if name != ANY_NAME)):
-        task = config.task or ""
-        name, *others = served_names(config) or (registry.default_model(task, config.engine) or task,)
-        own = (name,)
-    if doubled := {*own, *others}.intersection(config.adapters):
-        raise ConfigError(
-            f"``adapters`` has the name {min(doubled)!r}, which is the model's: choose another, or give the model one "
-            "(``name``)"
-        )
-    return ServedModel((*own, *config.adapters), config.commit, (*others, *anything), config.adapters)
 
 
 def _refuse_pickles(model: str | None) -> None:

@@ -38,9 +38,10 @@ def merge(module: torch.nn.Module, adapter: str | Path) -> set[str]:
             _check(target, tensors[name].shape, weights[target], adapter, config)
             weights[target].data.copy_(tensors[name])
             whole.add(target)
-    for target, first, second in _halves(module, tensors, adapter, config):
+    for target, first, second, scale in _halves(module, tensors, adapter, config):
         turned = isinstance(module.get_submodule(target.removesuffix(".weight")), (torch.nn.Embedding, Conv1D))
-        change = (second @ first).T if turned else second @ first
+        change = (second @ first) * scale  # in this order, as PEFT: another rounds otherwise
+        change = change.T if turned else change
         _check(target, change.shape, weights[target], adapter, config)
         weights[target].data.add_(change.to(weights[target].device, weights[target].dtype))
         changed.add(target)
@@ -66,7 +67,7 @@ class NamedAdapters:
         for adapter, folder in folders.items():
             config, tensors = _opened(folder)
             whole = next((name for name in tensors if "lora_" not in name), None)
-            for target, first, second in _halves(module, tensors, folder, config):
+            for target, first, second, scale in _halves(module, tensors, folder, config):
                 layer, weight = target.removesuffix(".weight"), module.get_parameter(target)
                 if whole is not None or not isinstance(module.get_submodule(layer), torch.nn.Linear):
                     raise ConfigError(
@@ -74,7 +75,7 @@ class NamedAdapters:
                         "``adapter``, which adds it to the weights"
                     )
                 _check(target, torch.Size((len(second), first.shape[1])), weight, folder, config)
-                layers.setdefault(layer, {})[adapter] = (first.to(weight).T, second.to(weight).T)
+                layers.setdefault(layer, {})[adapter] = (first.to(weight).T, (second * scale).to(weight).T)
         for layer, found in layers.items():
             module.get_submodule(layer).register_forward_hook(partial(self._add, found))
 
@@ -115,8 +116,8 @@ def _opened(adapter: str | Path) -> tuple[dict[str, Json], dict[str, torch.Tenso
 
 def _halves(
     module: torch.nn.Module, tensors: Mapping[str, torch.Tensor], adapter: str | Path, config: Mapping[str, Json]
-) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
-    """Each weight that is changed, and the halves of its change: the second by the first is added to it."""
+) -> Iterator[tuple[str, torch.Tensor, torch.Tensor, float]]:
+    """Each weight that is changed, and its change: the second half by the first, times a scale, is added to it."""
     weights = dict(module.named_parameters())
     for name, first in tensors.items():
         half = _HALF.fullmatch(name)
@@ -134,7 +135,8 @@ def _halves(
                 f"``adapter`` {adapter}: the halves of {half[1]} have the ranks {found}, and adapter_config.json says "
                 f"{rank} with lora_alpha {alpha}: its files are of different adapters"
             )
-        yield target, first.float(), second.float() * (alpha / (math.sqrt(rank) if config.get("use_rslora") else rank))
+        scale = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
+        yield target, first.float(), second.float(), scale
 
 
 def _check_whole(

@@ -17,6 +17,7 @@ from headrace.batching.results import checked_results
 from headrace.columns import Column, PayloadList, PreparedColumn, RowTable, values_of
 from headrace.engines.base import Engine, Placed, Prepared
 from headrace.engines.capabilities import ColumnPreparer
+from headrace.engines.choosing.served import ServedModel
 from headrace.engines.profile import profile_of
 from headrace.engines.requests.formed import FormedRequest, Try
 from headrace.engines.requests.templates import field_text, prompt_of, template_fields
@@ -91,6 +92,8 @@ class Columns:
     """Whether the input is the column of arrays where there is no column `text`."""
     arrays: bool = False
     """Whether the engine takes columns of numbers, and of lists of numbers, as they are."""
+    served: ServedModel | None = None
+    """The model and its adapters; None where it has none, and a request chooses nothing by its model."""
 
     def inputs(self) -> tuple[str, ...]:
         """The names that the input for the engine is made of: columns, or `column.key` of mappings in them."""
@@ -137,10 +140,12 @@ class Columns:
         """The input for the engine.
 
         Raises:
-            RecordError: a column is missing; with `text_only` the value is null, no text or not valid Unicode; or it is
-                empty, and `on_empty` refuses that.
+            RecordError: a column is missing; with `text_only` the value is null, no text or not valid Unicode; it is
+                empty, and `on_empty` refuses that; or it is a request for another model.
         """
         value = self._input_of(record)
+        if self.served is not None and (refusal := self.served.refusal(value)):
+            raise refusal
         if self.on_empty == "error" and is_empty(value):
             raise RecordError(f"the text of {' and '.join(map(repr, self.inputs()))} is empty (``on_empty=error``)")
         return value

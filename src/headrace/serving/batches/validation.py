@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from headrace.engines.choosing.served import ANY_NAME, is_nameless
 from headrace.errors import misspelt
 from headrace.io.formats.openai_batch import LINE_FIELDS
 from headrace.io.storage.files import look_at
@@ -18,7 +19,6 @@ from headrace.openai_protocol import batch_error
 from headrace.records import JsonObject
 from headrace.serving.errors import ApiError
 from headrace.serving.protocol.requests import HEAVY_BYTES, check_doubled, check_values
-from headrace.serving.service import ANY_NAME, is_nameless
 from headrace.serving.state import no_such_model
 from headrace.wording import shown, spelled
 

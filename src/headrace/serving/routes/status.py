@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 
 from fastapi import APIRouter, Request, Response
 
+from headrace.engines.choosing.served import ServedModel
 from headrace.records import JsonObject
 from headrace.serving.protocol.responses import JsonReply
 from headrace.serving.protocol.schemas import ERRORS, Health, Model, ModelList
-from headrace.serving.service import ServedModel
 from headrace.serving.state import RETRY_WHEN_STOPPING_S, ServerState
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
