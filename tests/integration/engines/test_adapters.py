@@ -81,6 +81,8 @@ def test_the_outputs_are_those_of_the_merged_weights(task: str, models: dict[str
     weights = halves(module, LAYERS[task])
     whole = {"classifier.weight": torch.randn_like(module.classifier.weight)} if task == "classify" else {}
     heads = {"modules_to_save": ["classifier", "score"]} if whole else {}
+    if task == "embed":  # attention over large changes would make much of the last digits
+        weights = {name: one / 3 for name, one in weights.items()}
     folder = adapter(tmp_path / "adapter", {**weights, **whole}, use_rslora=task == "embed", **heads)
     for layer in LAYERS[task]:
         scale = ALPHA / RANK ** (0.5 if task == "embed" else 1)
@@ -97,6 +99,7 @@ def test_the_outputs_are_those_of_the_merged_weights(task: str, models: dict[str
     found, expected = run(task, models[task], adapter=str(folder)), run(task, merged)
     if task == "embed":
         np.testing.assert_allclose(np.array(found), np.array(expected), atol=1e-5)
+        assert np.abs(np.array(found) - np.array(run(task, models[task]))).max() > 0.01
     elif task == "classify":
         assert [one["label"] for one in found] == [one["label"] for one in expected]
         np.testing.assert_allclose([one["score"] for one in found], [one["score"] for one in expected], atol=1e-5)
