@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,13 +16,14 @@ from headrace.serving.protocol.requests import VectorRequest
 from headrace.serving.protocol.responses import as_base64
 from headrace.serving.service import Service
 
+T = TypeVar("T")
 VectorNumbers: TypeAlias = Sequence[float] | NDArray[np.float32] | NDArray[np.int8] | NDArray[np.uint8]
 
 
 def vector_format(body: VectorRequest, service: Service) -> Callable[[VectorNumbers], object]:
     """A function that formats each vector of a response to OpenAI's request. Raises as `shortener`."""
     if body.model_fields_set.isdisjoint(VectorRequest.__annotations__):
-        return _as_it_is
+        return as_it_is
     shorten, wanted = shortener(body.length, service), body.dtype
     scaled = (lambda vector: normalized(shorten(vector))) if body.normalized else shorten
     made = scaled if wanted == "float32" else lambda vector: _quantized(scaled(vector), wanted)
@@ -31,8 +32,8 @@ def vector_format(body: VectorRequest, service: Service) -> Callable[[VectorNumb
     return lambda vector: as_base64(made(vector))
 
 
-def _as_it_is(vector: VectorNumbers) -> VectorNumbers:
-    return vector
+def as_it_is(output: T) -> T:
+    return output
 
 
 def _quantized(vector: VectorNumbers, wanted: OutputDtype) -> VectorNumbers:
@@ -57,7 +58,7 @@ def shortener(wanted: int | None, service: Service) -> Callable[[VectorNumbers],
             function raises it.
     """
     if wanted is None:
-        return _as_it_is
+        return as_it_is
     own = service.profile.dimension
     if own is not None and wanted != own and wanted not in service.profile.matryoshka:
         raise _no_such_length(service, wanted, own)

@@ -22,7 +22,7 @@ from headrace.serving.protocol.requests import ChatRequest, RequestFields, Secon
 from headrace.serving.protocol.responses import JsonReply
 from headrace.serving.protocol.schemas import error_responses
 from headrace.serving.protocols import ServerProtocol, for_outputs
-from headrace.serving.routes.generation import ReplyForm, converse
+from headrace.serving.routes.generation import ReplyForm, generated
 from headrace.serving.routes.streams import BlockChunks, StreamBlock, event, typed_event
 from headrace.serving.routes.tokens import tokenizing
 from headrace.serving.state import ServerState
@@ -240,7 +240,7 @@ def _router(state: ServerState) -> APIRouter:
             return answered(_new_id(), name, answers[0])
 
         form = ReplyForm(whole, lambda: _AnthropicEvents(name), "messages")
-        return await converse(state, body.request(), request, form)
+        return await generated(state, body.request(), request, form)
 
     @router.post("/v1/messages/count_tokens")
     async def count_tokens(body: CountTokensRequest, request: Request) -> Response:

@@ -23,7 +23,7 @@ from headrace.serving.protocol.responses import JsonReply, as_base64
 from headrace.serving.protocol.schemas import error_responses
 from headrace.serving.protocol.vectors import VectorNumbers, shortener
 from headrace.serving.protocols import ServerProtocol, for_outputs
-from headrace.serving.routes.generation import ReplyForm, converse
+from headrace.serving.routes.generation import ReplyForm, generated
 from headrace.serving.routes.streams import BlockChunks, StreamBlock, typed_event
 from headrace.serving.routes.text import truncation_header
 from headrace.serving.service import RequestAnswers
@@ -210,7 +210,7 @@ def _chats(state: ServerState) -> APIRouter:
             ending = {"finish_reason": finish_reason(answer), "usage": usage(answer)}
             return {"id": str(uuid.uuid4()), "message": message(answer), **ending}
 
-        return await converse(state, body.request(), request, ReplyForm(whole, _CohereEvents, "messages"))
+        return await generated(state, body.request(), request, ReplyForm(whole, _CohereEvents, "messages"))
 
     return router
 

@@ -21,7 +21,8 @@ from headrace.openai_protocol import (
 )
 from headrace.records import JsonObject
 from headrace.serving.http.direct import DirectRoute
-from headrace.serving.protocol.requests import ChatRequest, CompletionRequest, texts_or_ids
+from headrace.serving.protocol.asked import generation
+from headrace.serving.protocol.requests import ChatRequest, CompletionRequest
 from headrace.serving.protocol.responses import JsonReply
 from headrace.serving.protocol.schemas import ERRORS, ChatCompletion, Completion
 from headrace.serving.routes.streams import EventStream, OpenAIChunks, StreamChunks
@@ -41,14 +42,14 @@ def router(state: ServerState) -> APIRouter:
         """Complete each prompt."""
         name = state.service.model.named(body.model)
         whole = lambda answers: {**_head("cmpl", name), **completion(answers, body.choices)}  # noqa: E731
-        return await complete(state, body, request, ReplyForm(whole, lambda: _CompletionChunks(name, body), "prompt"))
+        return await generated(state, body, request, ReplyForm(whole, lambda: _CompletionChunks(name, body), "prompt"))
 
     @routes.post("/v1/chat/completions", response_model=ChatCompletion, responses=_STREAM)
     async def chat(body: ChatRequest, request: Request) -> Response:
         """Generate the next message of a chat."""
         name = state.service.model.named(body.model)
         whole = lambda answers: {**_head("chatcmpl", name), **chat_completion(answers)}  # noqa: E731
-        return await converse(state, body, request, ReplyForm(whole, lambda: _ChatChunks(name, body), "messages"))
+        return await generated(state, body, request, ReplyForm(whole, lambda: _ChatChunks(name, body), "messages"))
 
     return routes
 
@@ -67,39 +68,16 @@ class ReplyForm:
     """Keeps the answers before they are sent whole, or before the end of a stream."""
 
 
-async def complete(state: ServerState, body: CompletionRequest, request: Request, form: ReplyForm) -> Response:
-    """Complete each prompt of a request of any protocol."""
-    state.check_model(body.model)
-    prompts = texts_or_ids(body.prompt)
-    state.check_choices(len(prompts), body.choices)
-    size = (
-        state.check_prompts(prompts, form.param) + len(prompts) * state.answer_cost(body.most_tokens)
-    ) * body.choices
-    records = [record for prompt in prompts for record in body.records(prompt=prompt)]
-    return await _answered(state, body, request, records, size, form)
-
-
-async def converse(state: ServerState, body: ChatRequest, request: Request, form: ReplyForm) -> Response:
-    """Generate the next message of a chat of any protocol."""
-    state.check_model(body.model)
-    state.check_choices(1, body.choices)
-    size = (state.check_messages(body.messages, form.param) + state.answer_cost(body.most_tokens)) * body.choices
-    return await _answered(state, body, request, body.records(messages=body.messages), size, form)
-
-
-async def _answered(
-    state: ServerState,
-    body: CompletionRequest | ChatRequest,
-    request: Request,
-    records: Sequence[object],
-    size: int,
-    form: ReplyForm,
+async def generated(
+    state: ServerState, body: CompletionRequest | ChatRequest, request: Request, form: ReplyForm
 ) -> Response:
+    """Complete the prompts, or continue the chat, of a request of any protocol."""
+    state.check_model(body.model)
+    asked = generation(state, body, form.param)
     call = state.call(request, body.timeout, form.param)
-    records = state.service.model.given(body.model, records)
     if body.stream:
-        return EventStream(state.service, records, size, call, form.chunks(), form.kept)
-    answers = (await state.service.infer(records, size, call)).outputs
+        return EventStream(state.service, asked.values, asked.size, call, form.chunks(), form.kept)
+    answers = (await state.service.infer(asked.values, asked.size, call)).outputs
     if form.kept is not None:
         await form.kept(answers)
     return JsonReply(form.whole(answers))

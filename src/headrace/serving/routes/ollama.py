@@ -22,7 +22,7 @@ from headrace.serving.protocol.responses import JsonReply
 from headrace.serving.protocol.schemas import error_responses
 from headrace.serving.protocol.vectors import normalized, shortener
 from headrace.serving.protocols import ServerProtocol
-from headrace.serving.routes.generation import ReplyForm, complete, converse
+from headrace.serving.routes.generation import ReplyForm, generated
 from headrace.serving.routes.streams import StreamChunks
 from headrace.serving.state import ServerState
 from headrace.wording import shown
@@ -221,7 +221,7 @@ def _answers(router: APIRouter, state: ServerState) -> None:
         def said(text: str, more: JsonObject) -> JsonObject:
             return {"message": {"role": "assistant", "content": text, **more}}
 
-        return await converse(state, body.request(), request, _form(state, body.model, said, "messages"))
+        return await generated(state, body.request(), request, _form(state, body.model, said, "messages"))
 
     @router.post("/api/generate", responses=_STREAM)
     async def generate(body: GenerateAsked, request: Request) -> Response:
@@ -231,10 +231,7 @@ def _answers(router: APIRouter, state: ServerState) -> None:
             head = {"model": name, "created_at": now()}
             return JsonReply({**head, "response": "", "done": True, "done_reason": "load"})
         form = _form(state, body.model, lambda text, more: {"response": text, **more}, "prompt")
-        asked = body.request()
-        if isinstance(asked, ChatRequest):
-            return await converse(state, asked, request, form)
-        return await complete(state, asked, request, form)
+        return await generated(state, body.request(), request, form)
 
 
 def _form(state: ServerState, model: str, said: Callable[[str, JsonObject], JsonObject], param: str) -> ReplyForm:

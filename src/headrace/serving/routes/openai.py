@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from functools import partial
 
 from fastapi import APIRouter, Request, Response
 
 from headrace import openai_protocol
 from headrace.engines.declaring import Task
 from headrace.serving.http.direct import DirectRoute
+from headrace.serving.protocol.asked import embedding
 from headrace.serving.protocol.requests import EmbeddingRequest
 from headrace.serving.protocol.responses import JsonReply
 from headrace.serving.protocol.schemas import ERRORS, EmbeddingList
-from headrace.serving.protocol.vectors import vector_format
 from headrace.serving.protocols import ServerProtocol
 from headrace.serving.routes import generation, images
-from headrace.serving.routes.text import infer_texts, truncation_header
+from headrace.serving.routes.text import infer, truncation_header
 from headrace.serving.state import ServerState
 
 
@@ -33,14 +34,13 @@ def _embeddings(state: ServerState) -> APIRouter:
     @router.post("/v1/embeddings", response_model=EmbeddingList)
     async def embeddings(body: EmbeddingRequest, request: Request) -> Response:
         """Embed texts: one vector per text."""
-        service = state.service
-        written = vector_format(body, service)
-        prompts = service.profile.prompt_names
-        texts = await asyncio.to_thread(body.inputs, prompts) if body.holds_ids else body.inputs(prompts)
-        answers = await infer_texts(state, body, texts, request, "input")
-        vectors = [written(vector) for vector in answers.outputs]
+        state.check_model(body.model)
+        read = partial(embedding, state, body, "input")
+        asked = await asyncio.to_thread(read) if body.holds_ids else read()
+        answers = await infer(state, body, asked, request)
+        vectors = [asked.format_output(vector) for vector in answers.outputs]
         reply = openai_protocol.embeddings(vectors, answers.cost, answers.truncated)
-        return JsonReply({**reply, "model": service.name}, headers=truncation_header(answers))
+        return JsonReply({**reply, "model": state.service.name}, headers=truncation_header(answers))
 
     return router
 

@@ -23,7 +23,7 @@ from headrace.serving.protocol.schemas import ERRORS
 from headrace.serving.protocols import ServerProtocol, for_outputs
 from headrace.serving.response_store import KeptResponse, KeptResponses
 from headrace.serving.routes.batches import tenant_of
-from headrace.serving.routes.generation import ReplyForm, converse
+from headrace.serving.routes.generation import ReplyForm, generated
 from headrace.serving.routes.streams import BlockChunks, StreamBlock, typed_event
 from headrace.serving.state import ServerState
 from headrace.wording import shown
@@ -251,7 +251,7 @@ def _router(state: ServerState) -> APIRouter:
         turn = await _Turn.of(state, body, request)
         chunks = _ResponsesEvents(turn)
         form = ReplyForm(lambda answers: turn.answer(answers[0]), lambda: chunks, "input", turn.keep)
-        return await converse(state, body.request(turn.before), request, form)
+        return await generated(state, body.request(turn.before), request, form)
 
     if (kept := state.responses) is not None:
 

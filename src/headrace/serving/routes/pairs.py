@@ -8,14 +8,13 @@ from datetime import UTC, datetime
 from fastapi import APIRouter, Request, Response
 
 from headrace.serving.http.direct import DirectRoute
+from headrace.serving.protocol import asked
 from headrace.serving.protocol.bodies import ranking_body, score_body
 from headrace.serving.protocol.pairs import Ranking, RerankRequest, ScoreList, ScoreRequest
-from headrace.serving.protocol.requests import TextsRequest
 from headrace.serving.protocol.responses import JsonReply
 from headrace.serving.protocol.schemas import ERRORS
 from headrace.serving.protocols import ServerProtocol, for_outputs
-from headrace.serving.routes.text import truncation_header
-from headrace.serving.service import RequestAnswers
+from headrace.serving.routes.text import infer, truncation_header
 from headrace.serving.state import ServerState
 
 
@@ -26,7 +25,8 @@ def _router(state: ServerState) -> APIRouter:
     @routes.post("/v1/score", response_model=ScoreList)
     async def score(body: ScoreRequest, request: Request) -> Response:
         """Score each pair of texts."""
-        found = await _infer(state, body, body.pairs(), request, ("text_1", "text_2"))
+        state.check_model(body.model)
+        found = await infer(state, body, asked.score(state, body, "text_2"), request)
         head = {"id": f"score-{uuid.uuid4().hex}", "created": int(datetime.now(UTC).timestamp())}
         reply = {**head, "model": state.service.name, **score_body(found)}
         return JsonReply(reply, headers=truncation_header(found))
@@ -36,23 +36,12 @@ def _router(state: ServerState) -> APIRouter:
     @routes.post("/v2/rerank", response_model=Ranking, include_in_schema=False)
     async def rerank(body: RerankRequest, request: Request) -> Response:
         """Rank documents by their relevance to a query, best first."""
-        pairs = [(body.query, text) for text in body.listed()]
-        body.check_chunks(splits=state.service.profile.splits)
-        found = await _infer(state, body, pairs, request, ("query", "documents"))
+        state.check_model(body.model)
+        found = await infer(state, body, asked.rerank(state, body, "documents"), request)
         head = {"id": f"rerank-{uuid.uuid4().hex}", "model": state.service.name}
         return JsonReply({**head, **ranking_body(body, found)}, headers=truncation_header(found))
 
     return routes
-
-
-async def _infer(
-    state: ServerState, body: TextsRequest, pairs: list[tuple[str, str]], request: Request, params: tuple[str, str]
-) -> RequestAnswers:
-    state.check_model(body.model)
-    size = state.check_pairs(pairs, *params)
-    service = state.service
-    call = state.call(request, body.timeout, params[1], may_cut=body.may_cut(service.longest))
-    return await service.infer(pairs, size, call)
 
 
 PROTOCOL = ServerProtocol(name="rerank", routers=for_outputs(score=_router), order=2)

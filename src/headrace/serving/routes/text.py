@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from fastapi import APIRouter, Request, Response
 
-from headrace.engines.base import PromptedText, TokenIds
 from headrace.engines.declaring import Task
 from headrace.serving.http.direct import DirectRoute
+from headrace.serving.protocol import asked
+from headrace.serving.protocol.asked import Asked
 from headrace.serving.protocol.bodies import labels_body
-from headrace.serving.protocol.requests import ClassifyRequest, EmbeddingRequest, GenerateRequest, prompted, texts_of
+from headrace.serving.protocol.requests import BaseRequest, ClassifyRequest, GenerateRequest, prompted, texts_of
 from headrace.serving.protocol.responses import JsonReply
 from headrace.serving.protocol.schemas import ERRORS, Classifications, GenerateResponse
 from headrace.serving.protocols import ServerProtocol
@@ -35,7 +36,9 @@ def generate_router(state: ServerState) -> APIRouter:
     @router.post("/generate", response_model=GenerateResponse)
     async def generate(body: GenerateRequest, request: Request) -> Response:
         """Run the model on each prompt; returns the outputs in order."""
-        answers = await infer_texts(state, body, prompted(texts_of(body.prompts), body.prompt_name), request, "prompts")
+        texts = prompted(texts_of(body.prompts), body.prompt_name)
+        may_cut = body.may_cut(state.service.longest)
+        answers = await state.infer_texts(texts, request, body.model, "prompts", body.timeout, may_cut=may_cut)
         results = [
             output["text"] if isinstance(output, dict) and "text" in output else output for output in answers.outputs
         ]
@@ -51,23 +54,18 @@ def classify_router(state: ServerState) -> APIRouter:
     @router.post("/classify", response_model=Classifications)
     async def classify(body: ClassifyRequest, request: Request) -> Response:
         """Classify texts: the most likely label of each, with its score."""
-        answers = await infer_texts(state, body, texts_of(body.input), request, "input")
+        state.check_model(body.model)
+        answers = await infer(state, body, asked.classify(state, body, "input"), request)
         reply = {**labels_body(answers), "model": state.service.name}
         return JsonReply(reply, headers=truncation_header(answers))
 
     return router
 
 
-async def infer_texts(
-    state: ServerState,
-    body: EmbeddingRequest | ClassifyRequest | GenerateRequest,
-    texts: Sequence[str | TokenIds | PromptedText],
-    request: Request,
-    param: str,
-) -> RequestAnswers:
-    """The answers to a request's texts, which are in the field `param`."""
-    may_cut = body.may_cut(state.service.longest)
-    return await state.infer_texts(texts, request, body.model, param, body.timeout, may_cut=may_cut)
+async def infer(state: ServerState, body: BaseRequest, wanted: Asked, request: Request) -> RequestAnswers:
+    """The answers to what a request asks."""
+    call = state.call(request, body.timeout, wanted.param, may_cut=wanted.may_cut)
+    return await state.service.infer(wanted.values, wanted.size, call)
 
 
 def truncation_header(answers: RequestAnswers) -> dict[str, str] | None:

@@ -16,7 +16,7 @@ from headrace.serving.protocol.requests import CompletionRequest, RequestFields,
 from headrace.serving.protocol.responses import JsonReply
 from headrace.serving.protocol.schemas import error_responses
 from headrace.serving.protocols import ServerProtocol, for_outputs
-from headrace.serving.routes.generation import ReplyForm, complete
+from headrace.serving.routes.generation import ReplyForm, generated
 from headrace.serving.routes.streams import StreamChunks, event
 from headrace.serving.routes.tokens import token_entries
 from headrace.serving.state import ServerState
@@ -205,7 +205,7 @@ async def _completed(
         return [found] if listed else found
 
     asked: CompletionRequest = body.completion(stream=stream)
-    return await complete(state, asked, request, ReplyForm(whole, lambda: _TgiEvents(body), "inputs"))
+    return await generated(state, asked, request, ReplyForm(whole, lambda: _TgiEvents(body), "inputs"))
 
 
 class _TgiEvents(StreamChunks):
