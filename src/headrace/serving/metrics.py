@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias, TypeVar
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 
 from headrace.engines.capabilities import PREFIX_CACHING
+from headrace.pool.model import ModelStats
 from headrace.pool.pool import ModelPool
-from headrace.serving.auth import Keys
+from headrace.serving.auth import KeyUsage
 from headrace.serving.batches.batch import ENDED
 from headrace.serving.batches.store import Batches
 from headrace.serving.service import Service
@@ -29,11 +31,40 @@ class BulkState:
     """Inputs that wait for a gap between online requests."""
 
 
+T = TypeVar("T")
+Labelled: TypeAlias = tuple[type[GaugeMetricFamily] | type[CounterMetricFamily], str, str, Callable[[T], float]]
+"""Kind, name, description and value of a family with a label."""
+
+_OF_MODELS: tuple[Labelled[ModelStats], ...] = (
+    (CounterMetricFamily, "model_loads", "Times that a model was loaded.", lambda of: of.loads),
+    (CounterMetricFamily, "model_failed_loads", "Loads of a model that failed.", lambda of: of.failed_loads),
+    (
+        CounterMetricFamily,
+        "model_wait_seconds",
+        "Time that requests waited for a model to be loaded.",
+        lambda of: of.wait_s,
+    ),
+    (GaugeMetricFamily, "model_loaded", "Whether a model is loaded.", lambda of: of.phase == "loaded"),
+)
+_OF_KEYS: tuple[Labelled[KeyUsage], ...] = (
+    (CounterMetricFamily, "key_requests", "Requests of a key.", lambda of: of.requests),
+    (CounterMetricFamily, "key_refused", "Requests refused by a key's own limits.", lambda of: of.refused),
+    (GaugeMetricFamily, "key_requests_running", "Requests of a key in progress.", lambda of: of.running),
+)
+_OPEN_BATCHES: tuple[Labelled[int], ...] = (
+    (GaugeMetricFamily, "bulk_batches", "Batches of the Batch API, by status.", float),
+)
+_ENDED_BATCHES: tuple[Labelled[int], ...] = (
+    (CounterMetricFamily, "bulk_batches_ended", "Batches that have ended.", float),
+)
+
+
 def families(state: ServerState, bulk: Callable[[], BulkState | None]) -> Iterator[Metric]:
     """All metric families that are not updated by events."""
     service = state.loaded
     yield _gauge("ready", "Whether the server accepts requests.", float(state.ready))
-    yield from _of_keys(state.keys)
+    if state.keys.required:
+        yield from _labelled("key", state.keys.use(), _OF_KEYS)
     if service is not None:
         yield from _of_service(service)
     bulk_state = bulk()
@@ -44,18 +75,7 @@ def families(state: ServerState, bulk: Callable[[], BulkState | None]) -> Iterat
 def families_of_pool(state: ServerState, pool: ModelPool, bulk: Callable[[], BulkState | None]) -> Iterator[Metric]:
     """The metric families of a server of several models that no single model has."""
     yield from families(state, bulk)
-    loads = CounterMetricFamily("headrace_model_loads", "Times that a model was loaded.", labels=("model",))
-    failed = CounterMetricFamily("headrace_model_failed_loads", "Loads of a model that failed.", labels=("model",))
-    waits = CounterMetricFamily(
-        "headrace_model_wait_seconds", "Time that requests waited for a model to be loaded.", labels=("model",)
-    )
-    loaded = GaugeMetricFamily("headrace_model_loaded", "Whether a model is loaded.", labels=("model",))
-    for name, stats in pool.stats().items():
-        loads.add_metric((name,), stats.loads)
-        failed.add_metric((name,), stats.failed_loads)
-        waits.add_metric((name,), stats.wait_s)
-        loaded.add_metric((name,), float(stats.phase == "loaded"))
-    yield from (loads, failed, waits, loaded)
+    yield from _labelled("model", pool.stats(), _OF_MODELS)
 
 
 def _of_service(service: Service) -> Iterator[Metric]:
@@ -79,37 +99,28 @@ def _of_service(service: Service) -> Iterator[Metric]:
         yield _counter("prompt_tokens_computed", "Prompt tokens that the model computed.", cache.computed)
     yield _counter("busy_seconds", "Time the engine was busy.", stats.busy_time_s)
     waits = stats.queue_times
-    buckets = [(_bound(bound), count) for bound, count in waits.cumulative if bound > 1e-4]
+    told = ((bound, count) for bound, count in waits.cumulative if bound > 1e-4)
+    buckets = [("+Inf" if math.isinf(bound) else f"{bound:g}", count) for bound, count in told]
     yield HistogramMetricFamily(
         "headrace_queue_time_seconds", "Time records waited for their batch.", buckets, waits.total_s
     )
 
 
-def _of_keys(keys: Keys) -> Iterator[Metric]:
-    if not keys.required:
-        return
-    requests = CounterMetricFamily("headrace_key_requests", "Requests of a key.", labels=("key",))
-    refused = CounterMetricFamily("headrace_key_refused", "Requests refused by a key's own limits.", labels=("key",))
-    running = GaugeMetricFamily("headrace_key_requests_running", "Requests of a key in progress.", labels=("key",))
-    for name, use in keys.use().items():
-        requests.add_metric((name,), use.requests)
-        refused.add_metric((name,), use.refused)
-        running.add_metric((name,), use.running)
-    yield from (requests, refused, running)
-
-
 def _of_batches(bulk: BulkState) -> Iterator[Metric]:
-    open_batches = GaugeMetricFamily(
-        "headrace_bulk_batches", "Batches of the Batch API, by status.", labels=("status",)
-    )
-    for status, count in bulk.batches.counts().items():
-        open_batches.add_metric((status,), count)
-    ended = CounterMetricFamily("headrace_bulk_batches_ended", "Batches that have ended.", labels=("status",))
-    for status in ENDED:
-        ended.add_metric((status,), bulk.batches.ended[status])
-    yield from (open_batches, ended)
+    ended: dict[str, int] = {status: bulk.batches.ended[status] for status in ENDED}
+    yield from _labelled("status", bulk.batches.counts(), _OPEN_BATCHES)
+    yield from _labelled("status", ended, _ENDED_BATCHES)
     yield _counter("bulk_records", "Batch inputs answered.", bulk.records)
     yield _gauge("bulk_records_waiting", "Batch inputs waiting for a gap between online requests.", bulk.waiting)
+
+
+def _labelled(label: str, values: Mapping[str, T], table: Sequence[Labelled[T]]) -> Iterator[Metric]:
+    """Families with a sample for each of these values."""
+    for kind, name, about, of in table:
+        family = kind(f"headrace_{name}", about, labels=(label,))
+        for whose, value in values.items():
+            family.add_metric((whose,), float(of(value)))
+        yield family
 
 
 def _gauge(name: str, about: str, value: float) -> Metric:
@@ -118,7 +129,3 @@ def _gauge(name: str, about: str, value: float) -> Metric:
 
 def _counter(name: str, about: str, value: float) -> Metric:
     return CounterMetricFamily(f"headrace_{name}", about, value)
-
-
-def _bound(seconds: float) -> str:
-    return "+Inf" if math.isinf(seconds) else f"{seconds:g}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from prometheus_client import (
     CollectorRegistry,
@@ -143,13 +143,5 @@ def merge_pages(pages: Mapping[str, bytes], label: str) -> bytes:
                 into.samples.append(sample._replace(labels={label: whose, **sample.labels}))
     there = GaugeMetricFamily(f"headrace_{label}s", f"{label.capitalize()}s that answered.", len(pages.keys() - {""}))
     registry = CollectorRegistry()
-    registry.register(_Fixed([there, *families.values()]))
+    registry.register(_Pulled(lambda: [there, *families.values()]))
     return generate_latest(registry)
-
-
-class _Fixed(Collector):
-    def __init__(self, families: list[Metric]) -> None:
-        self._families = families
-
-    def collect(self) -> Iterator[Metric]:
-        return iter(self._families)
