@@ -8,9 +8,9 @@ import functools
 import logging
 import re
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Protocol
 
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -37,16 +37,18 @@ logger = logging.getLogger("headrace")
 _OF_BATCHES = re.compile(r"/v1/(files|batches|messages/batches)(/|$)")
 
 
-class Background(Protocol):
-    """A background component of the server, such as the Batch API."""
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """What a server does beside answering requests, such as the Batch API."""
 
-    def claimed(self) -> contextlib.AbstractContextManager[None]:
-        """A lock: acquired before the model is loaded, released when the server ends."""
-        ...
+    routers: Sequence[APIRouter] = ()
+    claimed: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
+    """A lock: acquired before the model is loaded, released when the server ends."""
+    running: Callable[..., AbstractAsyncContextManager[None]] = contextlib.nullcontext
+    """Runs while the service that it gets does, and ends before it; without one, while a pool loads models."""
 
-    def running(self, service: Service) -> contextlib.AbstractAsyncContextManager[None]:
-        """Runs while the service does, and ends before it."""
-        ...
+
+ALONE = Beside()
 
 
 def create_app(
@@ -55,26 +57,24 @@ def create_app(
     task: str,
     *,
     version: str = "",
-    routers: Sequence[APIRouter] = (),
-    background: Background | None = None,
+    beside: Beside = ALONE,
 ) -> FastAPI:
     """Build an app that creates its service at startup and closes it at shutdown.
 
     Args:
         make_service: loads the model. Called on a thread because it blocks.
         task: the model's task. It decides which routes exist.
-        background: runs alongside the service.
     """
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        with background.claimed() if background is not None else contextlib.nullcontext():
+        with beside.claimed():
             # A load that hangs holds up no other, and one that ends after shutdown began is closed.
             service = await on_daemon_thread(make_service, lambda late: late.engine.close())
             await service.start()
             state.draining = state.dead = False
             try:
-                async with background.running(service) if background is not None else contextlib.nullcontext():
+                async with beside.running(service):
                     state.loaded = service
                     yield
                     state.draining = True
@@ -87,7 +87,8 @@ def create_app(
     app = bare_app("Dynamic batching for one model.", version, lifespan)
     app.state.tasks_by_path = functools.cache(functools.partial(tasks_by_path, state))
     known = list(routers_of(state, task_named(task)))
-    for router in (*known, status_routes.model_routes(state, task), dashboard_routes.server_router(state), *routers):
+    status, watching = status_routes.model_routes(state, task), dashboard_routes.server_router(state)
+    for router in (*known, status, watching, *beside.routers):
         app.router.routes.extend(router.routes)  # include_router would add a layer to each request
     app.add_api_route("/docs", lambda: documents_page(app.openapi()), include_in_schema=False)
     direct = app.state.direct = DirectRoutes(route for router in known for route in router.routes)

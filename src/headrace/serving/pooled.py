@@ -7,9 +7,8 @@ import contextlib
 import functools
 import logging
 from collections.abc import AsyncIterator, Iterable, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import orjson
 from fastapi import APIRouter, FastAPI, Request, Response
@@ -21,7 +20,7 @@ from headrace.errors import ConfigError, EngineError, HeadraceError, StoppedErro
 from headrace.pool.pool import ModelPool
 from headrace.records import Json, JsonObject
 from headrace.serving.admission.waiting import disconnected
-from headrace.serving.app import bare_app, no_route, wrong_method
+from headrace.serving.app import ALONE, Beside, bare_app, no_route, wrong_method
 from headrace.serving.errors import ApiError, ClientGoneError, one_line
 from headrace.serving.http.direct import DirectRoutes, read_body
 from headrace.serving.http.docs_page import documents_page
@@ -73,20 +72,6 @@ class ModelApp:
         """What runs the model while it is loaded, for `ModelPool.add`."""
         async with self.app.router.lifespan_context(self.app):
             yield self.state.service
-
-
-class PooledBatches(Protocol):
-    """The Batch API of a server of several models."""
-
-    def claimed(self) -> contextlib.AbstractContextManager[None]:
-        """A lock, held while the server runs."""
-        ...
-
-    def running(self) -> contextlib.AbstractAsyncContextManager[None]:
-        """Runs batches on the models of the pool."""
-        ...
-
-    def routers(self) -> Sequence[APIRouter]: ...
 
 
 class ModelRouter:
@@ -161,7 +146,7 @@ class ModelRouter:
                 self._pool.unload(name)
 
     async def _entered(
-        self, using: contextlib.AbstractAsyncContextManager[object], name: str, receive: Receive, timeout_s: float
+        self, using: AbstractAsyncContextManager[object], name: str, receive: Receive, timeout_s: float
     ) -> None:
         """Wait until the model is loaded, unless the client leaves or the request times out before."""
         entering = asyncio.ensure_future(using.__aenter__())
@@ -253,7 +238,7 @@ def create_pooled_app(
     state: ServerState,
     *,
     version: str = "",
-    batches: PooledBatches | None = None,
+    beside: Beside = ALONE,
 ) -> FastAPI:
     """Build the app that serves all models.
 
@@ -264,9 +249,8 @@ def create_pooled_app(
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        claimed, running = (nullcontext(), nullcontext()) if batches is None else (batches.claimed(), batches.running())
-        with claimed:
-            async with pool, running:
+        with beside.claimed():
+            async with pool, beside.running():
                 state.draining = False
                 state.serving = True
                 try:
@@ -278,9 +262,8 @@ def create_pooled_app(
     app.state.tasks_by_path = functools.cache(functools.partial(tasks_by_path, state))
     router = ModelRouter(pool, models, state)
     watching = dashboard_routes.server_router(state)
-    bulk = () if batches is None else batches.routers()
     status, admin = _status_routes(pool, models, router, state), _admin_routes(pool, router, state)
-    for routes in (status, watching, admin, *bulk):
+    for routes in (status, watching, admin, *beside.routers):
         app.router.routes.extend(routes.routes)
     own = app.openapi
     app.openapi = lambda: _documents(own(), models)  # type: ignore[method-assign]

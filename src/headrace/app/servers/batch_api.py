@@ -8,8 +8,6 @@ from contextlib import ExitStack, asynccontextmanager, contextmanager, nullconte
 from dataclasses import dataclass
 from pathlib import Path
 
-from fastapi import APIRouter
-
 import headrace
 from headrace.app.servers.batch_run import BatchWork, BulkModel, ModelRun, UseModel
 from headrace.app.servers.batch_split import MANIFEST, SplitRun
@@ -17,10 +15,11 @@ from headrace.engines.tasks import task_named, tasks_for
 from headrace.errors import ConfigError, NotRunningError
 from headrace.io.storage.atomic import atomic_file
 from headrace.jobs.state.lock import exclusive
+from headrace.serving.app import Beside
 from headrace.serving.batches.files import FileStore
 from headrace.serving.batches.runs import BatchRun, BatchServices
 from headrace.serving.batches.store import Batches
-from headrace.serving.batches.validation import LineRules, ValidatedFile, validate
+from headrace.serving.batches.validation import LineRules, validate
 from headrace.serving.limits import ServeLimits
 from headrace.serving.metrics import BulkState
 from headrace.serving.routes.batches import batches_router, files_router
@@ -85,13 +84,11 @@ class BatchApi:
         self._limits = limits
         self._batches: Batches | None = None
 
-    def routers(self) -> tuple[APIRouter, ...]:
-        """The routes of files and batches."""
-        return (
-            files_router(self._files, self._limits.max_file_bytes, self._running),
-            batches_router(self._running),
-            message_batches_router(self._files, self._running, self._rules),
-        )
+    def beside(self) -> Beside:
+        """Its routes, and what runs it beside the models."""
+        files = files_router(self._files, self._limits.max_file_bytes, self._running)
+        messages = message_batches_router(self._files, self._running, self._rules)
+        return Beside((files, batches_router(self._running), messages), self._claimed, self._while_running)
 
     def state(self) -> BulkState | None:
         """The current state, for the metrics; None unless the server runs."""
@@ -101,7 +98,7 @@ class BatchApi:
         return BulkState(self._batches, sum(model.done for model in models), sum(model.waiting for model in models))
 
     @contextmanager
-    def claimed(self) -> Iterator[None]:
+    def _claimed(self) -> Iterator[None]:
         """Hold the state folder while the body runs.
 
         Raises:
@@ -118,16 +115,20 @@ class BatchApi:
             yield
 
     @asynccontextmanager
-    async def running(self, service: Service | None = None) -> AsyncIterator[None]:
+    async def _while_running(self, service: Service | None = None) -> AsyncIterator[None]:
         """Continue unfinished batches and accept new ones while the body runs.
 
         Args:
             service: of the only model; None if a pool loads the models.
         """
         endpoints = dict.fromkeys(endpoint for model in self._models for endpoint in model.endpoints)
-        batches = Batches(
-            self._state / "batches", BatchServices(self._files, tuple(endpoints), self._validate, self._make_run)
+        services = BatchServices(
+            self._files,
+            tuple(endpoints),
+            lambda path, url, owner, stopped: validate(path, self._rules(url, owner), stopped),
+            self._make_run,
         )
+        batches = Batches(self._state / "batches", services)
         [first, *_] = self._models
         async with first.bulk.running(service) if service is not None else nullcontext():
             try:
@@ -141,9 +142,6 @@ class BatchApi:
         if self._batches is None:
             raise NotRunningError("the server is not running")
         return self._batches
-
-    def _validate(self, path: Path, url: str, owner: str | None, stopped: Callable[[], bool]) -> ValidatedFile:
-        return validate(path, self._rules(url, owner), stopped)
 
     def _rules(self, url: str, owner: str | None) -> LineRules:
         offering = [model for model in self._models if url in model.endpoints]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, nullcontext
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -48,10 +48,6 @@ class BulkModel:
         self._listeners = listeners
         self.backfill: Backfill | None = None
         self._done_before = 0
-
-    def claimed(self) -> AbstractContextManager[None]:
-        """Nothing: the Batch API of the server holds the state folder."""
-        return nullcontext()
 
     @asynccontextmanager
     async def running(self, service: Service) -> AsyncIterator[None]:

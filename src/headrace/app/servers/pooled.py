@@ -34,6 +34,7 @@ from headrace.observe.exporters.prometheus import PrometheusListener, device_sec
 from headrace.observe.live.server import ServerAccount, ServerFacts, numbered
 from headrace.options import option
 from headrace.pool.pool import ModelPool
+from headrace.serving.app import ALONE
 from headrace.serving.auth import Keys
 from headrace.serving.hosts import Hosts
 from headrace.serving.metrics import families_of_pool
@@ -184,7 +185,8 @@ def build_pooled(content: ModelsFile, shared: ServerSettings) -> tuple[FastAPI, 
     state.tracing = server_spans()
     if shared.state is not None:
         api = BatchApi(shared.state, bulk, shared.limits)
-    return create_pooled_app(pool, models, state, version=headrace.__version__, batches=api), state
+    beside = ALONE if api is None else api.beside()
+    return create_pooled_app(pool, models, state, version=headrace.__version__, beside=beside), state
 
 
 def _served(entry: ModelSection, shared: ServerSettings, device: Listener) -> tuple[ModelApp, BulkModel]:

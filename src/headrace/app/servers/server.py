@@ -44,7 +44,7 @@ from headrace.events import Listener, ModelLoaded
 from headrace.observe.exporters.prometheus import PrometheusListener, device_seconds
 from headrace.observe.live.server import ServerAccount
 from headrace.options import split
-from headrace.serving.app import create_app
+from headrace.serving.app import ALONE, Beside, create_app
 from headrace.serving.auth import KEYS, Keys
 from headrace.serving.hosts import Hosts
 from headrace.serving.metrics import families
@@ -101,17 +101,12 @@ def build(settings: ServerSettings, loaded: RunningModel | None = None) -> tuple
     if settings.state is not None:
         model = BatchModel(bulk, lambda: server.service.model.accepted)
         api = BatchApi(settings.state, [model], settings.limits)
-    app = create_app(
-        server,
-        functools.partial(_service, settings, server, account, spans)
-        if loaded is None
-        else functools.partial(_shared_service, settings, server, account, loaded),
-        bulk.task,
-        version=headrace.__version__,
-        routers=() if api is None else api.routers(),
-        background=api,
-    )
-    return app, server
+    if loaded is None:
+        make_service = functools.partial(_service, settings, server, account, spans)
+    else:
+        make_service = functools.partial(_shared_service, settings, server, account, loaded)
+    beside = ALONE if api is None else api.beside()
+    return create_app(server, make_service, bulk.task, version=headrace.__version__, beside=beside), server
 
 
 def build_part(settings: ServerSettings, device: Listener) -> tuple[FastAPI, BulkModel]:
@@ -123,8 +118,8 @@ def build_part(settings: ServerSettings, device: Listener) -> tuple[FastAPI, Bul
     settings = check_settings(settings)
     server, bulk, spans = _model(settings, device, lambda: families(server, lambda: None))
     make_service = functools.partial(_service, settings, server, None, spans)
-    background = None if settings.state is None else bulk
-    return create_app(server, make_service, bulk.task, version=headrace.__version__, background=background), bulk
+    beside = ALONE if settings.state is None else Beside(running=bulk.running)
+    return create_app(server, make_service, bulk.task, version=headrace.__version__, beside=beside), bulk
 
 
 def _model(
