@@ -9,19 +9,11 @@ import sys
 import threading
 import time
 from collections.abc import Iterable
-from typing import Protocol
 
 _THREADS_S = 5.0
 """Seconds allowed for non-daemon threads to end; Python would wait without limit."""
 _EXIT_FUNCTIONS_S = 10.0
 """Seconds allowed for `atexit` functions, which wait for child processes."""
-
-
-class Named(Protocol):
-    """A thread or a process."""
-
-    @property
-    def name(self) -> str: ...
 
 
 def exit_in_time(status: str | int | None) -> None:
@@ -37,14 +29,14 @@ def _watch(threads_ended: threading.Event, code: int) -> None:
         time.sleep(_EXIT_FUNCTIONS_S)  # the process nearly always ends meanwhile
     else:
         threads = [one for one in threading.enumerate() if not (one.daemon or one is threading.main_thread())]
-        _report("thread", threads)
+        _report("thread", [one.name for one in threads])
         # In a thread: they may hang too.
         exits = threading.Thread(target=atexit._run_exitfuncs, name="headrace-exit", daemon=True)
         exits.start()
         exits.join(_EXIT_FUNCTIONS_S)
     children = multiprocessing.active_children()
     if children:
-        _report("process", children)
+        _report("process", [one.name for one in children])
     for child in children:
         child.kill()
     for stream in (sys.stdout, sys.stderr):
@@ -55,6 +47,6 @@ def _watch(threads_ended: threading.Event, code: int) -> None:
     os._exit(code)
 
 
-def _report(kind: str, left: Iterable[Named]) -> None:
-    names = ", ".join(one.name for one in left) or "of an executor"
-    print(f"headrace: exiting while a {kind} of user code ({names}) still runs", file=sys.stderr)
+def _report(kind: str, names: Iterable[str]) -> None:
+    named = ", ".join(names) or "of an executor"
+    print(f"headrace: exiting while a {kind} of user code ({named}) still runs", file=sys.stderr)

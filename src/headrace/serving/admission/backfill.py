@@ -27,6 +27,8 @@ _ROUTES = frozenset({"/generate", "/v1/embeddings", "/classify"})
 """Routes of batch engines to which the latency target applies."""
 _LEAST, _MOST = 0.1, 2.0
 """Bounds of a margin: bulk work never stops, and a wrong margin is corrected within an hour."""
+_LATE, _STEP = 0.005, 0.04
+"""Share of the requests that may miss the target, and how far each moves the margin."""
 _ONLINE_WINDOW_S = 30.0
 """Seconds for which the size of online batches is remembered."""
 
@@ -187,21 +189,19 @@ class Backfill:
 
 
 class Margin:
-    """The factor of a latency target to plan with, so that at most the share `late` of requests miss the target.
+    """The factor of a latency target to plan with, so that at most the share `_LATE` of requests miss the target.
 
     It accounts for delays other than batches. A miss lowers the factor and a hit raises it, in steps that balance at
     that share: quantile tracking by stochastic approximation (Robbins and Monro, 1951).
     """
 
-    def __init__(self, late: float = 0.005, step: float = 0.04) -> None:
+    def __init__(self) -> None:
         self.value = 1.0
         """Factor of the target."""
-        self._late = late
-        self._step = step
 
     def observe(self, *, missed: bool) -> None:
-        change = self._late - 1 if missed else self._late
-        self.value = min(max(self.value + self._step * change, _LEAST), _MOST)
+        change = _LATE - 1 if missed else _LATE
+        self.value = min(max(self.value + _STEP * change, _LEAST), _MOST)
 
 
 class RecentMaximum:

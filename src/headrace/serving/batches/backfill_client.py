@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 from collections.abc import AsyncGenerator, AsyncIterable, Hashable, Sequence
-from contextlib import aclosing
 from functools import partial
 from types import TracebackType
 from typing import Protocol, Self, TypeVar
@@ -86,20 +85,6 @@ class BackfillClient:
         self, runs: AsyncIterable[Sequence[WorkT]]
     ) -> AsyncGenerator[tuple[Sequence[WorkT], Sequence[Answers | BaseException], bool], None]:
         """Yield each record with its output or exception as it completes, one at a time."""
-
-        async def each() -> AsyncGenerator[WorkT, None]:
-            async for run in runs:
-                for work in run:
-                    yield work
-
-        async with aclosing(self.as_completed(each())) as completed:
-            async for work, output in completed:
-                yield (work,), (output,), isinstance(output, Exception)
-
-    async def as_completed(
-        self, records: AsyncIterable[WorkT]
-    ) -> AsyncGenerator[tuple[WorkT, Answers | BaseException], None]:
-        """Yield each record with its output or exception as it completes."""
         job_loop = asyncio.get_running_loop()
         completed: asyncio.Queue[tuple[WorkT, concurrent.futures.Future[Answers]] | None] = asyncio.Queue()
         permits = asyncio.Semaphore(self._max_in_flight)
@@ -112,7 +97,7 @@ class BackfillClient:
 
         async def feed() -> None:
             nonlocal sent
-            async for work in records:
+            async for work in (work async for run in runs for work in run):
                 for _ in range(self._permits(work)):
                     await permits.acquire()
                 future = asyncio.run_coroutine_threadsafe(self._answer(work.payload), self._loop)
@@ -129,10 +114,12 @@ class BackfillClient:
                 entry = await completed.get()
                 if entry is None:
                     continue
+                work, future = entry
                 received += 1
-                for _ in range(self._permits(entry[0])):
+                for _ in range(self._permits(work)):
                     permits.release()
-                yield entry[0], _result(entry[1])
+                output = _result(future)
+                yield (work,), (output,), isinstance(output, Exception)
             feeding.result()
         finally:
             feeding.cancel()

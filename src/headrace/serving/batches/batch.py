@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 
 from headrace.records import JsonObject
@@ -32,6 +32,10 @@ OPEN = (BatchStatus.VALIDATING, BatchStatus.IN_PROGRESS, BatchStatus.FINALIZING,
 ENDED = (BatchStatus.COMPLETED, BatchStatus.FAILED, BatchStatus.EXPIRED, BatchStatus.CANCELLED)
 _TIMED = tuple(status for status in BatchStatus if status is not BatchStatus.VALIDATING)
 """Statuses with a timestamp field. `validating` starts at `created_at`."""
+_PLAIN = (
+    "input_file_id", "completion_window", "status", "output_file_id", "error_file_id", "created_at", "expires_at",
+)  # fmt: skip
+"""Fields that OpenAI's batch object has as they are, beside others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,31 +75,20 @@ class StoredBatch:
 
     def as_json(self) -> JsonObject:
         """OpenAI's batch object with an additional `owner`, for responses and for the disk."""
+        expires: JsonObject = {}
+        if self.output_expires_after_s is not None:
+            expires = {"output_expires_after": {"anchor": "created_at", "seconds": self.output_expires_after_s}}
         return {
             "id": self.id,
             "object": "batch",
             "endpoint": self.endpoint,
             "errors": {"object": "list", "data": list(self.errors)} if self.errors else None,
-            "input_file_id": self.input_file_id,
-            "completion_window": self.completion_window,
-            "status": self.status,
-            "output_file_id": self.output_file_id,
-            "error_file_id": self.error_file_id,
-            "created_at": self.created_at,
-            "expires_at": self.expires_at,
+            **{name: getattr(self, name) for name in _PLAIN},
             **{f"{status}_at": self.times.get(status) for status in _TIMED},
-            "request_counts": {
-                "total": self.counts.total,
-                "completed": self.counts.completed,
-                "failed": self.counts.failed,
-            },
+            "request_counts": asdict(self.counts),
             "metadata": self.metadata,
             "owner": self.owner,
-            **(
-                {}
-                if self.output_expires_after_s is None
-                else {"output_expires_after": {"anchor": "created_at", "seconds": self.output_expires_after_s}}
-            ),
+            **expires,
         }
 
     def encode(self) -> bytes:
@@ -111,20 +104,14 @@ class StoredBatch:
         found = json.loads(content)
         counts, errors = found["request_counts"], found["errors"] or {"data": ()}
         times = {status: found.get(f"{status}_at") for status in _TIMED}
+        given = {name: found[name] for name in ("id", "endpoint", *_PLAIN)}
+        given |= {name: int(found[name]) for name in ("created_at", "expires_at")}
+        given |= {name: found.get(name) for name in ("metadata", "owner")}
+        given["status"] = BatchStatus(found["status"])
         return cls(
-            id=found["id"],
-            endpoint=found["endpoint"],
-            input_file_id=found["input_file_id"],
-            completion_window=found["completion_window"],
-            created_at=int(found["created_at"]),
-            expires_at=int(found["expires_at"]),
-            metadata=found.get("metadata"),
-            owner=found.get("owner"),
-            status=BatchStatus(found["status"]),
+            **given,
             times={status: at for status, at in times.items() if at is not None},
             counts=RequestCounts(counts["total"], counts["completed"], counts["failed"]),
             errors=tuple(errors["data"]),
-            output_file_id=found["output_file_id"],
-            error_file_id=found["error_file_id"],
             output_expires_after_s=(found.get("output_expires_after") or {}).get("seconds"),
         )
