@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 from headrace.io.formats.openai_batch import CHAT, CLASSIFY, COMPLETIONS, EMBEDDINGS, RERANK, SCORE
 from headrace.serving.protocol.bodies import MakeBody, labels_body, ranking_body, score_body
@@ -19,7 +18,7 @@ from headrace.serving.protocol.requests import (
     texts_of,
     texts_or_ids,
 )
-from headrace.serving.protocol.vectors import as_it_is, vector_format
+from headrace.serving.protocol.vectors import VectorNumbers, as_it_is, vector_format
 from headrace.serving.state import ServerState
 
 
@@ -34,7 +33,7 @@ class Asked:
     """The field that holds them."""
     may_cut: bool = True
     """Whether they may be truncated."""
-    format_output: Callable[[Any], object] = as_it_is
+    format_output: Callable[[VectorNumbers], object] = as_it_is
     """Formats each output."""
     n: int = 1
     """Records in a row for each prompt."""
@@ -85,7 +84,7 @@ def classify(state: ServerState, body: ClassifyRequest, param: str) -> Asked:
     return Asked(texts, size, param, body.may_cut(state.service.longest), make_body=labels_body)
 
 
-ENDPOINTS: Mapping[str, tuple[str, type[BaseRequest], Callable[[ServerState, Any, str], Asked]]] = {
+ENDPOINTS: Mapping[str, tuple[str, type[BaseRequest], Callable[..., Asked]]] = {
     EMBEDDINGS: ("input", EmbeddingRequest, embedding),
     COMPLETIONS: ("prompt", CompletionRequest, generation),
     CHAT: ("messages", ChatRequest, generation),

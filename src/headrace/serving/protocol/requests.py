@@ -85,6 +85,17 @@ def texts_or_ids(given: str | list[str] | list[int] | list[list[int]]) -> list[s
     return cast("list[str] | list[list[int]]", [given] if given and isinstance(given[0], int) else given)
 
 
+def fields_of(given: BaseModel, *same: str, **others: str) -> JsonObject:
+    """Fields of a request for another protocol, which has them under the same names or others."""
+    return {name: getattr(given, own) for name, own in (dict(zip(same, same, strict=True)) | others).items()}
+
+
+class StrictFields(BaseModel):
+    """Base of objects in requests, whose fields are all known."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
 class RequestFields(BaseModel):
     """Base of requests. `refuse_unknown` refuses unknown fields."""
 
@@ -342,10 +353,8 @@ class ClassifyRequest(TextsRequest):
     input: TextOrTexts
 
 
-class StreamOptions(BaseModel):
+class StreamOptions(StrictFields):
     """Options of a stream."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     include_usage: bool | None = None
     include_obfuscation: bool | None = None

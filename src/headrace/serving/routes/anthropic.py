@@ -13,18 +13,17 @@ from pydantic import Field
 
 from headrace.engines.base import ToolCall
 from headrace.engines.requests.chat import ROLES
-from headrace.errors import RecordError
 from headrace.openai_protocol import GeneratorAnswer
 from headrace.records import JsonObject
-from headrace.serving.errors import ApiError, api_error
+from headrace.serving.errors import ApiError
 from headrace.serving.http.direct import DirectRoute
-from headrace.serving.protocol.requests import ChatRequest, RequestFields, Seconds
+from headrace.serving.protocol.requests import ChatRequest, RequestFields, Seconds, fields_of
 from headrace.serving.protocol.responses import JsonReply
 from headrace.serving.protocol.schemas import error_responses
 from headrace.serving.protocols import ServerProtocol, for_outputs
 from headrace.serving.routes.generation import ReplyForm, generated
 from headrace.serving.routes.streams import BlockChunks, StreamBlock, event, typed_event
-from headrace.serving.routes.tokens import tokenizing
+from headrace.serving.routes.tokens import on_tokenizer, tokenizing
 from headrace.serving.state import ServerState
 from headrace.wording import shown
 
@@ -90,8 +89,7 @@ class MessagesRequest(CountTokensRequest):
 
     def chat_body(self) -> JsonObject:
         """Its body as OpenAI's API has it. Raises as `chat`."""
-        given: JsonObject = {name: getattr(self, name) for name in ("model", "max_tokens", "stream", "timeout")}
-        given |= {name: getattr(self, name) for name in ("temperature", "top_p", "top_k")}
+        given = fields_of(self, "model", "max_tokens", "stream", "timeout", "temperature", "top_p", "top_k")
         given |= {"messages": self.chat(), "stop": self.stop_sequences or None}
         if self.tools:
             given["tools"] = [_tool(one, f"tools.{at}") for at, one in enumerate(self.tools)]
@@ -249,10 +247,7 @@ def _router(state: ServerState) -> APIRouter:
         chat = body.chat()
         state.check_messages(chat)
         count = partial(tokenizing(state).tokenize, add_special_tokens=False)
-        try:
-            return JsonReply({"input_tokens": len(await state.service.on_thread(count, chat))})
-        except RecordError as error:
-            raise api_error(error, "messages", request.scope["headrace_request_id"]) from error
+        return JsonReply({"input_tokens": len(await on_tokenizer(state, count, chat, "messages", request))})
 
     return router
 

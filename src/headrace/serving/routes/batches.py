@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 from fastapi import APIRouter, Form, Query, Request, Response, UploadFile
 from fastapi.responses import FileResponse
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from starlette.types import Receive, Scope, Send
 
 from headrace.records import JsonObject
@@ -20,7 +20,7 @@ from headrace.serving.batches.files import FileStore
 from headrace.serving.batches.store import Batches
 from headrace.serving.errors import ApiError
 from headrace.serving.http.direct import DirectRoute
-from headrace.serving.protocol.requests import RequestFields
+from headrace.serving.protocol.requests import RequestFields, StrictFields
 from headrace.serving.protocol.responses import JsonReply
 from headrace.serving.protocol.schemas import ERRORS, Batch, BatchList, Deleted, File, FileList
 from headrace.wording import shown
@@ -37,10 +37,8 @@ _ID = re.compile(r"(file-|batch_)[0-9a-f]{32}")
 Seconds = Annotated[int, Field(ge=3_600, le=2_592_000)]
 
 
-class ExpiresAfter(BaseModel):
+class ExpiresAfter(StrictFields):
     """When output files are deleted: some seconds after they were made."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     anchor: Literal["created_at"]
     seconds: Seconds

@@ -18,7 +18,7 @@ from headrace.openai_protocol import GeneratorAnswer
 from headrace.records import JsonObject
 from headrace.serving.errors import ApiError, told_as
 from headrace.serving.http.direct import DirectRoute
-from headrace.serving.protocol.requests import ChatRequest, RequestFields, Seconds, prompted
+from headrace.serving.protocol.requests import ChatRequest, RequestFields, Seconds, fields_of, prompted
 from headrace.serving.protocol.responses import JsonReply, as_base64
 from headrace.serving.protocol.schemas import error_responses
 from headrace.serving.protocol.vectors import VectorNumbers, shortener
@@ -91,14 +91,8 @@ class CohereChatRequest(RequestFields):
     def request(self) -> ChatRequest:
         """The same request as OpenAI's API has it."""
         same = ("model", "stream", "max_tokens", "temperature", "seed", "timeout")
-        given: JsonObject = {name: getattr(self, name) for name in same}
-        given |= {name: getattr(self, name) for name in ("frequency_penalty", "presence_penalty")}
-        given |= {
-            "messages": [_message(one) for one in self.messages],
-            "top_p": self.p,
-            "top_k": self.k,
-            "stop": self.stop_sequences or None,
-        }
+        given = fields_of(self, *same, "frequency_penalty", "presence_penalty", top_p="p", top_k="k")
+        given |= {"messages": [_message(one) for one in self.messages], "stop": self.stop_sequences or None}
         if self.tools:
             given["tools"] = self.tools
         if self.tool_choice is not None:

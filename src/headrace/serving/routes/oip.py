@@ -6,7 +6,7 @@ import asyncio
 import json
 import math
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -14,14 +14,14 @@ import numpy as np
 import orjson
 from fastapi import APIRouter, Request, Response
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from headrace.engines.declaring import Task
 from headrace.io.formats.strict_json import json_default
 from headrace.records import JsonObject
 from headrace.serving.errors import ApiError, invalid, told_as
 from headrace.serving.http.direct import DirectRoute
-from headrace.serving.protocol.requests import HEAVY_BYTES, check_values
+from headrace.serving.protocol.requests import HEAVY_BYTES, StrictFields, check_values
 from headrace.serving.protocol.responses import JsonReply
 from headrace.serving.protocol.schemas import error_responses
 from headrace.serving.protocols import ServerProtocol
@@ -32,26 +32,20 @@ from headrace.wording import shown
 errors = told_as("error")
 
 
-class InputParameters(BaseModel):
+class InputParameters(StrictFields):
     """What is known of a tensor of a request."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     binary_data_size: Annotated[int | None, Field(ge=0)] = None
 
 
-class OutputParameters(BaseModel):
+class OutputParameters(StrictFields):
     """How a tensor is wanted."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     binary_data: bool | None = None
 
 
-class InputTensor(BaseModel):
+class InputTensor(StrictFields):
     """A tensor of a request."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     name: str
     shape: list[Annotated[int, Field(ge=0)]]
@@ -60,24 +54,20 @@ class InputTensor(BaseModel):
     data: list[object] | None = None
 
 
-class OutputTensor(BaseModel):
+class OutputTensor(StrictFields):
     """A tensor that a request asks for."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     name: str
     parameters: OutputParameters = OutputParameters()
 
 
-class InferRequest(BaseModel):
+class InferRequest(StrictFields):
     """POST /v2/models/{model}/infer, without binary data."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     id: str | None = None
     inputs: Annotated[list[InputTensor], Field(min_length=1)]
     outputs: list[OutputTensor] | None = None
-    parameters: JsonObject = {}
+    parameters: JsonObject = Field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,11 +216,6 @@ _OUTPUTS: dict[str, list[tuple[str, str, list[int]]]] = {
 """Name, type and shape of the tensors of each kind of output; others are texts of JSON."""
 
 
-def _routers(state: ServerState, task: Task) -> Iterator[APIRouter]:
-    if not task.images:
-        yield _router(state, task)
-
-
 def _router(state: ServerState, task: Task) -> APIRouter:
     router = APIRouter(tags=["Open Inference Protocol"], responses=error_responses(errors), route_class=DirectRoute)
     inputs = ["query", "text"] if task.pairs == "always" else ["text"]
@@ -348,4 +333,10 @@ def _objects(texts: list[str]) -> NDArray[np.object_]:
     return np.array([str(text) for text in texts], dtype=object)
 
 
-PROTOCOL = ServerProtocol(name="oip", routers=_routers, errors=errors, paths=("/v2",), order=16)
+PROTOCOL = ServerProtocol(
+    name="oip",
+    routers=lambda state, task: [] if task.images else [_router(state, task)],
+    errors=errors,
+    paths=("/v2",),
+    order=16,
+)

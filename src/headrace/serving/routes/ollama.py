@@ -17,7 +17,14 @@ from headrace.openai_protocol import GeneratorAnswer
 from headrace.records import JsonObject
 from headrace.serving.errors import ApiError, told_as
 from headrace.serving.http.direct import DirectRoute
-from headrace.serving.protocol.requests import ChatRequest, CompletionRequest, RequestFields, TextOrTexts, texts_of
+from headrace.serving.protocol.requests import (
+    ChatRequest,
+    CompletionRequest,
+    RequestFields,
+    TextOrTexts,
+    fields_of,
+    texts_of,
+)
 from headrace.serving.protocol.responses import JsonReply
 from headrace.serving.protocol.schemas import error_responses
 from headrace.serving.protocol.vectors import normalized, shortener
@@ -62,9 +69,9 @@ class OllamaOptions(BaseModel):
     def fields(self) -> JsonObject:
         """The same as OpenAI's and vLLM's requests have it."""
         plain = ("temperature", "top_k", "top_p", "min_p", "presence_penalty", "frequency_penalty", "seed")
-        given: JsonObject = {name: getattr(self, name) for name in plain}
         most = self.num_predict if self.num_predict is not None and self.num_predict > 0 else None
-        return {**given, "max_tokens": most, "repetition_penalty": self.repeat_penalty, "stop": self.stop or None}
+        given = fields_of(self, *plain, repetition_penalty="repeat_penalty")
+        return {**given, "max_tokens": most, "stop": self.stop or None}
 
 
 class _Asking(RequestFields):

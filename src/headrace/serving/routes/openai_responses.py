@@ -10,14 +10,14 @@ from datetime import UTC, datetime
 from typing import Annotated, Literal, Self, TypeAlias
 
 from fastapi import APIRouter, Request, Response
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from headrace.engines.base import ToolCall
 from headrace.openai_protocol import GeneratorAnswer
 from headrace.records import JsonObject
 from headrace.serving.errors import ApiError
 from headrace.serving.http.direct import DirectRoute
-from headrace.serving.protocol.requests import BaseRequest, ChatRequest
+from headrace.serving.protocol.requests import BaseRequest, ChatRequest, StrictFields, fields_of
 from headrace.serving.protocol.responses import JsonReply
 from headrace.serving.protocol.schemas import ERRORS
 from headrace.serving.protocols import ServerProtocol, for_outputs
@@ -31,10 +31,8 @@ from headrace.wording import shown
 _PARTS = ("input_text", "output_text", "text")
 
 
-class TextFormat(BaseModel):
+class TextFormat(StrictFields):
     """What the text of an answer must look like."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     format: JsonObject | None = None
     verbosity: Literal["medium"] | None = None
@@ -93,10 +91,9 @@ class ResponsesRequest(BaseRequest):
         Raises:
             ApiError: 400 for an item that no model here takes.
         """
-        given: JsonObject = {
-            name: getattr(self, name) for name in ("model", "temperature", "top_p", "stream", "timeout")
-        }
-        given |= {"max_tokens": self.max_output_tokens, "messages": [*self._instructed(), *before, *self.messages()]}
+        given = fields_of(self, "model", "temperature", "top_p", "stream", "timeout", max_tokens="max_output_tokens")
+        system = [] if self.instructions is None else [{"role": "system", "content": self.instructions}]
+        given["messages"] = [*system, *before, *self.messages()]
         if self.text is not None and (wanted := self.text.response_format()) is not None:
             given["response_format"] = wanted
         if self.tools:
@@ -107,9 +104,6 @@ class ResponsesRequest(BaseRequest):
         if effort is not None:
             given["reasoning_effort"] = effort
         return ChatRequest.of(given)
-
-    def _instructed(self) -> list[JsonObject]:
-        return [] if self.instructions is None else [{"role": "system", "content": self.instructions}]
 
     def messages(self) -> list[JsonObject]:
         """What the input adds to the conversation."""

@@ -9,14 +9,13 @@ from typing import Annotated, Literal, NotRequired, TypeAlias, TypedDict, cast
 import numpy as np
 from fastapi import APIRouter, Request, Response
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, FailFast, Field
+from pydantic import BaseModel, FailFast, Field
 from pydantic_core import core_schema
 
 from headrace.engines.base import PromptedText
 from headrace.engines.declaring import Task
-from headrace.errors import RecordError
 from headrace.records import JsonObject
-from headrace.serving.errors import ApiError, api_error
+from headrace.serving.errors import ApiError
 from headrace.serving.http.direct import DirectRoute
 from headrace.serving.protocol.bodies import ranking
 from headrace.serving.protocol.requests import (
@@ -25,6 +24,7 @@ from headrace.serving.protocol.requests import (
     BaseRequest,
     OneOf,
     RequestFields,
+    StrictFields,
     TextOrTexts,
     list_of,
     prompted,
@@ -35,14 +35,13 @@ from headrace.serving.protocol.schemas import error_responses
 from headrace.serving.protocol.vectors import normalized, shortener
 from headrace.serving.protocols import ServerProtocol
 from headrace.serving.routes.text import truncation_header
-from headrace.serving.routes.tokens import token_entries, tokenizing
+from headrace.serving.routes.tokens import on_tokenizer, token_entries, tokenizing
 from headrace.serving.service import RequestAnswers
 from headrace.serving.state import ServerState
 from headrace.wording import shown
 
 _STATUS = {400: 422, 500: 424, 504: 424}
 _TYPES = {413: "Validation", 422: "Validation", 424: "Backend", 429: "Overloaded", 503: "Unhealthy"}
-_STRICT = ConfigDict(extra="forbid", strict=True)
 
 Texts = Annotated[list[str], FailFast()]
 
@@ -85,19 +84,15 @@ class TeiDenseRequest(_DenseFields, TeiEmbedRequest):
     """POST /embed."""
 
 
-class Compared(BaseModel):
+class Compared(StrictFields):
     """A text, and those to compare it with."""
-
-    model_config = _STRICT
 
     source_sentence: str
     sentences: Texts
 
 
-class ComparedParameters(BaseModel):
+class ComparedParameters(StrictFields):
     """How texts are compared."""
-
-    model_config = _STRICT
 
     truncate: bool | None = None
     truncation_direction: Literal["right", "Right"] | None = None
@@ -135,10 +130,8 @@ Sequences: TypeAlias = Annotated[
 """What is classified: a text, a pair as a list of two texts, or a list of lists of one or two."""
 
 
-class PredictParameters(BaseModel):
+class PredictParameters(StrictFields):
     """How labels are listed, as Hugging Face's `InferenceClient` asks for it."""
-
-    model_config = _STRICT
 
     top_k: Annotated[int | None, Field(ge=1)] = None
     function_to_apply: None = None
@@ -367,10 +360,7 @@ def _tokens(router: APIRouter, state: ServerState) -> None:
         ids = body.ids if body.ids and isinstance(body.ids[0], list) else [body.ids]
         state.check_count(len(ids), "texts", "ids")
         decoded = partial(engine.detokenize, skip_special_tokens=body.skip_special_tokens)
-        try:
-            return JsonReply([await state.service.on_thread(decoded, one) for one in ids])
-        except RecordError as error:
-            raise api_error(error, "ids", request.scope["headrace_request_id"]) from error
+        return JsonReply([await on_tokenizer(state, decoded, one, "ids", request) for one in ids])
 
 
 def _info(router: APIRouter, state: ServerState, kind: str) -> None:

@@ -12,7 +12,7 @@ from headrace.openai_protocol import GeneratorAnswer
 from headrace.records import JsonObject
 from headrace.serving.errors import ApiError
 from headrace.serving.http.direct import DirectRoute
-from headrace.serving.protocol.requests import CompletionRequest, RequestFields, Seconds
+from headrace.serving.protocol.requests import CompletionRequest, RequestFields, Seconds, StrictFields, fields_of
 from headrace.serving.protocol.responses import JsonReply
 from headrace.serving.protocol.schemas import error_responses
 from headrace.serving.protocols import ServerProtocol, for_outputs
@@ -31,10 +31,8 @@ def errors(error: ApiError) -> tuple[int, JsonObject]:
     return status, {"error": error.message, "error_type": _TYPES.get(status, "validation")}
 
 
-class TgiGrammar(BaseModel):
+class TgiGrammar(StrictFields):
     """What an answer must look like."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     type: Literal["json", "regex", "json_schema"]
     value: JsonObject | str
@@ -47,10 +45,10 @@ class TgiGrammar(BaseModel):
         return {"response_format": {"type": "json_schema", "json_schema": schema}}
 
 
-class TgiParameters(BaseModel):
+class TgiParameters(StrictFields):
     """Sampling parameters. Those that no engine here has are refused unless they have their neutral value."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+    model_config = ConfigDict(allow_inf_nan=False)
 
     max_new_tokens: Annotated[int | None, Field(ge=1)] = None
     temperature: Annotated[float | None, Field(gt=0)] = None
@@ -83,17 +81,9 @@ class TgiRequest(RequestFields):
     def completion(self, *, stream: bool) -> CompletionRequest:
         """The same request as OpenAI's API has it."""
         asked = self.parameters
-        given: JsonObject = {
-            "model": asked.adapter_id,
-            "prompt": self.inputs,
-            "stream": stream,
-            "timeout": self.timeout,
-            "max_tokens": asked.max_new_tokens,
-            "temperature": asked.temperature,
-            "stop": asked.stop or None,
-        }
-        for name in ("top_k", "top_p", "repetition_penalty", "frequency_penalty", "seed"):
-            given[name] = getattr(asked, name)
+        same = ("temperature", "top_k", "top_p", "repetition_penalty", "frequency_penalty", "seed")
+        given = fields_of(asked, *same, max_tokens="max_new_tokens", model="adapter_id")
+        given |= {"prompt": self.inputs, "stream": stream, "timeout": self.timeout, "stop": asked.stop or None}
         if asked.temperature is None and asked.do_sample is not None:
             given["temperature"] = 1.0 if asked.do_sample else 0.0
         elif asked.temperature is None and (asked.top_k or asked.top_p):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, FailFast, Field
@@ -18,6 +18,9 @@ from headrace.serving.protocol.requests import RequestFields
 from headrace.serving.protocol.responses import JsonReply
 from headrace.serving.protocol.schemas import ERRORS
 from headrace.serving.state import ServerState, chars_in
+
+ValueT = TypeVar("ValueT")
+ResultT = TypeVar("ResultT")
 
 
 class TokenizeRequest(RequestFields):
@@ -77,10 +80,8 @@ def router(state: ServerState) -> APIRouter:
         engine = tokenizing(state)
         value, param = body.value(), "prompt" if body.messages is None else "messages"
         state.check_length(chars_in(value), param)
-        try:
-            ids = await state.service.on_thread(partial(engine.tokenize, add_special_tokens=body.special), value)
-        except RecordError as error:
-            raise api_error(error, param, request.scope["headrace_request_id"]) from error
+        tokenize = partial(engine.tokenize, add_special_tokens=body.special)
+        ids = await on_tokenizer(state, tokenize, value, param, request)
         strings = engine.token_strings(ids) if body.return_token_strs else None
         longest = state.service.longest
         return JsonReply({"count": len(ids), "max_model_len": longest, "tokens": ids, "token_strs": strings})
@@ -90,12 +91,19 @@ def router(state: ServerState) -> APIRouter:
         """The text of token ids, special tokens included."""
         state.check_model(body.model)
         engine = tokenizing(state)
-        try:
-            return JsonReply({"prompt": await state.service.on_thread(engine.detokenize, body.tokens)})
-        except RecordError as error:
-            raise api_error(error, "tokens", request.scope["headrace_request_id"]) from error
+        return JsonReply({"prompt": await on_tokenizer(state, engine.detokenize, body.tokens, "tokens", request)})
 
     return routes
+
+
+async def on_tokenizer(
+    state: ServerState, call: Callable[[ValueT], ResultT], value: ValueT, param: str, request: Request
+) -> ResultT:
+    """What a function of the tokenizer gives for the field `param`. Raises ApiError: 400 if it refuses."""
+    try:
+        return await state.service.on_thread(call, value)
+    except RecordError as error:
+        raise api_error(error, param, request.scope["headrace_request_id"]) from error
 
 
 def tokenizing(state: ServerState) -> TokenizingEngine:
@@ -130,10 +138,7 @@ async def token_entries(
             for at, (one, word) in enumerate(zip(ids, engine.token_strings(ids), strict=True))
         ]
 
-    try:
-        return [await state.service.on_thread(tokens, text) for text in texts]
-    except RecordError as error:
-        raise api_error(error, "inputs", request.scope["headrace_request_id"]) from error
+    return [await on_tokenizer(state, tokens, text, "inputs", request) for text in texts]
 
 
 def _entry(text: str, token: int, word: str, span: tuple[int, int] | None) -> JsonObject:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from email.parser import BytesParser
 from email.policy import HTTP
 from urllib.parse import parse_qs
@@ -33,11 +32,7 @@ def errors(error: ApiError) -> tuple[int, JsonObject]:
     return error.status_code, {"code": error.status_code, "type": kind, "message": error.message}
 
 
-def _routers(state: ServerState, task: Task) -> Iterator[APIRouter]:
-    yield _router(state, task)
-
-
-def _router(state: ServerState, task: Task) -> APIRouter:
+def _routers(state: ServerState, task: Task) -> list[APIRouter]:
     router = APIRouter(tags=["TorchServe"], responses=error_responses(errors), route_class=DirectRoute)
 
     @router.post("/predictions/{model}/{version}")
@@ -59,7 +54,7 @@ def _router(state: ServerState, task: Task) -> APIRouter:
         [output] = answers.outputs
         return JsonReply(output["text"] if task.outputs == "text" else output)
 
-    return router
+    return [router]
 
 
 def _record(body: bytes, content_type: str, task: Task) -> object:
