@@ -76,9 +76,9 @@ def prepare_steps(job: JobSettings, steps: Sequence[Step], model_column: str | N
     """
     if not isinstance(job.sink, (str, Path)):
         return settings_of(job, steps, "", model_column)  # which refuses it
-    begun = None if job.overwrite else _begun(find_target(job.sink, job.output_format))
-    job = anchored(job)
-    return [_as_begun(anchored(one)) for one in settings_of(job, steps, begun or uuid.uuid4().hex, model_column)]
+    found = None if job.overwrite else read_manifest(find_target(job.sink, job.output_format))
+    begun = uuid.uuid4().hex if found is None else found["begun"]
+    return [_as_begun(anchored(one)) for one in settings_of(anchored(job), steps, begun, model_column)]
 
 
 def run_steps(
@@ -214,12 +214,6 @@ def _check_columns(plan: Plan, first: Plan) -> None:
 
 def _manifest(target: Target) -> Path:
     return target.work / FOLDER / MANIFEST
-
-
-def _begun(target: Target) -> str | None:
-    """The `StepSettings.begun` of the job that has written here; None if there is none."""
-    found = read_manifest(target)
-    return None if found is None else found["begun"]
 
 
 def read_manifest(target: Target) -> Manifest | None:

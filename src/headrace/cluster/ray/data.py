@@ -15,6 +15,7 @@ from headrace.cluster.worker import WorkerActor, WorkerInfo, WorkerSpec, loaded,
 from headrace.engines.choosing.config import EngineConfig, merged_options, model_name
 from headrace.engines.keywords import EngineKeywords
 from headrace.errors import ConfigError, EngineDeadError
+from headrace.processes.portable import Portable
 from headrace.records import JsonObject
 
 
@@ -64,7 +65,7 @@ class Stage:
         config.check(("column",))
         self._column = column
         self._worker = WorkerActor(WorkerSpec(config, headrace.__version__))
-        self._loading: asyncio.Task[WorkerInfo] | None = None
+        self._loading: asyncio.Task[WorkerInfo | Portable] | None = None
 
     async def __call__(self, batch: Mapping[str, Iterable[object]]) -> AsyncIterator[JsonObject]:
         """The rows with their outputs.
@@ -73,8 +74,8 @@ class Stage:
             HeadraceError: the model cannot be loaded or has died, or the column does not exist.
         """
         if self._loading is None:
-            self._loading = asyncio.create_task(self._load(), name="headrace-load")
-        await asyncio.shield(self._loading)
+            self._loading = asyncio.create_task(self._worker.load(), name="headrace-load")
+        loaded(await asyncio.shield(self._loading))
         if self._column not in batch:
             raise ConfigError(f"there is no column {self._column!r}; the rows have {', '.join(batch)}")
         values = [value.item() if isinstance(value, np.generic) else value for value in batch[self._column]]
@@ -91,6 +92,3 @@ class Stage:
                 for bad, result in zip(failed, reply.results, strict=True)
             ],
         }
-
-    async def _load(self) -> WorkerInfo:
-        return loaded(await self._worker.load())

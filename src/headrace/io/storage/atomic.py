@@ -45,8 +45,10 @@ def _outlives(folder: Path) -> bool:
 
 
 @contextlib.contextmanager
-def atomic_file(path: Path, work: Path | None = None) -> Iterator[BinaryIO]:
+def atomic_file(path: Path, work: Path | None = None, *, durable: bool = True) -> Iterator[BinaryIO]:
     """Write a file atomically and durably; replaces an existing file. A link stays, and its target is written.
+
+    Without `durable`, a crash of the machine may lose it.
 
     Until then it has a hidden name in the folder `work`; beside the file by default, or if `work` is on another disk.
     For an object store, the content is collected in a temporary file and then uploaded in one call.
@@ -69,12 +71,13 @@ def atomic_file(path: Path, work: Path | None = None) -> Iterator[BinaryIO]:
         with temporary.open("wb") as file:
             yield file
             file.flush()
-            if _outlives(path.parent):
+            if durable and _outlives(path.parent):
                 os.fsync(file.fileno())
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)  # an unfinished file; a finished one has its own name
-    sync_folder(path.parent)
+    if durable:
+        sync_folder(path.parent)
 
 
 def target_of(path: Path) -> Path:

@@ -28,7 +28,7 @@ from headrace.events import (
     WorkUnitDone,
 )
 from headrace.observe.accounting.histogram import Buckets, Histogram
-from headrace.observe.accounting.timeline import CAUSES, Cause, DeviceTimeline, Shares, TimeBins, totals
+from headrace.observe.accounting.timeline import CAUSES, Cause, DeviceTimeline, Shares, TimeBins
 
 T = TypeVar("T")
 
@@ -179,7 +179,7 @@ class Accountant:
             bins.reduce(("real", "padding"), self._device_s, "copy")
         return Account(
             timeline.end - self._began,
-            totals(bins.sums),
+            {cause: sum(bins.sums.get(cause, ())) for cause in CAUSES},
             bins.width_s,
             {name: bins.sums[name] for name in (*CAUSES, *sorted(bins.sums.keys() - set(CAUSES))) if name in bins.sums},
             {name: one.buckets() for name, one in self._histograms.items() if one or name != "request"},

@@ -1,8 +1,6 @@
-"""Figures from the ends of batches: busy time, and the cost of successful records."""
+"""The busy time of an engine, from the ends of its batches."""
 
 from __future__ import annotations
-
-from headrace.events import BatchDone
 
 _KEPT = 64
 
@@ -29,8 +27,3 @@ class BusyTime:
     def seconds(self) -> float:
         """The time covered so far."""
         return self._settled + sum(end - start for start, end in self._open)
-
-
-def successful_cost(batch: BatchDone) -> float:
-    """The batch's cost without the share of failed records, assuming equal costs."""
-    return batch.cost * (batch.size - batch.failed) / batch.size

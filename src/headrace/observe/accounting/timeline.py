@@ -334,8 +334,3 @@ class DeviceTimeline:
                     self.bins.spread(cause, segment.start, segment.end, share * (segment.end - segment.start))
             self._settled = segment.end
         del self._segments[:count]
-
-
-def totals(bins: Mapping[str, list[float]]) -> dict[Cause, float]:
-    """Seconds of each cause."""
-    return {cause: sum(bins.get(cause, ())) for cause in CAUSES}

@@ -1,13 +1,10 @@
-"""What a job does now, from its report and account. Pure but for `replace_file`."""
+"""What a job does now, from its report and account. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 
 from headrace.events import HostStage
-from headrace.io.storage.atomic import atomic_file
-from headrace.io.storage.locations import is_remote
 from headrace.observe.accounting.timeline import STAGE_LANES
 from headrace.observe.live.frame import Frame, Replica, Totals, Window, shares, shorten, wall_clock
 from headrace.observe.reporting.run_figures import Report
@@ -70,22 +67,3 @@ def _queue(counts: Mapping[str, float], passed: Mapping[HostStage, int]) -> dict
         "for the device": max(passed["prepare"] - computed, 0),
         "to be written": max(computed - passed["write"], 0),
     }
-
-
-def replace_file(path: Path, text: str) -> None:
-    """Replace a small file at once. A crash of the machine may lose it: it is not flushed to the disk each second.
-
-    Raises:
-        OSError: it cannot be written.
-    """
-    if is_remote(path):
-        with atomic_file(path) as file:
-            file.write(text.encode())
-        return
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise

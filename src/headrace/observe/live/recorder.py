@@ -13,9 +13,10 @@ from typing import cast
 from headrace.device.process_memory import process_bytes
 from headrace.errors import ConfigError
 from headrace.events import Event, JobDone, JobStarted
+from headrace.io.storage.atomic import atomic_file
 from headrace.io.storage.locations import is_remote
 from headrace.observe.live.frame import Frame, Window, wall_clock
-from headrace.observe.live.job import job_frame, replace_file
+from headrace.observe.live.job import job_frame
 from headrace.observe.reporting import summary
 from headrace.observe.reporting.report import Report, ReportBuilder
 from headrace.observe.reporting.summary import RunState
@@ -109,7 +110,8 @@ class Recorder:
     def _show(self, state: str, now: float, report: Report) -> None:
         self.frame = job_frame(self._description.name, state, report, self._window, now)
         try:
-            replace_file(self._live, self.frame.as_json())
+            with atomic_file(self._live, durable=False) as file:
+                file.write(self.frame.as_json().encode())
         except OSError as error:
             logger.debug("headrace: cannot write %s: %s", self._live, error)
 

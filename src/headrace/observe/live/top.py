@@ -97,12 +97,9 @@ def _causes(frame: Frame) -> RenderableType:
 
 
 def _line(label: str, values: Mapping[str, float]) -> Text:
-    parts = [f"{value:,.0f}{_sign(label)}{plain(name)}" for name, value in list(values.items())[:_MOST_ROWS] if value]
+    sign = " × " if label == "errors" else " "  # an error may begin with a number: its status
+    parts = [f"{value:,.0f}{sign}{plain(name)}" for name, value in list(values.items())[:_MOST_ROWS] if value]
     return Text.assemble((f"{label}  ", "dim"), ", ".join(parts))
-
-
-def _sign(label: str) -> str:
-    return " × " if label == "errors" else " "  # an error may begin with a number: its status
 
 
 def _replicas(frame: Frame) -> RenderableType:

@@ -112,7 +112,7 @@ def _boxes(height: int, rows: list[Spec], seconds: float, **encoding: object) ->
         "height": height,
         "data": {"values": rows},
         "mark": {"type": "rect", "strokeWidth": 0},
-        "encoding": {"x": _x("from", "seconds", seconds), "x2": {"field": "to"}, **encoding},
+        "encoding": {"x": _x("from", "seconds", 0, _short(seconds)), "x2": {"field": "to"}, **encoding},
     }
 
 
@@ -150,12 +150,7 @@ def _timeline(run: RunSummary, start: float, end: float) -> Spec:
         "params": [{"name": "zoom", "select": {"type": "interval", "encodings": ["x"]}, "bind": "scales"}],
         "mark": {"type": "rect", "stroke": "var(--panel)", "strokeWidth": 0.6, "clip": True},
         "encoding": {
-            "x": {
-                "field": "from",
-                "type": "quantitative",
-                "scale": {"domain": [start, end], "nice": False},
-                "axis": {"title": "seconds", "grid": False},
-            },
+            "x": _x("from", "seconds", start, end),
             "x2": {"field": "to"},
             "y": {"field": "lane", "type": "nominal", **_LANE_AXIS},
             "color": _colour("lane", _LANE_COLOURS),
@@ -230,7 +225,7 @@ def _area(rows: Sequence[Mapping[str, float]], name: str, title: str, colour: st
         "mark": {"type": "area", "interpolate": "step", "color": colour, "fillOpacity": 0.35,
                  "line": {"color": colour, "strokeWidth": 1.4}},
         "encoding": {
-            "x": _x("at", "seconds", end),
+            "x": _x("at", "seconds", 0, _short(end)),
             "y": {"field": name, "type": "quantitative", "axis": {"title": title, "tickCount": 4, "format": "~s"}},
             "tooltip": _tips(("at", "second", ",.2f"), (name, title, form)),
         },
@@ -282,11 +277,11 @@ def _shares(field: str) -> Spec:
     }
 
 
-def _x(field: str, title: str, end: float) -> Spec:
+def _x(field: str, title: str, start: float, end: float) -> Spec:
     return {
         "field": field,
         "type": "quantitative",
-        "scale": {"domain": [0, _short(end)], "nice": False},
+        "scale": {"domain": [start, end], "nice": False},
         "axis": {"title": title, "grid": False},
     }
 

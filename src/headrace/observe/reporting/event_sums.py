@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from operator import attrgetter
 from typing import get_args
 
@@ -38,7 +39,7 @@ from headrace.events import (
     WorkUnitDone,
 )
 from headrace.observe.accounting.accountant import NO_ACCOUNT
-from headrace.observe.accounting.batches import BusyTime, successful_cost
+from headrace.observe.accounting.batches import BusyTime
 from headrace.observe.accounting.input_size import InputSize, StageProgress
 from headrace.observe.accounting.worker_rows import WorkerCount, WorkerRow
 from headrace.observe.reporting.run_facts import RunFacts
@@ -124,7 +125,7 @@ class Sums:
             PrefixCacheUsed: self._cache,
             WorkUnitDone: self._lane,
             WorkerLost: self._lane,
-            **{kind: self._keeper(name) for kind, name in _LAST.items()},
+            **{kind: partial(setattr, self, name) for kind, name in _LAST.items()},
         }
 
     def add(self, events: Iterable[Event]) -> None:
@@ -198,9 +199,6 @@ class Sums:
     def per_batch(self, count: float) -> float:
         """A count as a mean over the batches."""
         return count / max(self.batches, 1)
-
-    def _keeper(self, name: str) -> Callable[[Event], None]:
-        return lambda event: setattr(self, name, event)
 
     def _start(self, event: JobStarted) -> None:
         if self.started is None:
@@ -288,7 +286,7 @@ class Sums:
         self.answers += event.size - event.failed
         self.cost += event.cost
         self.padded_cost += event.padded_cost
-        self.done_cost += successful_cost(event)
+        self.done_cost += event.cost * (event.size - event.failed) / event.size  # as if all cost the same
         self.busy.add(event.at, event.computed_s)
 
 

@@ -141,10 +141,7 @@ class JobFigures:
         unit="seconds",
         always=True,
         what_to_do="near 1: the job is limited by one stage, which overlapping cannot help",
-        meanings={
-            "as long, one stage after the other": "how many times as long a loop would have taken that reads, "
-            "prepares, computes, finishes and writes in turn, from the measured times of the stages"
-        },
+        label="as long, one stage after the other",
         lines=lambda job: [
             (f"{number(job.times_slower, 2)} ×", f"as long, one stage after the other ({seconds(job.sequential_s)})")
         ],

@@ -321,7 +321,7 @@ class Report:
         of=lambda run: run.worker_rows,
         required=True,
         lines=lambda found: [lines.worker(one) for one in found.lanes],
-        meanings={"worker 1": "the records, batches and busy share of each worker"},
+        label="worker 1",
     )
     times: StageTimes = figure(
         StageTimes,
