@@ -153,7 +153,7 @@ def test_workers_share_the_work_and_each_has_a_lane_in_the_report(workers: Worke
 def test_workers_choose_dtype_and_budget_as_a_job_does(
     workers: Workers, rows: Rows, tmp_path: Path, rounded: float
 ) -> None:
-    source, sink = rows(3_000), tmp_path / "out.jsonl"
+    source, sink = rows(12_000), tmp_path / "out.jsonl"
     options = {"engine": f"{ENGINES}:Halves", "engine_options": {"quantize": "int8", "rounded": rounded}}
     _, report = workers.run(source, sink, **options)
     assert [lane.worker for lane in report.lanes] == ["1", "2"]
