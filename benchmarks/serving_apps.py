@@ -24,12 +24,13 @@ from headrace.engines.base import Prepared
 from headrace.engines.choosing.config import EngineConfig
 from headrace.engines.requests.generation import GeneratedText
 from headrace.serving.http import middleware
+from headrace.serving.http.direct import DirectRoutes
 from headrace.serving.http.server import DrainingServer
 from headrace.serving.limits import ServeLimits
 from headrace.serving.protocol.requests import EmbeddingRequest, texts_of
 from headrace.serving.protocol.responses import JsonReply
 from headrace.serving.protocol.schemas import EmbeddingList
-from headrace.serving.routes import text
+from headrace.serving.routes import openai
 from headrace.serving.state import ServerState
 
 PATH = "/v1/embeddings"
@@ -149,10 +150,10 @@ def headrace(port: int, engine: str, task: str = "embed", **settings: Any) -> No
 def routed(port: int, way: str) -> None:
     """Headrace with a no-op engine, whose requests reach their route another way than usual."""
     if way == "fastapi":
-        text.DirectRoute = APIRoute  # type: ignore[misc] # instead of the class, for this process
+        openai.DirectRoute = APIRoute  # type: ignore[misc] # instead of the class, for this process
     app, state = build(ServerSettings(EngineConfig(task="embed", engine="benchmarks.noop:Noop"), name="noop"))
     for layer in app.user_middleware:
-        layer.kwargs["direct"] = {} if way != "timeout" else layer.kwargs["direct"]
+        layer.kwargs["direct"] = DirectRoutes(()) if way != "timeout" else layer.kwargs["direct"]
     if way == "timeout":
         middleware._Body.receive = _with_timeout  # type: ignore[method-assign]
     if way == "starlette":
