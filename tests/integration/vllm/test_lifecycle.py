@@ -81,7 +81,7 @@ def test_an_answer_can_be_followed_while_it_grows(engine: Any) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"max_model_length": 5}, "no option 'max_model_length'"),
+        ({"max_model_length": 5}, "Vllm has no setting 'max_model_length'; did you mean max_model_len"),
         ({"max_model_len": 10**6}, "max_model_len"),
         ({"dtype": "float33"}, "float33"),
         ({"temperature": -1}, "temperature is -1"),
@@ -148,7 +148,7 @@ def test_closing_ends_what_is_under_way_and_may_be_done_twice(model: Path) -> No
 def test_a_request_that_vllm_aborts_is_not_the_record_s_failure(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """As when the core shuts down beside a job that stops: the record is left for the next run."""
 
-    async def aborted(*_: Any) -> AsyncIterator[Any]:
+    async def aborted(*_: Any, **__: Any) -> AsyncIterator[Any]:
         yield SimpleNamespace(finished=True, outputs=[SimpleNamespace(text="", finish_reason="abort")])
 
     (payload,) = payloads(engine, SHORT)
