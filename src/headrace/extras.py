@@ -30,6 +30,28 @@ def require(module: str, extra: str, what: str, instead: str = "") -> ModuleType
         ) from error
 
 
+class _Lazy(ModuleType):
+    """Imports the module of its name when something of it is asked for."""
+
+    def __getattr__(self, name: str) -> object:
+        found = getattr(importlib.import_module(self.__name__), name)
+        setattr(self, name, found)
+        return found
+
+
+def lazy(module: str) -> ModuleType:
+    """A module of an optional library, which is imported when it is used: most commands need none of them.
+
+    For type checkers the module is imported as usual:
+
+        if TYPE_CHECKING:
+            import numpy
+        else:
+            numpy = lazy("numpy")
+    """
+    return _Lazy(module)
+
+
 def missing_packages(package: str, extra: str) -> tuple[str, ...]:
     """The packages of an extra that are not installed; those that it needs only on some machines are not looked for.
 

@@ -175,7 +175,7 @@ def test_the_ids_that_came_before_are_found_whatever_the_filter_says(chunks: lis
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
         patch.setattr(unique_ids, "FILTER_BITS", 3)  # so that it says of nearly none that it is new
         patch.setattr(unique_ids, "RUN_RECORDS", 20)
-        seen = unique_ids._Digests(np, Path(folder))
+        seen = unique_ids._Digests(Path(folder))
         before: set[int] = set()
         position = 0
         for chunk in chunks:

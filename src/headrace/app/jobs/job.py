@@ -44,7 +44,7 @@ from headrace.events import (
 )
 from headrace.io.sinks.callback_sink import CallbackWriter
 from headrace.io.sources.joined import JoinedSource
-from headrace.io.sources.unique_ids import numpy_or_refuse
+from headrace.io.sources.unique_ids import refuse_without_numpy
 from headrace.io.storage.locations import as_named
 from headrace.jobs import run as main_path
 from headrace.jobs.pipeline.infer import WorkCalls
@@ -277,7 +277,7 @@ def build(  # noqa: PLR0913 - keyword-only beyond what every caller gives
     later = settings.step is not None and settings.step.earlier  # the first step has checked them
     identity = None if settings.retry or later else plan.columns.id
     if identity:
-        numpy_or_refuse()
+        refuse_without_numpy()
     preparers = prepare_processes(plan, engine)
     if shared is not None:
         batcher = shared.batcher

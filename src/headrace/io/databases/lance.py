@@ -7,13 +7,15 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from headrace.errors import ConfigError, HeadraceError, RecordError, line_of
-from headrace.extras import require
+from headrace.extras import lazy, require
 from headrace.io.sinks.tables import Row, TableSink, is_vector
 from headrace.io.storage.addresses import Address
 from headrace.retry import PermanentIOError
 
 if TYPE_CHECKING:
     import pyarrow as pa
+else:
+    pa = lazy("pyarrow")
 
 
 _INTEGERS = (("int16", range(128)), ("int8", range(-128, 128)), ("uint8", range(256)))
@@ -94,8 +96,6 @@ def _encoded(rows: Sequence[Row], schema: pa.Schema | None) -> pa.Table:
     Raises:
         RecordError: a value does not fit.
     """
-    import pyarrow as pa
-
     columns = {name: [row[name] for row in rows] for name in rows[0]}
     if schema is not None and pa.types.is_string(schema.field("id").type):
         columns["id"] = [str(one) if type(one) is int else one for one in columns["id"]]
@@ -112,8 +112,6 @@ def _encoded(rows: Sequence[Row], schema: pa.Schema | None) -> pa.Table:
 
 
 def _type_of(values: list[Any], *, is_output: bool) -> pa.DataType:
-    import pyarrow as pa
-
     vector = next((value for value in values if is_vector(value)), None)
     if vector is not None:
         return pa.list_(pa.float32(), len(vector))

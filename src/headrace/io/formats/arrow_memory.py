@@ -5,27 +5,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from headrace.extras import lazy
+
 if TYPE_CHECKING:
     import numpy
     import pyarrow as pa
     from numpy.typing import NDArray
+else:
+    numpy, pa = lazy("numpy"), lazy("pyarrow")
 
 
 def of_numbers(numbers: NDArray[numpy.generic]) -> pa.Array:
     """The integers or floats of an array of one dimension."""
-    import numpy
-    import pyarrow
-
-    kind = pyarrow.from_numpy_dtype(numbers.dtype)
-    return pyarrow.Array.from_buffers(
-        kind, len(numbers), [None, pyarrow.py_buffer(numpy.ascontiguousarray(numbers).view(numpy.uint8))]
+    kind = pa.from_numpy_dtype(numbers.dtype)
+    return pa.Array.from_buffers(
+        kind, len(numbers), [None, pa.py_buffer(numpy.ascontiguousarray(numbers).view(numpy.uint8))]
     )
 
 
 def numbers_of(array: pa.Array) -> NDArray[numpy.int64]:
     """The integers of an array, of 32 or 64 bits, without nulls."""
-    import numpy
-
     content = array.buffers()[1]
     found = numpy.frombuffer(content or b"", f"i{array.type.byte_width}")[array.offset : array.offset + len(array)]
     return found.astype(numpy.int64, copy=False)
@@ -33,8 +32,6 @@ def numbers_of(array: pa.Array) -> NDArray[numpy.int64]:
 
 def lengths_of(array: pa.Array) -> NDArray[numpy.int64]:
     """The bytes of each value of an array of texts or of bytes; any number for a null."""
-    import numpy
-
     wide = str(array.type).startswith("large_")
     ends = numpy.frombuffer(array.buffers()[1] or bytes(8), numpy.int64 if wide else numpy.int32)
     return numpy.diff(ends[array.offset : array.offset + len(array) + 1]).astype(numpy.int64, copy=False)
@@ -42,16 +39,12 @@ def lengths_of(array: pa.Array) -> NDArray[numpy.int64]:
 
 def of_text(text: bytes, bounds: NDArray[numpy.int64]) -> pa.Array:
     """The pieces of a text, as bytes: where the first begins, and where each ends."""
-    import pyarrow
-
-    buffers = [None, pyarrow.py_buffer(bounds), pyarrow.py_buffer(text)]
-    return pyarrow.Array.from_buffers(pyarrow.large_binary(), len(bounds) - 1, buffers)
+    buffers = [None, pa.py_buffer(bounds), pa.py_buffer(text)]
+    return pa.Array.from_buffers(pa.large_binary(), len(bounds) - 1, buffers)
 
 
 def of_pieces(pieces: Sequence[bytes]) -> pa.Array:
     """Some bytes each."""
-    import numpy
-
     bounds = numpy.zeros(len(pieces) + 1, numpy.int64)
     numpy.cumsum(numpy.fromiter(map(len, pieces), numpy.int64, len(pieces)), out=bounds[1:])
     return of_text(b"".join(pieces), bounds)
@@ -59,9 +52,6 @@ def of_pieces(pieces: Sequence[bytes]) -> pa.Array:
 
 def content_of(array: pa.Array) -> tuple[pa.Buffer, NDArray[numpy.int64]]:
     """The text that an array of `large_binary` or `large_string` is in, and its bounds there."""
-    import numpy
-    import pyarrow
-
     _, ends, content = array.buffers()
     bounds = numpy.frombuffer(ends or bytes(8), numpy.int64)[array.offset : array.offset + len(array) + 1]
-    return content if content is not None else pyarrow.py_buffer(b""), bounds
+    return content if content is not None else pa.py_buffer(b""), bounds

@@ -7,9 +7,13 @@ import io
 from typing import TYPE_CHECKING
 
 from headrace.errors import tried
+from headrace.extras import lazy
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    import pyarrow.parquet as pq
+else:
+    pa, pq = lazy("pyarrow"), lazy("pyarrow.parquet")
 
 _DECIMAL128_DIGITS = 38
 _DECIMAL256_DIGITS = 76
@@ -17,8 +21,6 @@ _DECIMAL256_DIGITS = 76
 
 def widest_type(kind: pa.DataType) -> pa.DataType:
     """A type that later values fit too: text for null, decimals with the maximum number of digits."""
-    import pyarrow as pa
-
     if pa.types.is_null(kind):
         return pa.string()
     if pa.types.is_decimal(kind):
@@ -33,8 +35,6 @@ def widest_type(kind: pa.DataType) -> pa.DataType:
 
 def common_type(one: pa.DataType, other: pa.DataType) -> pa.DataType:
     """A type that holds the values of both as they are; text if no other does."""
-    import pyarrow as pa
-
     are_vectors = pa.types.is_fixed_size_list(one) and pa.types.is_fixed_size_list(other)
     if are_vectors and one.list_size == other.list_size:
         number = common_type(one.value_type, other.value_type)
@@ -51,8 +51,6 @@ def common_type(one: pa.DataType, other: pa.DataType) -> pa.DataType:
 
 def _changes(kind: pa.DataType, common: pa.DataType) -> bool:
     """Whether pyarrow's common type changes values of a type: text into bytes, or decimals into floats."""
-    import pyarrow as pa
-
     if pa.types.is_struct(kind) and pa.types.is_struct(common):
         return any(_changes(field.type, common.field(field.name).type) for field in kind)
     if hasattr(kind, "value_type") and hasattr(common, "value_type"):
@@ -65,8 +63,6 @@ def _changes(kind: pa.DataType, common: pa.DataType) -> bool:
 
 def held_type(kind: pa.DataType) -> pa.DataType:
     """The type in which Parquet gets a kept column: dictionaries have 32-bit indices, for the values of all parts."""
-    import pyarrow as pa
-
     if pa.types.is_dictionary(kind):
         wide = kind.index_type in (pa.int32(), pa.int64())
         return kind if wide else pa.dictionary(pa.int32(), kind.value_type, kind.ordered)
@@ -75,8 +71,6 @@ def held_type(kind: pa.DataType) -> pa.DataType:
 
 def nests_dictionary(kind: pa.DataType) -> bool:
     """Whether a type has a dictionary within it; its values are copied, as those of many parts may be too many."""
-    import pyarrow as pa
-
     inner = [kind.field(number).type for number in range(kind.num_fields)]
     return any(pa.types.is_dictionary(one) or nests_dictionary(one) for one in inner)
 
@@ -91,9 +85,6 @@ def parquet_problem(kind: pa.DataType) -> str:
 @functools.lru_cache(maxsize=256)
 def read_back(kind: pa.DataType) -> pa.DataType | str:
     """The type of such a column after it was written to Parquet and read; or why that cannot be done."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     buffer = io.BytesIO()
 
     def written() -> pa.DataType:

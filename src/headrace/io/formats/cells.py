@@ -9,13 +9,17 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
 
 from headrace.columns import Column
 from headrace.errors import HeadraceError, line_of, tried
+from headrace.extras import lazy
 from headrace.records import TableRow, Unreadable
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    import pyarrow.compute as pc
 
     ArrowColumns: TypeAlias = Mapping[str, pa.Array | None]
     """Columns by name; None for one without a type of Arrow."""
+else:
+    pa, pc = lazy("pyarrow"), lazy("pyarrow.compute")
 
 
 class Cell:
@@ -47,14 +51,10 @@ class Cell:
         return found
 
     def inner(self, keys: Sequence[str]) -> Cell:
-        from pyarrow import compute
-
-        return Cell(compute.struct_field(self.column.slice(self.place, 1), list(keys)), 0)
+        return Cell(pc.struct_field(self.column.slice(self.place, 1), list(keys)), 0)
 
     def __reduce__(self) -> tuple[type[Cell], tuple[pa.Array, int, str]]:
         """Support pickling, without the rest of the column."""
-        import pyarrow as pa
-
         one = self.column.slice(self.place, 1)
         try:
             one = one.take(pa.array([0]))
@@ -176,8 +176,6 @@ def kept_values(column: Column, *, typed: bool) -> Sequence[object]:
 @functools.lru_cache(maxsize=256)
 def _is_of_python(kind: pa.DataType) -> bool:
     """Whether `Cell.python` gives values of a type as any other conversion does."""
-    import pyarrow as pa
-
     types = pa.types
     return any(is_one(kind) for is_one in (types.is_string, types.is_boolean, types.is_integer, types.is_null)) or (
         kind in (pa.float32(), pa.float64())
@@ -195,8 +193,6 @@ def texts_of(column: Iterable[pa.Scalar]) -> list[object]:
 
 
 def taken(column: pa.Array, places: Sequence[int]) -> pa.Array:
-    import pyarrow as pa
-
     try:
         return column.take(pa.array(places, pa.int64()))
     except pa.ArrowException:  # a type without this function, such as a string view
@@ -242,8 +238,6 @@ def _words(error: Exception) -> str:
 @functools.lru_cache(maxsize=256)
 def _in_microseconds(kind: pa.DataType) -> pa.DataType | None:
     """The type with times of day in microseconds, as Python has them; None if it has none in nanoseconds."""
-    import pyarrow as pa
-
     if kind == pa.time64("ns"):
         return pa.time64("us")
     if pa.types.is_struct(kind):
@@ -265,8 +259,6 @@ def _in_microseconds(kind: pa.DataType) -> pa.DataType | None:
 @functools.lru_cache(maxsize=256)
 def _holds_text(kind: pa.DataType) -> bool:
     """Whether a type has text in it, which may not be valid."""
-    import pyarrow as pa
-
     if pa.types.is_dictionary(kind) or pa.types.is_run_end_encoded(kind):
         return _holds_text(kind.value_type)
     if isinstance(kind, pa.BaseExtensionType):
@@ -278,8 +270,6 @@ def _holds_text(kind: pa.DataType) -> bool:
 
 def _python(scalar: pa.Scalar) -> object:
     """A value as Python objects, with times in nanoseconds as text where Python would cut them."""
-    import pyarrow as pa
-
     kind = scalar.type
     if not scalar.is_valid:
         return None
@@ -300,8 +290,6 @@ def _python(scalar: pa.Scalar) -> object:
 
 def _nanoseconds(scalar: pa.Scalar) -> object:
     """A timestamp or time of day in nanoseconds: text in ISO 8601 with nine digits where Python would cut it."""
-    import pyarrow as pa
-
     whole, rest = divmod(scalar.value, 1000)
     is_time = pa.types.is_time(scalar.type)
     kind = pa.time64("us") if is_time else pa.timestamp("us", scalar.type.tz)
@@ -316,8 +304,6 @@ def _nanoseconds(scalar: pa.Scalar) -> object:
 @functools.cache
 def _lists() -> Mapping[int, Callable[[pa.DataType, pa.Field], pa.DataType]]:
     """How to make a type of lists like another, with other values, by the id of the type."""
-    import pyarrow as pa
-
     return {
         pa.list_(pa.null()).id: lambda _, inner: pa.list_(inner),
         pa.large_list(pa.null()).id: lambda _, inner: pa.large_list(inner),

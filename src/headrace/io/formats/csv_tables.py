@@ -12,6 +12,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
+from headrace.extras import lazy
 from headrace.io.base import Chunk
 from headrace.io.formats.text_tables import TextLines, TextTable, places_of
 from headrace.io.storage.files import InputFile
@@ -20,9 +21,12 @@ from headrace.io.storage.rows import MAX_LINE_BYTES, NOT_UTF_8, positions_todo, 
 from headrace.records import Failed, Record
 
 if TYPE_CHECKING:
+    import numpy
     import pyarrow as pa
 
     from headrace.columns import RowNumbers
+else:
+    numpy, pa = lazy("numpy"), lazy("pyarrow")
 
 ByRows: TypeAlias = Callable[[InputFile, int, Callable[[int], int]], Generator[Chunk, None, int]]
 _QUOTE, _NEWLINE, _RETURN = map(ord, '"\n\r')
@@ -112,8 +116,6 @@ class CsvTables:
         self, file: InputFile, base: int, next_todo: Callable[[int], int]
     ) -> Generator[Chunk, None, tuple[int, bool]]:
         """Rows by column, as far as possible. Returns the position of the next row, and whether there is none."""
-        import numpy
-
         held = b""
         for text, size in text_blocks(file, TABLE_BYTES):
             rows = _rows_of(held + text if text.endswith(b"\n") else held + text + b"\n", ord(self._delimiter))
@@ -133,8 +135,6 @@ class CsvTables:
 
     def _whole(self, lines: TextLines, widths: RowNumbers) -> int:
         """How many rows there are before one that may hide others, or is very long."""
-        import numpy
-
         lengths = lines.ends - lines.starts
         for line in numpy.flatnonzero((widths != len(self._header)) | (lengths > LONGEST_ROW)).tolist():
             if lengths[line] > LONGEST_ROW or b"\n" in lines[line]:
@@ -145,8 +145,6 @@ class CsvTables:
         self, lines: TextLines, widths: RowNumbers, base: int, next_todo: Callable[[int], int], size: int
     ) -> Iterator[Chunk]:
         """The rows of some lines; the first has position `base`."""
-        import numpy
-
         pieces = max(1, math.ceil(len(lines) / TABLE_ROWS))
         for piece in range(pieces):
             start, stop = len(lines) * piece // pieces, len(lines) * (piece + 1) // pieces
@@ -173,7 +171,6 @@ class CsvTables:
 
     def _columns(self, lines: TextLines) -> dict[str, pa.Array] | None:
         """The columns that are needed; None if Arrow reads other rows."""
-        import pyarrow
         from pyarrow import csv as reader
 
         names = [name for name in self._names if name in self._header]
@@ -184,12 +181,12 @@ class CsvTables:
             return None
         read = reader.ReadOptions(use_threads=False, block_size=end - start + 1, column_names=self._header)
         parse = reader.ParseOptions(delimiter=self._delimiter, newlines_in_values=True)
-        texts = dict.fromkeys(names, pyarrow.string())
+        texts = dict.fromkeys(names, pa.string())
         convert = reader.ConvertOptions(column_types=texts, include_columns=names, strings_can_be_null=False)
-        source = pyarrow.BufferReader(pyarrow.py_buffer(lines.text).slice(start, end - start))
+        source = pa.BufferReader(pa.py_buffer(lines.text).slice(start, end - start))
         try:
             table = reader.read_csv(source, read, parse, convert)
-        except pyarrow.ArrowException:
+        except pa.ArrowException:
             return None
         if table.num_rows != len(lines):
             return None
@@ -212,8 +209,6 @@ def _rows_of(text: bytes, delimiter: int) -> _CsvRows:
     Each second quote closes a field. If each that opens one comes after the end of a field, and each that closes one
     comes before the next, or they are doubled, then the quotes are those of RFC 4180.
     """
-    import numpy
-
     codes = numpy.frombuffer(text, numpy.uint8)
     quotes = places_of(codes, _QUOTE)
 

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from headrace.errors import tried
+from headrace.extras import lazy
 from headrace.io.formats.arrow_memory import content_of, of_numbers
 from headrace.io.formats.text_tables import TextLines, places_of
 from headrace.io.storage.rows import MAX_LINE_BYTES
@@ -19,11 +20,14 @@ from headrace.io.storage.rows import MAX_LINE_BYTES
 if TYPE_CHECKING:
     import numpy
     import pyarrow as pa
+    import pyarrow.compute as pc
     from numpy.typing import NDArray
 
     from headrace.columns import RowNumbers
 
     Places = RowNumbers
+else:
+    numpy, pa, pc = lazy("numpy"), lazy("pyarrow"), lazy("pyarrow.compute")
 
 _FIELD = re.compile(rb'"([^"]*)" *: *(?:"[^"]*"|([-+.\w]+))')
 """A key and its value, which is a text or not."""
@@ -54,15 +58,12 @@ def columns_of(lines: TextLines, types: Mapping[str, pa.DataType]) -> dict[str, 
         lines: at least one.
         types: of the columns that are needed.
     """
-    import numpy
-    import pyarrow
-
     first, end = int(lines.starts[0]), int(lines.ends[-1])
     fields = _fields(lines[0])
     if fields is None or len(lines.text) < _WORD or lines.text.find(_ESCAPE, first, end) >= 0:
         return None
     is_text = {field.name: field.is_text for field in fields}
-    wanted = {True: pyarrow.string(), False: pyarrow.int64()}
+    wanted = {True: pa.string(), False: pa.int64()}
     if any(name in is_text and kind != wanted[is_text[name]] for name, kind in types.items()):
         return None
     if numpy.count_nonzero(lines.codes[first:end] < _FIRST_TEXT) != len(lines) - 1 or lines.are_broken().any():
@@ -78,7 +79,7 @@ def columns_of(lines: TextLines, types: Mapping[str, pa.DataType]) -> dict[str, 
             if column is None:
                 return None
             columns[field.name] = column
-    return {name: columns[name] if name in columns else pyarrow.nulls(len(lines), kind) for name, kind in types.items()}
+    return {name: columns[name] if name in columns else pa.nulls(len(lines), kind) for name, kind in types.items()}
 
 
 def _fields(line: bytes) -> list[_Field] | None:
@@ -137,8 +138,6 @@ def _bounds(lines: TextLines, fields: Sequence[_Field], after: bytes) -> list[tu
 
 def _follows(content: bytes, places: Places, text: bytes) -> bool:
     """Whether a text is at each of these places, in ascending order."""
-    import numpy
-
     words = numpy.ndarray(len(content) - _WORD + 1, numpy.dtype("<u8"), content, strides=(1,))  # one at each byte
     inner = int(numpy.searchsorted(places, len(content) - len(text) - _WORD))
     if any(content[place : place + len(text)] != text for place in places[inner:].tolist()):
@@ -153,22 +152,15 @@ def _follows(content: bytes, places: Places, text: bytes) -> bool:
 
 def _pieces(codes: NDArray[numpy.uint8], begins: Places, ends: Places) -> pa.Array:
     """Texts that are at these places."""
-    import numpy
-    import pyarrow
-
     bounds = numpy.empty(2 * len(begins), numpy.int32)  # of the texts, and of what is between them
     bounds[::2], bounds[1::2] = begins, ends
-    buffers = [None, pyarrow.py_buffer(bounds), pyarrow.py_buffer(codes)]
-    both = pyarrow.Array.from_buffers(pyarrow.string(), len(bounds) - 1, buffers)
+    buffers = [None, pa.py_buffer(bounds), pa.py_buffer(codes)]
+    both = pa.Array.from_buffers(pa.string(), len(bounds) - 1, buffers)
     return both.take(of_numbers(numpy.arange(0, len(bounds), 2)))
 
 
 def _numbers(values: pa.Array, *, is_needed: bool) -> pa.Array | None:
     """Integers, if they are needed; None if one is no such value."""
-    import numpy
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     content, bounds = content_of(values.cast(pa.large_string()))
     lengths, codes = numpy.diff(bounds), numpy.frombuffer(content, numpy.uint8)
     if lengths.min() < 1 or lengths.max() > _LONGEST:

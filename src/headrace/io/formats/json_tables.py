@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from headrace.extras import lazy
 from headrace.io.base import Chunk
 from headrace.io.formats.arrow_memory import of_numbers, of_pieces
 from headrace.io.formats.json_alike import columns_of
@@ -23,10 +24,13 @@ from headrace.io.storage.rows import MAX_LINE_BYTES, failed_line, parse_object, 
 from headrace.records import Failed, Json, Record
 
 if TYPE_CHECKING:
+    import numpy
     import pyarrow as pa
 
     from headrace.columns import RowNumbers
     from headrace.io.formats.text_tables import ArraysByName, Codes, Positions
+else:
+    numpy, pa = lazy("numpy"), lazy("pyarrow")
 
 
 _MOST_REFUSED = 16
@@ -55,8 +59,6 @@ class JsonTable(TextTable):
 
 def _lines_of(text: bytes) -> TextLines:
     """The lines of a text that are not blank."""
-    import numpy
-
     newlines = places_of(numpy.frombuffer(text, numpy.uint8), ord("\n"))
     lines = TextLines(text, numpy.concatenate(([0], newlines + 1)), numpy.concatenate((newlines, [len(text)])))
     full = lines.ends > lines.starts
@@ -102,8 +104,6 @@ class JsonTables:
 
     def _chunks(self, lines: TextLines, positions: Positions, size: int) -> Iterator[Chunk]:
         """Some lines as chunks. A row that does not go with the others has a chunk of its own, without a table."""
-        import numpy
-
         types = self._types_of(lines)
         pieces, refused = _parsed(lines, types)
         rows, failures = _by_rows(lines, refused, positions)
@@ -142,8 +142,6 @@ class JsonTables:
 
     def _types_of(self, lines: TextLines) -> Mapping[str, pa.DataType]:
         """The types of the columns that Arrow can hold: those of some rows where they are not known yet."""
-        import numpy
-
         found = dict(self._types)
         if len(found) < len(self._names) and len(lines):
             sample = numpy.unique(numpy.linspace(0, len(lines) - 1, _SAMPLED, dtype=numpy.intp))
@@ -157,11 +155,9 @@ class JsonTables:
 
 def _usual_type(values: Sequence[Json]) -> pa.DataType | None:
     """The type of nearly all values that are not null; None if there is none, or if Arrow does not have it."""
-    import pyarrow
-
     columns = [_column_of([value]) for value in values if value is not None]
     if not columns:
-        return pyarrow.null()
+        return pa.null()
     kinds = [None if column is None else column.type for column in columns]
     usual = max(kinds, key=kinds.count)
     return usual if kinds.count(usual) * 4 >= len(kinds) * 3 else None
@@ -198,12 +194,9 @@ def _by_rows(
 
 def _column_of(values: Sequence[Json], kind: pa.DataType | None = None) -> pa.Array | None:
     """Values as an Arrow array; None if no type of Arrow, or not this one, holds them as they are."""
-    import numpy
-    import pyarrow
-
-    kinds = {str: pyarrow.string(), int: pyarrow.int64(), float: pyarrow.float64(), bool: pyarrow.bool_()}
+    kinds = {str: pa.string(), int: pa.int64(), float: pa.float64(), bool: pa.bool_()}
     found = set(map(type, values)) - {type(None)}
-    own = pyarrow.null() if not found else kinds.get(next(iter(found))) if len(found) == 1 else None
+    own = pa.null() if not found else kinds.get(next(iter(found))) if len(found) == 1 else None
     if own is None or (found and kind not in (None, own)):
         return None
     try:
@@ -211,27 +204,23 @@ def _column_of(values: Sequence[Json], kind: pa.DataType | None = None) -> pa.Ar
             return of_pieces([str(value).encode() for value in values]).cast(kind or own)
         if found == {int} and type(None) not in map(type, values):
             return of_numbers(numpy.array(values, numpy.int64))
-        return pyarrow.array(values, kind or own)
-    except (pyarrow.ArrowException, OverflowError, UnicodeEncodeError):  # a long integer, or a lone surrogate
+        return pa.array(values, kind or own)
+    except (pa.ArrowException, OverflowError, UnicodeEncodeError):  # a long integer, or a lone surrogate
         return None
 
 
 def _joined(pieces: Sequence[_ParsedLines], lines: TextLines, numbers: RowNumbers) -> dict[str, pa.Array | None]:
     """The columns of several pieces."""
-    import pyarrow
-
     found: dict[str, pa.Array | None] = {}
     for name in pieces[0].columns if pieces else ():
         first, *others = [piece.columns[name] for piece in pieces]
-        column = pyarrow.concat_arrays([first, *others]) if others or first is None else first
-        found[name] = column if column.type != pyarrow.float64() or _are_floats(name, column, lines, numbers) else None
+        column = pa.concat_arrays([first, *others]) if others or first is None else first
+        found[name] = column if column.type != pa.float64() or _are_floats(name, column, lines, numbers) else None
     return found
 
 
 def _are_floats(name: str, column: pa.Array, lines: TextLines, numbers: RowNumbers) -> bool:
     """Whether no value of a column of floats is an integer in its line, which Arrow does not tell."""
-    import numpy
-
     values = column.fill_null(0.5).to_numpy()
     whole = numpy.flatnonzero(values == numpy.floor(values))
     return all(type(parse_object(lines[line])[name]) is float for line in numbers[whole].tolist())
@@ -265,16 +254,15 @@ def _parsed(lines: TextLines, types: Mapping[str, pa.DataType]) -> tuple[list[_P
 
 def _parse(lines: TextLines, start: int, stop: int, types: Mapping[str, pa.DataType]) -> _ParsedLines | int:
     """The lines start..stop-1; or where to divide them, because one is refused: at that line if it is known."""
-    import pyarrow
     from pyarrow import json
 
     first, end = int(lines.starts[start]), int(lines.ends[stop - 1])
-    text = pyarrow.BufferReader(pyarrow.py_buffer(lines.text).slice(first, end - first))
-    schema = pyarrow.schema(list(types.items()))
+    text = pa.BufferReader(pa.py_buffer(lines.text).slice(first, end - first))
+    schema = pa.schema(list(types.items()))
     how = json.ParseOptions(schema, unexpected_field_behavior="ignore")
     try:
         table = json.read_json(text, json.ReadOptions(use_threads=False, block_size=end - first + 1), how)
-    except pyarrow.ArrowException as error:
+    except pa.ArrowException as error:
         place = _PLACE.search(str(error))
         return min(int(place[1]) if place else (stop - start) // 2, stop - start - 1)
     if table.num_rows != stop - start:
@@ -288,8 +276,6 @@ def _suspects(lines: TextLines) -> list[int]:
     As each line that is left begins with a brace and ends with one, and no text holds a newline, none is read with its
     neighbour if there are as many objects as lines.
     """
-    import numpy
-
     if not len(lines):
         return []
     first, end = int(lines.starts[0]), int(lines.ends[-1])
@@ -314,8 +300,6 @@ def _suspects(lines: TextLines) -> list[int]:
 
 def _wrong_numbers(codes: Codes) -> RowNumbers:
     """The places of `Inf` and `-NaN`, which Arrow's parser takes as numbers."""
-    import numpy
-
     places = places_of(codes, ord("I"), ord("N"))
     places = places[(places > 0) & (places + 3 < len(codes))]
     first, second, third, after = (codes[places + step] for step in range(4))
@@ -327,8 +311,6 @@ def _wrong_numbers(codes: Codes) -> RowNumbers:
 
 def _long_numbers(codes: Codes) -> RowNumbers:
     """Places in all runs of digits that are longer than Python reads, and perhaps in others."""
-    import numpy
-
     step = sys.get_int_max_str_digits() // 4
     if not step:
         return numpy.empty(0, numpy.intp)

@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, NamedTuple
 
 from headrace.columns import Column, FinishedRows, Outputs
+from headrace.extras import lazy
 from headrace.io.formats.arrow_memory import content_of, of_pieces, of_text
 from headrace.io.formats.cells import exact_values, is_arrow, kept_values
 from headrace.io.formats.strict_json import StrictJson
@@ -16,8 +17,12 @@ from headrace.io.formats.values import by_key, plain, rows_of_array
 
 if TYPE_CHECKING:
     import numpy
+    import orjson
     import pyarrow as pa
+    import pyarrow.compute as pc
     from numpy.typing import NDArray
+else:
+    numpy, orjson, pa, pc = lazy("numpy"), lazy("orjson"), lazy("pyarrow"), lazy("pyarrow.compute")
 
 _ALIKE = (1e-4, 1e16)
 """orjson and Python write the same digits of a float, and from 1e-4 to below 1e16 without an exponent, so alike."""
@@ -83,9 +88,6 @@ def row_texts(json: StrictJson, rows: FinishedRows, output: str) -> list[JsonTex
 
 def _simple_texts(column: Column) -> list[JsonTexts] | None:
     """The JSON of integers, booleans, and of texts without a character that JSON escapes; None for another column."""
-    import numpy
-    import pyarrow as pa
-
     if not is_arrow(column):
         return None
     if pa.types.is_integer(column.type) or pa.types.is_boolean(column.type):
@@ -150,8 +152,6 @@ def object_texts(json: StrictJson, fields: Mapping[str, Sequence[JsonTexts]]) ->
 
 def lines_of_texts(texts: Sequence[JsonTexts], end: bytes) -> memoryview:
     """The texts of all rows, each with `end` after it."""
-    import pyarrow.compute as pc
-
     columns: list[pa.Array | pa.Scalar] = []
     after = b""
     for text in texts:
@@ -163,28 +163,20 @@ def lines_of_texts(texts: Sequence[JsonTexts], end: bytes) -> memoryview:
 
 
 def _strings(values: Sequence[object]) -> list[bytes]:
-    import orjson
-
     # JSON escapes the newlines of a text, so that all others are those of the indentation.
     return orjson.dumps(values, option=orjson.OPT_INDENT_2)[4:-2].split(b",\n  ")
 
 
 def _numbers(json: StrictJson, vectors: NDArray[numpy.generic]) -> pa.Array:
     """The numbers of each vector as compact JSON, without brackets, with floats as Python writes them."""
-    import pyarrow
-
     step = max(1, _NUMBERS_AT_ONCE // max(1, vectors.shape[1]))
     parts = [vectors[start : start + step] for start in range(0, len(vectors), step)]
     write = functools.partial(_floats, json) if vectors.dtype.kind == "f" else _written
-    return pyarrow.concat_arrays([write(part) for part in parts])
+    return pa.concat_arrays([write(part) for part in parts])
 
 
 def _written(vectors: NDArray[numpy.generic]) -> pa.Array:
     """As orjson writes them. It writes the numbers of all vectors as one list in half the time of a list of lists."""
-    import numpy
-    import orjson
-    import pyarrow.compute as pc
-
     count, width = vectors.shape
     if not width:
         return of_pieces([b""] * count)
@@ -195,8 +187,6 @@ def _written(vectors: NDArray[numpy.generic]) -> pa.Array:
 
 
 def _floats(json: StrictJson, vectors: NDArray[numpy.generic]) -> pa.Array:
-    import numpy
-
     floats = vectors.astype(numpy.float64, order="C")
     sizes = numpy.abs(floats)
     odd = ((sizes < _ALIKE[0]) & (sizes != 0)) | ~(sizes < _ALIKE[1])

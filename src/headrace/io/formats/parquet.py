@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib
 import io
 import itertools
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, BinaryIO, TypeAlias
 
 from headrace.columns import Column, FinishedRows, Outputs
 from headrace.errors import JobError, RecordError, tried
-from headrace.extras import require
+from headrace.extras import lazy, require
 from headrace.io.base import Take
 from headrace.io.formats.arrow_memory import of_numbers
 from headrace.io.formats.arrow_types import common_type, held_type, nests_dictionary, parquet_problem, widest_type
@@ -42,10 +40,13 @@ from headrace.records import Ok, Shape
 if TYPE_CHECKING:
     import numpy
     import pyarrow as pa
+    import pyarrow.parquet as pq
     from numpy.typing import NDArray
 
     _Plain: TypeAlias = list[LibraryValue] | NDArray[numpy.generic]
     """Outputs: plain values, or vectors in the rows of an array."""
+else:
+    pa, pq = lazy("pyarrow"), lazy("pyarrow.parquet")
 
 _DEEPEST = 45
 """Nesting that Parquet supports for all types; some types allow more."""
@@ -89,14 +90,12 @@ class ParquetWriter(RowWriter):
         self, column: str, on_nan: OnNan = "null", folder: Path | None = None, parsed: Shape | None = None
     ) -> None:
         super().__init__(StrictJson(own_text, on_nan, compact=False))
-        self._pa = require("pyarrow", "io", "Parquet output", ", or write to a .jsonl file")
-        self._pq = importlib.import_module("pyarrow.parquet")
+        require("pyarrow", "io", "Parquet output", ", or write to a .jsonl file")
         self._column = column
         self._folder = folder
-        self._parsed = None if parsed is None else _type_of(self._pa, parsed)
+        self._parsed = None if parsed is None else _type_of(parsed)
         self._fixed: pa.Schema | None = None
         """The schema of the parts in the folder, once there is one."""
-        pa = self._pa
         self._schema = pa.schema([("id", pa.int64()), (column, pa.list_(pa.float32()))])
         """Schema of the last part with rows, used for parts without rows."""
         self._refused_in: set[str] | None = set() if on_nan == "error" else None
@@ -138,7 +137,6 @@ class ParquetWriter(RowWriter):
 
         A column without a value has another, and one that was text before has to be checked for NaN.
         """
-        pa = self._pa
         arrays = [column for column in columns if is_arrow(column)]
         kind = arrays[0].type if len(arrays) == len(columns) else None
         if kind not in (pa.string(), pa.int64(), pa.float64(), pa.bool_()) or (self._refused_in or set()) & {name}:
@@ -162,7 +160,7 @@ class ParquetWriter(RowWriter):
                 typed.add(name)
             else:
                 columns[name] = self._array(name, [plain(value, f"column {name!r}") for run in runs for value in run])
-        table = self._pa.table(columns | {self._column: self._outputs(list(map(_plain, outputs)))})
+        table = pa.table(columns | {self._column: self._outputs(list(map(_plain, outputs)))})
         if self._folder is not None:
             table = self._as_committed(table, typed)
         self._schema = table.schema
@@ -170,7 +168,7 @@ class ParquetWriter(RowWriter):
 
     def _small_file(self, table: pa.Table) -> bytes:
         buffer = io.BytesIO()  # usually temporary: do not spend time on compression or statistics
-        self._pq.write_table(table, buffer, compression="none", use_dictionary=False, write_statistics=False)
+        pq.write_table(table, buffer, compression="none", use_dictionary=False, write_statistics=False)
         return buffer.getvalue()
 
     def _outputs(self, blocks: Sequence[_Plain]) -> pa.Array:
@@ -188,24 +186,24 @@ class ParquetWriter(RowWriter):
     def _with_parsed(self, outputs: list[LibraryValue]) -> pa.Array:
         """Outputs that are no vectors; their field `parsed` with its own type, if the schema gives it one."""
         found = self._array(self._column, outputs)
-        if self._pa.types.is_list(found.type) and self._parsed is not None and not found.null_count:
+        if pa.types.is_list(found.type) and self._parsed is not None and not found.null_count:
             inner = self._with_parsed([one for several in outputs for one in several])
-            return self._pa.ListArray.from_arrays(found.offsets, inner)
-        if self._parsed is None or not self._pa.types.is_struct(found.type) or found.null_count:
+            return pa.ListArray.from_arrays(found.offsets, inner)
+        if self._parsed is None or not pa.types.is_struct(found.type) or found.null_count:
             return found
         try:
-            values = self._pa.array([output["parsed"] for output in outputs], self._parsed)
+            values = pa.array([output["parsed"] for output in outputs], self._parsed)
         except (KeyError, TypeError, ValueError, OverflowError):  # a function has changed it, or a number is too large
             return found
         names = [found.type.field(number).name for number in range(found.type.num_fields)]
         fields = [values if name == "parsed" else found.field(name) for name in names]
-        return self._pa.StructArray.from_arrays(fields, names)
+        return pa.StructArray.from_arrays(fields, names)
 
     def _vector_column(self, name: str, blocks: Sequence[_Plain]) -> pa.Array:
         """Vectors, as text if no type of numbers holds all of them exactly."""
         try:
             return _vector_array(blocks)
-        except (self._pa.ArrowException, OverflowError):
+        except (pa.ArrowException, OverflowError):
             vectors = _rows(blocks)
             if not all(_is_vector(vector) or set(map(type, vector)) == {int} for vector in vectors):
                 raise
@@ -213,7 +211,6 @@ class ParquetWriter(RowWriter):
 
     def _cells(self, name: str, runs: list[pa.Array | list[object]]) -> pa.Array:
         """A column of a table, in its type there; in a common one if the rows are of several tables."""
-        pa = self._pa
         kinds = list(dict.fromkeys(run.type for run in runs if is_arrow(run)))
         kind = held_type(functools.reduce(common_type, kinds))
         if problem := parquet_problem(kind):
@@ -232,7 +229,6 @@ class ParquetWriter(RowWriter):
         Raises:
             ValueError: a value is nested too deep.
         """
-        pa = self._pa
         if values and all(hasattr(value, "ndim") for value in values):
             if all(map(_is_vector, values)):
                 return self._vector_column(name, [values])
@@ -288,14 +284,13 @@ class ParquetWriter(RowWriter):
         ]
         for counts, orders in takes:
             taken = [batch for run, count in zip(readers, counts, strict=True) for batch in run.take(count)]
-            table = self._pa.Table.from_batches(taken, schema)
+            table = pa.Table.from_batches(taken, schema)
             for order in orders:
-                rows = table.take(self._pa.array(order, self._pa.int64()))
+                rows = table.take(pa.array(order, pa.int64()))
                 is_kept = self._folder is not None and len(rows)
                 yield self._small_file(self._as_committed(rows, rows.column_names) if is_kept else rows)
 
     def _write(self, batches: Iterable[pa.RecordBatch], schema: pa.Schema, target: BinaryIO) -> None:
-        pa, pq = self._pa, self._pq
         delta = {field.name: "DELTA_BINARY_PACKED" for field in schema if field.type in (pa.int32(), pa.int64())}
         how = {"compression": "zstd", "use_dictionary": False, "column_encoding": delta or None}
         with pq.ParquetWriter(target, schema, **how) as writer:
@@ -315,7 +310,6 @@ class ParquetWriter(RowWriter):
 
     def _merged_schema(self, parts: Sequence[Path]) -> pa.Schema:
         """The schema that fits the rows of all parts, from their footers, with the output as the last column."""
-        pa = self._pa
         found: dict[str, object] = {}
         changed: set[str] = set()
         for part in parts:
@@ -337,33 +331,32 @@ class ParquetWriter(RowWriter):
     def _can_cast(self, parts: Sequence[Path], field: pa.Field) -> bool:
         """Whether a column of all parts fits their common type; an integer may be too large for it."""
         try:
-            for _ in self._batches(parts, self._pa.schema([field])):
+            for _ in self._batches(parts, pa.schema([field])):
                 pass
-        except (self._pa.ArrowException, OverflowError):
+        except (pa.ArrowException, OverflowError):
             return False
         return True
 
     def _footer(self, part: Path) -> tuple[pa.Schema, int]:
         try:
-            with part.open("rb") as stream, self._pq.ParquetFile(stream) as file:
+            with part.open("rb") as stream, pq.ParquetFile(stream) as file:
                 return file.schema_arrow, file.metadata.num_rows
-        except (self._pa.ArrowException, OSError) as error:
+        except (pa.ArrowException, OSError) as error:
             raise JobError(f"part {part} is damaged ({error}); remove it and run again to compute it again") from error
 
     def _batches(self, parts: Sequence[Path], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         """The rows of all parts in the merged schema, a few MiB at a time."""
         for part in parts:
-            with part.open("rb") as stream, self._pq.ParquetFile(stream) as file:
+            with part.open("rb") as stream, pq.ParquetFile(stream) as file:
                 facts = file.metadata
                 size = sum(facts.row_group(number).total_byte_size for number in range(facts.num_row_groups))
                 rows = min(max(1, _READ_BYTES * facts.num_rows // max(1, size)), _READ_ROWS)
                 names = [name for name in schema.names if name in file.schema_arrow.names]
                 for batch in file.iter_batches(rows, columns=names) if facts.num_rows else ():
                     columns = [self._fitted(batch, field) for field in schema]
-                    yield self._pa.RecordBatch.from_arrays(columns, schema=schema)
+                    yield pa.RecordBatch.from_arrays(columns, schema=schema)
 
     def _fitted(self, batch: pa.RecordBatch, field: pa.Field) -> pa.Array:
-        pa = self._pa
         if field.name not in batch.schema.names:
             return pa.nulls(batch.num_rows, field.type)
         column = batch.column(field.name)
@@ -387,7 +380,6 @@ class ParquetWriter(RowWriter):
         Raises:
             RecordError: a value does not fit.
         """
-        pa = self._pa
         if self._fixed is None:
             self._fixed = self._committed_schema()
         schema = self._fixed or pa.schema(
@@ -399,15 +391,15 @@ class ParquetWriter(RowWriter):
 
     def _kept_to(self, table: pa.Table, field: pa.Field) -> pa.Array:
         if field.name not in table.column_names:
-            return self._pa.nulls(table.num_rows, field.type)
+            return pa.nulls(table.num_rows, field.type)
         column = table[field.name].combine_chunks()
         found = column.type
         if found == field.type:
             return column
-        if self._pa.types.is_string(field.type):
+        if pa.types.is_string(field.type):
             return self._as_texts(texts_of(column), self._json)
         if self._fits(field.type, found):
-            with contextlib.suppress(self._pa.ArrowException):  # an integer that a float cannot hold, say
+            with contextlib.suppress(pa.ArrowException):  # an integer that a float cannot hold, say
                 return column.cast(field.type)
         if self._are_floats(field.type) and self._are_floats(found):
             narrow = column.cast(field.type)  # vectors of Python's floats, in parts that an earlier version began
@@ -418,11 +410,11 @@ class ParquetWriter(RowWriter):
         )
 
     def _are_floats(self, kind: pa.DataType) -> bool:
-        types = self._pa.types
+        types = pa.types
         return bool(types.is_fixed_size_list(kind) and types.is_floating(kind.value_type))
 
     def _fits(self, kept: pa.DataType, found: pa.DataType) -> bool:
-        return bool(self._pa.types.is_null(found) or common_type(kept, found) == kept)
+        return bool(pa.types.is_null(found) or common_type(kept, found) == kept)
 
     def _committed_schema(self) -> pa.Schema | None:
         """The schema of the first part, in input order or not yet; None if there is no part."""
@@ -434,12 +426,10 @@ class ParquetWriter(RowWriter):
         return None
 
     def _as_texts(self, values: list[object], encoder: StrictJson) -> pa.Array:
-        return self._pa.array([encoder.text(value) for value in values], self._pa.string())
+        return pa.array([encoder.text(value) for value in values], pa.string())
 
 
 def _cast(run: pa.Array | list[None], kind: pa.DataType) -> pa.Array:
-    import pyarrow as pa
-
     if isinstance(run, list):
         return pa.nulls(len(run), kind)
     if pa.types.is_dictionary(run.type) and run.dictionary.null_count:  # which Parquet does not write
@@ -476,8 +466,6 @@ def _vector_array(blocks: Sequence[_Plain]) -> pa.Array:
     Raises:
         Exception: the numbers are of several types, and the common one cannot hold one of them exactly.
     """
-    import pyarrow as pa
-
     of_lists = [getattr(vector, "dtype", "float64") for block in blocks if isinstance(block, list) for vector in block]
     kinds = {*map(str, of_lists), *(str(block.dtype) for block in blocks if not isinstance(block, list))}
     if len(kinds) == 1:
@@ -508,8 +496,6 @@ def _refuse_endless(name: str, values: Sequence[object]) -> None:
 
 def _struct_array(values: Sequence[LibraryValue]) -> pa.Array | None:
     """Dicts with the same keys, and values of one simple type for each, as pyarrow makes it of them more slowly."""
-    import pyarrow as pa
-
     columns = by_key(values) or {}
     if not columns or not all(of_one_simple_type(column) for column in columns.values()):
         return None
@@ -524,8 +510,6 @@ def _are_matrices(arrays: Sequence[NDArray[numpy.generic]]) -> bool:
 
 def _matrix_array(matrices: Sequence[NDArray[numpy.generic]]) -> pa.Array:
     """A column of lists of vectors, all of one length and one type of numbers."""
-    import pyarrow as pa
-
     values = pa.concat_arrays([pa.array(matrix.ravel()) for matrix in matrices])
     offsets, width = list(itertools.accumulate(map(len, matrices), initial=0)), matrices[0].shape[1]
     if width:
@@ -562,10 +546,10 @@ PARQUET = Format(
 )
 
 
-def _type_of(pa: ModuleType, shape: Shape) -> pa.DataType:
+def _type_of(shape: Shape) -> pa.DataType:
     if isinstance(shape, dict):
-        return pa.struct([(name, _type_of(pa, inner)) for name, inner in shape.items()])
+        return pa.struct([(name, _type_of(inner)) for name, inner in shape.items()])
     if isinstance(shape, list):
-        return pa.list_(_type_of(pa, shape[0]))
+        return pa.list_(_type_of(shape[0]))
     known = {"integer": pa.int64(), "number": pa.float64(), "boolean": pa.bool_()}
     return known.get(shape, pa.string())

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from headrace.extras import lazy
 from headrace.io.formats.arrow_memory import lengths_of, numbers_of
 
 if TYPE_CHECKING:
     import numpy
     import pyarrow as pa
     from numpy.typing import NDArray
+else:
+    numpy, pa = lazy("numpy"), lazy("pyarrow")
 
 _UNKNOWN_BYTES = 64
 """Assumed size of a value whose type has no known size."""
@@ -26,8 +29,6 @@ class RowGroups:
 
     def ends(self, sizes: NDArray[numpy.int64]) -> Iterator[int]:
         """The indices after which groups end, from the sizes of the next rows in bytes."""
-        import numpy
-
         total = numpy.concatenate(([0], numpy.cumsum(sizes)))
         start = 0
         while True:
@@ -48,8 +49,6 @@ class RowGroups:
 
 def row_bytes(batch: pa.RecordBatch) -> NDArray[numpy.int64]:
     """The size of each row of a record batch in bytes; lists count by their values, without offsets."""
-    import numpy
-
     sizes = numpy.zeros(batch.num_rows, numpy.int64)
     for column in batch.columns:
         sizes += _value_bytes(column)
@@ -58,9 +57,6 @@ def row_bytes(batch: pa.RecordBatch) -> NDArray[numpy.int64]:
 
 def _value_bytes(array: pa.Array) -> NDArray[numpy.int64]:
     """The size of each value of an array."""
-    import numpy
-    import pyarrow as pa
-
     kind, count = array.type, len(array)
     if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_map(kind):
         values, offsets = _inner(array), numbers_of(array.offsets)
@@ -98,8 +94,6 @@ def _width(kind: pa.DataType) -> int | None:
 
 def _inner(array: pa.Array) -> pa.Array:
     """The values that a list array's offsets refer to."""
-    import pyarrow as pa
-
     if pa.types.is_map(array.type):
         return pa.StructArray.from_arrays([array.keys, array.items], names=["key", "item"])
     return array.values

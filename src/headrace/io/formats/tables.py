@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib
 import itertools
 import threading
 import weakref
@@ -12,11 +11,10 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, BinaryIO
 
 from headrace.errors import ConfigError, HeadraceError, JobError, line_of, tried
-from headrace.extras import require
+from headrace.extras import lazy, require
 from headrace.io.base import Chunk
 from headrace.io.formats.arrow_tables import Slicer
 from headrace.io.formats.known import Format
@@ -27,17 +25,13 @@ from headrace.records import outer
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    import pyarrow.ipc as ipc
     import pyarrow.parquet as pq
+else:
+    pa, ipc, pq = lazy("pyarrow"), lazy("pyarrow.ipc"), lazy("pyarrow.parquet")
 
 _OTHERS_BYTES = 64 * 1024 * 1024
 """Maximum size of the columns that a job does not use, of the rows read together: a failed row shows them."""
-
-
-def _pyarrow() -> ModuleType:
-    module: ModuleType = require("pyarrow", "io", "reading Parquet and Arrow files")
-    for part in ("ipc", "parquet"):
-        importlib.import_module(f"pyarrow.{part}")
-    return module
 
 
 @contextmanager
@@ -46,7 +40,7 @@ def _damage(file: InputFile, kind: type[HeadraceError]) -> Iterator[list[tuple[i
     part: list[tuple[int, Sequence[str]]] = []
     try:
         yield part
-    except (_pyarrow().ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError) as error:
         reason = line_of(error).rstrip(".")
         name = tried(_unreadable, file, *part[0]) if part else None
         column = f"column {name!r} of " if isinstance(name, str) else ""
@@ -64,12 +58,11 @@ def _damage(file: InputFile, kind: type[HeadraceError]) -> Iterator[list[tuple[i
 
 def _unreadable(file: InputFile, group: int, names: Sequence[str]) -> str | None:
     """The first of these columns that cannot be read in a row group; None if each can be read by itself."""
-    pyarrow = _pyarrow()
     for name in names:
-        with file.open() as stream, pyarrow.parquet.ParquetFile(stream) as table:
+        with file.open() as stream, pq.ParquetFile(stream) as table:
             try:
                 deque(table.iter_batches(row_groups=[group], columns=[name], use_threads=False), maxlen=0)
-            except (pyarrow.ArrowException, OSError):
+            except (pa.ArrowException, OSError):
                 return name
     return None
 
@@ -85,7 +78,7 @@ class _TableFormat(FileFormat):
     """
 
     def __init__(self, *, in_columns: bool = False, names: Sequence[str] = ()) -> None:
-        self._pa = _pyarrow()
+        require("pyarrow", "io", "reading Parquet and Arrow files")
         self._in_columns = in_columns
         self._names = {*names, *map(outer, names)}
 
@@ -107,12 +100,12 @@ class ParquetFormat(_TableFormat):
     name = "parquet"
 
     def count(self, file: InputFile) -> int | None:
-        with _damage(file, ConfigError), file.open() as stream, self._pa.parquet.ParquetFile(stream) as table:
+        with _damage(file, ConfigError), file.open() as stream, pq.ParquetFile(stream) as table:
             return int(table.metadata.num_rows)
 
     def read(self, file: InputFile, base: int, next_todo: Callable[[int], int]) -> Generator[Chunk, None, int]:
         """Chunks of at most 512 rows and about 4 MiB, each from one row group; in columns of at most 32,768 rows."""
-        with _damage(file, JobError) as part, file.open() as stream, self._pa.parquet.ParquetFile(stream) as table:
+        with _damage(file, JobError) as part, file.open() as stream, pq.ParquetFile(stream) as table:
             total, start = table.metadata.num_rows, 0
             names = table.schema_arrow.names
             check_names(names, str(file.path))
@@ -148,7 +141,7 @@ class ParquetFormat(_TableFormat):
 
 def _batches_of(file: InputFile, group: int, names: list[str], rows: int) -> Iterator[pa.RecordBatch]:
     """These columns of a row group."""
-    with file.open() as stream, _pyarrow().parquet.ParquetFile(stream) as table:
+    with file.open() as stream, pq.ParquetFile(stream) as table:
         yield from table.iter_batches(rows, row_groups=[group], columns=names, use_threads=False)
 
 
@@ -195,7 +188,7 @@ class _OthersOfBatch:
         others = self.batch.slice(number - self._start, rows.num_rows)
         have = set(rows.schema.names)
         columns = [(rows if name in have else others).column(name) for name in self._names]
-        return _pyarrow().RecordBatch.from_arrays(columns, list(self._names))
+        return pa.RecordBatch.from_arrays(columns, list(self._names))
 
 
 def _bytes_of(table: pq.ParquetFile, group: int, names: Sequence[str]) -> int:
@@ -247,25 +240,24 @@ class ArrowFormat(_TableFormat):
         self, stream: BinaryIO, path: Path, choose: Callable[[Sequence[str]], list[str]]
     ) -> Iterator[tuple[pa.RecordBatch, list[str]]]:
         """The batches with the columns chosen, all if there are none, and the names of all."""
-        pa = self._pa
 
         def options(names: list[str]) -> object:
             check_names(names, str(path))
-            return pa.ipc.IpcReadOptions(included_fields=[*map(names.index, choose(names))])
+            return ipc.IpcReadOptions(included_fields=[*map(names.index, choose(names))])
 
         try:
-            names = pa.ipc.open_file(stream).schema.names
+            names = ipc.open_file(stream).schema.names
         except pa.ArrowInvalid:
             at = 0
             while not at or stream.read(1):  # streams may be put one after the other
                 stream.seek(at)
-                names = pa.ipc.open_stream(stream).schema.names
+                names = ipc.open_stream(stream).schema.names
                 stream.seek(at)
-                for batch in pa.ipc.open_stream(stream, options=options(names)):
+                for batch in ipc.open_stream(stream, options=options(names)):
                     yield batch, names
                 at = stream.tell()
         else:
-            table = pa.ipc.open_file(stream, options=options(names))
+            table = ipc.open_file(stream, options=options(names))
             for number in range(table.num_record_batches):
                 yield table.get_batch(number), names
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Self, TypeAlias
 
+from headrace.extras import lazy
 from headrace.records import Json, Record
 
 if TYPE_CHECKING:
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     Codes: TypeAlias = NDArray[numpy.uint8]
     Positions: TypeAlias = NDArray[numpy.int64]
     ArraysByName: TypeAlias = Mapping[str, pa.Array | None]
+else:
+    numpy, pa = lazy("numpy"), lazy("pyarrow")
 
 
 class TextLines:
@@ -31,8 +34,6 @@ class TextLines:
     """
 
     def __init__(self, text: bytes, starts: RowNumbers, ends: RowNumbers) -> None:
-        import numpy
-
         self.text = text
         self.codes = numpy.frombuffer(text, numpy.uint8)
         self.starts = starts
@@ -46,8 +47,6 @@ class TextLines:
 
     def at(self, lines: RowNumbers) -> TextLines:
         """Some of them. Those with gaps between them get a text of their own."""
-        import numpy
-
         if not len(lines) or lines[-1] - lines[0] == len(lines) - 1:
             part = slice(lines[0], lines[-1] + 1) if len(lines) else slice(0)
             return TextLines(self.text, self.starts[part], self.ends[part])
@@ -58,16 +57,13 @@ class TextLines:
 
     def are_broken(self) -> NDArray[numpy.bool_]:
         """Whether each is not UTF-8."""
-        import numpy
-        import pyarrow
-
         if not len(self):
             return numpy.empty(0, bool)
-        bounds = pyarrow.py_buffer(numpy.array([self.starts[0], self.ends[-1]], numpy.int64))
-        whole = pyarrow.LargeStringArray.from_buffers(1, bounds, pyarrow.py_buffer(self.text))
+        bounds = pa.py_buffer(numpy.array([self.starts[0], self.ends[-1]], numpy.int64))
+        whole = pa.LargeStringArray.from_buffers(1, bounds, pa.py_buffer(self.text))
         try:
             whole.validate(full=True)
-        except pyarrow.ArrowInvalid:
+        except pa.ArrowInvalid:
             return numpy.array([not _decodes(self[line]) for line in range(len(self))])
         return numpy.zeros(len(self), bool)
 
@@ -82,8 +78,6 @@ def _decodes(line: bytes) -> bool:
 
 def places_of(codes: Codes, one: int, other: int | None = None) -> RowNumbers:
     """The places of a byte, or of two."""
-    import numpy
-
     return numpy.flatnonzero(codes == one if other is None else (codes == one) | (codes == other))
 
 

@@ -22,11 +22,10 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, TypeAlias
 
 from headrace.errors import JobError
-from headrace.extras import require
+from headrace.extras import lazy, require
 from headrace.io.formats.arrow_memory import content_of, numbers_of
 from headrace.io.storage.atomic import atomic_file
 
@@ -37,6 +36,8 @@ if TYPE_CHECKING:
 
     Digests: TypeAlias = NDArray[numpy.uint64]
     Places: TypeAlias = NDArray[numpy.int64]
+else:
+    numpy, pa = lazy("numpy"), lazy("pyarrow")
 
 RUN_RECORDS = 1 << 17
 """Digests in memory; more make a run of them. As few as come in about two seconds, so that a long job needs no more
@@ -79,7 +80,8 @@ class SeenIds:
     def __init__(self, folder: Path, reread: Callable[[], Iterator[Found]], column: str) -> None:
         self._reread = reread
         self._column = column
-        self._seen = _Digests(numpy_or_refuse(), folder)
+        refuse_without_numpy()
+        self._seen = _Digests(folder)
         self.known = self._seen.load()
         """Ids of the positions before this one are in runs: they need not be given again."""
         self._ascending: _Ascending | None = None if self.known else _Ascending(folder)
@@ -102,8 +104,6 @@ class SeenIds:
         Raises:
             JobError: an id is duplicated; the message names it and its first two positions.
         """
-        import numpy
-
         texts = [text.encode() for text in ids if text is not None]
         if self._ascending is not None and self._ascending.takes(_integers(texts), end):
             return
@@ -113,8 +113,6 @@ class SeenIds:
 
     def add_column(self, ids: pa.Array, positions: Places, end: int) -> None:
         """Take more ids, as `add` does, from a column of texts or integers. Known ones and nulls may be among them."""
-        import pyarrow as pa
-
         new = positions >= self.known
         if ids.null_count:
             new &= ids.is_valid().to_numpy(zero_copy_only=False)
@@ -203,8 +201,6 @@ class _Ascending:
 
 def _integers(texts: Sequence[bytes]) -> NDArray[numpy.int64] | None:
     """Texts as integers; None if one is no integer as Python writes it, or has more than 18 digits."""
-    import numpy
-
     return numpy.array(list(map(int, texts)), numpy.int64) if all(map(_INTEGER.fullmatch, texts)) else None
 
 
@@ -226,12 +222,9 @@ class Unseen:
         return found if found < self.bound else sys.maxsize
 
 
-def numpy_or_refuse() -> ModuleType:
-    """NumPy, which the check needs. Raises MissingExtraError: it is not installed."""
-    module: ModuleType = require(
-        "numpy", "io", "checking for duplicate ids", '; or give ``id_column=""`` to use positions as ids'
-    )
-    return module
+def refuse_without_numpy() -> None:
+    """Check that the check can be made. Raises MissingExtraError: NumPy is not installed."""
+    require("numpy", "io", "checking for duplicate ids", '; or give ``id_column=""`` to use positions as ids')
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,8 +248,6 @@ class Key:
     """
 
     def __init__(self, number: int) -> None:
-        import numpy
-
         self.number = number
         drawn = random.Random(number)
         factors = [[drawn.getrandbits(64) for _ in range(_WORDS + 2)] for _ in range(2)]
@@ -270,8 +261,6 @@ class Key:
             content: holds the ids one after the other, in UTF-8.
             bounds: where the first begins, and where each ends.
         """
-        import numpy
-
         starts, lengths = bounds[:-1], numpy.diff(bounds)
         if not len(starts):
             return numpy.empty(0, numpy.uint64)
@@ -296,10 +285,9 @@ class Key:
 class _Digests:
     """All digests: sorted runs in files, newer ones in memory, and the newest not yet compared."""
 
-    def __init__(self, np: ModuleType, folder: Path) -> None:
-        self._np = np
+    def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._filter = _Filter(np)
+        self._filter = _Filter()
         self._runs: list[_Run] = []
         self._recent: list[Digests] = []
         """Sorted arrays of digests that were compared and are in no run."""
@@ -343,37 +331,36 @@ class _Digests:
 
     def look(self) -> list[int]:
         """The positions of new digests that occurred before, ascending."""
-        np = self._np
         if not self._new:
             return []
-        digests, positions = (np.concatenate(arrays) for arrays in zip(*self._new, strict=True))
+        digests, positions = (numpy.concatenate(arrays) for arrays in zip(*self._new, strict=True))
         self._new, self._new_count = [], 0
-        mine = np.sort(digests)
+        mine = numpy.sort(digests)
         maybe = mine[self._filter.add(mine)]
         twice, known = mine[1:][mine[1:] == mine[:-1]], [mine[:0]]
         for older in self._older() if len(maybe) else ():
-            near = maybe[np.searchsorted(maybe, older[0]) : np.searchsorted(maybe, older[-1], "right")]
-            known.append(near[older[np.minimum(np.searchsorted(older, near), len(older) - 1)] == near])
+            near = maybe[numpy.searchsorted(maybe, older[0]) : numpy.searchsorted(maybe, older[-1], "right")]
+            known.append(near[older[numpy.minimum(numpy.searchsorted(older, near), len(older) - 1)] == near])
         self._recent += [mine] if len(mine) else []
         self._recent_count += len(mine)
-        before = np.concatenate(known)
-        suspects: list[int] = positions[np.isin(digests, before)].tolist() if len(before) else []
-        for digest in np.setdiff1d(twice, before) if len(twice) else ():
+        before = numpy.concatenate(known)
+        suspects: list[int] = positions[numpy.isin(digests, before)].tolist() if len(before) else []
+        for digest in numpy.setdiff1d(twice, before) if len(twice) else ():
             suspects += positions[digests == digest].tolist()[1:]
         return sorted(suspects)
 
     def _older(self) -> Iterator[Digests]:
         """Sorted arrays of all that has been looked for, a bounded part at a time. None is empty."""
         yield from self._recent
-        block = self._np.empty(BLOCK, self._np.uint64)  # read into again and again
+        block = numpy.empty(BLOCK, numpy.uint64)  # read into again and again
         for run in self._runs:
             with run.path.open("rb", buffering=0) as file:
-                while size := file.readinto(block):
+                while size := file.readinto(block.data):
                     yield block[: size // 8]
 
     def put_away(self) -> None:
         """Write a run of all compared digests."""
-        self._write(self._start, self._end, [self._np.sort(self._np.concatenate(self._recent))])
+        self._write(self._start, self._end, [numpy.sort(numpy.concatenate(self._recent))])
         self._recent, self._recent_count = [], 0
         self._start = self._end
         small = [run for run in self._runs if run.count < RUN_RECORDS * MERGED_RUNS]
@@ -385,16 +372,15 @@ class _Digests:
 
     def _merged(self, runs: Sequence[_Run]) -> Iterator[Digests]:
         """The digests of several runs as sorted arrays, the lowest first, each about a quarter of a run."""
-        np = self._np
         pieces = 4 * len(runs)
-        edges = np.linspace(0, 2.0**64, pieces, endpoint=False).astype(np.uint64)[1:]  # digests are spread evenly
-        bounds = [[0, *np.searchsorted(np.fromfile(run.path, np.uint64), edges), run.count] for run in runs]
+        edges = numpy.linspace(0, 2.0**64, pieces, endpoint=False).astype(numpy.uint64)[1:]  # digests are spread evenly
+        bounds = [[0, *numpy.searchsorted(numpy.fromfile(run.path, numpy.uint64), edges), run.count] for run in runs]
         for number in range(pieces):
             parts = [
-                np.fromfile(run.path, np.uint64, bound[number + 1] - bound[number], offset=8 * bound[number])
+                numpy.fromfile(run.path, numpy.uint64, bound[number + 1] - bound[number], offset=8 * bound[number])
                 for run, bound in zip(runs, bounds, strict=True)
             ]
-            together = np.concatenate(parts)
+            together = numpy.concatenate(parts)
             together.sort()
             yield together
 
@@ -411,13 +397,11 @@ class _Digests:
 class _Filter:
     """Tells of digests whether they are new for sure: a bit for each value of their first bits."""
 
-    def __init__(self, np: ModuleType) -> None:
-        self._bits = np.empty(0, np.uint8)
+    def __init__(self) -> None:
+        self._bits = numpy.empty(0, numpy.uint8)
 
     def add(self, digests: Digests) -> NDArray[numpy.bool_]:
         """Take more, sorted, so that those of one byte are neighbours. Which of them may have been taken before."""
-        import numpy
-
         places = (digests >> numpy.uint64(64 - FILTER_BITS)).astype(numpy.uint32)
         at, bits = places >> 3, numpy.left_shift(numpy.uint8(1), (places & 7).astype(numpy.uint8))
         if len(at) and not len(self._bits):  # not before: ids that ascend need none

@@ -6,13 +6,17 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from headrace.errors import tried
+from headrace.extras import lazy
 from headrace.io.formats.arrow_memory import lengths_of
 from headrace.io.storage.row_tables import SourceTable
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    import pyarrow.compute as pc
 
     from headrace.columns import Column, RowTable
+else:
+    pa, pc = lazy("pyarrow"), lazy("pyarrow.compute")
 
 
 def column_at(table: RowTable, name: str) -> pa.Array | None:
@@ -24,9 +28,6 @@ def column_at(table: RowTable, name: str) -> pa.Array | None:
         return column if table.typed or not column.null_count else None
     if not (table.typed and isinstance(table, SourceTable) and table.lacks(name)):
         return None
-    import pyarrow as pa
-    from pyarrow import compute
-
     column_name, *keys = name.split(".")
     column = table.column(column_name)
     kind = None if column is None else column.type
@@ -34,13 +35,11 @@ def column_at(table: RowTable, name: str) -> pa.Array | None:
         if kind is None or not pa.types.is_struct(kind) or kind.get_field_index(key) < 0:
             return None
         kind = kind.field(key).type
-    return compute.struct_field(column, keys)
+    return pc.struct_field(column, keys)
 
 
 def plain(column: pa.Array | None) -> pa.Array | None:
     """The values of a column, without a dictionary."""
-    import pyarrow as pa
-
     if column is None or not (pa.types.is_dictionary(column.type) and _holds_texts(column.type.value_type)):
         return column
     return column.dictionary_decode()
@@ -57,8 +56,6 @@ def is_numeric(column: pa.Array) -> bool:
 
 
 def _holds_numbers(kind: pa.DataType) -> bool:
-    import pyarrow as pa
-
     types = pa.types
     if types.is_fixed_size_list(kind) or types.is_list(kind) or types.is_large_list(kind):
         return _holds_numbers(kind.value_type)
@@ -80,8 +77,6 @@ def nulls(column: pa.Array) -> list[int]:
 
 def holds_ids(column: pa.Array) -> bool:
     """Whether each value is an id, a text or an integer, or null."""
-    import pyarrow as pa
-
     return _holds_texts(column.type) or bool(pa.types.is_integer(column.type))
 
 
@@ -93,8 +88,6 @@ def can_be_kept(column: pa.Array | None, exact: bool, typed: bool) -> bool:
         exact: the output has the types of tables.
         typed: the type is that of a table; else it was found from the values.
     """
-    import pyarrow as pa
-
     if column is None:
         return False
     types, kind = pa.types, column.type
@@ -112,8 +105,6 @@ def count_empty(column: pa.Array) -> int:
 
 
 def _holds_texts(kind: pa.DataType) -> bool:
-    import pyarrow as pa
-
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
@@ -121,7 +112,5 @@ def cut_out(column: Column) -> Column:
     """The column without the memory of the one that it is a part of, all of which Arrow would pickle."""
     if isinstance(column, Sequence) or column.get_total_buffer_size() <= 2 * column.nbytes:
         return column
-    import pyarrow as pa
-
     found = tried(lambda: pa.concat_arrays([column]))
     return column if isinstance(found, Exception) else found

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeGuard, TypeVar, cast, overload
 
 from headrace.columns import Column, FinishedRows, Outputs, Payloads, PreparedColumn, RowNumbers
 from headrace.errors import tried
+from headrace.extras import lazy
 from headrace.jobs.pipeline.memory_budget import value_bytes
 from headrace.jobs.pipeline.work import Work
 from headrace.records import Failed, Ok, Outcome, Record
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from headrace.jobs.state.in_flight import Extent
+else:
+    numpy = lazy("numpy")
 
 ValuesT = TypeVar("ValuesT", Column, Outputs)
 
@@ -64,8 +67,6 @@ class Block:
         labels: Labels,
         prepared: PreparedColumn,
     ) -> None:
-        import numpy
-
         self.start = start
         self.records = records
         self._identify = identify
@@ -112,8 +113,6 @@ class Block:
             portion: rows that may be sorted together: that many may be unfinished between two that are finished.
             in_order: keep the order of the rows, because neighbours begin alike.
         """
-        import numpy
-
         for start in range(0, len(self), portion):
             rows = numpy.arange(start, min(start + portion, len(self)))
             if self.errors:
@@ -137,8 +136,6 @@ class Block:
 
     def put_one(self, row: int, outcome: Outcome) -> None:
         """Take the outcome of one row."""
-        import numpy
-
         if isinstance(outcome, Failed):
             self.failed[row] = outcome
         else:
@@ -154,8 +151,6 @@ class Block:
 
         They count as given out from now on.
         """
-        import numpy
-
         done = numpy.concatenate(([False], self._state == _DONE, [False]))
         edges = numpy.flatnonzero(done[1:] != done[:-1]).tolist()
         self._state[self._state == _DONE] = _GIVEN
@@ -165,8 +160,6 @@ class Block:
 
 def stored(outputs: Outputs, size: int, rows: RowNumbers, new: Outputs) -> Outputs:
     """The outputs of a block of `size` rows with these new ones: an array, as long as all of them are alike."""
-    import numpy
-
     if is_array(new) and len(rows) == size and (rows[1:] > rows[:-1]).all():
         return new.copy()  # all of them, in order
     if not len(outputs):
@@ -192,8 +185,6 @@ def _is_row_of(outputs: NDArray[numpy.generic], value: object) -> bool:
 
 
 def is_array(outputs: object) -> TypeGuard[NDArray[numpy.generic]]:
-    import numpy
-
     return isinstance(outputs, numpy.ndarray)
 
 
@@ -251,8 +242,6 @@ class BatchRows(Sequence[Work]):
         return [work for piece in self.pieces for work in piece][key]
 
     def payloads(self) -> Payloads:
-        import numpy
-
         parts: list[Payloads] = [
             block.payloads.take(numpy.concatenate([piece.rows for piece in pieces]))
             for block, pieces in itertools.groupby(self.pieces, operator.attrgetter("block"))
@@ -331,8 +320,6 @@ class BlockPiece:
         return [Ok(work.record, block.outputs[row], work.cost, work.row) for row, work in works]
 
     def _good(self) -> slice | RowNumbers:
-        import numpy
-
         if not self._failed:
             return slice(self._start, self._stop)
         rows = numpy.arange(self._start, self._stop)

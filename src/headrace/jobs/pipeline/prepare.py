@@ -32,6 +32,7 @@ from headrace.errors import (
     attempted,
 )
 from headrace.events import StageDone
+from headrace.extras import lazy
 from headrace.io.base import Chunk
 from headrace.io.formats.arrow_memory import of_numbers
 from headrace.jobs.answer_form import AnswerForm
@@ -53,6 +54,8 @@ if TYPE_CHECKING:
     import numpy
     import pyarrow as pa
     from numpy.typing import NDArray
+else:
+    numpy = lazy("numpy")
 
 WHOLE = "*"
 """In the place of a column: the whole row."""
@@ -283,8 +286,6 @@ class InTime:
 
 def listed(answers: Sequence[Prepared[object] | Exception], inputs: Sequence[object]) -> PreparedColumn:
     """What an engine's `prepare` gave for these inputs, as a column."""
-    import numpy
-
     errors = {row: answer for row, answer in enumerate(answers) if isinstance(answer, Exception)}
     good = [answer for answer in answers if isinstance(answer, Prepared)]
     payloads = [answer.payload if isinstance(answer, Prepared) else None for answer in answers]
@@ -554,8 +555,6 @@ class Preparation:
 
     def _from_rows(self, records: Sequence[Record], done: PreparedChunk) -> _Selected:
         """The rows of a chunk, selected one by one; those that cannot be are refused."""
-        import numpy
-
         selected, inputs = self._select(records, {}, done)
         kept: dict[str, Column] | None = None
         if self.columns.keep:
@@ -566,8 +565,6 @@ class Preparation:
         return _Selected(rows, places, Labels([own.id for _, _, own in selected], positions, kept), inputs)
 
     def _places(self, positions: list[int]) -> NDArray[numpy.int64]:
-        import numpy
-
         assert self.place is not None, "asked for by the caller"
         return numpy.array(list(map(self.place, positions)), numpy.int64)
 
@@ -586,8 +583,6 @@ class Preparation:
         return listed(answers, values)
 
     def _cut(self, selected: _Selected, prepared: PreparedColumn, done: PreparedChunk) -> None:
-        import numpy
-
         done.truncated += prepared.truncated
         for row, error in prepared.errors.items():
             record = selected.records[row]

@@ -8,12 +8,14 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from headrace.errors import ConfigError, MissingExtraError, RecordError
-from headrace.extras import require
+from headrace.extras import lazy, require
 from headrace.io.storage.addresses import Address
 from headrace.retry import PermanentIOError
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
+else:
+    sa = lazy("sqlalchemy")
 
 _DRIVERS = {"postgresql": "postgresql+psycopg"}
 """The driver that the extra installs, where SQLAlchemy's default is another."""
@@ -60,13 +62,11 @@ def make_engine(address: Address, json_serializer: Callable[[object], str] | Non
 @contextlib.contextmanager
 def as_os_errors() -> Iterator[None]:
     """Turn failures of the database into OSError, and errors of a row's values into RecordError."""
-    import sqlalchemy.exc
-
     try:
         yield
-    except sqlalchemy.exc.TimeoutError as error:
+    except sa.exc.TimeoutError as error:
         raise OSError(str(error)) from error
-    except sqlalchemy.exc.DBAPIError as error:
+    except sa.exc.DBAPIError as error:
         if _is_record_error(error):
             raise RecordError(first_line(error)) from error
         message = first_line(error)
@@ -80,21 +80,17 @@ def first_line(error: sa.exc.DBAPIError) -> str:
 
 
 def _is_record_error(error: sa.exc.DBAPIError) -> bool:
-    import sqlalchemy.exc
-
     state = getattr(error.orig, "sqlstate", None)
     if state:
         return str(state).startswith(_ROW)
-    return isinstance(error, (sqlalchemy.exc.DataError, sqlalchemy.exc.IntegrityError))
+    return isinstance(error, (sa.exc.DataError, sa.exc.IntegrityError))
 
 
 def _is_transient(error: sa.exc.DBAPIError) -> bool:
-    import sqlalchemy.exc
-
     if error.connection_invalidated:
         return True
     if state := getattr(error.orig, "sqlstate", None):
         return str(state).startswith(_TRANSIENT)
     if name := getattr(error.orig, "sqlite_errorname", None):
         return str(name).startswith(_LOCKED)
-    return isinstance(error, (sqlalchemy.exc.OperationalError, sqlalchemy.exc.InterfaceError))
+    return isinstance(error, (sa.exc.OperationalError, sa.exc.InterfaceError))

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from headrace.errors import ConfigError, RecordError
+from headrace.extras import lazy
 from headrace.io.databases.sql.connections import as_os_errors, full_scheme, make_engine
 from headrace.io.formats.strict_json import StrictJson
 from headrace.io.sinks.tables import Row, TableSink, is_single, is_vector
@@ -16,6 +17,8 @@ from headrace.io.storage.addresses import Address
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
+else:
+    sa = lazy("sqlalchemy")
 
 _HAS_VECTOR = "SELECT 1 FROM pg_type WHERE typname = 'vector' AND pg_type_is_visible(oid)"
 
@@ -35,8 +38,6 @@ class SqlTable:
 
     def count(self, columns: Sequence[str]) -> int | None:
         """At most 1; None if there is no table."""
-        import sqlalchemy as sa
-
         with as_os_errors(), self._engine.connect() as connection:
             if not self._find(connection):
                 return None
@@ -62,8 +63,6 @@ class SqlTable:
     def _find(self, connection: sa.Connection) -> bool:
         import warnings
 
-        import sqlalchemy as sa
-
         with warnings.catch_warnings():
             # A type of an extension, such as vector, takes values as they are.
             warnings.filterwarnings("ignore", "Did not recognize type", sa.exc.SAWarning)
@@ -86,8 +85,6 @@ class SqlTable:
             raise ConfigError(f"the table {shown} has no primary key on the column 'id' alone; add one")
 
     def _create(self, connection: sa.Connection, rows: Sequence[Row]) -> sa.Table:
-        import sqlalchemy as sa
-
         dialect = connection.dialect.name
         has_vector = dialect == "postgresql" and bool(connection.execute(sa.text(_HAS_VECTOR)).all())
         kinds = {name: _type_of(name, [row[name] for row in rows], dialect, has_vector) for name in rows[0]}
@@ -114,7 +111,6 @@ def _type_of(name: str, values: Sequence[object], dialect: str, has_vector: bool
     Raises:
         RecordError: a value is of a type that has no column.
     """
-    import sqlalchemy as sa
     from sqlalchemy.dialects import postgresql
 
     found = [value for value in values if value is not None]
@@ -152,8 +148,6 @@ _COLUMNS = {
 
 
 def _vector(length: int) -> object:
-    import sqlalchemy as sa
-
     class PgVector(sa.types.UserDefinedType[object]):
         cache_ok = True
 
@@ -176,8 +170,6 @@ _ALLOWED: dict[type, tuple[type, ...]] = {
 
 def _fitted(row: Row, table: sa.Table) -> dict[str, object]:
     """The row as the driver takes it. Raises RecordError: a value is of another type than its column."""
-    import sqlalchemy as sa
-
     fitted = dict(row)
     for name, value in row.items():
         kind = table.c[name].type
