@@ -138,32 +138,20 @@ class FinishedPiece(Protocol):
         ...
 
 
-class FinishedRows(Protocol):
+@dataclass(frozen=True, slots=True)
+class FinishedRows:
     """Finished rows of neighbouring positions, in columns, for a writer."""
 
-    @property
-    def ids(self) -> Column:
-        """The id of each."""
-        ...
+    ids: Column
+    """The id of each."""
+    positions: NDArray[numpy.int64]
+    """The position of each in the input."""
+    kept: Mapping[str, Column] | None
+    """The columns that are copied from the input, in their order; None for none."""
+    typed: bool
+    """Whether the Arrow arrays of `kept` are columns of a table, with its types: see `RowTable.typed`."""
+    outputs: Outputs
+    """The output of each."""
 
-    @property
-    def kept(self) -> Mapping[str, Column] | None:
-        """The columns that are copied from the input, in their order; None for none."""
-        ...
-
-    @property
-    def positions(self) -> NDArray[numpy.int64]:
-        """The position of each in the input."""
-        ...
-
-    @property
-    def typed(self) -> bool:
-        """Whether the Arrow arrays of `kept` are columns of a table, with its types: see `RowTable.typed`."""
-        ...
-
-    @property
-    def outputs(self) -> Outputs:
-        """The output of each."""
-        ...
-
-    def __len__(self) -> int: ...
+    def __len__(self) -> int:
+        return len(self.ids)

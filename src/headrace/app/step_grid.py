@@ -22,7 +22,7 @@ from headrace.engines.capabilities import STEPPING
 from headrace.engines.choosing.loading import load_engine
 from headrace.errors import ConfigError
 from headrace.jobs.pipeline.chunks import answers
-from headrace.jobs.pipeline.infer import stream_in_order
+from headrace.jobs.pipeline.infer import in_order, streamed
 from headrace.jobs.pipeline.job import BatcherPort, StopRequest
 from headrace.jobs.pipeline.work import Work
 from headrace.jobs.planning.survey import survey
@@ -151,7 +151,7 @@ def _row(batcher: BatcherPort, size: StepSize, work: list[Work]) -> StepRow:
 async def _answered(batcher: BatcherPort, work: list[Work]) -> float:
     """Answer these; how many tokens they and their answers have."""
     tokens = 0.0
-    async with batcher, aclosing(answers(batcher, stream_in_order(work))) as results:
+    async with batcher, aclosing(answers(batcher, streamed(in_order(work)))) as results:
         async for run, outputs, _ in results:
             tokens += sum(item.cost for item in run)
             tokens += sum(one["completion_tokens"] for one in outputs if isinstance(one, dict))

@@ -28,6 +28,18 @@ class Chunk:
     table: RowTable | None = None
     """The same rows as `records`, in columns, if the source was asked for columns and can give them."""
 
+    @classmethod
+    def of(cls, rows: Iterable[Record | Failed], size: int, *, in_order: bool = False) -> Chunk:
+        """A chunk of these rows, from `size` bytes of the input."""
+        rows = list(rows)
+        records = [row for row in rows if isinstance(row, Record)]
+        return cls(records, [row for row in rows if isinstance(row, Failed)], size, in_order=in_order)
+
+    @property
+    def rows(self) -> int:
+        """How many rows there are, those that could not be read among them."""
+        return len(self.records) + len(self.failures)
+
     def split(self, rows: int) -> tuple[Chunk, Chunk]:
         """Its first records with the failures before the next one, and the rest, with which all its bytes are read."""
         table, count = self.table, len(self.records)
@@ -47,7 +59,7 @@ class Chunk:
         if self.records:
             firsts.append(self.records[0].position if self.table is None else int(self.table.positions[0]))
         places = firsts if place is None else map(place, firsts)
-        return min(places, default=0), len(self.records) + len(self.failures)
+        return min(places, default=0), self.rows
 
 
 class Source(Protocol):

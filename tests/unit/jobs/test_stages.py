@@ -14,7 +14,7 @@ from headrace import DynamicBatcher
 from headrace.engines.base import Chunks
 from headrace.errors import EngineDeadError, ProcessError, StoppedError
 from headrace.jobs.pipeline.chunks import answers
-from headrace.jobs.pipeline.infer import MAX_RUN, infer_one, longest_first, stream_longest_first
+from headrace.jobs.pipeline.infer import MAX_RUN, infer_one, longest_first, streamed
 from headrace.jobs.pipeline.job import StopRequest
 from headrace.jobs.pipeline.read import Pace
 from headrace.jobs.pipeline.work import Work
@@ -54,7 +54,7 @@ def test_a_stream_has_the_same_runs() -> None:
     some = [work(position, position % 3) for position in range(9)]
 
     async def main() -> list[list[Work]]:
-        return [run async for run in stream_longest_first(some)]
+        return [run async for run in streamed(longest_first(some))]
 
     assert asyncio.run(main()) == list(longest_first(some))
 

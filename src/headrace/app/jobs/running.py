@@ -13,7 +13,7 @@ from headrace.engines.base import Engine, Placed, Prepared
 from headrace.engines.choosing.config import EngineConfig
 from headrace.events import Event, Listener
 from headrace.jobs.pipeline.chunks import answers
-from headrace.jobs.pipeline.infer import stream_in_order, stream_longest_first
+from headrace.jobs.pipeline.infer import in_order, longest_first, streamed
 from headrace.jobs.pipeline.job import StopRequest
 from headrace.jobs.pipeline.prepare import prepare_all
 from headrace.jobs.pipeline.work import Work
@@ -89,8 +89,8 @@ class RunningModel:
     async def outputs(self, inputs: PreparedInputs) -> list[object]:
         """The output of each input, or its error, in order. Runs on the loop of the batcher."""
         found: list[object] = [entry if isinstance(entry, Exception) else None for entry in inputs.entries]
-        stream = stream_in_order if self.profile.caches_prefixes else stream_longest_first
-        async for run, outputs, _ in answers(self.batcher, stream(inputs.work)):
+        orders = in_order if self.profile.caches_prefixes else longest_first
+        async for run, outputs, _ in answers(self.batcher, streamed(orders(inputs.work))):
             for item, output in zip(run, outputs, strict=True):
                 found[item.record.position] = output
         return found

@@ -17,7 +17,7 @@ from headrace.io.base import Chunk
 from headrace.io.formats.text_tables import TextLines, TextTable, places_of
 from headrace.io.storage.files import InputFile
 from headrace.io.storage.row_tables import TABLE_BYTES, TABLE_ROWS, LazyRecords
-from headrace.io.storage.rows import MAX_LINE_BYTES, NOT_UTF_8, positions_todo, share, text_blocks
+from headrace.io.storage.rows import MAX_LINE_BYTES, NOT_UTF_8, changed, positions_todo, share, text_blocks
 from headrace.records import Failed, Record
 
 if TYPE_CHECKING:
@@ -103,14 +103,13 @@ class CsvTables:
         if is_whole:
             return position - base
         rows = self._by_rows(file, base, lambda place: next_todo(max(place, position)))
-        while True:
-            try:
-                chunk = next(rows)
-            except StopIteration as end:
-                return int(end.value)
-            again = min(self._told, chunk.bytes)
-            self._told -= again
-            yield replace(chunk, bytes=chunk.bytes - again)
+        return (yield from changed(rows, self._untold))
+
+    def _untold(self, chunk: Chunk) -> Chunk:
+        """The chunk without the bytes that were told before, because they are read again."""
+        again = min(self._told, chunk.bytes)
+        self._told -= again
+        return replace(chunk, bytes=chunk.bytes - again)
 
     def _in_columns(
         self, file: InputFile, base: int, next_todo: Callable[[int], int]
@@ -151,8 +150,8 @@ class CsvTables:
             positions = positions_todo(base + start, base + stop, next_todo)
             mine = lines.at(positions - base)
             bad = (widths[positions - base] != len(self._header)) | mine.are_broken()
-            failed = [self._row(mine[line], int(positions[line])) for line in numpy.flatnonzero(bad).tolist()]
-            failures = [row for row in failed if isinstance(row, Failed)]
+            rows = (self._row(mine[line], int(positions[line])) for line in numpy.flatnonzero(bad).tolist())
+            failures = Chunk.of(rows, 0).failures
             good = numpy.flatnonzero(~bad)
             kept, places = mine.at(good), positions[good]
             columns = self._columns(kept)

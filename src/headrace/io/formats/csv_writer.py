@@ -9,13 +9,12 @@ from typing import BinaryIO
 
 from headrace.columns import FinishedRows, Outputs
 from headrace.errors import ConfigError, JobError
-from headrace.io.base import Take
 from headrace.io.formats.cells import is_arrow
 from headrace.io.formats.json_texts import JsonTexts, column_texts, has_columns, lines_of_texts, row_columns
 from headrace.io.formats.strict_json import OnNan, StrictJson, json_default
 from headrace.io.formats.values import rows_of_array
 from headrace.io.formats.writer import LineWriter, plain_row
-from headrace.io.storage.lines import interleaved, lines_of, rearranged, taker
+from headrace.io.storage.lines import lines_of
 from headrace.records import Ok
 
 _NUMBERS = frozenset((int, float, bool, type(None)))
@@ -108,22 +107,9 @@ class CsvWriter(LineWriter):
     def merge(self, parts: Sequence[Path], target: BinaryIO) -> None:
         self._write(itertools.chain([self._header_of(parts)], self._rows(parts)), target)
 
-    def interleave(self, base: Path, more: Sequence[Path], turns: Iterable[tuple[int, int]], target: BinaryIO) -> None:
-        rows = interleaved(taker(self._rows([base])), taker(self._rows(more)), turns)
-        self._write(itertools.chain([self._header_of([base, *more])], rows), target)
-
-    def rearrange(self, runs: Sequence[Sequence[Path]], takes: Iterable[Take]) -> Iterator[bytes]:
-        header = self._header_of([part for parts in runs for part in parts])
-        for content in rearranged(runs, takes, self._rows):
-            yield self._packed(header + content)
-
-    def _rows(self, parts: Sequence[Path]) -> Iterator[bytes]:
-        for part in parts:
-            yield from itertools.islice(_rows_of(part), 1, None)
-
     def _header_of(self, parts: Sequence[Path]) -> bytes:
         """The header line of the parts. Raises JobError: they have different columns."""
-        headers = {next(_rows_of(part), self._header): part for part in parts}
+        headers = {next(_whole_rows(lines_of(part)), self._header): part for part in parts}
         if len(headers) > 1:
             first, second = list(headers.values())[:2]
             raise JobError(
@@ -132,12 +118,15 @@ class CsvWriter(LineWriter):
             )
         return next(iter(headers), self._header)
 
+    def _rows_of(self, lines: Iterator[bytes]) -> Iterator[bytes]:
+        return itertools.islice(_whole_rows(lines), 1, None)
 
-def _rows_of(part: Path) -> Iterator[bytes]:
-    """The rows of a part, as bytes: a row does not end while a quote is open."""
+
+def _whole_rows(lines: Iterator[bytes]) -> Iterator[bytes]:
+    """The rows of some lines: a row does not end while a quote is open."""
     held: list[bytes] = []
     quotes = 0
-    for line in lines_of([part]):
+    for line in lines:
         held.append(line)
         quotes += line.count(b'"')
         if quotes % 2 == 0:

@@ -17,13 +17,12 @@ from headrace.io.formats.tables import check_names
 from headrace.io.storage.files import InputFile
 from headrace.io.storage.row_tables import has_arrow
 from headrace.io.storage.rows import (
-    CHUNK_BYTES,
-    CHUNK_ROWS,
     MAX_LINE_BYTES,
     NOT_UTF_8,
     RAW_KEPT_BYTES,
     FileFormat,
     line_blocks,
+    row_chunks,
 )
 from headrace.records import Failed, Record
 
@@ -45,36 +44,28 @@ class DelimitedFormat(FileFormat):
 
     is_text = True
 
-    def __init__(self, name: str, delimiter: str) -> None:
+    def __init__(self, name: str, delimiter: str, names: Sequence[str] = ()) -> None:
         self.name = name
         self._delimiter = delimiter
+        self._names = names
+        """The columns that are needed, to read the rows as tables of these."""
 
     def read(self, file: InputFile, base: int, next_todo: Callable[[int], int]) -> Generator[Chunk, None, int]:
-        """A chunk is at most 512 rows and about 4 MiB."""
+        """A chunk is at most 512 rows and about 4 MiB; of a table 32,768 rows, from one block of 4 MiB."""
+        if self._names:
+            return CsvTables(self._names, self._delimiter, self._by_rows).chunks(file, base, next_todo)
+        return self._by_rows(file, base, next_todo)
+
+    def _by_rows(self, file: InputFile, base: int, next_todo: Callable[[int], int]) -> Generator[Chunk, None, int]:
         csv.field_size_limit(MAX_LINE_BYTES)  # the module has one limit for all readers; its default is 128 KiB
         lines = _LineReader(file)
         rows = _RowParser(lines, self._delimiter)
         header = _header(rows, file)
-        begin = base
-        records: list[Record] = []
-        failures: list[Failed] = []
-        wanted = next_todo(base)
-        rows_in_chunk = 0
-        for row in rows.below(len(header)):
-            if base == wanted:
-                outcome = _row(header, row, base, file)
-                if isinstance(outcome, Failed):
-                    failures.append(outcome)
-                else:
-                    records.append(outcome)
-                wanted = next_todo(base + 1)
-            base += 1
-            rows_in_chunk += 1
-            if rows_in_chunk >= CHUNK_ROWS or lines.read_bytes - lines.told >= CHUNK_BYTES:
-                yield Chunk(records, failures, lines.take())
-                records, failures, rows_in_chunk = [], [], 0
-        yield Chunk(records, failures, lines.take())
-        return base - begin
+
+        def row(position: int, found: list[str] | _BrokenLines) -> Record | Failed:
+            return found.failed(position, file) if isinstance(found, _BrokenLines) else row_of(header, found, position)
+
+        return row_chunks(rows.below(len(header)), row, base, next_todo, lambda: lines.read_bytes)
 
     def delimited(self, delimiter: str) -> FileFormat:
         """The same with another mark between fields.
@@ -90,19 +81,7 @@ class DelimitedFormat(FileFormat):
 
     def in_columns(self, names: Sequence[str]) -> FileFormat:
         """The rows as tables; as they are if Arrow or NumPy is not installed, or no column is needed."""
-        return _DelimitedTables(self.name, self._delimiter, names) if names and has_arrow() else self
-
-
-class _DelimitedTables(DelimitedFormat):
-    """The rows as tables of some columns."""
-
-    def __init__(self, name: str, delimiter: str, names: Sequence[str]) -> None:
-        super().__init__(name, delimiter)
-        self._names = names
-
-    def read(self, file: InputFile, base: int, next_todo: Callable[[int], int]) -> Generator[Chunk, None, int]:
-        """A chunk is at most 32,768 rows, from one block of 4 MiB."""
-        return CsvTables(self._names, self._delimiter, super().read).chunks(file, base, next_todo)
+        return DelimitedFormat(self.name, self._delimiter, names) if names and has_arrow() else self
 
 
 class _LineReader:
@@ -118,7 +97,6 @@ class _LineReader:
         self.most_quotes = _SPARE_QUOTES
         self._held = self._quotes = 0
         self.read_bytes = 0
-        self.told = 0
 
     def __iter__(self) -> Iterator[str]:
         return self
@@ -148,11 +126,6 @@ class _LineReader:
     def place(self) -> tuple[int, int]:
         """Bytes and lines before the next line."""
         return self._offset - self._back_bytes, self._number - len(self._back)
-
-    def take(self) -> int:
-        """Bytes of the file since the last call."""
-        size, self.told = self.read_bytes - self.told, self.read_bytes
-        return size
 
     def _again(self) -> str:
         line = self._back.popleft()
@@ -206,7 +179,7 @@ class _BrokenLines:
         (start, before), (end, last) = self._start, self._end
         lost = f"line {last}" if last - before == 1 else f"{last - before:,} lines, from {before + 1} on,"
         data = {"file": str(file.path), "bytes": [start, end], "lines": [before + 1, last], "text": self._text}
-        return _failed(position, data, "ValueError", f"{self._message}; {lost} cannot be read")
+        return Failed(Record(position, position, data), "ValueError", f"{self._message}; {lost} cannot be read")
 
 
 class _RowParser:
@@ -309,16 +282,6 @@ def _header(rows: _RowParser, file: InputFile) -> list[str]:
         raise ConfigError(f"the header line of {file.path} is {NOT_UTF_8} FILE > NEW") from None
     check_names(header, f"the header line of {file.path}")
     return header
-
-
-def _row(header: list[str], row: list[str] | _BrokenLines, position: int, file: InputFile) -> Record | Failed:
-    if isinstance(row, _BrokenLines):
-        return row.failed(position, file)
-    return row_of(header, row, position)
-
-
-def _failed(position: int, data: object, reason: str, message: str) -> Failed:
-    return Failed(Record(position, position, data), reason, message)
 
 
 def _declared(name: str) -> Format:

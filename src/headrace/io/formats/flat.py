@@ -4,29 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
-from headrace.columns import Column, FinishedRows
+from headrace.columns import FinishedRows
 from headrace.errors import RecordError
 from headrace.records import Ok, Record, kind_of
-
-if TYPE_CHECKING:
-    import numpy
-    from numpy.typing import NDArray
-
-
-@dataclass(frozen=True, slots=True)
-class FlatRows:
-    """Finished rows in columns, with those of the fields: `FinishedRows`."""
-
-    ids: Column
-    positions: NDArray[numpy.int64]
-    kept: Mapping[str, Column] | None
-    typed: bool
-    outputs: Sequence[object]
-
-    def __len__(self) -> int:
-        return len(self.ids)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +49,7 @@ class Fields:
         values = [self._values(output) for output in finished.outputs]
         *others, last = ([row[place] for row in values] for place in range(len(self.paths)))
         kept = {**(finished.kept or {}), **dict(zip(self.columns, others, strict=False))}
-        return FlatRows(finished.ids, finished.positions, kept or None, finished.typed, last)
+        return replace(finished, kept=kept or None, outputs=last)
 
     def _values(self, output: object) -> list[object]:
         if isinstance(output, list) and output:  # several answers

@@ -13,8 +13,6 @@ from headrace.io.formats.known import Format
 from headrace.io.storage.files import InputFile
 from headrace.io.storage.rows import (
     BOM,
-    CHUNK_BYTES,
-    CHUNK_ROWS,
     MAX_LINE_BYTES,
     NOT_UTF_8,
     RAW_KEPT_BYTES,
@@ -22,6 +20,7 @@ from headrace.io.storage.rows import (
     blocks,
     check_is_text,
     parse_object,
+    row_chunks,
 )
 from headrace.records import Failed, Record, text_refusal
 
@@ -41,35 +40,8 @@ class JsonFormat(FileFormat):
 
     def read(self, file: InputFile, base: int, next_todo: Callable[[int], int]) -> Generator[Chunk, None, int]:
         """A chunk is at most 512 rows and about 4 MiB."""
-        begin, text = base, _Text(file)
-        records: list[Record] = []
-        failures: list[Failed] = []
-        wanted, told = next_todo(base), 0
-        damage: JobError | None = None
-        elements = _elements(text, file)
-        while True:
-            try:
-                element, raw = next(elements)
-            except StopIteration:
-                break
-            except JobError as error:
-                damage = error
-                break
-            if base == wanted:
-                outcome = _row(base, element, raw)
-                if isinstance(outcome, Record):
-                    records.append(outcome)
-                else:
-                    failures.append(outcome)
-                wanted = next_todo(base + 1)
-            base += 1
-            if len(records) + len(failures) >= CHUNK_ROWS or text.read_bytes - told >= CHUNK_BYTES:
-                yield Chunk(records, failures, text.read_bytes - told)
-                records, failures, told = [], [], text.read_bytes
-        yield Chunk(records, failures, text.read_bytes - told)
-        if damage is not None:
-            raise damage
-        return base - begin
+        text = _Text(file)
+        return row_chunks(_elements(text, file), _row, base, next_todo, lambda: text.read_bytes)
 
 
 class _Text:
@@ -158,7 +130,8 @@ def _elements(text: _Text, file: InputFile) -> Iterator[tuple[object, str]]:
         raise JobError(f"{file.path} is damaged at character {text.offset:,}: {words}") from error
 
 
-def _row(position: int, element: object, raw: str) -> Record | Failed:
+def _row(position: int, found: tuple[object, str]) -> Record | Failed:
+    element, raw = found
     if not raw.isascii() and text_refusal(raw) is not None:
         shown = raw[:RAW_KEPT_BYTES].encode(errors="surrogateescape").decode(errors="replace")
         row = Record(position, position, shown)

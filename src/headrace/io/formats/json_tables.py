@@ -20,7 +20,7 @@ from headrace.io.formats.json_alike import columns_of
 from headrace.io.formats.text_tables import TextLines, TextTable, places_of
 from headrace.io.storage.files import InputFile
 from headrace.io.storage.row_tables import TABLE_BYTES, TABLE_ROWS, LazyRecords, fewer_if_long
-from headrace.io.storage.rows import MAX_LINE_BYTES, failed_line, parse_object, positions_todo, share, text_blocks
+from headrace.io.storage.rows import MAX_LINE_BYTES, object_of, parse_object, positions_todo, share, text_blocks
 from headrace.records import Failed, Json, Record
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ class JsonTables:
         """The types of columns, as far as known."""
 
     def chunks(self, file: InputFile, base: int, next_todo: Callable[[int], int]) -> Generator[Chunk, None, int]:
-        """The rows of a file that are not done: see `headrace.io.storage.rows.object_chunks`."""
+        """The rows of a file that are not done: see `headrace.io.storage.rows.FileFormat.read`."""
         begin = base
         for text, size in text_blocks(file, TABLE_BYTES):
             lines = _lines_of(text)
@@ -184,11 +184,11 @@ def _by_rows(
     rows: dict[int, dict[str, Json]] = {}
     failures: dict[int, Failed] = {}
     for number in numbers:
-        line = lines[number]
-        try:
-            rows[number] = parse_object(line)
-        except (ValueError, TypeError, RecursionError) as error:
-            failures[number] = failed_line(int(positions[number]), line, error)
+        found = object_of(int(positions[number]), lines[number])
+        if isinstance(found, Failed):
+            failures[number] = found
+        else:
+            rows[number] = found.data
     return rows, failures
 
 

@@ -15,7 +15,7 @@ from headrace.io.formats.strict_json import OnNan, StrictJson, json_default
 from headrace.io.formats.writer import LineWriter, plain_row
 from headrace.io.storage.files import InputFile
 from headrace.io.storage.row_tables import has_arrow
-from headrace.io.storage.rows import FileFormat, object_chunks
+from headrace.io.storage.rows import FileFormat, line_chunks, object_of
 from headrace.records import Ok
 
 
@@ -29,24 +29,19 @@ class JsonlFormat(FileFormat):
     name = "jsonl"
     is_text = True
 
+    def __init__(self, names: Sequence[str] = ()) -> None:
+        self._names = names
+        """The columns that are needed, to read the lines as tables of these."""
+
     def read(self, file: InputFile, base: int, next_todo: Callable[[int], int]) -> Generator[Chunk, None, int]:
-        """At most 512 rows per chunk, from one block of 256 KiB (or one longer line)."""
-        return object_chunks(file, base, next_todo)
+        """At most 512 rows per chunk, from one block of 256 KiB (or one longer line); of a table 32,768, from 4 MiB."""
+        if self._names:
+            return JsonTables(self._names).chunks(file, base, next_todo)
+        return line_chunks(file, base, next_todo, object_of)
 
     def in_columns(self, names: Sequence[str]) -> FileFormat:
         """The lines as tables; as they are if Arrow or NumPy is not installed, or no column is needed."""
-        return _JsonlColumns(names) if names and has_arrow() else self
-
-
-class _JsonlColumns(JsonlFormat):
-    """The lines of a file as tables of some columns."""
-
-    def __init__(self, names: Sequence[str]) -> None:
-        self._names = names
-
-    def read(self, file: InputFile, base: int, next_todo: Callable[[int], int]) -> Generator[Chunk, None, int]:
-        """At most 32,768 rows per chunk, from one block of 4 MiB (or one longer line)."""
-        return JsonTables(self._names).chunks(file, base, next_todo)
+        return JsonlFormat(names) if names and has_arrow() else self
 
 
 class JsonlWriter(LineWriter):
@@ -66,12 +61,8 @@ class JsonlWriter(LineWriter):
         self.suffix = f".jsonl{compression}"
 
     def encode(self, outcomes: Sequence[Ok]) -> bytes:
-        encode, column = self._json.encode, self._column
-        try:
-            lines = [f"{encode(plain_row(ok, column))}\n" for ok in outcomes]
-        except ValueError:  # most likely for NaN
-            lines = [f"{self._json.dump(plain_row(ok, column))}\n" for ok in outcomes]
-        content = "".join(lines).encode()
+        dump, column = self._json.dump, self._column
+        content = "".join([f"{dump(plain_row(ok, column))}\n" for ok in outcomes]).encode()
         return self._packed(content) if content else content
 
     def encode_columns(self, pieces: Sequence[FinishedRows]) -> bytes | None:

@@ -17,7 +17,7 @@ from headrace.io.formats.dead_letters import dead_letter, encode_dead_letters
 from headrace.io.formats.strict_json import OnNan, StrictJson, json_default
 from headrace.io.formats.writer import LineWriter
 from headrace.io.storage.files import InputFile
-from headrace.io.storage.rows import FileFormat, full_lines, line_blocks, object_chunks, parse_object
+from headrace.io.storage.rows import FileFormat, full_lines, line_blocks, line_chunks, object_of, parse_object
 from headrace.openai_protocol import chat_completion, completion, embeddings
 from headrace.records import Failed, Json, JsonObject, Ok, Record
 from headrace.wording import shown
@@ -96,9 +96,13 @@ class OpenAIFormat(FileFormat):
 
     def read(self, file: InputFile, base: int, next_todo: Callable[[int], int]) -> Generator[Chunk, None, int]:
         """At most 512 requests per chunk."""
-        return object_chunks(file, base, next_todo, self._request)
+        return line_chunks(file, base, next_todo, self._request)
 
-    def _request(self, position: int, row: Mapping[str, Json]) -> Record | Failed:
+    def _request(self, position: int, line: bytes) -> Record | Failed:
+        found = object_of(position, line)
+        if isinstance(found, Failed):
+            return found
+        row: Mapping[str, Json] = found.data
         identity = row.get("custom_id")
         problem = _problem(row, self.url)
         if not problem and self._checks_body and self.url == EMBEDDINGS:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -91,12 +92,26 @@ class LineWriter(RowWriter):
             target.write(self._packed(b""))
 
     def interleave(self, base: Path, more: Sequence[Path], turns: Iterable[tuple[int, int]], target: BinaryIO) -> None:
-        """Alternate lines of both; if compressed, one stream per 4 MiB."""
-        self._write(interleaved(taker(lines_of([base])), taker(lines_of(more)), turns), target)
+        """Alternate rows of both; if compressed, one stream per 4 MiB."""
+        rows = interleaved(taker(self._rows([base])), taker(self._rows(more)), turns)
+        self._write(itertools.chain([self._header_of([base, *more])], rows), target)
 
     def rearrange(self, runs: Sequence[Sequence[Path]], takes: Iterable[Take]) -> Iterator[bytes]:
-        for content in rearranged(runs, takes):
-            yield self._packed(content) if content else content
+        header = self._header_of([part for parts in runs for part in parts])
+        for content in rearranged([self._rows(parts, closed=True) for parts in runs], takes):
+            yield self._packed(header + content) if header or content else b""
+
+    def _header_of(self, parts: Sequence[Path]) -> bytes:  # noqa: ARG002 - subclasses need it
+        """What each part begins with."""
+        return b""
+
+    def _rows(self, parts: Sequence[Path], *, closed: bool = False) -> Iterator[bytes]:
+        """The rows of parts. With `closed`, no file stays open: there may be more than a process may open."""
+        return itertools.chain.from_iterable(self._rows_of(lines_of(part, closed=closed)) for part in parts)
+
+    def _rows_of(self, lines: Iterator[bytes]) -> Iterator[bytes]:
+        """The rows of a part."""
+        return lines
 
     def _write(self, rows: Iterable[bytes], target: BinaryIO) -> None:
         """Write rows; if compressed, one stream per 4 MiB, at least one."""

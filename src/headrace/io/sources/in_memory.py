@@ -43,7 +43,7 @@ class RowSource:
         for start in range(0, self._length, CHUNK_ROWS):
             positions = todo(start, min(start + CHUNK_ROWS, self._length), next_todo)
             rows = self.rows_at(positions) if positions else ()
-            yield chunk_of(list(zip(positions, rows, strict=True)))
+            yield chunk_of(zip(positions, rows, strict=True))
 
 
 class SequenceSource(RowSource):
@@ -165,20 +165,19 @@ def _run(rows: AsyncIterable[object]) -> Iterator[object]:
         closing.join()
 
 
-def chunk_of(rows: Sequence[tuple[int, object]]) -> Chunk:
+def chunk_of(rows: Iterable[tuple[int, object]]) -> Chunk:
     """Convert (position, row) pairs to records; an invalid row becomes a `Failed`."""
-    records: list[Record] = []
-    failures: list[Failed] = []
-    for position, row in rows:
-        data = {"text": str(row)} if isinstance(row, str) else {ARRAY: row} if _is_array(row) else row
-        if type(row) is Unreadable:
-            failures.append(Failed(Record(position, position, str(row)), "RecordError", row.reason))
-        elif isinstance(data, Mapping):
-            records.append(Record(position, position, data))
-        else:
-            message = f"the row is of type {type(row).__name__}, neither a dict nor a text: {_way_out(row)}"
-            failures.append(Failed(Record(position, position, safe_text(row)[:200]), "TypeError", message))
-    return Chunk(records, failures, 0)
+    return Chunk.of(itertools.starmap(_row, rows), 0)
+
+
+def _row(position: int, row: object) -> Record | Failed:
+    data = {"text": str(row)} if isinstance(row, str) else {ARRAY: row} if _is_array(row) else row
+    if type(row) is Unreadable:
+        return Failed(Record(position, position, str(row)), "RecordError", row.reason)
+    if isinstance(data, Mapping):
+        return Record(position, position, data)
+    message = f"the row is of type {type(row).__name__}, neither a dict nor a text: {_way_out(row)}"
+    return Failed(Record(position, position, safe_text(row)[:200]), "TypeError", message)
 
 
 def _is_array(row: object) -> bool:

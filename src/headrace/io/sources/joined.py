@@ -83,15 +83,8 @@ class JoinedSource:
         """
         outputs = [] if self._preview else [_StepOutputs(step) for step in self._steps]
         for chunk in self._source.chunks(next_todo):
-            records: list[Record] = []
-            failures = list(chunk.failures)
-            for record in chunk.records:
-                joined = self._joined(record, outputs)
-                if isinstance(joined, Failed):
-                    failures.append(joined)
-                else:
-                    records.append(joined)
-            yield replace(chunk, records=records, failures=failures)
+            joined = Chunk.of((self._joined(record, outputs) for record in chunk.records), 0)
+            yield replace(chunk, records=joined.records, failures=[*chunk.failures, *joined.failures])
 
     def _joined(self, record: Record, outputs: Sequence[_StepOutputs]) -> Record | Failed:
         columns: dict[str, object] = {}

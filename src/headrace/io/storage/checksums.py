@@ -144,7 +144,7 @@ def rows_in(path: Path) -> int | None:
     """The rows of a part in any format; None if it cannot be read."""
     try:
         if path.suffix != ".parquet":
-            return sum(1 for _ in lines_of([path]))
+            return sum(1 for _ in lines_of(path))
         from pyarrow.parquet import ParquetFile
 
         with path.open("rb") as stream, ParquetFile(stream) as file:

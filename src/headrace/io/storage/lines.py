@@ -43,16 +43,14 @@ def taker(rows: Iterator[T]) -> Callable[[int], Iterable[T]]:
     return lambda count: itertools.islice(rows, count)
 
 
-def lines_of(paths: Sequence[Path]) -> Iterator[bytes]:
-    """The lines of Headrace's own files with newlines, of any length; decompressed by suffix."""
-    for path in paths:
-        with path.open("rb") as file:
-            yield from _split(path, ((block, len(block)) for block in iter(lambda: file.read(_WRITTEN_BLOCK), b"")))
+def lines_of(path: Path, *, closed: bool = False) -> Iterator[bytes]:
+    """The lines of one of Headrace's own files with newlines, of any length; decompressed by suffix.
 
-
-def _split(path: Path, blocks: Iterator[tuple[bytes, int]]) -> Iterator[bytes]:
-    """The lines of a file that is read in these blocks."""
+    Args:
+        closed: the file is open only while a small block of it is read.
+    """
     suffix = path.suffix
+    blocks = ((block, len(block)) for block in (_closed_blocks(path) if closed else _open_blocks(path)))
     plain = compression.decompress_blocks(suffix, blocks, str(path)) if suffix in compression.SUFFIXES else blocks
     held: list[bytes] = []
     for block, _ in plain:
@@ -63,31 +61,25 @@ def _split(path: Path, blocks: Iterator[tuple[bytes, int]]) -> Iterator[bytes]:
         held.append(rest)
 
 
-def rearranged(
-    runs: Sequence[Sequence[Path]],
-    takes: Iterable[Take],
-    rows_of: Callable[[Sequence[Path]], Iterable[bytes]] | None = None,
-) -> Iterator[bytes]:
-    """Lines, or other rows, of several runs of files as new texts: see `PartWriter.rearrange`."""
-
-    def rows(path: Path) -> Iterable[bytes]:  # closes the file: there may be more runs than a process may open files
-        return _split(path, _closed_blocks(path)) if rows_of is None else list(rows_of([path]))
-
-    readers = [itertools.chain.from_iterable(map(rows, paths)) for paths in runs]
-    for counts, orders in takes:
-        lines = [line for run, count in zip(readers, counts, strict=True) for line in itertools.islice(run, count)]
-        for order in orders:
-            yield b"".join([lines[number] for number in order])
+def _open_blocks(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        while block := file.read(_WRITTEN_BLOCK):
+            yield block
 
 
-def _closed_blocks(path: Path) -> Iterator[tuple[bytes, int]]:
-    """A file in small blocks. It is open only while one is read."""
-    place = 0
-    while True:
+def _closed_blocks(path: Path) -> Iterator[bytes]:
+    place, block = 0, b" "
+    while block:
         with path.open("rb") as file:
             file.seek(place)
             block = file.read(_CLOSED_BLOCK)
-        if not block:
-            return
         place += len(block)
-        yield block, len(block)
+        yield block
+
+
+def rearranged(runs: Sequence[Iterator[bytes]], takes: Iterable[Take]) -> Iterator[bytes]:
+    """Rows of several runs as new texts: see `PartWriter.rearrange`."""
+    for counts, orders in takes:
+        rows = [row for run, count in zip(runs, counts, strict=True) for row in itertools.islice(run, count)]
+        for order in orders:
+            yield b"".join([rows[number] for number in order])

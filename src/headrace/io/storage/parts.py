@@ -60,6 +60,17 @@ def _rows(pieces: Sequence[FinishedPiece]) -> list[Ok]:
     return [row for piece in pieces for row in piece.rows()]
 
 
+def put_together(letters: Sequence[Path], target: Path, work: Path | None = None) -> None:
+    """Write files of dead letters one after the other to one file; no file if there are none."""
+    if not letters:
+        remove(target_of(target))
+        return
+    with atomic_file(target, work) as out:
+        for path in letters:
+            with path.open("rb") as file:
+                shutil.copyfileobj(file, out, 1024 * 1024)
+
+
 class PartFolder:
     """The committed parts of one output format in a folder. One process at a time may write to it.
 
@@ -294,14 +305,7 @@ class PartFolder:
 
         `work` is the folder of the incomplete file, as for `atomic_file`.
         """
-        twins = self.twins(self.committed() if of is None else of)
-        if not twins:
-            remove(target_of(target))
-            return
-        with atomic_file(target, work) as out:
-            for twin in twins:
-                with twin.open("rb") as file:
-                    shutil.copyfileobj(file, out, 1024 * 1024)
+        put_together(self.twins(self.committed() if of is None else of), target, work)
 
     def count_errors(self, of: Sequence[Interval] | None = None) -> int:
         """The number of dead letters of all committed parts, or of some."""

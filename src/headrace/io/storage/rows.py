@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import codecs
 import copy
+import functools
 import hashlib
 import json
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from headrace.errors import ConfigError, JobError
 from headrace.io.base import Chunk
@@ -22,6 +23,8 @@ from headrace.records import Failed, Json, LeftOut, Record
 if TYPE_CHECKING:
     import numpy
     from numpy.typing import NDArray
+
+T = TypeVar("T")
 
 CHUNK_ROWS = 512
 CHUNK_BYTES = 4 * 1024 * 1024
@@ -164,26 +167,21 @@ class FileSource:
     def chunks(self, next_todo: Callable[[int], int]) -> Iterator[Chunk]:
         base = 0
         for file, form in self._files:
-            columns = self._partitions.get(file.path)
             rows = form.read(file, base, next_todo)
-            base += yield from rows if columns is None else _with_columns(rows, columns)
+            if (columns := self._partitions.get(file.path)) is not None:
+                rows = changed(rows, functools.partial(_with_columns, columns=columns))
+            base += yield from rows
 
 
-def _with_columns(chunks: Generator[Chunk, None, int], columns: Mapping[str, object]) -> Generator[Chunk, None, int]:
-    """The chunks of a file, whose rows get these columns unless they have them."""
-    while True:
-        try:
-            chunk = next(chunks)
-        except StopIteration as end:
-            return int(end.value)
-        if isinstance(chunk.table, SourceTable):
-            table = WithConstants(chunk.table, columns)
-            yield replace(chunk, records=LazyRecords(table), table=table)
-            continue
-        for record in chunk.records:
-            for name, value in columns.items():
-                record.data.setdefault(name, value)
-        yield chunk
+def _with_columns(chunk: Chunk, columns: Mapping[str, object]) -> Chunk:
+    """The chunk, whose rows get these columns unless they have them."""
+    if isinstance(chunk.table, SourceTable):
+        table = WithConstants(chunk.table, columns)
+        return replace(chunk, records=LazyRecords(table), table=table)
+    for record in chunk.records:
+        for name, value in columns.items():
+            record.data.setdefault(name, value)
+    return chunk
 
 
 def todo(start: int, stop: int, next_todo: Callable[[int], int]) -> list[int]:
@@ -362,45 +360,76 @@ def parse_object(line: bytes) -> dict[str, Json]:
     return data
 
 
-def object_chunks(
-    file: InputFile,
-    base: int,
-    next_todo: Callable[[int], int],
-    record: Callable[[int, dict[str, object]], Record | Failed] | None = None,
+def line_chunks(
+    file: InputFile, base: int, next_todo: Callable[[int], int], row: Callable[[int, bytes], Record | Failed]
 ) -> Generator[Chunk, None, int]:
-    """The objects of a file that are not done; at most 512 rows per chunk, from one 256 KiB block or longer line.
-
-    A line that is not an object is a `Failed` at its position, with its first 4,096 bytes as data.
+    """The lines of a file that are not done; at most 512 rows per chunk, from one 256 KiB block or longer line.
 
     Args:
         base: the position of the first non-blank line; the number of such lines is returned.
-        record: makes a record from a position and an object, or a `Failed`; None to take the object as it is.
+        row: makes a record, or a `Failed`, from a position and a line.
     """
     begin = base
     for block, size in line_blocks(file):
         lines = full_lines(block)
-        rows = len(lines)
-        for start in range(0, rows, CHUNK_ROWS):
-            stop = min(start + CHUNK_ROWS, rows)
-            records: list[Record] = []
-            failures: list[Failed] = []
-            for position in todo(base + start, base + stop, next_todo):
-                line = lines[position - base]
-                try:
-                    row = parse_object(line)
-                except (ValueError, TypeError, RecursionError) as error:
-                    failures.append(failed_line(position, line, error))
-                    continue
-                outcome = Record(position, position, row) if record is None else record(position, row)
-                if isinstance(outcome, Record):
-                    records.append(outcome)
-                else:
-                    failures.append(outcome)
-            yield Chunk(records, failures, share(size, start, stop, rows))
-        if not rows:
-            yield Chunk((), (), size)
-        base += rows
+        for start in range(0, len(lines) or 1, CHUNK_ROWS):
+            stop = min(start + CHUNK_ROWS, len(lines))
+            rows = [row(position, lines[position - base]) for position in todo(base + start, base + stop, next_todo)]
+            yield Chunk.of(rows, share(size, start, stop, len(lines)))
+        base += len(lines)
     return base - begin
+
+
+def row_chunks(
+    rows: Iterable[T],
+    row: Callable[[int, T], Record | Failed],
+    base: int,
+    next_todo: Callable[[int], int],
+    read_bytes: Callable[[], int],
+) -> Generator[Chunk, None, int]:
+    """Rows that are not done; at most 512 per chunk, from about 4 MiB. Returns how many there are, done or not.
+
+    Args:
+        rows: all of them; if they end with a JobError, those before it are good.
+        row: makes a record, or a `Failed`, from a position and a row.
+        base: the position of the first.
+        read_bytes: how many bytes of the file were read so far.
+    """
+    begin, told, wanted = base, 0, next_todo(base)
+    held: list[Record | Failed] = []
+    begun = base
+    try:
+        for one in rows:
+            if base == wanted:
+                held.append(row(base, one))
+                wanted = next_todo(base + 1)
+            base += 1
+            if base - begun >= CHUNK_ROWS or read_bytes() - told >= CHUNK_BYTES:
+                yield Chunk.of(held, read_bytes() - told)
+                held, begun, told = [], base, read_bytes()
+    except JobError:
+        yield Chunk.of(held, read_bytes() - told)
+        raise
+    yield Chunk.of(held, read_bytes() - told)
+    return base - begin
+
+
+def changed(chunks: Generator[Chunk, None, int], change: Callable[[Chunk], Chunk]) -> Generator[Chunk, None, int]:
+    """The chunks of a file, each changed."""
+    while True:
+        try:
+            chunk = next(chunks)
+        except StopIteration as end:
+            return int(end.value)
+        yield change(chunk)
+
+
+def object_of(position: int, line: bytes) -> Record | Failed:
+    """The JSON object on a line; a `Failed` with its first 4,096 bytes if it is none."""
+    try:
+        return Record(position, position, parse_object(line))
+    except (ValueError, TypeError, RecursionError) as error:
+        return failed_line(position, line, error)
 
 
 def failed_line(position: int, line: bytes, error: Exception) -> Failed:

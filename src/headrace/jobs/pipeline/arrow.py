@@ -62,11 +62,6 @@ def _holds_numbers(kind: pa.DataType) -> bool:
     return bool(types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind))
 
 
-def is_identity(column: pa.Array) -> bool:
-    """Whether each value is an id."""
-    return not column.null_count and holds_ids(column)
-
-
 def nulls(column: pa.Array) -> list[int]:
     """The rows that have no value."""
     found: list[int] = (

@@ -306,12 +306,10 @@ class BlockPiece:
         return list(self._failed.values())
 
     @property
-    def columns(self) -> FinishedColumns:
+    def columns(self) -> FinishedRows:
         rows = self._good()
         labels = self._block.labels.taken(rows)
-        return FinishedColumns(
-            labels.ids, labels.positions, labels.kept, labels.typed, taken(self._block.outputs, rows)
-        )
+        return FinishedRows(labels.ids, labels.positions, labels.kept, labels.typed, taken(self._block.outputs, rows))
 
     def rows(self) -> list[Ok]:
         block, rows = self._block, self._good()
@@ -324,20 +322,6 @@ class BlockPiece:
             return slice(self._start, self._stop)
         rows = numpy.arange(self._start, self._stop)
         return rows[~numpy.isin(rows, list(self._failed))]
-
-
-@dataclass(frozen=True, slots=True)
-class FinishedColumns:
-    """Finished rows in columns: `FinishedRows`."""
-
-    ids: Column
-    positions: NDArray[numpy.int64]
-    kept: Mapping[str, Column] | None
-    typed: bool
-    outputs: Outputs
-
-    def __len__(self) -> int:
-        return len(self.ids)
 
 
 def taken(values: ValuesT, rows: slice | RowNumbers) -> ValuesT:

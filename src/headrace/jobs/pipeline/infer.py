@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -48,13 +48,8 @@ def in_order(work: list[Work]) -> Iterator[list[Work]]:
             yield items[start : start + MAX_RUN]
 
 
-async def stream_longest_first(work: list[Work]) -> AsyncIterator[list[Work]]:
-    for run in longest_first(work):
-        yield run
-
-
-async def stream_in_order(work: list[Work]) -> AsyncIterator[list[Work]]:
-    for run in in_order(work):
+async def streamed(runs: Iterable[list[Work]]) -> AsyncIterator[list[Work]]:
+    for run in runs:
         yield run
 
 

@@ -22,7 +22,7 @@ from headrace.jobs.pipeline.job import Job, Length, StopRequest
 from headrace.jobs.pipeline.memory_budget import rows_bytes
 from headrace.jobs.pipeline.prefixes import Sharing, prefix_order, prompt_text, sharing
 from headrace.jobs.pipeline.prepare import Columns
-from headrace.jobs.pipeline.spill import Spill, SpilledRow
+from headrace.jobs.pipeline.spill import Spill
 from headrace.jobs.settings import Order
 from headrace.jobs.state.job_state import Pass
 from headrace.jobs.state.windows import STRIDE, OpenWindow, Windows
@@ -74,7 +74,7 @@ class _WindowRows:
     def share_of(self, length: Length) -> float:
         """The fraction that these rows are of the input; 1 if its length is unknown."""
         if length.records:
-            return sum(len(chunk.records) + len(chunk.failures) for chunk in self.chunks) / length.records
+            return sum(chunk.rows for chunk in self.chunks) / length.records
         return sum(chunk.bytes for chunk in self.chunks) / length.bytes if length.bytes else 1.0
 
 
@@ -160,19 +160,16 @@ class Ordering:
     # -- windows of earlier runs -----------------------------------------------------------------------------------
 
     def _without_begun(self, chunk: Chunk) -> Chunk:
-        records: list[Record] = []
-        failures: list[Failed] = []
-        for record in chunk.records:
-            if (number := self._windows.place(record.position) // STRIDE) in self._begun:
-                self._rows[number].add(Chunk([record], (), 0))
+        rows: list[Record | Failed] = [*chunk.records, *chunk.failures]
+        others: list[Record | Failed] = []
+        for row in rows:
+            position = row.position if isinstance(row, Record) else row.record.position
+            if (number := self._windows.place(position) // STRIDE) in self._begun:
+                self._rows[number].add(Chunk.of([row], 0))
             else:
-                records.append(record)
-        for failed in chunk.failures:
-            if (number := self._windows.place(failed.record.position) // STRIDE) in self._begun:
-                self._rows[number].add(Chunk((), [failed], 0))
-            else:
-                failures.append(failed)
-        return replace(chunk, records=records, failures=failures)
+                others.append(row)
+        left = Chunk.of(others, 0)
+        return replace(chunk, records=left.records, failures=left.failures)
 
     def _whole_again(self) -> Iterator[Chunk]:
         """The windows whose unfinished rows have all been read, each in its order."""
@@ -270,7 +267,7 @@ class Ordering:
             rows = spill.sorted()
             held = _WindowRows()
             while some := list(itertools.islice(rows, CHUNK_ROWS)):
-                held.add(_chunk_of(some, spill.bytes * len(some) // spill.rows))
+                held.add(Chunk.of(some, spill.bytes * len(some) // spill.rows))
                 if held.size >= self.room:
                     yield from self._window(held, is_sorted=True)
                     held = _WindowRows()
@@ -286,11 +283,6 @@ class Ordering:
 
 def free_bytes(folder: Path) -> int:
     return shutil.disk_usage(folder).free
-
-
-def _chunk_of(rows: Sequence[SpilledRow], size: int) -> Chunk:
-    records = [row for row in rows if isinstance(row, Record)]
-    return Chunk(records, [row for row in rows if isinstance(row, Failed)], size)
 
 
 def _in_chunks(records: list[Record], failures: Sequence[Failed], size: int) -> Iterator[Chunk]:

@@ -374,7 +374,7 @@ def table_columns(columns: Columns, table: RowTable | None) -> TableColumns | No
     if not columns.text_only and any(text.null_count for text in texts):  # the engine decides
         return None
     ids = of_numbers(table.positions) if columns.id is None else arrow.plain(arrow.column_at(table, columns.id))
-    if ids is None or not arrow.is_identity(ids):
+    if ids is None or ids.null_count or not arrow.holds_ids(ids):
         return None
     kept = {name: arrow.column_at(table, name) for name in columns.keep}
     if not all(arrow.can_be_kept(one, columns.exact, table.typed) for one in kept.values()):

@@ -185,8 +185,7 @@ class Reader:
             [chunk] = _keeping(iter([replace(chunk, records=list(chunk.records), table=None)]), self._kept)
         size = chunk_bytes(chunk)
         ended = time.monotonic()
-        records = len(chunk.records) + len(chunk.failures)
-        return chunk, size, StageDone("load", records, ended - started, ended, bytes=chunk.bytes)
+        return chunk, size, StageDone("load", chunk.rows, ended - started, ended, bytes=chunk.bytes)
 
 
 class Prefetcher:

@@ -61,7 +61,7 @@ class Spill:
         self._held += [(self._prompt_of(record), record) for record in chunk.records]
         self._held += [("", failed) for failed in chunk.failures]
         self._size += rows_bytes(chunk.records, chunk.failures)
-        self.rows += len(chunk.records) + len(chunk.failures)
+        self.rows += chunk.rows
         self.bytes += chunk.bytes
         if self._size >= self._room:
             self._write_run()

@@ -25,7 +25,7 @@ from headrace.errors import ConfigError, DiskFullError
 from headrace.io.storage.locations import is_remote
 from headrace.io.storage.unwritable import writable
 from headrace.jobs.pipeline.chunks import answers, expected_cost, parts_of
-from headrace.jobs.pipeline.infer import stream_longest_first
+from headrace.jobs.pipeline.infer import longest_first, streamed
 from headrace.jobs.pipeline.job import Job
 from headrace.jobs.pipeline.work import Work
 from headrace.jobs.planning.measuring import timed
@@ -182,7 +182,7 @@ async def _run_some(job: Job, work: Sequence[Work]) -> tuple[float, list[tuple[W
 
     started = time.perf_counter()
     done: list[tuple[Work, object]] = []
-    async with job.batcher as batcher, aclosing(answers(batcher, stream_longest_first(list(work)))) as results:
+    async with job.batcher as batcher, aclosing(answers(batcher, streamed(longest_first(list(work))))) as results:
         async for run, outputs, _ in results:
             done += [(w, o) for w, o in zip(run, outputs, strict=True) if not isinstance(o, Exception)]
     return time.perf_counter() - started, done

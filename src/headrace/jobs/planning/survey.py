@@ -176,7 +176,7 @@ class _SampleReader:
         chunks = self._source.chunks(lambda position: position)
         yield from self._read(chunks, lambda rows: rows > 0)
         total = self._source.total_bytes
-        if not self.counted and total is not None and total <= _SMALL and not any(map(_rows, chunks)):
+        if not self.counted and total is not None and total <= _SMALL and not any(chunk.rows for chunk in chunks):
             self.records, self.counted = self._seen, True
 
     def spread(self) -> Iterator[Chunk]:
@@ -196,7 +196,7 @@ class _SampleReader:
         size = 0
         for chunk in chunks:
             size += chunk.bytes
-            rows = _rows(chunk)
+            rows = chunk.rows
             if rows and not self.counted and size and self._source.total_bytes:
                 read = itertools.chain(chunk.records, (failed.record for failed in chunk.failures))
                 last = max(record.position for record in read)
@@ -206,7 +206,3 @@ class _SampleReader:
                 yield chunk
             if enough(rows):
                 return
-
-
-def _rows(chunk: Chunk) -> int:
-    return len(chunk.records) + len(chunk.failures)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,10 +12,10 @@ from headrace.errors import ConfigError, JobError
 from headrace.io.base import PartWriter
 from headrace.io.formats.writer import Layout
 from headrace.io.sinks.targets import Target, find_target
-from headrace.io.storage.atomic import atomic_file, target_of
+from headrace.io.storage.atomic import atomic_file
 from headrace.io.storage.checksums import listed
-from headrace.io.storage.locations import exists, remove
-from headrace.io.storage.parts import Interval, PartFolder
+from headrace.io.storage.locations import exists
+from headrace.io.storage.parts import Interval, PartFolder, put_together
 from headrace.jobs.state.inspection import state_of, windows_of
 from headrace.jobs.state.ledger import Ledger
 from headrace.jobs.state.windows import Windows
@@ -65,7 +64,7 @@ def merge(name: str | Path, into: str | Path, *, overwrite: bool) -> Merged:
         with tempfile.TemporaryDirectory(prefix="headrace-") as scratch:
             pieces = [_Piece(part.start, parts.part_path(part), parts.twins([part])) for part in committed]
             pieces = sorted([*pieces, *_staged(windows, committed, Path(scratch))])
-            _merge_errors(pieces, target.errors)
+            put_together([path for piece in pieces for path in piece.letters], target.errors)
             with atomic_file(target.place) as file:
                 writer.merge([piece.rows for piece in pieces], file)
     except OSError as error:
@@ -90,17 +89,6 @@ def _staged(windows: Windows, committed: Sequence[Interval], scratch: Path) -> I
         letters = path.with_name(f"{interval.start}.errors")
         letters.write_bytes(failures)
         yield _Piece(interval.start, path, [letters] if failures else [])
-
-
-def _merge_errors(pieces: Sequence[_Piece], target: Path) -> None:
-    letters = [path for piece in pieces for path in piece.letters]
-    if not letters:
-        remove(target_of(target))
-        return
-    with atomic_file(target) as out:
-        for path in letters:
-            with path.open("rb") as file:
-                shutil.copyfileobj(file, out, 1024 * 1024)
 
 
 def _check_files(name: str | Path, source: Target, into: str | Path, target: Target, *, overwrite: bool) -> None:
