@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.in_columns import compared, in_tables, skipping
 
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, JobError
 from headrace.io.base import ColumnSource
 from headrace.io.formats import csv_tables
 from headrace.io.sources.opening import open_source
@@ -144,3 +144,12 @@ def test_any_rows_are_read_as_alone(
         patch.setattr(rows_module, "BLOCK_BYTES", sizes[1])
         patch.setattr(csv_tables, "TABLE_ROWS", sizes[2])
         compared(open_source(file), NAMES, skipping(done))
+
+
+def test_the_rows_before_damage_are_read_one_by_one_too(tmp_path: Path) -> None:
+    name = tmp_path / "in.csv.gz"
+    name.write_bytes(gzip.compress(HEADER + b"".join(b"%d,%d,x\n" % (n, n * n) for n in range(400)))[:-20])
+    found: list[object] = []
+    with pytest.raises(JobError, match="truncated"):
+        found.extend(row.data["id"] for chunk in open_source(name).chunks(lambda place: place) for row in chunk.records)
+    assert found == [str(n) for n in range(len(found))] and len(found) > 300

@@ -79,7 +79,7 @@ class IterableSource:
 
     def __init__(self, rows: object) -> None:
         self._make: Callable[[], object] = rows if callable(rows) else lambda: rows
-        self.reads_once = not callable(rows) and _is_iterator(rows)
+        self.reads_once = not callable(rows) and (hasattr(rows, "__next__") or hasattr(rows, "__anext__"))
         self._reading = self._iterate()
         self._head = list(itertools.islice(self._reading, _HEAD_ROWS))
         self._taken = False
@@ -141,10 +141,6 @@ class IterableSource:
             raise JobError(
                 f"the input raised {type(error).__name__}: {text_of(error)}; finished records are kept"
             ) from error
-
-
-def _is_iterator(rows: object) -> bool:
-    return hasattr(rows, "__next__") or hasattr(rows, "__anext__")
 
 
 def _run(rows: AsyncIterable[object]) -> Iterator[object]:

@@ -42,12 +42,8 @@ class Address:
     @property
     def folder(self) -> Path:
         """Where jobs that write the table keep their state: a folder in the current one."""
-        return state_folder(self.shown, self._identity)
-
-    @property
-    def _identity(self) -> str:
-        """The address with an absolute path: a relative one is another database in another folder."""
-        return f"{self.shown} {self.path.resolve()}" if self.is_file else self.shown
+        # A relative path is another database in another folder.
+        return state_folder(self.shown, f"{self.shown} {self.path.resolve()}" if self.is_file else None)
 
     @property
     def is_file(self) -> bool:

@@ -364,11 +364,8 @@ def table_columns(columns: Columns, table: RowTable | None) -> TableColumns | No
     if table is None or not columns.are_plain:
         return None
     names = columns.inputs()
-    texts = [
-        text
-        for name in names
-        if (text := arrow.plain(arrow.column_at(table, name))) is not None and _is_taken(columns, text)
-    ]
+    found = [text for name in names if (text := arrow.plain(arrow.column_at(table, name))) is not None]
+    texts = [text for text in found if arrow.is_text(text) or (columns.arrays and arrow.is_numeric(text))]
     if len(texts) < len(names) or (columns.on_empty == "error" and any(map(arrow.count_empty, texts))):
         return None
     if not columns.text_only and any(text.null_count for text in texts):  # the engine decides
@@ -380,11 +377,6 @@ def table_columns(columns: Columns, table: RowTable | None) -> TableColumns | No
     if not all(arrow.can_be_kept(one, columns.exact, table.typed) for one in kept.values()):
         return None
     return TableColumns(texts, ids, kept)
-
-
-def _is_taken(columns: Columns, column: pa.Array) -> bool:
-    """Whether the engine takes this column as it is."""
-    return arrow.is_text(column) or (columns.arrays and arrow.is_numeric(column))
 
 
 class _Selected(NamedTuple):

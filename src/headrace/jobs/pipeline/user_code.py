@@ -131,7 +131,7 @@ class UserCode:
         if self._kind == "process" and calls:
             return self._call_in_process(function, calls)
         started = time.thread_time()
-        results = _apply(function, calls)
+        results = [_called(function, arguments) for arguments in calls]
         if self._kind == "auto" and calls:
             pays = (time.thread_time() - started) / len(calls) > PROCESS_PAYS_S
             self._kind = "process" if pays and self._workers > 1 and _travels(function) else "thread"
@@ -213,10 +213,6 @@ def _is_same(value: object, read: object) -> bool:
     if value is read:  # NaN is not equal to itself
         return True
     return type(value) is type(read) and attempted(lambda: bool(value == read)) is True
-
-
-def _apply(function: Callable[..., object], calls: Sequence[tuple[object, ...]]) -> list[object]:
-    return [_called(function, arguments) for arguments in calls]
 
 
 def _called(function: Callable[..., object], arguments: tuple[object, ...]) -> object:

@@ -164,7 +164,7 @@ class Retrying:
         remove_folder(self._new)  # left incomplete by a killed process
         if not is_remote(self._new):
             self._new.mkdir()
-        left = self._still_failed(dead_letters, committed)
+        left = {dead_letters.place(json.loads(line)["position"]) for line in self._lines(committed)}
         with atomic_file(self._new / self._errors.name) as file:
             self._copy_dead_letters(dead_letters, committed, left, file)
         errors_digest = digest_of(self._new / self._errors.name) if left else ""
@@ -211,10 +211,6 @@ class Retrying:
         for twin in self._parts.twins(intervals):
             with twin.open("rb") as lines:
                 yield from lines
-
-    def _still_failed(self, dead_letters: DeadLetters, committed: Sequence[Interval]) -> set[int]:
-        """The numbers of the dead letters that have failed again."""
-        return {dead_letters.place(json.loads(line)["position"]) for line in self._lines(committed)}
 
     def _copy_dead_letters(
         self, dead_letters: DeadLetters, committed: Sequence[Interval], wanted: set[int], file: BinaryIO

@@ -39,20 +39,18 @@ class SqlTable:
     def count(self, columns: Sequence[str]) -> int | None:
         """At most 1; None if there is no table."""
         with as_os_errors(), self._engine.connect() as connection:
-            if not self._find(connection):
+            table = self._find(connection)
+            if table is None:
                 return None
-            assert self._table is not None, "found"
-            self._check(self._table, columns, sa.inspect(connection))
-            return len(connection.execute(sa.select(self._table.c.id).limit(1)).all())
+            self._check(table, columns, sa.inspect(connection))
+            return len(connection.execute(sa.select(table.c.id).limit(1)).all())
 
     def put(self, rows: Sequence[Row]) -> None:
         """Upsert the rows in one transaction."""
         with as_os_errors(), self._engine.begin() as connection:
-            table = self._table
-            if table is None and not self._find(connection):
+            table = self._find(connection) if self._table is None else self._table
+            if table is None:
                 table = self._create(connection, rows)
-            table = table if table is not None else self._table
-            assert table is not None, "found or created"
             values = [_fitted(row, table) for row in rows]
             connection.execute(self._upsert(table, list(rows[0])), values)
         self._table = table
@@ -60,19 +58,18 @@ class SqlTable:
     def close(self) -> None:
         """Nothing to close: each use has its own connection."""
 
-    def _find(self, connection: sa.Connection) -> bool:
+    def _find(self, connection: sa.Connection) -> sa.Table | None:
         import warnings
 
         with warnings.catch_warnings():
             # A type of an extension, such as vector, takes values as they are.
             warnings.filterwarnings("ignore", "Did not recognize type", sa.exc.SAWarning)
             try:
-                self._table = sa.Table(
+                return sa.Table(
                     self._address.table, sa.MetaData(), schema=self._address.schema, autoload_with=connection
                 )
             except sa.exc.NoSuchTableError:
-                return False
-        return True
+                return None
 
     def _check(self, table: sa.Table, columns: Sequence[str], inspector: sa.Inspector) -> None:
         """Check that rows with these columns can be put. Raises ConfigError: a column or the key is missing."""

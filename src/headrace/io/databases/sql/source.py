@@ -6,7 +6,7 @@ import contextlib
 import re
 import time
 import uuid
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 from urllib.parse import urlsplit
 
@@ -172,7 +172,7 @@ class _SqlAlchemy:
             options = {"stream_results": True, "yield_per": _ROWS, "no_parameters": True}
             result = connection.exec_driver_sql(query, execution_options=options)
             stack.callback(result.close)
-            names = _names_of(result)
+            names = _names_of(result.cursor.description)
             for part in result.partitions():
                 yield [dict(zip(names, row, strict=True)) for row in part]
 
@@ -209,9 +209,9 @@ def _as_temporary(connection: sa.Connection, query: str) -> Iterator[str]:
         connection.commit()
 
 
-def _names_of(result: sa.CursorResult[object]) -> list[str]:
-    """The names of the columns, which SQLAlchemy would make unique."""
-    names = [column[0] for column in result.cursor.description]
+def _names_of(description: Iterable[tuple[Any, ...]]) -> list[str]:
+    """The names of the columns, as the driver has them: SQLAlchemy would make them unique."""
+    names = [column[0] for column in description]
     check_names(names, "the result of the query")
     return names
 
@@ -227,8 +227,7 @@ class _DuckDB:
 
     def rows(self, query: str) -> RowLists:
         result = self._run(query)
-        names = [column[0] for column in result.description or ()]
-        check_names(names, "the result of the query")
+        names = _names_of(result.description or ())
         while part := result.fetchmany(_ROWS):
             yield [dict(zip(names, row, strict=True)) for row in part]
 
