@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from functools import partial
 
 from fastapi import APIRouter, Request, Response
 
@@ -35,8 +34,8 @@ def _embeddings(state: ServerState) -> APIRouter:
     async def embeddings(body: EmbeddingRequest, request: Request) -> Response:
         """Embed texts: one vector per text."""
         state.check_model(body.model)
-        read = partial(embedding, state, body, "input")
-        asked = await asyncio.to_thread(read) if body.holds_ids else read()
+        asking = (state, body, "input")
+        asked = await asyncio.to_thread(embedding, *asking) if body.holds_ids else embedding(*asking)
         answers = await infer(state, body, asked, request)
         vectors = [asked.format_output(vector) for vector in answers.outputs]
         reply = openai_protocol.embeddings(vectors, answers.cost, answers.truncated)
