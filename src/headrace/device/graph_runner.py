@@ -23,9 +23,7 @@ class Graph(Protocol):
     bytes: int
     """Memory that it keeps."""
 
-    def __call__(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """The output for inputs of the captured shape."""
-        ...
+    def __call__(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor: ...
 
 
 Capture: TypeAlias = Callable[[NetworkCall, Mapping[str, torch.Tensor]], Graph]

@@ -50,7 +50,6 @@ class Nvml:
         self._handle = library.nvmlDeviceGetHandleByUUID(uuid if uuid.startswith("GPU-") else f"GPU-{uuid}")
 
     def read(self) -> GpuReading | None:
-        """The state now; None if this GPU does not tell."""
         nvml = self._library
         try:
             return GpuReading(

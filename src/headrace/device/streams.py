@@ -39,7 +39,6 @@ def side_streams(device: torch.device) -> SideStreams:
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until a CUDA device has done all that it was given."""
     with CAPTURING:
         torch.cuda.synchronize(device)
 

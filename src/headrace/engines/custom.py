@@ -65,7 +65,6 @@ class FunctionEngine:
         return {"engine": self._name, "model": None if self._model is None else str(self._model), **self._facts}
 
     def prepare(self, inputs: Sequence[object]) -> list[Prepared[object] | Exception]:
-        """The values, unchanged."""
         return [Prepared(value, cost=1) for value in inputs]
 
     def forward(self, batch: list[object]) -> Sequence[object]:
@@ -85,7 +84,6 @@ class FunctionEngine:
         return found
 
     def close(self) -> None:
-        """Drop the function. Safe to call twice."""
         self._function = None
 
 

@@ -112,7 +112,6 @@ def check_tokenizer(folder: Path) -> None:
 
 
 def own_models() -> list[str]:
-    """Names of the small models that ship with Headrace."""
     return sorted(path.name for path in _OWN.iterdir() if (path / "config.json").is_file())
 
 

@@ -304,7 +304,6 @@ class SamplingOptions(EngineOptions):
     ignore_eos: bool | None = option(None, "Whether an end token does not end an answer.")
 
     def given_sampling(self) -> dict[str, object]:
-        """The sampling parameters that are given."""
         every = ((one.name, getattr(self, one.name)) for one in declared(SamplingOptions))
         return {name: value for name, value in every if value is not None}
 

@@ -154,7 +154,6 @@ class ModuleEngine:
         return {"module": self._name, "model": model, "model_digest": self._digest, "dtype": dtype, **self._facts}
 
     def hardware(self) -> Mapping[str, object]:
-        """The device, its threads and PyTorch's version."""
         return hardware(self._device)
 
     def dtype_speeds(self) -> Mapping[str, float]:
@@ -227,7 +226,6 @@ class ModuleEngine:
         return outputs
 
     def close(self) -> None:
-        """Let the module go. Safe to call twice."""
         self._own = self._call = None
         release(self._device)
 
@@ -288,7 +286,6 @@ class ModuleEngine:
 
 
 def _caught(prepare: Callable[[object], object], value: object) -> Prepared[object] | Exception:
-    """The prepared value, or the error that the user's code raised for it."""
     found = attempted(prepare, value)
     if isinstance(found, Exception):
         return found

@@ -124,7 +124,6 @@ class EngineProfile:
 
     @property
     def runs_batches(self) -> bool:
-        """Whether the engine runs batches that are formed for it."""
         return isinstance(self.kind, InBatches)
 
     def tuned(self, batch_tokens: int | None, batch_size: int | None = None) -> EngineProfile:
@@ -140,7 +139,6 @@ class EngineProfile:
 
     @property
     def counts_tokens(self) -> bool:
-        """Whether a record's cost is its number of tokens."""
         return self.cost_unit == "tokens"
 
     @property
@@ -212,15 +210,12 @@ class PayloadCalls:
     around: Callable[[_Forward], _Forward] | None = None
 
     def batches(self, engine: BatchEngine) -> _Forward:
-        """`forward`."""
         return engine.forward if self.around is None else self.around(engine.forward)
 
     def steps(self, engine: StepEngine) -> StepModel[object, object]:
-        """The engine itself."""
         return engine
 
     def requests(self, engine: StreamEngine) -> Callable[[object], Awaitable[object]]:
-        """`infer`."""
         return engine.infer
 
 

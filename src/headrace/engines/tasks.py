@@ -117,7 +117,6 @@ def known_tasks() -> tuple[str, ...]:
 
 
 def all_tasks() -> tuple[Task, ...]:
-    """The tasks that can be imported, in order."""
     return tuple(sorted(working("tasks", Task).values(), key=lambda task: task.order))
 
 

@@ -49,7 +49,6 @@ class FailoverForward:
         return child.forward([batch[row] for row in range(len(batch))])
 
     def close(self) -> None:
-        """End the child process, if there is one."""
         if self._child is not None:
             self._child.close()
 

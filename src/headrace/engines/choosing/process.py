@@ -121,7 +121,6 @@ class ProcessEngine:
         self._prepare_rows = self.profile.batch_size if timeout_s is not None else None
 
     def hardware(self) -> Mapping[str, object]:
-        """What decides how fast the engine in the process is."""
         return self._facts.hardware
 
     def dtype_speeds(self) -> Mapping[str, float]:
@@ -247,7 +246,6 @@ class _Gate:
                 self._changed.notify_all()
 
     def is_empty_within(self, seconds: float) -> bool:
-        """Wait until no call is inside."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._inside, seconds)
 

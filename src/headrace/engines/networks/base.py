@@ -23,13 +23,9 @@ class TextBatch(Protocol):
     """Texts from which a network makes its input arrays."""
 
     @property
-    def lengths(self) -> NDArray[np.int64]:
-        """The number of tokens of each text."""
-        ...
+    def lengths(self) -> NDArray[np.int64]: ...
 
-    def take(self, rows: RowNumbers) -> Self:
-        """The texts of these row numbers."""
-        ...
+    def take(self, rows: RowNumbers) -> Self: ...
 
     def padded(self, length: int | None = None) -> Arrays:
         """Arrays of shape (texts, length); None for the length of the longest text."""
@@ -114,7 +110,6 @@ class NetworkEngine:
 
     @property
     def sleeper(self) -> Sleeper | None:
-        """Moves the model to host memory; None if nothing is gained, as on a CPU."""
         return self.network.sleeper
 
     @property
@@ -131,5 +126,4 @@ class NetworkEngine:
         return self.network.meter
 
     def close(self) -> None:
-        """Free the model's memory. Safe to call twice."""
         self.network.close()

@@ -104,7 +104,6 @@ def use(model: PreTrainedModel) -> bool:
 
 
 def undo(model: PreTrainedModel) -> None:
-    """Let a model call PyTorch's fused attention again."""
     if model.config._attn_implementation == NAME:
         model.set_attn_implementation("sdpa")
 

@@ -54,7 +54,6 @@ class FusedOutput(torch.nn.Module):  # type: ignore[misc]  # torch's types are n
         self.norm = FusedNorm(output.LayerNorm)
 
     def forward(self, hidden_states: torch.Tensor, input_tensor: torch.Tensor) -> torch.Tensor:
-        """The new states."""
         found: torch.Tensor = self.norm(self.dense(hidden_states), input_tensor)
         return found
 
@@ -73,7 +72,6 @@ class FusedGelu(torch.nn.Module):  # type: ignore[misc]  # torch's types are not
         self.gelu = (gelu,)
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
-        """The activated output."""
         flat = states.reshape(-1, states.shape[-1])
         found = torch._addmm_activation(self.linear.bias, flat, self.linear.weight.t(), use_gelu=True)
         return found.view(*states.shape[:-1], -1)

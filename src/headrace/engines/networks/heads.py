@@ -25,9 +25,7 @@ class JoiningHead(Protocol):
     joins: ClassVar[tuple[ChunkJoin, ...]]
     """The ways that it has; the first is the default."""
 
-    def __call__(self, rows: OutputRows) -> Sequence[object]:
-        """One result for each row."""
-        ...
+    def __call__(self, rows: OutputRows) -> Sequence[object]: ...
 
     def join(self, rows: OutputRows, weights: Sequence[int], how: ChunkJoin) -> object:
         """One result for the rows of one text's chunks."""
@@ -42,7 +40,6 @@ class RowJoin:
     how: ChunkJoin
 
     def __call__(self, outputs: Sequence[OutputRows], weights: Sequence[int]) -> object:
-        """One result for the whole text."""
         return self.head.join(np.stack(outputs), weights, self.how)
 
 

@@ -96,12 +96,10 @@ class RowPlan:
 
     @property
     def tokens(self) -> int:
-        """Tokens of all texts."""
         return int(self.starts[-1])
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest text."""
         return max(run.length for run in self.runs)
 
 
@@ -113,11 +111,9 @@ class PackedRow:
     starts: torch.Tensor
 
     def firsts(self) -> torch.Tensor:
-        """Where the first token of each text is."""
         return self.starts[:-1]
 
     def lasts(self) -> torch.Tensor:
-        """Where the last token of each text is."""
         return self.starts[1:] - 1
 
 
@@ -357,13 +353,11 @@ def use(model: torch.nn.Module) -> str:
 
 
 def undo(model: PreTrainedModel) -> None:
-    """Undo `use`."""
     if model.base_model.config._attn_implementation == NAME:
         model.base_model.set_attn_implementation("sdpa")
 
 
 def inputs(base: PreTrainedModel, tensors: Mapping[str, torch.Tensor]) -> dict[str, object]:
-    """The arguments of a model for a row."""
     given: dict[str, object] = {name: tensor[None] for name, tensor in tensors.items() if name != STARTS}
     if first := _first_position(base):
         given["position_ids"] = tensors["position_ids"][None] + first

@@ -59,13 +59,11 @@ class PrepackedLinear(torch.nn.Module):  # type: ignore[misc]  # torch's types a
         """The fused activation, if any. In a tuple, so that it is not registered as a submodule."""
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
-        """The layer's output, with the fused activation if any."""
         name, way = ("gelu", "none") if self.gelu else ("none", "")  # by the error function
         output: torch.Tensor = torch.ops.mkldnn._linear_pointwise(states, self.packed_weight, self._bias, name, [], way)
         return output
 
     def linear(self) -> torch.nn.Linear:
-        """The original layer."""
         weight = self.packed_weight.to_dense()
         layer = torch.nn.Linear(weight.shape[1], weight.shape[0], bias=self._bias is not None, device="meta")
         layer.weight = torch.nn.Parameter(weight)

@@ -118,14 +118,12 @@ class TorchNetwork:
         return cuda_graphs(self._pipeline, self._device, self.tolerance) if self._has_graphs else None
 
     def describe(self) -> Mapping[str, object]:
-        """The model's dtype and the digest of its files, which are read the first time."""
         if self._digest is None:
             self._digest = digest(self._folder)
         dtype = INT8 if self._int8 else str(self._dtype).removeprefix("torch.")
         return {"model_digest": self._digest, "dtype": dtype, **adapter_facts(self.adapter)}
 
     def hardware(self) -> Mapping[str, object]:
-        """The device, its threads and PyTorch's version."""
         return hardware(self._device)
 
     def dtype_speeds(self) -> Mapping[str, float]:
@@ -326,7 +324,6 @@ def _size(module: torch.nn.Module) -> NetworkSize | None:
 
 
 def _batch_tokens(module: torch.nn.Module, kind: str) -> int:
-    """The most tokens of a batch for a model that takes texts."""
     base = next((part for part in module.modules() if isinstance(part, PreTrainedModel)), None)
     width = 0 if base is None else getattr(base.config, "intermediate_size", None) or 0
     if kind != "cpu" or not isinstance(width, int) or not width:

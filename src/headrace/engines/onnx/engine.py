@@ -117,7 +117,6 @@ class OnnxNetwork:
         return facts | ({"pooling": self._pooling.describe()} if self._pooling else {})
 
     def hardware(self) -> Mapping[str, object]:
-        """The execution providers and the library's version."""
         return {"providers": self._providers, "onnxruntime": onnxruntime.__version__}
 
     def dtype_speeds(self) -> Mapping[str, float]:
@@ -136,7 +135,6 @@ class OnnxNetwork:
         return rows
 
     def run_texts(self, batch: TextBatch, packed: bool) -> OutputRows:  # noqa: ARG002  # see `no_packing`
-        """One float32 output row per text. Errors as `run`."""
         return self.run(batch.padded())
 
     def close(self) -> None:
@@ -163,12 +161,7 @@ def _pooled(
 
 
 def embed(options: OnnxEmbedding) -> TextEngine:
-    """Embed texts: the model's output `sentence_embedding`, else its pooled token states.
-
-    Raises:
-        ConfigError: no such folder, or a parameter that the model does not support.
-        EngineError: the files cannot be loaded.
-    """
+    """Embed texts: the model's output `sentence_embedding`, else its pooled token states."""
     long_texts = LongTexts.of(options)
     folder = named_folder(options.model, ONNX_WEIGHTS)
     pooling = pooling_of(folder, _POOLING, "the engine onnx", way_out=_EXPORT)
@@ -180,7 +173,6 @@ def embed(options: OnnxEmbedding) -> TextEngine:
 
 
 def classify(options: OnnxClassification) -> TextEngine:
-    """Classify texts or text pairs. Errors as `embed`."""
     long_texts = LongTexts.of(options)
     folder, network = _with_logits(options)
     tokens = _tokens(folder, "either", options.max_model_len, long_texts)
@@ -188,14 +180,12 @@ def classify(options: OnnxClassification) -> TextEngine:
 
 
 def score(options: OnnxScoring) -> TextEngine:
-    """Create a cross-encoder: one score per text pair. Errors as `embed`."""
     long_texts = LongTexts.of(options)
     folder, network = _with_logits(options)
     return scorer(network, _tokens(folder, "pair", options.max_model_len, long_texts), _config(folder))
 
 
 def zero_shot(options: OnnxZeroShot) -> ZeroShotEngine:
-    """Classify by the user's labels. Errors as `embed`."""
     candidates = Candidates(options.labels, options.hypothesis_template, options.multi_label)
     folder, network = _with_logits(options)
     tokens = _tokens(folder, "premise", options.max_model_len, not_split(options.on_too_long))
@@ -208,7 +198,6 @@ def _with_logits(options: OnnxOptions) -> tuple[Path, OnnxNetwork]:
 
 
 def image_classify(options: OnnxImageClassification) -> ImageEngine:
-    """Classify images. Errors as `embed`."""
     folder = named_folder(options.model, ONNX_WEIGHTS)
     config, images = _config(folder), images_for(folder, options.max_pixels, options.pixels)
     network = _ImageNetwork(folder, options.providers, ["logits"])
@@ -218,7 +207,7 @@ def image_classify(options: OnnxImageClassification) -> ImageEngine:
 
 
 def image_embed(options: OnnxImageEmbedding) -> ImageEngine:
-    """Embed images: the output `image_embeds` or `pooler_output`, else the first. Errors as `embed`."""
+    """Embed images: the output `image_embeds` or `pooler_output`, else the first."""
     folder = named_folder(options.model, ONNX_WEIGHTS)
     images = images_for(folder, options.max_pixels, options.pixels)
     network = _ImageNetwork(folder, options.providers, _VECTORS)

@@ -95,7 +95,6 @@ class EndpointEngine:
         return {"engine": "endpoint", "model": self._model, **sampling}
 
     def prepare(self, inputs: Sequence[object]) -> list[Prepared[object] | Exception]:
-        """The request for each value; a RecordError if the value is invalid."""
         prepared: list[Prepared[object] | Exception] = []
         for value in inputs:
             try:
@@ -178,7 +177,6 @@ class EndpointEngine:
             )
 
     def close(self) -> None:
-        """Close the connections. Safe to call twice."""
         loop, self._loop = self._loop, None
         if loop is None:
             return

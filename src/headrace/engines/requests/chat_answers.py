@@ -70,7 +70,6 @@ class ChatHabits:
         return request if self.takes_tools else replace(request, messages=_spoken(request.messages, request.tools))
 
     def template_tools(self, request: Request) -> list[Json] | None:
-        """The tools as the template takes them."""
         return list(request.tools.given) if request.tools is not None and self.takes_tools else None
 
     def check_told(self, request: Request, text: str) -> None:

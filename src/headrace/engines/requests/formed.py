@@ -18,7 +18,6 @@ class Try(NamedTuple):
 
     @property
     def correction(self) -> str:
-        """What the model is told."""
         return f"This answer is not valid: {self.error}. Answer again, with nothing else."
 
 

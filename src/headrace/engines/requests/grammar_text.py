@@ -44,7 +44,6 @@ def grammar_of(structure: Structure) -> str:
 
 
 def limits() -> object:
-    """The limits of a form's compilation."""
     return require("llguidance", "structured", _WHAT).LLParserLimits(**_LIMITS)
 
 
@@ -118,7 +117,6 @@ def _value(schema: Json) -> str:
 
 
 def forced_schema(schema: Json) -> str:
-    """A schema for llguidance, as JSON."""
     return json.dumps(_dated(schema))
 
 

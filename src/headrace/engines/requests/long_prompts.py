@@ -89,7 +89,6 @@ class LongPrompts:
 
     @property
     def splits(self) -> bool:
-        """Whether prompts are split."""
         return self.on_too_long == "split"
 
     def describe(self) -> dict[str, object]:

@@ -99,7 +99,6 @@ def _fields(template: str) -> tuple[str, ...]:
 
 
 def filled(template: str, fields: Mapping[str, str]) -> str:
-    """The text of a template with these fields."""
     return "".join(
         literal if name is None else literal + fields[name]
         for literal, name, _, _ in string.Formatter().parse(template)
@@ -134,11 +133,9 @@ class FilledTemplate(str):
     fields: Mapping[str, str]
 
     def __new__(cls, template: str, fields: Mapping[str, str]) -> Self:
-        """Fill the template."""
         text = super().__new__(cls, filled(template, fields))
         text.template, text.fields = template, fields
         return text
 
     def __getnewargs__(self) -> tuple[str, Mapping[str, str]]:  # type: ignore[override]  # of a text: the text
-        """What makes a copy of it."""
         return self.template, self.fields

@@ -15,9 +15,7 @@ from headrace.errors import RecordError
 class Tokenization(TokenizingEngine, Protocol):
     """What turns the records of an engine into tokens."""
 
-    def prepare(self, inputs: Sequence[object]) -> PreparedRecords:
-        """The tokens of each input, or that record's error."""
-        ...
+    def prepare(self, inputs: Sequence[object]) -> PreparedRecords: ...
 
 
 class TokenizedEngine:
@@ -26,7 +24,6 @@ class TokenizedEngine:
     tokens: Tokenization
 
     def prepare(self, inputs: Sequence[object]) -> PreparedRecords:
-        """The tokens of each input, or of its chunks; a RecordError if it is invalid."""
         return self.tokens.prepare(inputs)
 
     def tokenize(self, value: object, add_special_tokens: bool) -> list[int]:
@@ -50,7 +47,6 @@ class Vocabulary:
     _tokenizer: Tokenizer
 
     def detokenize(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
-        """The text of ids. Raises RecordError: an id is not in the vocabulary."""
         self.token_strings(ids)
         text: str = self._tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens)
         return text

@@ -25,12 +25,6 @@ from headrace.errors import EngineError
 
 
 def classify(options: Classification) -> TextEngine:
-    """Create a classifier of texts or text pairs.
-
-    Raises:
-        ConfigError: no such folder, or a parameter that the model does not support.
-        EngineError: the files cannot be loaded, or the model is of another kind.
-    """
     long_texts = LongTexts.of(options)
     network, tokenizer, config = _load(options)
     tokens = tokens_for(tokenizer, config, "either", options.max_model_len, long_texts)
@@ -38,14 +32,12 @@ def classify(options: Classification) -> TextEngine:
 
 
 def score(options: Scoring) -> TextEngine:
-    """Create a cross-encoder: one score per text pair. Errors as `classify`."""
     long_texts = LongTexts.of(options)
     network, tokenizer, config = _load(options)
     return scorer(network, tokens_for(tokenizer, config, "pair", options.max_model_len, long_texts), config)
 
 
 def zero_shot(options: ZeroShot) -> ZeroShotEngine:
-    """Create a classifier by custom labels, with a natural language inference model. Errors as `classify`."""
     candidates = Candidates(options.labels, options.hypothesis_template, options.multi_label)
     network, tokenizer, config = _load(options)
     tokens = tokens_for(tokenizer, config, "premise", options.max_model_len, not_split(options.on_too_long))

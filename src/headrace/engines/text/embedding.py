@@ -22,12 +22,7 @@ from headrace.errors import ConfigError
 
 
 class EmbeddingEngine(TextEngine):
-    """One vector per text, with the pooling, dense layers and normalisation that the model's files specify.
-
-    Raises:
-        ConfigError: no such folder, or a parameter that the model does not support.
-        EngineError: the files cannot be loaded.
-    """
+    """One vector per text, with the pooling, dense layers and normalisation that the model's files specify."""
 
     def __init__(self, options: Embedding) -> None:
         normalize, output_dtype = options.normalize, options.output_dtype

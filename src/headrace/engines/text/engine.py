@@ -79,7 +79,6 @@ class TextEngine(TokenizedEngine, NetworkEngine):
         )
 
     def describe(self) -> Mapping[str, object]:
-        """The model digest and all parameters that affect an output. Reads all of the model's files."""
         return {
             **self._facts,
             **self.network.describe(),
@@ -93,12 +92,7 @@ class TextEngine(TokenizedEngine, NetworkEngine):
         return self.tokens.prepare_column(inputs)
 
     def forward(self, batch: TokenRows | list[Tokens | Part[Tokens]]) -> Sequence[object]:
-        """One output per text; for a part of a long text, its row.
-
-        Raises:
-            EngineOutOfMemoryError: the batch does not fit on the device.
-            EngineDeadError: the device failed, or the engine is closed.
-        """
+        """One output per text; for a part of a long text, its row."""
         if not len(batch):
             return []
         if isinstance(batch, TokenRows):
@@ -149,18 +143,12 @@ class TextRows:
             )
 
     def __call__(self, batch: TokenRows) -> OutputRows:
-        """One row per text, or per token, in order.
-
-        Raises:
-            EngineOutOfMemoryError: the batch does not fit on the device.
-            EngineDeadError: the device failed, or the network is closed.
-        """
+        """One row per text, or per token, in order. Errors as `Network.run`."""
         # Tokens that nothing attends to are marked by a mask.
         hidden = self.padding == "packed" and batch.expanded is not None and bool(batch.expanded.any())
         return self._run(batch, "right" if hidden else self.padding)
 
     def describe(self) -> dict[str, object]:
-        """The settings that affect an output."""
         return {} if self.padding in ("packed", "right") else {"padding": self.padding}
 
     def _run(self, batch: TokenRows, padding: TextPadding) -> OutputRows:

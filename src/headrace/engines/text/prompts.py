@@ -53,5 +53,4 @@ def chosen_prompt(
 
 
 def unknown_prompt(name: str, known: Mapping[str, str]) -> str:
-    """The message about a prompt that the model does not have."""
     return f"prompt_name is {shown(name)}; the model's prompts are {', '.join(map(repr, known)) or 'none'}"

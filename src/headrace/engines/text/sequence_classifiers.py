@@ -57,7 +57,6 @@ class ZeroShotEngine(NetworkEngine):
         self.profile = text_profile(network, tokens, budget)
 
     def describe(self) -> Mapping[str, object]:
-        """The model digest and all parameters that affect an output. Reads all of the model's files."""
         return {
             "engine": "zero-shot",
             **self.network.describe(),
@@ -85,12 +84,7 @@ class ZeroShotEngine(NetworkEngine):
         return Prepared(rows, cost=len(rows) * max(row.shape[1] for row in rows), truncated=truncated)
 
     def forward(self, batch: list[list[Tokens]]) -> list[BestLabels]:
-        """All labels of each text, most likely first.
-
-        Raises:
-            EngineOutOfMemoryError: the batch does not fit on the device.
-            EngineDeadError: the device failed, or the engine is closed.
-        """
+        """All labels of each text, most likely first."""
         if not batch:
             return []
         rows = self.tokens.rows_of([row for text in batch for row in text])
@@ -139,7 +133,6 @@ class Candidates:
 
 
 def classifier(network: Network, tokens: TextTokens, config: ModelConfig, top_labels: int | None = None) -> TextEngine:
-    """Create a classifier of texts or text pairs."""
     engine = TextEngine(network, tokens, *label_head(config, top_labels))
     check_columns(engine.width, label_names(config))
     return engine
@@ -183,7 +176,6 @@ def score_head(config: ModelConfig) -> tuple[Head, dict[str, object]]:
 
 
 def _entailment_columns(config: ModelConfig) -> tuple[int, int]:
-    """The columns of entailment and contradiction."""
     names = [name.lower() for name in label_names(config)]
     entailed = [index for index, name in enumerate(names) if name.startswith("entail")]
     if not entailed or len(names) < 2:

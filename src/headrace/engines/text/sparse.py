@@ -56,12 +56,7 @@ class SparseHead:
 
 
 class SparseEngine(TextEngine):
-    """One sparse vector per text.
-
-    Raises:
-        ConfigError: no such folder, or a parameter that the model does not support.
-        EngineError: the files cannot be loaded.
-    """
+    """One sparse vector per text."""
 
     def __init__(self, options: SparseEmbedding) -> None:
         most = options.max_active_dims

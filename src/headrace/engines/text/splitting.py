@@ -39,7 +39,6 @@ class LongTexts:
 
     @classmethod
     def of(cls, options: ChunkOptions) -> LongTexts:
-        """The choice among an engine's options."""
         return cls(options.on_too_long, options.chunk_overlap, options.chunk_join)
 
     @property
@@ -52,7 +51,6 @@ class LongTexts:
 
     @property
     def overlap(self) -> int:
-        """Tokens that neighbouring chunks have in common."""
         return self.chunk_overlap or 0
 
     def check_room(self, room: int) -> None:

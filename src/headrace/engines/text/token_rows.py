@@ -53,7 +53,6 @@ class TokenRows:
 
     @property
     def longest(self) -> int:
-        """The tokens of the longest text."""
         return int(self.lengths.max())
 
     @property

@@ -156,7 +156,6 @@ class TextTokens(Vocabulary):
         return TokenColumn(self.rows_of(texts), errors, truncated)
 
     def rows_of(self, texts: Sequence[Tokens]) -> TokenRows:
-        """Single texts as one."""
         return TokenRows.of(texts, 1 + self._typed)
 
     def _looked_up(self, inputs: Column) -> TokenColumn | None:
@@ -453,7 +452,6 @@ def _scattered(values: NDArray[np.int32], real: NDArray[np.bool_], filling: int)
 
 
 def listed(column: Column) -> Sequence[object]:
-    """The values as Python objects."""
     if isinstance(column, Sequence):
         return column
     values: list[object] = column.to_pylist()

@@ -84,7 +84,6 @@ class TextTruncator:
         self._in_pieces_too = self._words or (self._longest > 0 and isinstance(self._tokenizer.model, BPE))
 
     def ids(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
-        """All tokens of a text."""
         [encoding] = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return encoding.ids
 
@@ -247,7 +246,6 @@ def _joins(model: Model) -> bool:
 
 
 def _splits(tokenizer: Tokenizer) -> bool:
-    """Whether a tokenizer splits texts into words."""
     split = tokenizer.pre_tokenizer
     if isinstance(split, ByteLevel):
         return bool(split.use_regex)

@@ -174,5 +174,4 @@ def _content(array: pa.Array) -> tuple[pa.Buffer, NDArray[np.int64]]:
 
 
 def packed(ids: Sequence[int]) -> bytes:
-    """Ids as int32."""
     return array("i", ids).tobytes()

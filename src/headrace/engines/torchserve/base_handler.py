@@ -76,7 +76,6 @@ class BaseHandler:
         return model
 
     def preprocess(self, data: Sequence[Mapping[str, object]]) -> torch.Tensor:
-        """Convert the requests to one tensor."""
         return torch.as_tensor([row.get("data") or row.get("body") for row in data], device=self.device)
 
     def inference(self, data: torch.Tensor, *args: object, **kwargs: object) -> Any:
@@ -84,7 +83,6 @@ class BaseHandler:
             return self.model(data.to(self.device), *args, **kwargs)
 
     def postprocess(self, data: torch.Tensor) -> Sequence[object]:
-        """Convert the rows of a tensor to lists."""
         rows: list[object] = data.tolist()
         return rows
 
@@ -101,7 +99,6 @@ class BaseHandler:
 
 
 def _model_class(file: Path) -> type[torch.nn.Module]:
-    """The only class in a file that is a torch module."""
     classes = list_classes_from_module(import_file(file), torch.nn.Module)
     if len(classes) != 1:
         raise ValueError(f"{file.name} must have one class that is a torch.nn.Module; it has {len(classes)}")

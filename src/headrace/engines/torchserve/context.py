@@ -13,8 +13,6 @@ from headrace.records import Json
 
 
 class MetricTypes(enum.Enum):
-    """The type of a metric."""
-
     COUNTER = "counter"
     GAUGE = "gauge"
     HISTOGRAM = "histogram"
@@ -61,7 +59,6 @@ class Metric:
         self.value = self.value + value if self.metric_type is MetricTypes.COUNTER else value
 
     def update(self, value: float) -> None:
-        """Add to a counter, or set any other metric."""
         self.add_or_update(value)
 
     def reset(self) -> None:
@@ -77,7 +74,6 @@ class Metrics:
     cache: dict[MetricTypes, dict[str, Metric]] = field(default_factory=dict)
 
     def get_metric(self, metric_name: str, metric_type: MetricTypes = MetricTypes.COUNTER) -> Metric:
-        """The metric with this name and type."""
         return self.add_metric_to_cache(metric_name, metric_type=metric_type)
 
     def add_metric_to_cache(
@@ -211,7 +207,6 @@ class Context:
         self.request_processor[idx].add_response_property(key, value)
 
     def get_response_headers(self, idx: int) -> dict[str, str]:
-        """The response headers of a row."""
         return self.request_processor[idx].headers
 
     def set_response_content_type(self, idx: int, value: str) -> None:

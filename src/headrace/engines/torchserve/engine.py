@@ -64,7 +64,6 @@ class TorchServeEngine:
         )
 
     def describe(self) -> Mapping[str, object]:
-        """Digests of the handler and of the model's files."""
         total = hashlib.blake2b(digest_size=16)
         for path in sorted(self._files.model_dir.rglob("*")):
             if path.is_file() and "__pycache__" not in path.parts:

@@ -66,7 +66,6 @@ class HandlerFiles:
 
     @property
     def name(self) -> str:
-        """The handler's name in messages."""
         return self.built_in or self.handler.name
 
 

@@ -59,8 +59,6 @@ def timed(method: Callable[..., object]) -> Callable[..., object]:
 
 
 def timeit(function: Callable[..., object]) -> Callable[..., object]:
-    """Log the duration of a function."""
-
     @functools.wraps(function)
     def measured(*args: object, **kwargs: object) -> object:
         began = time.perf_counter()
@@ -117,7 +115,6 @@ def map_class_to_label(
 
 
 def get_yaml_config(yaml_file_path: str) -> object:
-    """The content of a YAML file."""
     return yaml.safe_load(Path(yaml_file_path).read_text(encoding="utf-8"))
 
 

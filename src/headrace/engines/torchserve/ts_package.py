@@ -47,7 +47,6 @@ class TsFinder(MetaPathFinder, Loader):
         path: Sequence[str] | None = None,  # noqa: ARG002 - the documented shape
         target: ModuleType | None = None,  # noqa: ARG002 - likewise
     ) -> ModuleSpec | None:
-        """The spec of a replaced module."""
         where = _MODULES.get(fullname)
         return None if where is None else ModuleSpec(fullname, self, origin="headrace", is_package=not where)
 

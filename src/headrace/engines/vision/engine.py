@@ -24,12 +24,6 @@ from headrace.errors import EngineError, RecordError
 
 
 def image_classify(options: ImageClassification) -> ImageEngine:
-    """Create an image classifier.
-
-    Raises:
-        ConfigError: no such folder, or a parameter that the model does not support.
-        EngineError: the files cannot be loaded, or the model is of another kind.
-    """
     folder = named_folder(options.model)
     module, place, missing = load_pretrained(AutoModelForImageClassification, folder, options.device, options.dtype)
     if missing:
@@ -42,10 +36,7 @@ def image_classify(options: ImageClassification) -> ImageEngine:
 
 
 def image_embed(options: ImageEmbedding) -> ImageEngine:
-    """Embed images: a CLIP-like model's image features, else the model's pooled output, else its first token.
-
-    Errors as `image_classify`.
-    """
+    """Embed images: a CLIP-like model's image features, else the model's pooled output, else its first token."""
     folder = named_folder(options.model)
     module, place, missing = load_pretrained(AutoModel, folder, options.device, options.dtype)
     # A pooling layer without weights, as in a classifier's folder, would return random numbers.

@@ -45,11 +45,9 @@ class ImageEngine(NetworkEngine):
         self.preparer = images.preparer
 
     def describe(self) -> Mapping[str, object]:
-        """The model digest and all parameters that affect an output. Reads all of the model's files."""
         return {**self._facts, **self.network.describe(), **self._images.describe()}
 
     def prepare(self, inputs: Sequence[object]) -> list[Prepared[Pixels] | Exception]:
-        """Pixels of each image; a RecordError for an invalid one."""
         return self._images.prepare(inputs)
 
     def prepare_column(self, inputs: Column) -> PreparedColumn:
@@ -59,12 +57,7 @@ class ImageEngine(NetworkEngine):
         return self.preparer.prepare_column(inputs)
 
     def forward(self, batch: list[Pixels] | PixelColumn) -> Sequence[object]:
-        """One output per image. Images of different sizes run in separate batches.
-
-        Raises:
-            EngineOutOfMemoryError: the batch does not fit on the device.
-            EngineDeadError: the device failed, or the engine is closed.
-        """
+        """One output per image. Images of different sizes run in separate batches."""
         if not len(batch):
             return []
         if isinstance(batch, PixelColumn):
@@ -83,7 +76,6 @@ class ImageEngine(NetworkEngine):
 
 
 def image_classifier(network: Network, images: ImageInputs, config: ModelConfig, top_labels: int | None) -> ImageEngine:
-    """Create an image classifier."""
     names = label_names(config)
     function = label_function(config, len(names))
     facts = {"engine": "image-classification", "labels": names, "scores": function, "top_labels": top_labels}
@@ -91,5 +83,4 @@ def image_classifier(network: Network, images: ImageInputs, config: ModelConfig,
 
 
 def image_embedder(network: Network, images: ImageInputs) -> ImageEngine:
-    """Create an engine that returns the network's output vectors."""
     return ImageEngine(network, images, VectorHead(None), {"engine": "image-embedding"})
