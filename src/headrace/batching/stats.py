@@ -204,7 +204,7 @@ class BatchMeter:
         self, now: float, size: int, cost: float, padded: float, reason: CloseReason, waits: Iterable[tuple[float, int]]
     ) -> None:
         """A batch was passed to `process_fn`; `waits` are seconds in the queue, each with its number of records."""
-        self._begin(now, size, cost, padded)
+        self.step_began(now, size, cost, padded)
         self.taken += size
         self.in_flight += size
         self.reasons[reason] += 1
@@ -217,20 +217,13 @@ class BatchMeter:
         self.in_flight -= size
         self.failed += failed
         self.completed += completed
-        self._end(now, duration)
+        self.step_ended(now, duration)
 
     def joined(self, now: float, arrival: float) -> None:
         """A record got a slot of a step-wise engine for the first time."""
         self.taken += 1
         self._queue_times[bisect_left(_BOUNDS, now - arrival)] += 1
         self._queued_s += now - arrival
-
-    def step_began(self, now: float, size: int, cost: float) -> None:
-        """A step-wise engine began a step with `size` records of total `cost`."""
-        self._begin(now, size, cost, cost)
-
-    def step_ended(self, now: float, duration: float) -> None:
-        self._end(now, duration)
 
     def snapshot(self, now: float, waiting: int, waiting_cost: float, max_batch_size: int) -> BatchStats:
         wall, busy = self._wall_at(now), self._busy_at(now)
@@ -258,7 +251,8 @@ class BatchMeter:
             process_times=_trimmed(self._process_times, self._processed_s),
         )
 
-    def _begin(self, now: float, size: int, cost: float, padded: float) -> None:
+    def step_began(self, now: float, size: int, cost: float, padded: float) -> None:
+        """Records of this cost went to the engine: a batch, or a step of all that are in it."""
         if not self._running:
             self._remember(now)
             self._busy_since = now
@@ -268,7 +262,7 @@ class BatchMeter:
         self.batch_cost += cost
         self.padded_cost += padded
 
-    def _end(self, now: float, duration: float) -> None:
+    def step_ended(self, now: float, duration: float) -> None:
         self._running -= 1
         self._process_times[bisect_left(_BOUNDS, duration)] += 1
         self._processed_s += duration

@@ -9,8 +9,7 @@ from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Generator, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 from headrace.batching.callables import is_async
 from headrace.batching.foreign_calls import Raised
@@ -21,32 +20,27 @@ from headrace.errors import ConfigError, ProcessError
 from headrace.retry import RetryPolicy
 from headrace.tracebacks import Tidied, public
 
-
-@dataclass(frozen=True, slots=True)
-class AttemptSettings:
-    """How often to try a call, and how long each attempt may take."""
-
-    policy: RetryPolicy
-    retry_on: type[Exception] | tuple[type[Exception], ...] = Exception
-    timeout_s: float | None = None
-    """Time limit of one attempt; a slower one is cancelled and fails with TimeoutError."""
+ErrorKinds: TypeAlias = type[Exception] | tuple[type[Exception], ...]
 
 
 class Attempts:
     """Calls `fn` with one item, with retries.
 
     A coroutine function runs on the event loop. A plain function runs on a pool of `threads` threads; an awaitable that
-    it returns (a Ray reference, a future) is awaited.
+    it returns (a Ray reference, a future) is awaited. An attempt that takes longer than `timeout_s` is cancelled and
+    fails with TimeoutError.
     """
 
-    def __init__(self, fn: Callable[[Any], Any], settings: AttemptSettings, threads: int) -> None:
+    def __init__(
+        self, fn: Callable[[Any], Any], policy: RetryPolicy, retry_on: ErrorKinds, timeout_s: float | None, threads: int
+    ) -> None:
         self._fn = fn
-        self._settings = settings
+        self._policy, self._retry_on = policy, retry_on
         on_loop = is_async(fn)
         self._pool = None if on_loop else ThreadPoolExecutor(threads, "headrace-map")
         once: Callable[[object], Awaitable[object]] = self._awaited if on_loop else self._threaded
-        if settings.timeout_s is not None:
-            once = _limited(once, settings.timeout_s)
+        if timeout_s is not None:
+            once = _limited(once, timeout_s)
         self._once = once
 
     async def call(self, item: object) -> object:
@@ -56,7 +50,7 @@ class Attempts:
             Exception: raised by the last attempt.
             ProcessError: `fn` cancelled itself.
         """
-        policy, attempt = self._settings.policy, 1
+        policy, attempt = self._policy, 1
         while True:
             try:
                 return await self._once(item)
@@ -65,7 +59,7 @@ class Attempts:
                 if task is None or task.cancelling():
                     raise  # this task was cancelled
                 raise ProcessError("the call raised CancelledError although it was not cancelled") from error
-            except self._settings.retry_on:
+            except self._retry_on:
                 if not policy.allows(attempt):
                     raise
             await asyncio.sleep(policy.wait_s(attempt))
@@ -113,7 +107,7 @@ def map_concurrent(  # noqa: PLR0913 - keyword-only settings, each one a line in
     concurrency: int = 10,
     retries: int = 0,
     backoff_s: float = 0.5,
-    retry_on: type[Exception] | tuple[type[Exception], ...] = Exception,
+    retry_on: ErrorKinds = Exception,
     timeout_s: float | None = None,
     ordered: bool = True,
     return_exceptions: bool = False,
@@ -149,10 +143,13 @@ def map_concurrent(  # noqa: PLR0913 - keyword-only settings, each one a line in
     if not isinstance(items, (Iterable, AsyncIterable)):
         raise ConfigError(f"items is {items!r}; it must be iterable")
     policy = RetryPolicy(whole("retries", retries, 0) + 1, number("backoff_s", backoff_s, minimum=0))
-    settings = AttemptSettings(policy, retry_on, timeout_s)
     call = function("fn", fn, needed=True)
-    bounds = _Bounds(concurrency, ahead, ordered, fail_fast=not return_exceptions)
-    return FanOut(lambda: _TaskPool(items, Attempts(call, settings, concurrency), bounds), return_exceptions)
+
+    def pool() -> _TaskPool:
+        attempts = Attempts(call, policy, retry_on, timeout_s, concurrency)
+        return _TaskPool(items, attempts, concurrency, ahead, ordered=ordered, fail_fast=not return_exceptions)
+
+    return FanOut(pool, return_exceptions)
 
 
 class FanOut(Generic[ResultT]):
@@ -203,29 +200,28 @@ class _ItemsFailed(Raised):
     """Raised by the items themselves, which ends them."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Bounds:
-    concurrency: int
-    ahead: int
-    ordered: bool
-    fail_fast: bool
-    """Take no more items after a failure."""
-
-
 class _TaskPool:
     """Worker tasks that process items; at most `ahead` items are begun whose results are not yet taken.
 
-    Only `take` and `has_idle` may be used outside the event loop's thread.
+    With `fail_fast`, no more items are taken after a failure. Only `take` and `has_idle` may be used outside the event
+    loop's thread.
     """
 
-    def __init__(self, items: Iterable[object] | AsyncIterable[object], attempts: Attempts, bounds: _Bounds) -> None:
+    def __init__(
+        self,
+        items: Iterable[object] | AsyncIterable[object],
+        attempts: Attempts,
+        concurrency: int,
+        ahead: int,
+        *,
+        ordered: bool,
+        fail_fast: bool,
+    ) -> None:
         self.ready: deque[object] = deque()
         """Results to yield next."""
         self._attempts = attempts
-        self._concurrency = bounds.concurrency
-        self._ahead = bounds.ahead
-        self._ordered = bounds.ordered
-        self._fail_fast = bounds.fail_fast
+        self._concurrency, self._ahead = concurrency, ahead
+        self._ordered, self._fail_fast = ordered, fail_fast
         self._aclose: Callable[[], Awaitable[None]] | None = None
         if isinstance(items, AsyncIterable):
             iterator = aiter(items)

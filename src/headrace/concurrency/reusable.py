@@ -10,7 +10,7 @@ import os
 import threading
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any, Generic, TypeAlias, TypeVar, Unpack, overload
@@ -28,7 +28,6 @@ from headrace.tracebacks import public
 
 RecordT = TypeVar("RecordT")
 ResultT = TypeVar("ResultT")
-AnyT = TypeVar("AnyT")
 
 OnLoop: TypeAlias = "tuple[Batcher[Any, Any], asyncio.AbstractEventLoop]"
 """A batcher, and the event loop that it runs on."""
@@ -164,7 +163,7 @@ class Reusable(Generic[RecordT, ResultT]):
         with self._use() as loaded:
             batcher, loop = await _wait_loaded(loaded)
             call = _collect(batcher, list(records), return_exceptions)
-            return await asyncio.wrap_future(_on(loop, call))
+            return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(call, loop))
 
     @public
     def blocking(self, record: RecordT, *, timeout: float | None = None, **options: Unpack[SubmitOptions]) -> ResultT:
@@ -330,10 +329,6 @@ async def _collect(
     batcher: Batcher[RecordT, ResultT], records: list[RecordT], return_exceptions: bool
 ) -> list[ResultT]:
     return [result async for result in batcher.map(records, return_exceptions=return_exceptions)]
-
-
-def _on(loop: asyncio.AbstractEventLoop, coroutine: Coroutine[object, None, AnyT]) -> Future[AnyT]:
-    return asyncio.run_coroutine_threadsafe(coroutine, loop)
 
 
 @atexit.register

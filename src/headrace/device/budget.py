@@ -149,7 +149,8 @@ class BudgetTuner:
         if self._comparison is None:
             self._left -= 1
             if self._left <= 0:
-                self._plan()
+                self._next = [self.best * next(self._turns)]
+                self._begin()
             return
         if not self._has_earned(self._comparison):
             return
@@ -177,11 +178,6 @@ class BudgetTuner:
 
     def _has_earned(self, comparison: _BudgetComparison) -> bool:
         return comparison.other == self._kept or self._computed >= _EARNED * _PAIRS * comparison.other
-
-    def _plan(self) -> None:
-        """Compare with one other budget, a smaller and a larger one in turn."""
-        self._next = [self.best * next(self._turns)]
-        self._begin()
 
     def _begin(self) -> None:
         """Compare with the next allowed budget; hold if there is none."""

@@ -7,6 +7,8 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from headrace.device.memory import read_text
+
 
 def own_cores() -> list[int]:
     """The cores that this process may use, those of one physical core side by side."""
@@ -38,7 +40,7 @@ def cores_beside(gpus: Sequence[str], root: Path = Path("/")) -> list[tuple[int,
 def _places(gpus: Sequence[str], root: Path) -> list[str | None]:
     """The address of each GPU on the PCI bus; None if it cannot be told."""
     found = sorted((root / "proc/driver/nvidia/gpus").glob("*"))
-    uuids = {folder.name: _read(folder / "information") for folder in found}
+    uuids = {folder.name: read_text(folder / "information") for folder in found}
     places: list[str | None] = []
     for gpu in gpus:
         if gpu.isdecimal():
@@ -50,12 +52,12 @@ def _places(gpus: Sequence[str], root: Path) -> list[str | None]:
 
 def _near(place: str | None, allowed: Sequence[int], root: Path) -> tuple[int, ...]:
     """The allowed cores near a place on the bus; all of them where that is not known."""
-    local = _listed(_read(root / "sys/bus/pci/devices" / place.lower() / "local_cpulist")) if place else set()
+    local = _listed(read_text(root / "sys/bus/pci/devices" / place.lower() / "local_cpulist")) if place else set()
     return tuple(core for core in allowed if core in local) or tuple(allowed)
 
 
 def first_sibling(core: int) -> int:
-    text = _read(Path(f"/sys/devices/system/cpu/cpu{core}/topology/thread_siblings_list"))
+    text = read_text(Path(f"/sys/devices/system/cpu/cpu{core}/topology/thread_siblings_list"))
     return min(_listed(text), default=core)
 
 
@@ -66,10 +68,3 @@ def _listed(text: str) -> set[int]:
         first, _, last = part.partition("-")
         cores.update(range(int(first), int(last or first) + 1))
     return cores
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text().strip()
-    except OSError:
-        return ""

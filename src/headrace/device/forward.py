@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import operator
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from headrace.device.memory import AvailableMemory, PeakMeter
 
@@ -34,8 +35,7 @@ class NetworkSize:
         return float(2.0 * self.multiplied * real.sum() + 4.0 * self.attention * (real @ real))
 
 
-@dataclass(frozen=True, slots=True)
-class Forwarded:
+class Forwarded(NamedTuple):
     """The sum over some forward passes."""
 
     passes: int = 0
@@ -47,23 +47,11 @@ class Forwarded:
 
     def plus(self, later: Forwarded) -> Forwarded:
         """With what was done after it."""
-        return Forwarded(
-            self.passes + later.passes,
-            self.seconds + later.seconds,
-            self.operations + later.operations,
-            self.weight_bytes + later.weight_bytes,
-            self.replayed + later.replayed,
-        )
+        return Forwarded(*map(operator.add, self, later))
 
     def since(self, earlier: Forwarded) -> Forwarded:
         """Without what was done before."""
-        return Forwarded(
-            self.passes - earlier.passes,
-            self.seconds - earlier.seconds,
-            self.operations - earlier.operations,
-            self.weight_bytes - earlier.weight_bytes,
-            self.replayed - earlier.replayed,
-        )
+        return Forwarded(*map(operator.sub, self, earlier))
 
 
 class ForwardMeter:
@@ -95,14 +83,7 @@ class ForwardMeter:
         operations = 0.0 if self._size is None else self._size.operations(lengths)
         moved = 0 if self._size is None else self._size.weight_bytes
         with self._lock:
-            done = self._sum
-            self._sum = Forwarded(
-                done.passes + 1,
-                done.seconds + seconds,
-                done.operations + operations,
-                done.weight_bytes + moved,
-                done.replayed + replayed,
-            )
+            self._sum = self._sum.plus(Forwarded(1, seconds, operations, moved, int(replayed)))
 
     def device_peaks(self, dtype: str) -> Mapping[str, float]:
         """Operations and bytes per second that the device reaches, measured now; see `native.peaks`."""

@@ -180,7 +180,7 @@ def memory_limit(groups: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/
     """The smallest of the machine's memory and the limits of the process's control groups."""
     limits = [AvailableMemory(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), "the machine")]
     for path in _limit_files(groups, own):
-        text = _read(path)
+        text = read_text(path)
         if text.isdecimal() and int(text) < _NONE:
             limits.append(AvailableMemory(int(text), f"the control group ({path})"))
     return min(limits, key=lambda limit: limit.bytes)
@@ -189,7 +189,7 @@ def memory_limit(groups: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/
 def _limit_files(groups: Path, own: Path) -> list[Path]:
     """The limit files of the process's own group and of every group above it."""
     files = [groups / name for name in _LIMIT_FILES]
-    for line in _read(own).splitlines():
+    for line in read_text(own).splitlines():
         _, controllers, place = line.split(":", 2)
         root = groups / "memory" if controllers else groups
         name = "memory.limit_in_bytes" if controllers else "memory.max"
@@ -201,11 +201,12 @@ def _limit_files(groups: Path, own: Path) -> list[Path]:
 
 
 def _from_status(status: Path, name: str) -> int | None:
-    line = next((line for line in _read(status).splitlines() if line.startswith(name)), None)
+    line = next((line for line in read_text(status).splitlines() if line.startswith(name)), None)
     return int(line.split()[1]) * 1024 if line else None
 
 
-def _read(path: Path) -> str:
+def read_text(path: Path) -> str:
+    """What a file of the system says; empty if it cannot be read."""
     try:
         return path.read_text().strip()
     except OSError:

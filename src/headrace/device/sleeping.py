@@ -33,7 +33,7 @@ class HostBlock:
         if device.type == "cuda" and size:
             address = self._memory.data_ptr()
             if (code := int(torch.cuda.cudart().cudaHostRegister(address, size, 0))) == 0:
-                weakref.finalize(self, _unlock, address)
+                weakref.finalize(self, torch.cuda.cudart().cudaHostUnregister, address)
             else:
                 logger.debug("no page-locked memory for %d bytes: CUDA error %d", size, code)
 
@@ -66,10 +66,6 @@ def to_device(module: torch.nn.Module, device: torch.device) -> None:
     """
     _replace(module, lambda tensor: tensor.to(device, non_blocking=True, copy=True), device)
     _asleep.pop(module, None)
-
-
-def _unlock(address: int) -> None:
-    torch.cuda.cudart().cudaHostUnregister(address)
 
 
 def _strides(tensor: torch.Tensor) -> tuple[int, ...]:

@@ -270,7 +270,8 @@ class ModuleEngine:
 
     def _split(self, output: Tensors, size: int) -> list[object]:
         """A mapping, tuple or list of tensors as one of their rows for each record."""
-        if not isinstance(output, Mapping) and len(output) == size and not _are_tensors(output):
+        is_answers = not isinstance(output, Mapping) and not all(isinstance(one, torch.Tensor) for one in output)
+        if is_answers and len(output) == size:
             return list(output)
         parts = [(name, self._counted(_to_numpy(one), size)) for name, one in _flat(output)]
         if isinstance(output, Mapping):
@@ -412,10 +413,6 @@ def _rebuilt(like: Tensors, tensors: Mapping[str, torch.Tensor]) -> Tensors:
     if isinstance(like, (tuple, list)):
         return tuple(tensors[str(place)] for place in range(len(like)))
     return tensors[_ONE]
-
-
-def _are_tensors(output: Sequence[object]) -> bool:
-    return all(isinstance(one, torch.Tensor) for one in output)
 
 
 def _kinds(arrays: Mapping[str, Array]) -> object:

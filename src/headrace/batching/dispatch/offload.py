@@ -175,15 +175,17 @@ class ProcessCaller:
                 own `CancelledError`, which is the `__cause__`.
         """
         with self._foreign:
-            return await (self._call_on_loop(records) if self._on_loop else self._call_in_thread(records, timer))
-
-    async def _call_on_loop(self, records: Sequence[object]) -> Sequence[object]:
-        size = len(records)  # it may change the list
-        return received(await watched(self._fn(records), self._blocked), size, whole=type(records) is not list)
+            if not self._on_loop:
+                return await self._call_in_thread(records, timer)
+            size = len(records)  # it may change the list
+            return received(await watched(self._fn(records), self._blocked), size, whole=type(records) is not list)
 
     async def _call_in_thread(self, records: Sequence[object], timer: CallTimer) -> Sequence[object]:
         size = len(records)
-        worker = self._idle.pop() if self._idle else self._new_worker()
+        if not self._idle:
+            self._started += 1
+            self._idle.append(WorkerThread(f"{self._name}-{self._started}"))
+        worker = self._idle.pop()
         work = functools.partial(timer.time, functools.partial(self._run_in_thread, worker, records))
         running = worker.run(asyncio.get_running_loop(), work)
         try:
@@ -209,10 +211,6 @@ class ProcessCaller:
         for worker in self._idle:
             worker.join(1.0)
         self._idle.clear()
-
-    def _new_worker(self) -> WorkerThread:
-        self._started += 1
-        return WorkerThread(f"{self._name}-{self._started}")
 
     def _run_in_thread(self, worker: WorkerThread, records: Sequence[object]) -> object:
         """The results, taken over before the next call can change them; or an awaitable for the event loop."""

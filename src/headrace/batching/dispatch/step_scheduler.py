@@ -179,7 +179,8 @@ class StepScheduler(DispatchLoop):
             return
         number, size, began = self._meter.batches, len(self._slots), self._clock()
         self._count_in_flight()
-        self._meter.step_began(began, size, self._slots.held)
+        held = self._slots.held
+        self._meter.step_began(began, size, held, held)
         starved = began - self._idle_since
         timer = CallTimer()
         failure = await self._call(step_call, timer)

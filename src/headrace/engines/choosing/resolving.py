@@ -7,13 +7,13 @@ downloads exactly this version. Both leave local models as they are.
 from __future__ import annotations
 
 import importlib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from headrace.engines.choosing import registry
 from headrace.engines.choosing.config import EngineConfig
+from headrace.engines.library_settings import read
 from headrace.engines.model_folder import ONNX_WEIGHTS
 from headrace.engines.model_kinds import check_kind
 from headrace.errors import ConfigError
@@ -53,7 +53,8 @@ def fetch(config: EngineConfig) -> str | Path | None:
     found = model.look_up(config.commit)
     folder = _check(config, model, found)
     _check_architecture(config, folder)
-    wanted = [*_settings(config, folder, found), *_weights(config, folder, found)]
+    modules, code = _modules(folder), bool(config.engine_options.get("trust_remote_code"))
+    wanted = [*files.setting_files(found.files, modules, code=code), *_weights_of(config, found, modules)]
     return model.download(found.commit, wanted, progress=True)
 
 
@@ -126,19 +127,8 @@ def _loads_onnx(config: EngineConfig) -> bool:
     return config.declaration is not None and config.declaration.weights == ONNX_WEIGHTS
 
 
-def _weights(config: EngineConfig, folder: Path, found: Listing) -> list[str]:
-    return _weights_of(config, found, _modules(folder))
-
-
-def _settings(config: EngineConfig, folder: Path, found: Listing) -> list[str]:
-    code = bool(config.engine_options.get("trust_remote_code"))
-    return files.setting_files(found.files, _modules(folder), code=code)
-
-
 def _modules(folder: Path) -> list[str]:
-    steps = _json(folder / "modules.json")
-    steps = steps if isinstance(steps, list) else []
-    return [str(step.get("path", "")) for step in steps if isinstance(step, Mapping)]
+    return [str(step.get("path", "")) for step in read(folder / "modules.json", []) if isinstance(step, Mapping)]
 
 
 def _check_architecture(config: EngineConfig, folder: Path) -> None:
@@ -147,9 +137,9 @@ def _check_architecture(config: EngineConfig, folder: Path) -> None:
     Raises:
         ConfigError: it does not know it.
     """
-    facts = _json(folder / "config.json")
+    facts = read(folder / "config.json")
     declared = config.declaration
-    if declared is None or not declared.by_transformers or not isinstance(facts, Mapping) or "model_type" not in facts:
+    if declared is None or not declared.by_transformers or "model_type" not in facts:
         return
     transformers = importlib.import_module("transformers")  # here, as it takes seconds
     kind, own = facts["model_type"], facts.get("auto_map")
@@ -173,11 +163,3 @@ def _refuse_foreign_code(config: EngineConfig, own: object) -> None:
             f"model {config.model!r} runs Python code of another repository, {other}, which is not downloaded; use a "
             "local copy of both"
         )
-
-
-def _json(path: Path) -> object:
-    try:
-        content: object = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return content

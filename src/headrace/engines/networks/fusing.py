@@ -102,7 +102,8 @@ def exchange(base: PreTrainedModel) -> None:
                 setattr(parent, name, FusedNorm(child))
         for linear, activation in ACTIVATED.items():
             gelu, layer = getattr(parent, activation, None), getattr(parent, linear, None)
-            if type(gelu) is GELUActivation and layer is not None and _has_bias(layer):
+            is_linear = layer is not None and type(layer) is torch.nn.Linear and layer.bias is not None
+            if is_linear and type(gelu) is GELUActivation:
                 setattr(parent, linear, FusedGelu(layer, gelu))
                 setattr(parent, activation, torch.nn.Identity())
 
@@ -120,10 +121,6 @@ def unfuse(base: PreTrainedModel) -> None:
             if isinstance(layer, FusedGelu):
                 setattr(parent, activation, *layer.gelu)
                 setattr(parent, linear, layer.linear)
-
-
-def _has_bias(part: torch.nn.Module) -> bool:
-    return type(part) is torch.nn.Linear and part.bias is not None
 
 
 def _normalises(part: torch.nn.Module) -> bool:

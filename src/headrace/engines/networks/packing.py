@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.nn.attention.varlen import varlen_attn
 from torch.nn.functional import embedding_bag, scaled_dot_product_attention
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -25,12 +26,8 @@ from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from headrace.engines.networks import cpu_attention
 
-try:
-    from torch.nn.attention.varlen import varlen_attn
-
-    _VARLEN = frozenset(inspect.signature(varlen_attn).parameters)
-except ImportError:  # an older PyTorch
-    varlen_attn, _VARLEN = None, frozenset()
+_VARLEN = frozenset(inspect.signature(varlen_attn).parameters)
+"""The arguments that this PyTorch's variable-length attention has."""
 
 NAME = "headrace_packed"
 """The attention of models that can be called with a row."""
@@ -286,7 +283,7 @@ def _window(module: torch.nn.Module, is_causal: bool | None, sliding_window: int
 
 def _is_variable(query: torch.Tensor, window: tuple[int, int]) -> bool:
     """Whether PyTorch's variable-length attention computes this."""
-    if varlen_attn is None or not query.is_cuda or query.dtype not in HALVES:
+    if not query.is_cuda or query.dtype not in HALVES:
         return False
     if query.shape[-1] > _WIDEST_HEAD or query.shape[-1] % 8:
         return False
@@ -362,7 +359,7 @@ def inputs(base: PreTrainedModel, tensors: Mapping[str, torch.Tensor]) -> dict[s
     if first := _first_position(base):
         given["position_ids"] = tensors["position_ids"][None] + first
     # Models take a mask of four dimensions as it is. Nobody reads it.
-    given["attention_mask"] = _no_mask(tensors["input_ids"].device)
+    given["attention_mask"] = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=tensors["input_ids"].device)
     if "use_cache" in _parameters(type(base).forward):
         given["use_cache"] = False
     return given
@@ -371,10 +368,6 @@ def inputs(base: PreTrainedModel, tensors: Mapping[str, torch.Tensor]) -> dict[s
 @functools.cache
 def _parameters(forward: Callable[..., object]) -> frozenset[str]:
     return frozenset(inspect.signature(forward).parameters)
-
-
-def _no_mask(device: torch.device) -> torch.Tensor:
-    return torch.ones(1, 1, 1, 1, dtype=torch.bool, device=device)
 
 
 def _first_position(base: PreTrainedModel) -> int:

@@ -142,7 +142,8 @@ class TorchNetwork:
             return pipeline.run(some, call)
 
         with naming_device_errors(self._device, lambda: _describe(arrays)):
-            computed = self._on_lanes(np.ones(_rows_of(arrays), int), compute, least=0)
+            rows = len(next(iter(arrays.values())))
+            computed = self._on_lanes(np.ones(rows, int), compute, least=0)
         self.meter.add(computed.seconds, [])
         return computed.rows
 
@@ -245,10 +246,6 @@ def _drop_tensors(module: torch.nn.Module) -> None:
         part._buffers.clear()
         for name in [name for name, value in held.items() if isinstance(value, torch.Tensor)]:
             del held[name]
-
-
-def _rows_of(arrays: Arrays) -> int:
-    return len(next(iter(arrays.values())))
 
 
 def load_pretrained(

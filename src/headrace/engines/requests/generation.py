@@ -6,7 +6,6 @@ import hashlib
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import partial
 from typing import Any, NotRequired, TypedDict
 
 from headrace.engines.requests.chat import TEXT_ONLY, checked_messages, with_more
@@ -214,23 +213,8 @@ def parse(  # noqa: PLR0913 - keyword-only; each engine sets those that concern 
         RecordError: another type, an empty prompt, an unknown role or field, or a parameter out of range. Its `param`
             names the field of the request body.
     """
-    if isinstance(value, FormedRequest):
-        return _formed(
-            value,
-            partial(
-                parse,
-                defaults=defaults,
-                system_prompt=system_prompt,
-                chat=chat,
-                extra=extra,
-                parts=parts,
-                token_ids=token_ids,
-                structures=structures,
-                tools=tools,
-                examples=examples,
-                adapters=adapters,
-            ),
-        )
+    form = value if isinstance(value, FormedRequest) else None
+    value = value if form is None else form.value
     body: Mapping[str, object] = value if isinstance(value, dict) else {}
     if body:
         value = asked_in(body, token_ids=token_ids)
@@ -241,15 +225,17 @@ def parse(  # noqa: PLR0913 - keyword-only; each engine sets those that concern 
     known = {name: body[name] for name in extra if body.get(name) is not None}
     asked = Request(None, None, sampling, known, structure=structure, adapter=_adapter(body, adapters))
     if isinstance(value, tuple):
-        return replace(asked, token_ids=value)
-    if value == "":
+        asked = replace(asked, token_ids=value)
+    elif value == "":
         raise RecordError("the prompt is empty; there is nothing to answer", param="prompt" if body else None)
     # The field name of a body decides between prompt and chat.
-    if isinstance(value, str) and (body or not any((chat, system_prompt, tools, examples))):
+    elif isinstance(value, str) and (body or not any((chat, system_prompt, tools, examples))):
         _refuse_tools(body)
-        return replace(asked, prompt=value)
-    messages = with_more(_messages(value, parts), system_prompt, examples)
-    return replace(asked, messages=messages, tools=_tools(body, tools, structure))
+        asked = replace(asked, prompt=value)
+    else:
+        messages = with_more(_messages(value, parts), system_prompt, examples)
+        asked = replace(asked, messages=messages, tools=_tools(body, tools, structure))
+    return asked if form is None else _formed(form, asked)
 
 
 def _structure(body: Mapping[str, object], options: Collection[str] | None, sampling: Sampling) -> Structure | None:
@@ -292,9 +278,8 @@ def _refuse_tools(body: Mapping[str, object]) -> None:
         raise RecordError("tool_choice goes with messages and tools: send a chat", param="tool_choice")
 
 
-def _formed(asked: FormedRequest, parse_plain: Callable[[object], Request]) -> Request:
+def _formed(asked: FormedRequest, request: Request) -> Request:
     """The request with the form that the job gives its answer, and what the prompt says of it."""
-    request = parse_plain(asked.value)
     _check_ends(request.sampling)
     if request.structure is not None:
         name = request.structure.said_in

@@ -34,25 +34,13 @@ class SparseVector(TypedDict):
     values: NDArray[np.float32]
 
 
-class SparseHead:
-    """Sparse vectors from rows.
-
-    Args:
-        max_active_dims: how many components to keep, the largest by absolute value; None for all.
-    """
-
-    def __init__(self, max_active_dims: int | None) -> None:
-        self._most = max_active_dims
-
-    def __call__(self, rows: OutputRows) -> list[SparseVector]:
-        return [self._sparse(row) for row in rows]
-
-    def _sparse(self, row: OutputRows) -> SparseVector:
-        indices = np.flatnonzero(row)
-        if self._most is not None and len(indices) > self._most:
-            order = np.argsort(-np.abs(row[indices]), kind="stable")
-            indices = np.sort(indices[order[: self._most]])
-        return SparseVector(indices=indices.astype(np.int32), values=row[indices])
+def _sparse(most: int | None, row: OutputRows) -> SparseVector:
+    """A row without its zeros, or only its `most` largest components by absolute value."""
+    indices = np.flatnonzero(row)
+    if most is not None and len(indices) > most:
+        order = np.argsort(-np.abs(row[indices]), kind="stable")
+        indices = np.sort(indices[order[:most]])
+    return SparseVector(indices=indices.astype(np.int32), values=row[indices])
 
 
 class SparseEngine(TextEngine):
@@ -67,7 +55,7 @@ class SparseEngine(TextEngine):
         tokens = encoder.tokens()
         call = _Weighed(encoder.module, most)
         network = encoder.network(call, tokens.inputs, no_packing=call.no_packing)
-        super().__init__(network, tokens, SparseHead(most), facts)
+        super().__init__(network, tokens, lambda rows: [_sparse(most, row) for row in rows], facts)
         texts = max(1, min(self.profile.batch_size, MOST_WEIGHTS // self.width))
         budget = self.profile.batch_cost
         if self._rows.padding != "packed":  # a weight of each word for each token is held at once
@@ -90,16 +78,11 @@ class _Weighed:
     def __init__(self, module: SparseEncoder, most: int | None) -> None:
         self._module = module
         self._limit = {} if most is None else {"max_active_dims": most}
-        self.no_packing = self._why_not()
+        is_pooled = [type(part) for part in module][1:] == [SpladePooling]
+        self.no_packing = "" if is_pooled else "its weights are not made by SPLADE's pooling alone"
         """Why it takes no row; empty if it can be tried."""
         if not self.no_packing:
             _let_head_be_called_alone(module[0].model.base_model)
-
-    def _why_not(self) -> str:
-        _, *rest = self._module
-        if [type(part) for part in rest] != [SpladePooling]:
-            return "its weights are not made by SPLADE's pooling alone"
-        return ""
 
     def __call__(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
         row = packing.current()

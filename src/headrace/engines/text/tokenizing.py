@@ -129,7 +129,7 @@ class TextTokens(Vocabulary):
         good = [value for value, error in zip(inputs, errors, strict=True) if error is None]
         done = {place: ready for place, value in enumerate(good) if (ready := self._ready(value)) is not None}
         rest = [self._shortened(value) for place, value in enumerate(good) if place not in done]
-        encoded = map(self._of, self._tokenizer.encode_batch_fast(rest))
+        encoded = ((self._arrays(one), bool(one.overflowing)) for one in self._tokenizer.encode_batch_fast(rest))
         prepared = (
             done[place] if place in done else self._prepared(*next(encoded), value) for place, value in enumerate(good)
         )
@@ -195,7 +195,8 @@ class TextTokens(Vocabulary):
 
     def _ids(self, texts: Sequence[str]) -> tuple[list[bytes], list[bytes], list[bool]]:
         """The tokens of plain texts, their types where some are not 0, and whether tokens were cut off."""
-        texts = self._with_prompt(texts)
+        first = self._prompts.default
+        texts = [first + text for text in texts] if first else list(texts)
         if self._word_tokens is None:
             ids, cut, left = [b""] * len(texts), [False] * len(texts), list(range(len(texts)))
         else:
@@ -208,10 +209,6 @@ class TextTokens(Vocabulary):
                 ids[row], cut[row] = packed(encoding.ids), bool(encoding.overflowing)
             types += [packed(encoding.type_ids) for encoding in encodings if self._types_texts]
         return ids, types, cut
-
-    def _with_prompt(self, texts: Sequence[str]) -> list[str]:
-        first = self._prompts.default
-        return [first + text for text in texts] if first else list(texts)
 
     def _are_plain(self, values: Sequence[object]) -> TypeGuard[Sequence[str]]:
         """`_is_plain` of all values, mostly without a call for each."""
@@ -424,9 +421,6 @@ class TextTokens(Vocabulary):
         if not tokens.size:
             return _no_tokens()
         return Prepared(tokens, cost=tokens.shape[1], truncated=truncated)
-
-    def _of(self, encoding: Encoding) -> tuple[Tokens, bool]:
-        return self._arrays(encoding), bool(encoding.overflowing)
 
     def _arrays(self, encoding: Encoding) -> Tokens:
         rows = [encoding.ids, encoding.type_ids] if self._typed else [encoding.ids]
