@@ -31,11 +31,11 @@ class Options:
     """Records that may wait."""
     in_flight: int
     """Maximum records that the dispatcher holds at a time."""
-    max_queue_cost: float | None
     process_timeout_s: float | None
-    on_error: OnError
-    oversized: Literal["alone", "reject"]
     listener: Listener | None
+    max_queue_cost: float | None = None
+    on_error: OnError = "fail"
+    oversized: Literal["alone", "reject"] = "alone"
 
     def __post_init__(self) -> None:
         optional("max_queue_cost", self.max_queue_cost, above=0)

@@ -52,10 +52,7 @@ class PassthroughBatcher(Batcher[RecordT, ResultT]):
             limits=BatchLimits(target_batch_cost=NO_BUDGET, max_batch_size=1),
             capacity=whole("max_queue_size", max_queue_size, 1) + 1,
             in_flight=slots,
-            max_queue_cost=None,
             process_timeout_s=process_timeout_s,
-            on_error="fail",
-            oversized="alone",
             listener=listener,
         )
         cost = CostRule(function("cost_estimator", cost_estimator, needed=False, plain=True), ("estimate_cost",), 1)

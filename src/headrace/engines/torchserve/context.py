@@ -100,22 +100,12 @@ class Metrics:
         metric.add_or_update(value)
         return metric
 
-    def add_counter(
-        self,
-        name: str,
-        value: float,
-        *described: object,
-        metric_type: MetricTypes = MetricTypes.COUNTER,
-        **more: object,
-    ) -> Metric:
-        return self.add_metric(name, value, *described, metric_type=metric_type, **more)
-
     def add_time(
         self, name: str, value: float, *described: object, metric_type: MetricTypes = MetricTypes.GAUGE, **more: object
     ) -> Metric:
         return self.add_metric(name, value, *described, metric_type=metric_type, **more)
 
-    add_error = add_counter
+    add_counter = add_error = add_metric
     add_size = add_percent = add_time
 
 

@@ -52,8 +52,7 @@ class ImageEngine(NetworkEngine):
 
     def prepare_column(self, inputs: Column) -> PreparedColumn:
         """Pixels of each image, in 8 bits; a RecordError for an invalid one."""
-        if self.preparer is None:
-            raise TypeError("images of several shapes make no column")
+        assert self.preparer is not None, "the profile says that it prepares columns"
         return self.preparer.prepare_column(inputs)
 
     def forward(self, batch: list[Pixels] | PixelColumn) -> Sequence[object]:
