@@ -59,7 +59,6 @@ class ShapeBook:
         return rounded if rounded.texts * rounded.length <= _MOST_TOKENS else None
 
     def state(self, shape: BatchShape) -> ShapeState:
-        """What is known of a shape."""
         return self._records[shape].state if shape in self._records else "seen"
 
     def ran(self, shape: BatchShape, seconds: float) -> None:

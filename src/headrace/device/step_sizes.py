@@ -55,12 +55,10 @@ class StepTuner:
 
     @property
     def next(self) -> StepSize:
-        """The size of the next step."""
         return _size(self._answers.budget, self._tokens.budget)
 
     @property
     def best(self) -> StepSize:
-        """The size that was found so far."""
         return _size(self._answers.best, self._tokens.best)
 
     @property

@@ -154,17 +154,14 @@ class ToolCall:
 
     @classmethod
     def of(cls, call: Mapping[str, Json]) -> ToolCall:
-        """The call that OpenAI's API has so."""
         return cls(call["id"], call["function"]["name"], call["function"]["arguments"])
 
     @classmethod
     def all_of(cls, answer: Mapping[str, Json]) -> list[ToolCall]:
-        """The calls in an answer."""
         return [cls.of(call) for call in answer.get("tool_calls", ())]
 
     @property
     def as_openai(self) -> JsonObject:
-        """The call as OpenAI's API has it."""
         return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": self.arguments}}
 
     @property

@@ -68,8 +68,6 @@ class DeviceOptions(EngineOptions):
 
 
 class AdapterOptions(EngineOptions):
-    """An adapter of the model."""
-
     adapter: str | None = option(
         None,
         "Folder of a LoRA adapter, as PEFT saves it, to add to the weights when they are loaded. Default: none.",
@@ -120,8 +118,6 @@ class PromptOptions(EngineOptions):
 
 
 class GraphOptions(EngineOptions):
-    """CUDA graphs."""
-
     enforce_eager: bool = option(
         False, "For text encoders on a GPU, and for vLLM: do without CUDA graphs. Default: use them.", panel=PANEL
     )
@@ -164,16 +160,12 @@ class VectorOptions(OutputDtypeOptions):
 
 
 class LabelOptions(EngineOptions):
-    """How many labels to list."""
-
     top_labels: int | None = option(
         None, "How many labels to list with their scores, best first. Default: only the best."
     )
 
 
 class CandidateOptions(EngineOptions):
-    """The user's own labels."""
-
     labels: str | Sequence[str] = option(
         (), "For zero-shot: labels, such as sports,politics. Required there.", panel=PANEL, parse=_labels
     )

@@ -27,7 +27,6 @@ class Portable:
 
     @classmethod
     def of(cls, error: BaseException) -> Portable:
-        """The portable form of an exception."""
         there = attempt(_there_and_back, error)
         pickled = there[0] if not isinstance(there, Raised) and type(there[1]) is type(error) else b""
         return cls(pickled, type(error).__name__, text_of(error), isinstance(error, HeadraceError))

@@ -22,11 +22,7 @@ _WIDEST = 8_192
 
 
 class FusedNorm(torch.nn.Module):  # type: ignore[misc]  # torch's types are not read here
-    """LayerNorm in one kernel.
-
-    Args:
-        norm: the original layer.
-    """
+    """LayerNorm in one kernel."""
 
     def __init__(self, norm: torch.nn.LayerNorm) -> None:
         super().__init__()
@@ -41,11 +37,7 @@ class FusedNorm(torch.nn.Module):  # type: ignore[misc]  # torch's types are not
 
 
 class FusedOutput(torch.nn.Module):  # type: ignore[misc]  # torch's types are not read here
-    """A linear layer, and the LayerNorm of its output plus a residual.
-
-    Args:
-        output: the original layers of a BERT-like model.
-    """
+    """The linear layer of a BERT-like model, and the LayerNorm of its output plus a residual."""
 
     def __init__(self, output: torch.nn.Module) -> None:
         super().__init__()
@@ -59,12 +51,7 @@ class FusedOutput(torch.nn.Module):  # type: ignore[misc]  # torch's types are n
 
 
 class FusedGelu(torch.nn.Module):  # type: ignore[misc]  # torch's types are not read here
-    """A linear layer and the GELU of its output, in one matrix product.
-
-    Args:
-        linear: the original layer.
-        gelu: its activation.
-    """
+    """A linear layer and the GELU of its output, in one matrix product."""
 
     def __init__(self, linear: torch.nn.Linear, gelu: torch.nn.Module) -> None:
         super().__init__()

@@ -115,7 +115,6 @@ class ScoreHead:
         self._function = function
 
     def __call__(self, logits: OutputRows) -> list[float]:
-        """The first column."""
         scores: list[float] = apply(self._function, logits)[:, 0].tolist()
         return scores
 

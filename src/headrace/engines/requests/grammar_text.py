@@ -55,7 +55,6 @@ def problem_in(structure: Structure) -> str | None:
 
 
 def worded(structure: Structure, problem: str) -> str:
-    """A message of llguidance's, in one line that names the form."""
     return f"the {_NAMES[structure.kind]} cannot be used: {' '.join(problem.split())[:300]}"
 
 

@@ -206,8 +206,6 @@ class TextRows:
 
 @dataclass(frozen=True, slots=True)
 class TokenBatch:
-    """Texts for a network."""
-
     rows: TokenRows
     tokens: TextTokens
     inputs: frozenset[str]

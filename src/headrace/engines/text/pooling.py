@@ -34,7 +34,6 @@ class Pooling:
     """Whether the tokens of a prompt are pooled too."""
 
     def describe(self) -> str:
-        """The mode and normalisation."""
         return self.mode + (", normalised" if self.normalize else "")
 
 

@@ -83,7 +83,6 @@ class Metrics:
         dimension_names: Sequence[str] = (),
         metric_type: MetricTypes = MetricTypes.COUNTER,
     ) -> Metric:
-        """The metric with this name and type; a new one has this unit and these dimensions."""
         new = Metric(metric_name, unit=unit, dimensions=dimension_names, metric_type=metric_type)
         return self.cache.setdefault(metric_type, {}).setdefault(metric_name, new)
 

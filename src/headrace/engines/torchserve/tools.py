@@ -30,8 +30,6 @@ logger = logging.getLogger(__name__)
 
 
 class PredictionException(Exception):  # noqa: N818 - TorchServe's name
-    """A handler's error, with the response status."""
-
     def __init__(self, message: str, error_code: int = 500) -> None:
         super().__init__(message)
         self.message = message
@@ -119,7 +117,6 @@ def get_yaml_config(yaml_file_path: str) -> object:
 
 
 def check_valid_pt2_backend(backend: str) -> bool:
-    """Whether `torch.compile` supports a backend."""
     import torch
 
     return backend in (*torch.compiler.list_backends(()), "eager")

@@ -24,7 +24,6 @@ class ImageNetProcessing:
     std = (0.229, 0.224, 0.225)
 
     def __call__(self, image: Image.Image) -> torch.Tensor:
-        """A tensor of shape (channels, rows, columns)."""
         width, height = image.size
         short = min(width, height)
         image = image.resize((256 * width // short, 256 * height // short), Image.Resampling.BILINEAR)
@@ -46,7 +45,6 @@ class VisionHandler(BaseHandler):
     image_processing: Callable[[Image.Image], torch.Tensor] = ImageNetProcessing()
 
     def preprocess(self, data: Sequence[Mapping[str, object]]) -> torch.Tensor:
-        """A tensor of shape (images, channels, rows, columns)."""
         return torch.stack([self._image(row.get("data") or row.get("body")) for row in data]).to(self.device)
 
     def _image(self, value: object) -> torch.Tensor:

@@ -96,11 +96,7 @@ class ImageTransform:
         return replace(self, fast=False).resized(self.decoded(file))
 
     def decoded(self, file: Path | io.BytesIO) -> Image.Image:
-        """The image in RGB at its full size, with its EXIF orientation applied.
-
-        Raises:
-            RecordError: it is no image, damaged or too large.
-        """
+        """The image in RGB at its full size, with its EXIF orientation applied. Errors as a call."""
         try:
             with Image.open(file) as image:
                 self._check(image)
