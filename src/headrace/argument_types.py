@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_or
 
 from headrace.errors import ConfigError, nearest
 from headrace.options import NAMES, RESERVED, Declared, Option, SettingName, all_declared, declared, groups
-from headrace.wording import shown
+from headrace.wording import shown, spoken
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -119,6 +119,12 @@ def check_types(settings: DataclassInstance, *leave_out: str) -> None:
         value = getattr(settings, field.name)
         if field.name not in leave_out and (wanted := _wanted(value, hints[field.name], options.get(field.name))):
             raise ConfigError(f"``{field.name}`` is {shown(value)}; it must be {wanted}")
+
+
+def check_value(one: Declared, value: object) -> None:
+    """Check one value as `check_types` does. Raises ConfigError: it has another type, or is out of range."""
+    if wanted := _wanted(value, one.kind, one.option):
+        raise ConfigError(f"``{one.name}`` is {shown(value)}; it must be {wanted}")
 
 
 def read(one: Declared, text: str) -> object:
@@ -229,6 +235,8 @@ def _words(hint: Any) -> str:
     if origin is collections.abc.Callable:
         return "a function"
     found = origin or hint
+    if found is bool and spoken() != "python":
+        return "true or false"
     return _WORDS.get(found, f"a {found.__name__}")
 
 

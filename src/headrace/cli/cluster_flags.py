@@ -26,17 +26,27 @@ if TYPE_CHECKING:
 Execute = Callable[[JobSettings, Stopper], tuple[JobEnd, Report]]
 
 
+def _size(text: str) -> int | Literal["auto"]:
+    if text == "auto":
+        return "auto"
+    if not text.isdecimal() or int(text) < 1:
+        raise ValueError(f"{text!r} is neither a number >= 1 nor auto")
+    return int(text)
+
+
 @dataclass(frozen=True, slots=True)
 class ClusterFlags:
     """Workers of a job."""
 
     panel: ClassVar[str] = "Workers"
 
-    data_parallel_size: str = option(
-        "",
+    data_parallel_size: int | Literal["auto"] | None = option(
+        None,
         "Number of worker processes on this machine; each loads the model on its own device: a CUDA "
         "device, or an equal share of the CPU cores. auto: one per CUDA device. Default: no worker processes.",
         metavar="N|auto",
+        parse=_size,
+        minimum=1,
         brief="worker processes on this machine: a number, or auto",
     )
     on: str | None = option(
@@ -58,7 +68,7 @@ class ClusterFlags:
         Raises:
             BadParameter: flags of a cluster are given without --on, or with --data-parallel-size.
         """
-        size = _size(self.data_parallel_size)
+        size = self.data_parallel_size
         if self.on is None:
             refuse_without_cluster(self)
             return None if size is None else functools.partial(_run_here, size)
@@ -84,16 +94,6 @@ def refuse_without_cluster(flags: DataclassInstance) -> None:
         raise typer.BadParameter(
             spelled(f"flags of a cluster need it, as does ``{flag}``"), param_hint=spelled("``on``")
         )
-
-
-def _size(text: str) -> int | Literal["auto"] | None:
-    if text in ("", "auto"):
-        return "auto" if text else None
-    if not text.isdecimal() or int(text) < 1:
-        raise typer.BadParameter(
-            f"{text!r} is neither a number >= 1 nor auto", param_hint=spelled("``data_parallel_size``")
-        )
-    return int(text)
 
 
 def _run_here(size: int | Literal["auto"], settings: JobSettings, stopper: Stopper) -> tuple[JobEnd, Report]:

@@ -22,10 +22,10 @@ import typer
 from typer.core import TyperCommand
 
 from headrace.app.settings_file import read_settings
-from headrace.argument_types import build, comma_separated, parts, read, scaled
+from headrace.argument_types import build, check_value, comma_separated, parts, read, scaled
 from headrace.engines.choosing.config import EngineConfig
 from headrace.engines.choosing.registry import declared_engines
-from headrace.errors import ConfigError, HeadraceError, nearest
+from headrace.errors import ConfigError, nearest
 from headrace.jobs.settings import FILES_PANEL
 from headrace.options import Declared, all_declared, declared
 from headrace.wording import flag_of, speak, spelled
@@ -72,7 +72,7 @@ class Given(Generic[T]):
         value = self.values.get(one.name)
         if isinstance(value, list):
             return value[0] if one.option.repeatable and value else tuple(value) or None
-        return read(one, value) if one.option.parse is not None and value is not None else scaled(one, value)
+        return read(one, value) if one.option.parse is not None and isinstance(value, str) else scaled(one, value)
 
 
 _MOST_FLAGS = 24
@@ -190,6 +190,11 @@ def _parameter(one: Declared, panel: str) -> inspect.Parameter:
     return inspect.Parameter(one.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint)
 
 
+def _takes_several(one: Declared) -> bool:
+    """Whether typer makes a list of its flags."""
+    return bool(_kind(one) == list[str])
+
+
 def _kind(one: Declared) -> Any:
     if one.option.repeatable or one.option.several:
         return list[str]
@@ -273,13 +278,19 @@ class Command(TyperCommand):
         ctx.default_map = {name: value for name, (_, value) in variables.items()}
         typed, left, order = self.make_parser(ctx).parse_args(args=list(args))
         typed_names = {*typed, *map(option_of, left)}
-        filed = self.from_file(typed)
-        if filed:
-            variables = {**filed, **variables}
-            ctx.default_map = {name: value for name, (_, value) in variables.items()}
-        variables = {name: found for name, found in variables.items() if name not in typed_names}
-        speak("flags", {name: (variable, _text(value)) for name, (variable, value) in variables.items()})
-        texts = {name: value for name, (_, value) in variables.items()} | typed
+        try:
+            filed = self.from_file({**ctx.default_map, **typed})
+        except ConfigError as error:
+            raise _refused(str(error)) from error
+        beside: dict[str, tuple[str, object]] = {**filed, **variables}
+        beside = {name: found for name, found in beside.items() if name not in typed_names}
+        speak("flags", {name: (place, _text(value)) for name, (place, value) in beside.items()})
+        values = {name: value for name, (_, value) in beside.items() if self._is_value(name, value)}
+        for name, value in values.items():
+            self._check(name, value)
+        texts = {name: value for name, (_, value) in beside.items() if name not in values}
+        ctx.default_map = dict(texts)
+        texts |= typed
         try:
             left = super().parse_args(ctx, list(args))  # reports other errors first
         except typer.BadParameter as error:
@@ -291,10 +302,11 @@ class Command(TyperCommand):
         for name, text in texts.items():
             if isinstance(text, str) and name in self.settings and bool not in parts(self.settings[name].kind):
                 self._check(name, text)
+        ctx.params |= values
         if filed:
             ctx.params["config"] = None  # no file of steps
         more = self.more_variables().values()
-        ctx.args += [f"{flag_of(name)}={_text(value)}" for name, (_, value) in variables.items() if name in more]
+        ctx.args += [f"{flag_of(name)}={_text(value)}" for name, (_, value) in beside.items() if name in more]
         for parameter, times in Counter(order).items():
             once = getattr(parameter, "rich_help_panel", None) in _ONCE
             if times > 1 and once and not getattr(parameter, "multiple", False):
@@ -307,17 +319,29 @@ class Command(TyperCommand):
         found: Mapping[str, Declared] = getattr(self.callback, "settings", {})
         return found
 
-    def _check(self, name: str, text: str) -> None:
+    def _check(self, name: str, value: object) -> None:
         try:
-            read(self.settings[name], text)
+            if isinstance(value, str):
+                read(self.settings[name], value)
+            else:
+                check_value(self.settings[name], value)
         except ConfigError as found:
             raise _refused(str(found)) from found
 
-    def from_file(self, typed: Mapping[str, object]) -> Mapping[str, tuple[str, str | list[str]]]:  # noqa: ARG002
-        """Settings of a file that the arguments name, each with the name of the file; none by default.
+    def _is_value(self, name: str, value: object) -> bool:
+        """Whether it is a value of a file, which is used as it is, and no text as of a flag, or several."""
+        texts = (
+            value
+            if isinstance(value, list) and name in self.settings and _takes_several(self.settings[name])
+            else [value]
+        )
+        return name in self.settings and not all(isinstance(text, str) for text in texts)
+
+    def from_file(self, given: Mapping[str, object]) -> Mapping[str, tuple[str, object]]:  # noqa: ARG002
+        """Settings of a file that flags or variables name, each with the name of the file; none by default.
 
         Raises:
-            Exit: the file has a setting that the command does not know.
+            ConfigError: the file cannot be read, or has a setting that the command does not know.
         """
         return {}
 
@@ -330,37 +354,45 @@ def _text(value: object) -> str:
     return str(value[-1] if isinstance(value, list | tuple) else value)
 
 
-def filed(
-    settings: Mapping[str, Declared], more: Collection[str], path: Path
-) -> dict[str, tuple[str, str | list[str]]]:
-    """The settings in a YAML or JSON file of keys and values, each with its file; none if it has steps.
+def filed(settings: Mapping[str, Declared], more: Collection[str], path: Path) -> dict[str, tuple[str, object]] | None:
+    """The settings in a YAML or JSON file of keys and values, each with its file; None if it has steps.
+
+    A text is that of a flag; any other value is as in Python.
 
     Args:
         more: names of others, whose values are JSON.
 
     Raises:
-        Exit: a key is unknown.
+        ConfigError: the file cannot be read, or a key is unknown.
     """
-    try:
-        content = read_settings(path)
-    except HeadraceError:
-        return {}  # what reads steps says why
-    if not isinstance(content, Mapping) or {"steps", "model_column"} & set(content):
-        return {}
-    flags = {flag: name for name, one in settings.items() for flag in one.option.flags or ()}
-    found: dict[str, tuple[str, str | list[str]]] = {}
+    content = read_settings(path)
+    if not isinstance(content, Mapping):
+        raise ConfigError(f'{path} must be a mapping of settings, such as task: embed, or of "steps", a list')
+    if {"steps", "model_column"} & set(content):
+        return None
+    flags = {flag[2:].replace("-", "_"): name for name, one in settings.items() for flag in one.option.flags or ()}
+    found: dict[str, tuple[str, object]] = {}
     for key, value in content.items():
-        name = str(key).replace("-", "_")
-        name = flags.get(f"--{str(key).replace('_', '-')}", name)
+        word = str(key).replace("-", "_")
+        name = flags.get(word, word)
         place = f"{path}: {key}"
         if name not in settings and name not in more:
-            raise _refused(f"{place} is no setting of a job{nearest(name, [*settings, *more])}")
-        if name in settings and isinstance(value, list):
-            words = [str(one) for one in value]
-            found[name] = place, words if _kind(settings[name]) == list[str] else ",".join(words)
-        elif value is not None:
-            found[name] = place, value if isinstance(value, str) else json.dumps(value)
+            dash = "-" if "-" in str(key) else "_"
+            meant = nearest(str(key), [one.replace("_", dash) for one in (*settings, *more, *flags)])
+            raise ConfigError(f"{place} is no setting of a job{meant}")
+        if value is not None:
+            found[name] = place, _from_key(settings.get(name), value)
     return found
+
+
+def _from_key(one: Declared | None, value: object) -> object:
+    """A value of a file, as `Command` takes it for this setting; None for one that has no flag."""
+    if one is not None and isinstance(value, str):
+        return [value] if _takes_several(one) else value
+    if one is None or object in parts(one.kind):
+        return value if isinstance(value, str) else json.dumps(value, default=str)
+    has_tuple = any(get_origin(kind) is tuple for kind in parts(one.kind))
+    return tuple(value) if isinstance(value, list) and has_tuple else value
 
 
 def _refused(message: str) -> typer.Exit:
@@ -401,6 +433,6 @@ def from_environment(
             continue
         if name in found:
             raise _refused(f"{found[name][0]} and {variable} give the same setting; keep one of them")
-        several = name in settings and _kind(settings[name]) == list[str]
+        several = name in settings and _takes_several(settings[name])
         found[name] = variable, (value.split() if several else value)
     return found

@@ -14,7 +14,7 @@ from typing import ClassVar
 import typer
 
 from headrace.app.jobs.job import JobSettings, execute, rehearse
-from headrace.app.jobs.step_settings import Step
+from headrace.app.jobs.step_settings import Step, read_steps
 from headrace.cli import steps
 from headrace.cli.cluster_flags import ClusterFlags
 from headrace.cli.engine_flags import EngineCommand, config_of, engine_and_model
@@ -33,7 +33,7 @@ from headrace.jobs.settings import anchored
 from headrace.observe.page.render import write_page
 from headrace.options import option
 from headrace.plugins import known, load
-from headrace.wording import spelled
+from headrace.wording import speak, spelled
 
 _TRACKERS = tuple(name for name in known("exporters") if "." not in name)
 
@@ -215,13 +215,17 @@ class RunCommand(EngineCommand):
 
     by_environment = True
 
-    def from_file(self, typed: Mapping[str, object]) -> Mapping[str, tuple[str, str | list[str]]]:
-        """The settings of the file of `--config`, if it holds settings and no steps."""
-        given = typed.get("config")
-        if not isinstance(given, str):
+    def from_file(self, given: Mapping[str, object]) -> Mapping[str, tuple[str, object]]:
+        """The settings of the file of `--config`, if it holds settings; steps are only checked."""
+        path = given.get("config")
+        if not isinstance(path, str):
             return {}
         settings = {name: one for name, one in self.settings.items() if name != "config"}
-        return filed(settings, self.more_variables().values(), Path(given))
+        found = filed(settings, self.more_variables().values(), Path(path))
+        if found is None:
+            speak("keys")
+            read_steps(Path(path))
+        return found or {}
 
     def parse_args(self, ctx: object, args: list[str]) -> list[str]:
         first = args[0] if args else ""

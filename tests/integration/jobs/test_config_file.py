@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.acceptance.command import headrace
+from tests.acceptance.command import FAKE, headrace
 
 SETTINGS = {
     "task": "embed",
@@ -28,7 +28,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_a_file_gives_what_flags_do_not(folder: Path) -> None:
-    status, said = headrace("run", "--config", "job.json", "--limit", "3", folder=folder)
+    status, said = headrace("run", "--config", "job.json", "--limit", "3", folder=folder, imported="light")
     assert status == 0, said
     found = [json.loads(line) for line in (folder / "out.jsonl").read_text().splitlines()]
     assert [list(row) for row in found] == [["id", "n", "text", "embedding"]] * 3
@@ -38,12 +38,63 @@ def test_a_file_gives_what_flags_do_not(folder: Path) -> None:
     ("change", "message"),
     [
         ({"kep_columns": "a"}, "job.json: kep_columns is no setting of a job; did you mean keep_columns?"),
+        ({"inptu-file": "a"}, "job.json: inptu-file is no setting of a job; did you mean input-file?"),
+        ({"inptu_file": "a"}, "job.json: inptu_file is no setting of a job; did you mean input_file?"),
         ({"limit": "many"}, "job.json: limit is 'many'"),
+        ({"limit": [2]}, "job.json: limit is [2]; it must be a whole number or None"),
+        ({"limit": True}, "job.json: limit is True; it must be a whole number or None"),
+        ({"batch_size": [8]}, "job.json: batch_size is [8]; it must be a whole number or None"),
+        ({"max_error_rate": [0.1, 7]}, "job.json: max_error_rate is [0.1, 7]; it must be a number"),
+        ({"max_error_rate": 7}, "job.json: max_error_rate is 7; it must be between 0 and 1"),
+        ({"overwrite": "maybe"}, "job.json: overwrite is 'maybe'; it must be true or false"),
+        ({"overwrite": 1}, "job.json: overwrite is 1; it must be true or false"),
+        ({"text_column": {"a": 1}}, "job.json: text_column is {'a': 1}; it must be a text or None"),
+        ({"keep_columns": [1]}, "job.json: keep_columns is (1,); it must be a tuple, each item a text"),
+        ({"model": 5}, "job.json: model is 5; it must be a text or None"),
+        ({"data_parallel_size": 0}, "job.json: data_parallel_size is 0; it must be >= 1"),
     ],
 )
-def test_a_file_with_a_mistake_is_refused_by_name(change: dict[str, str], message: str, folder: Path) -> None:
+def test_a_file_with_a_mistake_is_refused_by_name(change: dict[str, object], message: str, folder: Path) -> None:
     (folder / "job.json").write_text(json.dumps(SETTINGS | change))
-    status, said = headrace("run", "--config", "job.json", folder=folder)
+    status, said = headrace("run", "--config", "job.json", folder=folder, imported="light")
     assert status == 2
     assert message in said
     assert "Traceback" not in said
+
+
+def test_a_value_of_a_file_is_what_python_takes(folder: Path) -> None:
+    """A comma in an item of a list separates nothing, and a variable may name the file."""
+    (folder / "in.jsonl").write_text('{"text": "one", "a, b": 1}\n')
+    job = (
+        f"{{input-file: in.jsonl, output-file: out.jsonl, engine: '{FAKE[1]}', keep_columns: ['a, b'], shard: [0, 1]}}"
+    )
+    (folder / "job.yaml").write_text(job)
+    status, said = headrace("run", folder=folder, imported="light", HEADRACE_CONFIG="job.yaml")
+    assert status == 0, said
+    assert json.loads((folder / "out.jsonl").read_text())["a, b"] == 1
+
+
+@pytest.mark.parametrize("flags", [(), ("-i", "in.jsonl", "-o", "out.jsonl")], ids=["alone", "beside files"])
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("job.yaml", "input-file: a\ntask: embed\ntask: embed\n", "job.yaml: the key 'task' is given twice"),
+        ("job.yaml", "input-file: a\n\ttask: embed\n", "job.yaml is not YAML: line 2"),
+        ("job.yaml", "", "job.yaml must be a mapping of settings"),
+        ("job.yaml", "- task: embed\n", "job.yaml must be a mapping of settings"),
+        ("job.yaml", "steps: [{tsak: embed}]\n", "job.yaml: step 1: 'tsak' is unknown; did you mean task?"),
+        ("job.yaml", "steps: [{task: embed}]\ninput-file: a\n", "job.yaml: 'input-file' is unknown; known: steps"),
+        ("none.yaml", "", "cannot read none.yaml: No such file or directory"),
+    ],
+)
+@pytest.mark.parametrize("door", ["flag", "variable"])
+def test_a_file_that_cannot_be_used_is_told_before_what_it_would_give(
+    name: str, content: str, message: str, flags: tuple[str, ...], door: str, folder: Path
+) -> None:
+    (folder / "job.yaml").write_text(content)
+    if door == "flag":
+        status, said = headrace("run", "--config", name, *flags, folder=folder, imported="light")
+    else:
+        status, said = headrace("run", *flags, folder=folder, imported="light", HEADRACE_CONFIG=name)
+    assert status == 2
+    assert said.startswith(f"headrace: {message}"), said
