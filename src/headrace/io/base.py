@@ -41,10 +41,11 @@ class Chunk:
         return len(self.records) + len(self.failures)
 
     def split(self, rows: int) -> tuple[Chunk, Chunk]:
-        """Its first records with the failures before the next one, and the rest, with which all its bytes are read."""
+        """Its first records with the failures before the next one, and the rest; each has its share of the bytes."""
         table, count = self.table, len(self.records)
-        head = replace(self, records=self.records[:rows], bytes=0)
-        rest = replace(self, records=self.records[rows:], failures=(), left_out=())
+        size = self.bytes * rows // count if rows < count else self.bytes
+        head = replace(self, records=self.records[:rows], bytes=size)
+        rest = replace(self, records=self.records[rows:], failures=(), left_out=(), bytes=self.bytes - size)
         if table is None:
             return head, rest
         end = int(table.positions[rows]) if rows < count else sys.maxsize

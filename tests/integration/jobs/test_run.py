@@ -201,3 +201,13 @@ def test_dead_letters_are_one_line_each(runner: Runner) -> None:
     runner.run()
     [line] = runner.sink.with_suffix(".errors.jsonl").read_text().splitlines()
     assert json.loads(line)["message"] == "two lines"
+
+
+def test_each_block_that_is_read_has_its_share_of_the_bytes(tmp_path: Path) -> None:
+    """The share of the input that is done is told from these: a job showed 0 % until its first 4 MB were read."""
+    source = write_rows(tmp_path / "in.jsonl", [*texts(3_000), b"{", *texts(3_000)])
+    runner = Runner(source, tmp_path / "out.jsonl")
+    runner.run(id_column="")
+    sizes = [event.bytes for event in runner.emitted(StageDone) if event.stage == "load" and event.records]
+    assert len(sizes) > 1 and sum(sizes) == source.stat().st_size
+    assert min(sizes) > 0
