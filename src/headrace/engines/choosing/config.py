@@ -120,8 +120,8 @@ class EngineConfig:
     @property
     def adapters(self) -> tuple[str, ...]:
         """The names of the adapters that requests choose among."""
-        given = self.engine_options.get("adapters") if self.has_option("adapters") else None
-        return tuple(given) if isinstance(given, Mapping) else ()
+        given = self.engine_options.get("adapters")
+        return tuple(given) if isinstance(given, Mapping) and self.has_option("adapters") else ()
 
     @property
     def call_timeout_s(self) -> float | None:
