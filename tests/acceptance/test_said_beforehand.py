@@ -64,6 +64,12 @@ RUN = ("run", "-i", "in.jsonl", "-o", "out.jsonl")
         (("--task", "ner"), "--task custom --engine module:function"),
         (("--task", "embedding"), "use 'embed'"),
         (("--task", "emed"), "did you mean embed?"),
+        (("--dtype", "float99"), "--dtype 'float99' is unknown; it may be auto, float32, float16, bfloat16"),
+        (("--device", "gpu"), "--device 'gpu' is unknown; it may be auto, cpu, cuda or cuda:N"),
+        (("--task", "generate", "--dtype", "half"), "--dtype 'half' is unknown"),
+        (("--handler", "x.py", "--device", "mps"), "--device 'mps' is unknown"),
+        (("--quantize", "int4"), "--quantize is 'int4'; it must be one of int8"),
+        (("--handler", "x.py", "--endpoint", "a"), "--endpoint and --handler choose different engines: give one"),
         (("stray.jsonl",), "did you mean -i stray.jsonl?"),
         (("--keep-columns", "nothing"), "has a column 'nothing'; they have"),
         (("--keep-columns", "nothing"), "; name yours with --keep-columns"),
@@ -75,6 +81,24 @@ def test_a_mistake_is_told_before_anything_is_loaded(folder: Path, flags: tuple[
     assert status == 2, output
     assert said in " ".join(output.replace("│", " ").split()), output
     assert "loading" not in output
+
+
+def test_a_handler_beside_an_engine_of_the_users_own(folder: Path) -> None:
+    """Which might take a handler itself: only its load can tell."""
+    status, output = headrace(*RUN, *FAKE[:2], "--handler", "x.py", folder=folder, imported="light")
+    assert (status, "--engine and --handler choose different engines: give one of them" in output) == (2, True)
+
+
+def test_what_has_changed_since_a_job_was_begun_is_told_before_anything_is_loaded(folder: Path) -> None:
+    """Of a job that is not finished: its settings and its input, but nothing of its model."""
+    first = ("run", *FAKE, "-i", "in.jsonl", "-o", "out.jsonl", "--text-column", "id", "--max-errors", "0")
+    assert headrace(*first, folder=folder, imported="light")[0] == 1, "an id is no text: it stops"
+    changed = ("run", "-i", "in.jsonl", "-o", "out.jsonl", "--limit", "3")
+    status, output = without_torch(*changed, folder=folder)
+    assert status == 2, output
+    assert "was started with other settings: --limit was not set, now 3; --text-column was 'id', now 'text'" in output
+    status, output = without_torch(*changed, "--text-column", "id", "--overwrite", folder=folder)
+    assert (status, "was imported" in output) == (1, True), "what starts again has nothing to compare"
 
 
 def test_an_input_without_its_flag(folder: Path) -> None:

@@ -131,6 +131,21 @@ def test_an_option_that_another_excludes_is_refused_in_the_same_words() -> None:
     assert by_keyword(chunk_overlap=4) == 'chunk_overlap is 4, but no text is split: set on_too_long="split"'
 
 
+def test_a_setting_that_has_no_effect_beside_another_is_refused_in_the_same_words() -> None:
+    said = "{} has no effect beside {}, which {}: leave one out"
+    made, again = "names the columns of the text", "starts again, with nothing to compare"
+    for name in ("text-column", "text-pair-column"):
+        flags = (f"--{name}", "text", "--prompt-template", "{text}")
+        assert by_command(*flags) == said.format(f"--{name}", "--prompt-template", made)
+    variable = by_command("--prompt-template", "{text}", env={"HEADRACE_TEXT_COLUMN": "text"})
+    assert variable == said.format("HEADRACE_TEXT_COLUMN", "--prompt-template", made)
+    assert by_command("--overwrite", "--ignore-changes") == said.format("--ignore-changes", "--overwrite", again)
+    assert by_keyword(overwrite=True, ignore_changes=True) == said.format("ignore_changes", "overwrite", again)
+    given = {"text_column": "text", "prompt_template": "{text}"}
+    assert by_keyword(**given) == said.format("text_column", "prompt_template", made)
+    assert by_keyword(steps=[given]) == f"step 'embedding': {by_keyword(**given)}"
+
+
 def test_a_text_is_read_alike_at_every_door() -> None:
     words = "'many' is not a size; write 512MB or 2GB, for example"
     assert by_command("--buffer-memory", "many") == f"--buffer-memory: {words}"

@@ -11,13 +11,13 @@ from typing import Literal
 
 import torch
 
+from headrace.device import names
 from headrace.device.streams import CAPTURING
 from headrace.errors import ConfigError, first_line
 
 logger = logging.getLogger("headrace")
 
-DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-_KINDS = ("cpu", "cuda")
+DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in names.DTYPES}
 _ALLOCATION_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 _GROWING = "expandable_segments:True"
 
@@ -37,12 +37,8 @@ def choose_device(device: str) -> torch.device:
         if usable:
             grow_segments()
         return _with_index(torch.device("cuda")) if usable else torch.device("cpu")
-    try:
-        chosen = torch.device(device)
-    except RuntimeError as error:
-        raise ConfigError(f"device {device!r} is unknown; it may be auto, cpu, cuda or cuda:N") from error
-    if chosen.type not in _KINDS:
-        raise ConfigError(f"device {device!r} is not supported; it may be auto, cpu, cuda or cuda:N")
+    names.check_device(device)
+    chosen = torch.device(device)
     if chosen.type == "cuda" and ((reason := _why_no_cuda()) or (chosen.index or 0) >= torch.cuda.device_count()):
         count = 0 if reason else torch.cuda.device_count()
         says = f" (PyTorch says: {reason})" if reason else ""
@@ -87,8 +83,7 @@ def choose_dtype(dtype: str, device: torch.device) -> torch.dtype | Literal["aut
     """
     if dtype == "auto":
         return torch.float32 if device.type == "cpu" else "auto"
-    if dtype not in DTYPES:
-        raise ConfigError(f"dtype {dtype!r} is unknown; it may be auto, {', '.join(DTYPES)}")
+    names.check_dtype(dtype)
     return DTYPES[dtype]
 
 

@@ -8,6 +8,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Literal, TypeAlias
 
+from headrace.device.names import check_device, check_dtype
 from headrace.engines.declaring import EngineOptions
 from headrace.engines.requests.answer_parts import FAMILIES, THINKING
 from headrace.engines.requests.chat import messages_of
@@ -54,17 +55,30 @@ def _labels(text: str) -> str | Sequence[str]:
     return found
 
 
-class DeviceOptions(EngineOptions):
-    """Where a model runs in this process, and in which precision."""
+class PlaceOptions(EngineOptions):
+    """Where a model runs in this process."""
 
     device: str = option(
         "auto", "Device: auto (a GPU if there is one), cpu, cuda or cuda:N. Default: auto.", panel=PANEL
     )
+
+    def check(self) -> None:
+        super().check()
+        check_device(self.device)
+
+
+class DeviceOptions(PlaceOptions):
+    """Where a model runs in this process, and in which precision."""
+
     dtype: str = option(
         "auto",
         "Data type: auto (the fastest that passes a check), float32, float16 or bfloat16. Default: auto.",
         panel=PANEL,
     )
+
+    def check(self) -> None:
+        super().check()
+        check_dtype(self.dtype)
 
 
 class AdapterOptions(EngineOptions):

@@ -423,8 +423,16 @@ def anchored(settings: JobSettings) -> JobSettings:
     return replace(settings, **changed)
 
 
+_EXCLUDED = {
+    "text_column": ("prompt_template", "names the columns of the text"),
+    "text_pair_column": ("prompt_template", "names the columns of the text"),
+    "ignore_changes": ("overwrite", "starts again, with nothing to compare"),
+}
+"""Settings that have no effect beside another, each with that one and why."""
+
+
 def check_values(settings: JobSettings) -> None:
-    """Check the type of each setting and the range of each number.
+    """Check the type of each setting, the range of each number, and that none is given in vain.
 
     Raises:
         ConfigError: a setting is invalid; the message names it.
@@ -434,3 +442,6 @@ def check_values(settings: JobSettings) -> None:
         raise ConfigError(f"listeners is {shown(settings.listeners)}; it must be a list of functions")
     check_types(settings.config)
     check_types(settings.limits)
+    for name, (other, why) in _EXCLUDED.items() if not settings.retry else ():  # those of an older job stay
+        if getattr(settings, name) not in (None, False) and getattr(settings, other) not in (None, False):
+            raise ConfigError(f"``{name}`` has no effect beside ``{other}``, which {why}: leave one out")

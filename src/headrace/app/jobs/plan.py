@@ -500,21 +500,24 @@ def _check_vectors(target: Target, config: EngineConfig) -> None:
 def finished_before(plan: Plan) -> FinishedJob | None:
     """How the job ended, if it is known without loading the engine; else None.
 
-    The engine is identified by its name, options and files; all other settings are compared as in any resume.
+    The engine is identified by its name, options and files; all other settings are compared as in any resume, also
+    those of a job that has not ended.
 
     Raises:
         ConfigError: the files of the finished job have changed.
         ResumeMismatchError: the job was started with other settings.
     """
     settings, output = plan.settings, plan.output
-    state = output.read_state() if output.is_finished else None
-    if state is None or state["finished"] is None or changes(settings) != "refuse":
-        return None
-    made_of = engine_identity(settings)
-    facts = state["fingerprint"].get("engine")
-    if made_of is None or made_of != state.get("made_of") or not isinstance(facts, dict):
+    state = None if settings.overwrite else output.read_state()
+    facts = None if state is None else state["fingerprint"].get("engine")
+    if state is None or not isinstance(facts, dict):
         return None
     start = start_mode(plan, facts)
+    output.refuse_changes(state, start, retry=settings.retry)
+    if not output.is_finished or state["finished"] is None or settings.ignore_changes:
+        return None
+    if start.made_of is None or start.made_of != state.get("made_of"):
+        return None
     if settings.retry and state["finished"]["failed"]:
         return None
     with output.locked():

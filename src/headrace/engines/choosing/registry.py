@@ -188,6 +188,9 @@ def create(task: str, model: str | Path | None = None, *, engine: object = None,
             warn_unused_head(task, model)
     try:
         return load(engine, model, options) if kind is None else _made(kind, engine, model, options).load()
+    except UnknownOptionError as error:
+        _refuse_second_choice("engine", error.option)
+        raise
     except (HeadraceError, OSError, KeyboardInterrupt, StoppedEarly):
         raise
     except BaseException as error:  # the border to models, libraries and users' factories
@@ -272,6 +275,8 @@ def _made(
     names = kind.names()
     unknown = None if names is None else next((name for name in options if name not in names), None)
     if names is not None and unknown is not None:
+        if kind.implied_by in options:
+            _refuse_second_choice(kind.implied_by, unknown)
         owners = tuple(_owners(unknown).items())
         raise UnknownOptionError(
             unknown, kind.task, None if engine is None else str(engine), names, owners, tuple(settings)
@@ -285,6 +290,12 @@ def _made(
         if options.get(name) is not None:
             raise ConfigError(f"``{name}`` is {options[name]!r}, but no text is split: set ``on_too_long=split``")
     return made
+
+
+def _refuse_second_choice(first: str | None, option: str) -> None:
+    """Raises ConfigError: an option that an engine does not have chooses another one."""
+    if implied_engine([option]) is not None:
+        raise ConfigError(f"``{first}`` and ``{option}`` choose different engines: give one of them")
 
 
 def _check_named(model: str | Path | None, kind: type[EngineOptions]) -> None:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from headrace.engines.declaring import EngineOptions
-from headrace.engines.options import PANEL
+from headrace.engines.options import PANEL, PlaceOptions
 from headrace.options import option
 
 
-class TorchServe(EngineOptions):
+class TorchServe(PlaceOptions):
     """A TorchServe handler; `model` is the folder with the model's files, if the handler is a file."""
 
     task = "custom"
@@ -24,7 +23,4 @@ class TorchServe(EngineOptions):
     )
     config: str | Path | None = option(
         None, "Its model-config.yaml or config.properties. Default: one beside the model or the handler."
-    )
-    device: str = option(
-        "auto", "Device: auto (a GPU if there is one), cpu, cuda or cuda:N. Default: auto.", panel=PANEL
     )

@@ -299,11 +299,19 @@ class JobOutput:
 
         return self._retrying.begin(finished, commit)
 
-    def _resumed(self, state: JobState, start: StartMode, *, retry: bool = False) -> FinishedJob | None:
-        """How the job ended; None if it has not. Completes the end of a retry that was killed."""
+    def refuse_changes(self, state: JobState, start: StartMode, *, retry: bool) -> None:
+        """Check that a job is the one of this state, unless changes are to be ignored.
+
+        Raises:
+            ResumeMismatchError: it has other settings; each difference is named.
+        """
         if start.changes != "ignore":
             asked = state.get("settings"), start.settings
             check_same(self._target, state["fingerprint"], start.fingerprint, asked, retry=retry)
+
+    def _resumed(self, state: JobState, start: StartMode, *, retry: bool = False) -> FinishedJob | None:
+        """How the job ended; None if it has not. Completes the end of a retry that was killed."""
+        self.refuse_changes(state, start, retry=retry)
         finished = FinishedJob(**state["finished"]) if state["finished"] else None
         if state.get("swap"):
             self._retrying.swap()
