@@ -96,16 +96,17 @@ class UnknownOptionError(ConfigError):
         """What lacks the option."""
         return repr(self.engine) if self.task is None else f"task {self.task!r}"
 
-    def way_out(self, spelled: Callable[[str], str], others: Iterable[str]) -> str:
+    def way_out(self, spelled: Callable[[str], str], others: Iterable[str], beside: str = "") -> str:
         """The known options, the engines that have this one, and the nearest name.
 
         Args:
             spelled: how an option is written where the user has written it.
             others: names beside the options that may have been meant, as written there.
+            beside: where those are listed, as the end of the list.
         """
         known = [spelled(name) for name in self.known]
         more = f" and {len(known) - _LISTED} more" if len(known) > _LISTED else ""
-        said = f"known: {', '.join(known[:_LISTED]) or 'none'}{more}"
+        said = f"known: {', '.join(known[:_LISTED]) or 'none'}{more}{beside}"
         if self.owners:
             owners = " and ".join(f"engine {engine!r} (task {task!r})" for engine, task in self.owners)
             said += f"; {spelled(self.option)} is an option of {owners}"

@@ -57,6 +57,8 @@ RUN = ("run", "-i", "in.jsonl", "-o", "out.jsonl")
         (("--task", "classify"), "--model FOLDER or org/name, or docstrings, which is included"),
         (("--task", "image-classify"), "or digits, which is included"),
         (("--text_colum", "x"), "known: --device, --dtype, "),
+        (("--id-colum", "x"), ", and those of --help; did you mean --id-column"),
+        (("--task", "shout"), "unknown task 'shout'; known: embed"),
         (("--task", "classify", "--model", "."), "holds no config.json"),
         (("--engine", "tensorrt"), "task 'embed' has no engine 'tensorrt'; known: torch, onnx"),
         (("--task", "rerank"), "use 'score', with the second text in --text-pair-column"),
@@ -81,6 +83,12 @@ def test_a_mistake_is_told_before_anything_is_loaded(folder: Path, flags: tuple[
     assert status == 2, output
     assert said in " ".join(output.replace("│", " ").split()), output
     assert "loading" not in output
+
+
+def test_a_command_that_there_is_not(folder: Path) -> None:
+    for word, said in (("lst", "No such command 'lst'; did you mean list?"), ("zzz", "No such command 'zzz'.")):
+        status, output = without_torch(word, folder=folder)
+        assert (status, said in output) == (2, True), output
 
 
 def test_a_handler_beside_an_engine_of_the_users_own(folder: Path) -> None:

@@ -11,7 +11,7 @@ from typing import TypeVar, Unpack
 from headrace.batching.dynamic import BatcherOptions, DynamicBatcher
 from headrace.batching.options import function, number
 from headrace.batching.policy.cost import CostRule, TokenEstimatorFn
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, nearest
 
 RecordT = TypeVar("RecordT")
 ResultT = TypeVar("ResultT")
@@ -49,7 +49,7 @@ class TokenBatcher(DynamicBatcher[RecordT, ResultT]):
 
     Raises:
         ConfigError: a parameter is out of range, or given under both of its names.
-        TypeError: neither `inference_fn` nor `process_fn` is given.
+        TypeError: neither `inference_fn` nor `process_fn` is given, or there is no parameter of a name.
     """
 
     def __init__(
@@ -62,6 +62,9 @@ class TokenBatcher(DynamicBatcher[RecordT, ResultT]):
         default_token_estimate: float | None = None,
         **options: Unpack[BatcherOptions],
     ) -> None:
+        if unknown := next((name for name in options if name not in BatcherOptions.__annotations__), None):
+            hint = nearest(unknown, (*TokenBatcher.__init__.__annotations__, *BatcherOptions.__annotations__))
+            raise TypeError(f"TokenBatcher has no parameter {unknown!r}{hint}")
         process = _only_one("inference_fn", inference_fn, "process_fn", process_fn)
         if process is None:
             raise TypeError("TokenBatcher requires either 'inference_fn' or 'process_fn'")

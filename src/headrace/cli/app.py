@@ -10,6 +10,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 import headrace
+from headrace.errors import nearest
 from headrace.wording import shortened, speak, spoken
 
 Click: TypeAlias = Any
@@ -47,6 +48,14 @@ class _Commands(TyperGroup):
         if cmd_name not in VERBS:
             return None
         return TyperCommand(cmd_name, help=VERBS[cmd_name]) if self._brief else _command(cmd_name)
+
+    def resolve_command(self, ctx: Click, args: list[str]) -> Click:
+        """The command that the arguments name. Raises UsageError: there is none; the message has a name like it."""
+        try:
+            return super().resolve_command(ctx, args)
+        except _UsageError as error:
+            error.message = error.message.rstrip(".") + (nearest(args[0], VERBS) or ".")
+            raise
 
     def format_help(self, ctx: Click, formatter: Click) -> None:
         self._brief = True

@@ -122,7 +122,7 @@ def unknown_flag(error: UnknownOptionError, arguments: Sequence[str], flags: Seq
         return str(error)
     typed = as_typed(arguments, error.option)
     others = [flag for flag in flags if flag != typed]
-    return f"{typed}: {error.place} has no such flag; {error.way_out(flag_of, others)}"
+    return f"{typed}: {error.place} has no such flag; {error.way_out(flag_of, others, ', and those of --help')}"
 
 
 def engine_and_model(config: EngineConfig) -> str:

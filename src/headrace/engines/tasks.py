@@ -141,7 +141,7 @@ def _unknown_task(name: str) -> ConfigError:
     use, close = _use(word, tasks), ""
     if not use and not (close := nearest(word, names)):
         others = (*(alias for task in tasks for alias in task.aliases), *_PROMPTED, *_UNSUPPORTED)
-        use = next((_use(one, tasks) for one in difflib.get_close_matches(word, others, 1)), "")
+        use = next((_use(one, tasks) for one in difflib.get_close_matches(word, others, 1, 0.75)), "")
     return ConfigError(f"unknown task {name!r}{use}; known: {', '.join(names)}{close}")
 
 

@@ -176,6 +176,14 @@ def test_weights_that_do_not_fit_their_configuration_are_refused(tmp_path: Path)
         create("classify", folder, device="cpu")
 
 
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+def test_a_file_that_was_cut_off_is_to_be_copied_again(name: str, tmp_path: Path) -> None:
+    folder = text_model(tmp_path)
+    (folder / name).write_bytes((folder / name).read_bytes()[:-100])
+    with pytest.raises(EngineError, match=r"[^.]; a file is damaged: copy or download the folder again$"):
+        create("classify", folder, device="cpu")
+
+
 def test_a_folder_without_its_tokenizer_says_what_is_missing(tmp_path: Path) -> None:
     folder = text_model(tmp_path)
     (folder / "tokenizer.json").unlink()

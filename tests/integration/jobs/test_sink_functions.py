@@ -171,3 +171,9 @@ def test_a_job_that_ends_early_says_that_a_list_keeps_nothing() -> None:
 def test_the_name_of_a_list_is_found_by_a_near_one() -> None:
     with pytest.raises(ConfigError, match="one of pandas, polars, arrow, numpy, list"):
         headrace.run(ROWS, sink="lists", task="embed", engine="headrace.testing:FakeEngine", progress=False)
+
+
+def test_a_sink_that_is_none_names_what_may_be_one() -> None:
+    nothing: Any = None
+    with pytest.raises(ConfigError, match="file, folder or database, a function, or one of list, pandas, polars"):
+        headrace.run(["a"], sink=nothing, engine=lambda texts: texts, progress=False)

@@ -146,6 +146,11 @@ def test_the_budget_is_in_tokens_by_either_name(virtual: VirtualTime) -> None:
         ({"inference_fn": echo, "token_estimator": 5}, ConfigError, "token_estimator is 5: .*function or None"),
         ({"inference_fn": 5}, ConfigError, "process_fn is 5: it must be a function"),
         ({"inference_fn": echo, "max_batch_sice": 5}, TypeError, "max_batch_sice"),
+        (
+            {"inference_fn": echo, "target_batch_token": 8},
+            TypeError,
+            "TokenBatcher has no parameter 'target_batch_token'; did you mean target_batch_tokens",
+        ),
     ],
 )
 def test_wrong_arguments_name_what_was_given(given: dict[str, Any], error: type[Exception], message: str) -> None:

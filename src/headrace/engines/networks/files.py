@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from json import JSONDecodeError
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -77,7 +78,11 @@ def one_line_errors(folder: Path) -> Iterator[None]:
     except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
         if isinstance(error, EngineError):
             raise
-        raise EngineError(f"the model in {folder} cannot be loaded: {first_line(error)}") from error
+        is_damaged = any(isinstance(one, SafetensorError | JSONDecodeError) for one in (error, error.__context__))
+        words = first_line(error)
+        if is_damaged:
+            words = f"{words.rstrip('.')}; a file is damaged: copy or download the folder again"
+        raise EngineError(f"the model in {folder} cannot be loaded: {words}") from error
 
 
 @contextmanager

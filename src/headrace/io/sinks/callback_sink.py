@@ -33,7 +33,8 @@ def check_receiver(sink: object) -> None:
         )
     if not callable(sink):
         raise ConfigError(
-            f"the sink is of type {type(sink).__name__}; give the name of a file or folder, or a function"
+            f"the sink is of type {type(sink).__name__}; give the name of a file, folder or database, a function, or "
+            "one of list, pandas, polars, arrow and numpy"
         )
     if not is_async(sink):
         plain_function("sink", sink)

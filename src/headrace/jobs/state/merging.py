@@ -53,7 +53,9 @@ def merge(name: str | Path, into: str | Path, *, overwrite: bool) -> Merged:
     windows = windows_of(source, parts)
     committed = windows.others(parts.committed())
     if not committed and not windows.staged:
-        raise ConfigError(f"{folder} holds no parts: the job has committed none yet, or its output is one file already")
+        is_merged = state["finished"] and not source.is_folder
+        why = f"the job is finished, and {source.place} holds all its rows" if is_merged else "none is committed yet"
+        raise ConfigError(f"{folder} holds no parts: {why}")
     writer: PartWriter = source.writer(Layout("output"))
     try:
         if damaged := parts.check(committed, set(committed)) + windows.check(read=True):
