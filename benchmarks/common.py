@@ -22,6 +22,11 @@ from headrace.observe.reporting.report import Report
 
 RESULTS = Path(__file__).parent / "results"
 
+_main = sys.modules["__main__"]
+if not {"-h", "--help"}.isdisjoint(sys.argv[1:]) and not hasattr(_main, "argparse"):
+    print(_main.__doc__)  # most take a word or two, and all would measure for minutes instead
+    sys.exit()
+
 
 def machine() -> dict[str, Any]:
     """What the figures were measured on."""
