@@ -24,7 +24,7 @@ os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 from headrace.engines.vllm.engine import VllmEngine  # first: it tells vLLM to be quiet
-from headrace.engines.vllm.options import Vllm
+from headrace.engines.vllm.options import VllmGeneration
 
 # isort: split
 import vllm
@@ -78,7 +78,7 @@ def main() -> None:
         words = AutoTokenizer.from_pretrained(folder)
         tokens = [tuple(words(text).input_ids) for text in shuffled]
         caching = vllm.LLM(str(folder), disable_log_stats=True, enable_prefix_caching=True, **OPTIONS)
-        engine = VllmEngine(Vllm(model=folder, chat=False, max_tokens=ANSWER, ignore_eos=True, **OPTIONS))
+        engine = VllmEngine(VllmGeneration(model=folder, chat=False, max_tokens=ANSWER, ignore_eos=True, **OPTIONS))
         peer = f"vllm {vllm.__version__}, LLM.generate, prefix caching"
         runs: dict[str, Callable[[], Outcome]] = {
             peer: partial(whole_list, caching, shuffled),

@@ -25,7 +25,7 @@ from benchmarks.generation import model_folder
 from benchmarks.structured import MOST_TOKENS, checked, requests, without_form
 from headrace.batching.passthrough import PassthroughBatcher
 from headrace.engines.vllm.engine import VllmEngine
-from headrace.engines.vllm.options import Vllm
+from headrace.engines.vllm.options import VllmGeneration
 
 ROWS = 2 if quick() else 15
 """For each schema."""
@@ -64,7 +64,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         folder = model_folder(Path(temporary))
         whole = vllm.LLM(str(folder), disable_log_stats=True, **WHOLE)
-        engine = VllmEngine(Vllm(model=folder, chat=False, **WHOLE))
+        engine = VllmEngine(VllmGeneration(model=folder, chat=False, **WHOLE))
         found = ours(engine, held)  # the first compiles the forms
         free = without_form(held, [count for _, count in found])
         same = sum(one == two for one, two in zip(found, own(whole, held), strict=True))

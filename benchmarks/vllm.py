@@ -25,7 +25,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 from headrace.engines.choosing.config import EngineConfig
 from headrace.engines.vllm.engine import VllmEngine  # first: it tells vLLM to be quiet
-from headrace.engines.vllm.options import Vllm
+from headrace.engines.vllm.options import VllmGeneration
 
 # isort: split
 import torch
@@ -131,7 +131,7 @@ def compare(folder: Path) -> None:
     plain = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     plain.generation_config = GenerationConfig()
     whole = vllm.LLM(str(folder), disable_log_stats=True, **OPTIONS)
-    engine = VllmEngine(Vllm(model=folder, chat=False, **OPTIONS))
+    engine = VllmEngine(VllmGeneration(model=folder, chat=False, **OPTIONS))
     peer = f"vllm {vllm.__version__}, LLM.generate"
     ours = f"headrace, a job from file to file, at most {engine.profile.max_in_flight} under way"
     slow = f"{version('transformers')}, generate, batches of {STATIC}, one round"
@@ -188,7 +188,7 @@ def count_gsm8k(questions: Path, folder: Path) -> None:
     """Every question through a job, and what became of each."""
     source = folder / "questions.jsonl"
     source.write_bytes(questions.read_bytes())
-    engine = VllmEngine(Vllm(model=folder, chat=False, max_tokens=64, **{**OPTIONS, "max_model_len": 1024}))
+    engine = VllmEngine(VllmGeneration(model=folder, chat=False, max_tokens=64, **{**OPTIONS, "max_model_len": 1024}))
     started = time.perf_counter()
     failed, rows = job(engine, source, "question")
     took = time.perf_counter() - started

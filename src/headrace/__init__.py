@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     )
     from headrace.engines.torchserve.options import TorchServe
     from headrace.engines.vision.options import ImageClassification, ImageEmbedding
-    from headrace.engines.vllm.options import Vllm, VllmClassification, VllmEmbedding, VllmScoring
+    from headrace.engines.vllm.options import VllmClassification, VllmEmbedding, VllmGeneration, VllmScoring
     from headrace.io.sources.selection import Selection
     from headrace.jobs.settings import JobSettings, Limits
     from headrace.observe.exporters.mlflow_listener import MLflowListener
@@ -64,9 +64,9 @@ __all__ = [
     "OnnxClassification", "OnnxEmbedding", "OnnxImageClassification", "OnnxImageEmbedding", "OnnxScoring",
     "OnnxZeroShot", "Prepared", "Prompt", "ReusablePool", "RunningJob", "Scoring", "Selection", "ServeLimits",
     "ServerSettings", "SparseEmbedding", "StaticGeneration", "StepFunction", "StepModel", "Task", "TokenBatcher",
-    "TokenEstimator", "TokenEstimatorFn", "TorchServe", "Vllm", "VllmClassification", "VllmEmbedding", "VllmScoring",
-    "WandbListener", "ZeroShot", "arun", "batched", "errors", "load", "map_batches", "map_concurrent", "reusable",
-    "run",
+    "TokenEstimator", "TokenEstimatorFn", "TorchServe", "VllmClassification", "VllmEmbedding", "VllmGeneration",
+    "VllmScoring", "WandbListener", "ZeroShot", "arun", "batched", "errors", "load", "map_batches", "map_concurrent",
+    "reusable", "run",
 ]  # fmt: skip
 
 _NAMES: dict[str, tuple[str, ...]] = {
@@ -110,7 +110,7 @@ _NAMES: dict[str, tuple[str, ...]] = {
     ),
     "engines.torchserve.options": ("TorchServe",),
     "engines.vision.options": ("ImageClassification", "ImageEmbedding"),
-    "engines.vllm.options": ("Vllm", "VllmClassification", "VllmEmbedding", "VllmScoring"),
+    "engines.vllm.options": ("VllmClassification", "VllmEmbedding", "VllmGeneration", "VllmScoring"),
     "io.sources.selection": ("Selection",),
     "jobs.settings": ("JobSettings", "Limits"),
     "observe.exporters.mlflow_listener": ("MLflowListener",),

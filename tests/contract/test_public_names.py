@@ -24,8 +24,8 @@ PUBLIC = [
     "EngineOptions", "Task", "Classification", "Embedding", "Endpoint", "EndpointClassification", "EndpointEmbedding",
     "Generation", "ImageClassification", "ImageEmbedding", "MultiVectorEmbedding", "OnnxClassification",
     "OnnxEmbedding", "OnnxImageClassification", "OnnxImageEmbedding", "OnnxScoring", "OnnxZeroShot", "Scoring",
-    "SparseEmbedding", "StaticGeneration", "TorchServe", "Vllm", "VllmClassification", "VllmEmbedding", "VllmScoring",
-    "ZeroShot",
+    "SparseEmbedding", "StaticGeneration", "TorchServe", "VllmClassification", "VllmEmbedding", "VllmGeneration",
+    "VllmScoring", "ZeroShot",
 ]  # fmt: skip
 OFFER = re.compile(r"^- `(\w+)\.(\w+)`: ", re.MULTILINE)
 

@@ -35,8 +35,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def engine(model: Path) -> Iterator[Any]:
     """One engine for all tests that do not kill it."""
     from headrace.engines.vllm.engine import VllmEngine
-    from headrace.engines.vllm.options import Vllm
+    from headrace.engines.vllm.options import VllmGeneration
 
-    engine = VllmEngine(Vllm(model=model, max_tokens=12, chat=False, seed=0, **OPTIONS))
+    engine = VllmEngine(VllmGeneration(model=model, max_tokens=12, chat=False, seed=0, **OPTIONS))
     yield engine
     engine.close()

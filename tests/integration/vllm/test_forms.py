@@ -52,7 +52,7 @@ def test_adapters_answer_as_their_merged_weights_also_beside_each_other_in_one_j
     from transformers import AutoModelForCausalLM
 
     from headrace.engines.vllm.engine import VllmEngine
-    from headrace.engines.vllm.options import Vllm
+    from headrace.engines.vllm.options import VllmGeneration
 
     layers = ["model.layers.0.self_attn.q_proj", "model.layers.1.mlp.down_proj"]
     module = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
@@ -70,7 +70,7 @@ def test_adapters_answer_as_their_merged_weights_also_beside_each_other_in_one_j
     other = adapter(tmp_path / "other", turned, target_modules=["q_proj", "down_proj"])
     found = []
     for options in ({"model": model, "adapter": str(folder)}, {"model": merged}):
-        engine = VllmEngine(Vllm(**options, max_tokens=12, chat=False, **OPTIONS))
+        engine = VllmEngine(VllmGeneration(**options, max_tokens=12, chat=False, **OPTIONS))
         found.append([one["text"] for one in answers(engine, prompts) if isinstance(one, dict)])
         engine.close()
     names: list[dict[str, str]] = [{}, {"adapter": "support"}, {"model": "support"}, {"model": "legal"}]

@@ -16,7 +16,7 @@ import pytest
 from tests.integration.vllm.conftest import OPTIONS
 from tests.processes import command_line, descendants
 
-from headrace.engines.vllm.options import Vllm
+from headrace.engines.vllm.options import VllmGeneration
 from headrace.errors import ConfigError, EngineDeadError, EngineError, TransientError
 
 LONG = {"prompt": "hello", "max_tokens": 480, "ignore_eos": True}
@@ -61,7 +61,7 @@ def test_an_engine_made_where_an_event_loop_runs_answers_another(model: Path) ->
     from headrace.engines.vllm.engine import VllmEngine
 
     async def made() -> Any:
-        return VllmEngine(Vllm(model=model, chat=False, **OPTIONS))
+        return VllmEngine(VllmGeneration(model=model, chat=False, **OPTIONS))
 
     engine = asyncio.run(made())
     (short,) = payloads(engine, SHORT)
@@ -81,7 +81,7 @@ def test_an_answer_can_be_followed_while_it_grows(engine: Any) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"max_model_length": 5}, "Vllm has no setting 'max_model_length'; did you mean max_model_len"),
+        ({"max_model_length": 5}, "VllmGeneration has no setting 'max_model_length'; did you mean max_model_len"),
         ({"max_model_len": 10**6}, "max_model_len"),
         ({"dtype": "float33"}, "float33"),
         ({"temperature": -1}, "temperature is -1"),
@@ -91,7 +91,7 @@ def test_options_that_vllm_does_not_take_are_refused(model: Path, options: dict[
     from headrace.engines.vllm.engine import VllmEngine
 
     with pytest.raises(ConfigError, match=message):
-        VllmEngine(Vllm(model=model, **options))
+        VllmEngine(VllmGeneration(model=model, **options))
 
 
 def test_a_model_that_cannot_be_loaded_is_an_error_with_its_folder(model: Path, tmp_path: Path) -> None:
@@ -101,14 +101,14 @@ def test_a_model_that_cannot_be_loaded_is_an_error_with_its_folder(model: Path, 
         (tmp_path / file.name).write_bytes(file.read_bytes())
     (tmp_path / "model.safetensors").write_bytes(b"not weights")
     with pytest.raises(EngineError, match=str(tmp_path)):
-        VllmEngine(Vllm(model=tmp_path, **OPTIONS))
+        VllmEngine(VllmGeneration(model=tmp_path, **OPTIONS))
 
 
 def test_a_killed_core_ends_every_request_at_once_and_closing_returns(model: Path) -> None:
     from headrace.engines.vllm.engine import VllmEngine
 
     others = core_processes()
-    engine = VllmEngine(Vllm(model=model, **OPTIONS))
+    engine = VllmEngine(VllmGeneration(model=model, **OPTIONS))
     long, short = payloads(engine, LONG, SHORT)
     (core,) = core_processes() - others
 
@@ -128,7 +128,7 @@ def test_a_killed_core_ends_every_request_at_once_and_closing_returns(model: Pat
 def test_closing_ends_what_is_under_way_and_may_be_done_twice(model: Path) -> None:
     from headrace.engines.vllm.engine import VllmEngine
 
-    engine = VllmEngine(Vllm(model=model, **OPTIONS))
+    engine = VllmEngine(VllmGeneration(model=model, **OPTIONS))
     long, short = payloads(engine, LONG, SHORT)
 
     async def main() -> None:

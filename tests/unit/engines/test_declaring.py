@@ -7,14 +7,14 @@ import pickle
 
 import pytest
 
-from headrace import Embedding, Endpoint, EndpointEmbedding, Generation, Vllm, VllmEmbedding
+from headrace import Embedding, Endpoint, EndpointEmbedding, Generation, VllmEmbedding, VllmGeneration
 from headrace.engines.choosing.config import EngineConfig
 from headrace.engines.choosing.registry import check_options, declared_engines
 from headrace.errors import ConfigError
 
 
 def test_options_of_vllm_itself_are_apart_from_the_engine_s() -> None:
-    options = Vllm.of("m", {"max_num_seqs": 4, "block_size": 16, "temperature": 0.5, "seed": 3, "chat": True})
+    options = VllmGeneration.of("m", {"max_num_seqs": 4, "block_size": 16, "temperature": 0.5, "seed": 3, "chat": True})
     assert options.engine_args() == {"max_num_seqs": 4, "block_size": 16}
     assert options.given_sampling() == {"temperature": 0.5}
     assert options.given() == {"max_num_seqs": 4, "block_size": 16, "temperature": 0.5, "seed": 3, "chat": True}

@@ -20,7 +20,7 @@ from headrace.engines.base import Engine
 from headrace.engines.capabilities import STEPPING, TUNING, SteppingEngine, TunableEngine, memory_of
 from headrace.engines.choosing.config import EngineConfig
 from headrace.engines.profile import EngineProfile, profile_of
-from headrace.engines.vllm.options import Vllm
+from headrace.engines.vllm.options import VllmGeneration
 from headrace.events import (
     BatchDone,
     BatchSplit,
@@ -208,7 +208,7 @@ def kept_steps(size: StepSize) -> dict[str, object]:
 
 def vllm_key(config: EngineConfig) -> dict[str, object]:
     """What the size of vLLM's steps depends on, known before it starts."""
-    given = Vllm.of(config.model, config.engine_options).engine_args()
+    given = VllmGeneration.of(config.model, config.engine_options).engine_args()
     return {
         "task": config.task,
         "engine": "vllm",

@@ -43,7 +43,7 @@ from headrace.engines.requests.generation import (
     parse,
 )
 from headrace.engines.requests.long_prompts import Place, PromptSplitter, PromptTooLongError, prepared_by, room_of
-from headrace.engines.vllm.options import Vllm
+from headrace.engines.vllm.options import VllmGeneration
 from headrace.engines.vllm.requests import EXTRA, MULTIMODAL, STRUCTURE_OPTIONS, check_unicode, sampling_params
 from headrace.errors import EngineError, RecordError, TransientError
 
@@ -82,7 +82,7 @@ class VllmEngine:
         EngineError: vLLM cannot start.
     """
 
-    def __init__(self, options: Vllm) -> None:
+    def __init__(self, options: VllmGeneration) -> None:
         self._folder = find_folder("arithmetic" if options.model is None else options.model)
         if options.tokenizer is None:
             check_tokenizer(self._folder)

@@ -133,7 +133,7 @@ class VllmScoring(VllmPooling):
     factory = "headrace.engines.vllm.pooling:score"
 
 
-class Vllm(LongPromptOptions, SamplingOptions, AnswerOptions, NamedAdapterOptions, VllmArguments):
+class VllmGeneration(LongPromptOptions, SamplingOptions, AnswerOptions, NamedAdapterOptions, VllmArguments):
     """Answers to prompts and chats with vLLM."""
 
     task = "generate"
