@@ -51,7 +51,7 @@ def running(settings: ServerSettings, *, grpc: bool = False) -> Iterator[Running
     thread = threading.Thread(target=server.run_app, args=(on_ready,), name="server-under-test")
     try:
         thread.start()
-        until(lambda: listed or not thread.is_alive())
+        until(lambda: listed or not thread.is_alive(), 240)
         port = server.servers[0].sockets[0].getsockname()[1]
         assert host.loaded is not None
         engine, also = host.loaded.engine, listed[-1].removeprefix("grpc://") if grpc else ""
@@ -60,5 +60,5 @@ def running(settings: ServerSettings, *, grpc: bool = False) -> Iterator[Running
             yield state
     finally:
         server.should_exit = True
-        thread.join(60)
+        thread.join(240)
         assert not thread.is_alive()

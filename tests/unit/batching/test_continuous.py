@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from tests.unit.virtual_time import VirtualTime, now
+from tests.waiting import until
 
 from headrace import ContinuousBatcher, Done, StepFunction
 from headrace.errors import (
@@ -399,6 +400,7 @@ def test_an_engine_that_outlives_its_batcher_is_left_empty(virtual: VirtualTime)
             assert await (await another.submit(words(2))) == "w2 x"
 
     virtual(main())
+    until(lambda: engine.removed and not engine._requests)  # the thread of the stopped batcher may still be at it
     assert first(engine.removed)[0] == "w900"
     assert engine._requests == {}
 

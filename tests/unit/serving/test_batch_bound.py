@@ -22,6 +22,8 @@ from headrace.serving.limits import ServeLimits
 from headrace.serving.service import Call, Service
 from headrace.testing import FakeEngine
 
+pytestmark = pytest.mark.filterwarnings("ignore::headrace.BlockedLoopWarning")  # on a busy machine
+
 SLOPE_S, BASE_S = 42e-6, 3e-3
 """Of a batch of the default model on two cores of a CPU."""
 FULL = 2048
