@@ -10,7 +10,6 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 import headrace
-from headrace.errors import nearest
 from headrace.wording import shortened, speak, spoken
 
 Click: TypeAlias = Any
@@ -54,6 +53,8 @@ class _Commands(TyperGroup):
         try:
             return super().resolve_command(ctx, args)
         except _UsageError as error:
+            from headrace.errors import nearest
+
             error.message = error.message.rstrip(".") + (nearest(args[0], VERBS) or ".")
             raise
 

@@ -10,7 +10,7 @@ from typing import Any
 from headrace.cli.flags import Command, Given, option_of
 from headrace.engines.choosing.config import EngineConfig, merged_options
 from headrace.engines.choosing.registry import options_by_task
-from headrace.errors import ConfigError, UnknownOptionError
+from headrace.errors import ConfigError, UnknownOptionError, nearest
 from headrace.wording import flag_of, spelled, spoken
 
 PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
@@ -122,7 +122,9 @@ def unknown_flag(error: UnknownOptionError, arguments: Sequence[str], flags: Seq
         return str(error)
     typed = as_typed(arguments, error.option)
     others = [flag for flag in flags if flag != typed]
-    return f"{typed}: {error.place} has no such flag; {error.way_out(flag_of, others, ', and those of --help')}"
+    is_close = nearest(flag_of(error.option), map(flag_of, error.known))
+    beside = "" if is_close else ", and those of --help"
+    return f"{typed}: {error.place} has no such flag; {error.way_out(flag_of, others, beside)}"
 
 
 def engine_and_model(config: EngineConfig) -> str:
