@@ -142,6 +142,8 @@ class Columns:
     def input_of(self, record: Record) -> object:
         """The input for the engine.
 
+        Rows that `table_columns` takes in columns do not come here: it must not take what is refused here.
+
         Raises:
             RecordError: a column is missing; with `text_only` the value is null, no text or not valid Unicode; it is
                 empty, and `on_empty` refuses that; or it is a request for another model.
