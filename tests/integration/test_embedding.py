@@ -162,7 +162,7 @@ def test_a_too_long_text_fails_alone_when_the_user_says_so(encoder_folder: Path)
         ({"max_model_len": 41}, "max_model_len is 41"),
         ({"truncate_dim": 17}, "truncate_dim is 17; this model's vectors have 16 components"),
         ({"device": "toaster"}, "device 'toaster' is unknown"),
-        ({"device": "meta"}, "device 'meta' is not supported"),
+        ({"device": "meta"}, "device 'meta' is unknown; it may be auto, cpu, cuda or cuda:N"),
         ({"device": "cuda:99"}, "PyTorch sees"),
         ({"dtype": "float8"}, "dtype 'float8' is unknown"),
         ({"on_too_long": "skip"}, "on_too_long is 'skip'"),

@@ -78,7 +78,8 @@ def test_equal_scores_stay_in_order_and_nan_is_last() -> None:
     ("settings", "words"),
     [
         ({"text_pair_column": "query"}, "text_pair_column does not go with documents_column"),
-        ({"prompt_template": "{query}"}, "prompt_template does not go with"),
+        ({"prompt_template": "{query}", "text_column": None}, "prompt_template does not go with"),
+        ({"prompt_template": "{query}"}, "text_column has no effect beside prompt_template"),
         ({"on_too_long": "split"}, "on_too_long=.split. does not go with"),
         ({"documents_column": "docs"}, r"has a column 'docs'.*documents_column"),
         ({"documents_column": None}, r"text_pair_column\), or that of lists of them \(documents_column"),

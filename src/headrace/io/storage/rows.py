@@ -374,8 +374,9 @@ def line_chunks(
         lines = full_lines(block)
         for start in range(0, len(lines) or 1, CHUNK_ROWS):
             stop = min(start + CHUNK_ROWS, len(lines))
-            rows = [row(position, lines[position - base]) for position in todo(base + start, base + stop, next_todo)]
-            yield Chunk.of(rows, share(size, start, stop, len(lines)))
+            places = todo(base + start, base + stop, next_todo)
+            # No name for the rows: they would be held while the next are read.
+            yield Chunk.of((row(place, lines[place - base]) for place in places), share(size, start, stop, len(lines)))
         base += len(lines)
     return base - begin
 
@@ -422,6 +423,7 @@ def changed(chunks: Generator[Chunk, None, int], change: Callable[[Chunk], Chunk
         except StopIteration as end:
             return int(end.value)
         yield change(chunk)
+        del chunk  # or it would be held while the next is read
 
 
 def object_of(position: int, line: bytes) -> Record | Failed:
