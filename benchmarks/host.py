@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import compileall
 import functools
+import importlib.metadata
 import itertools
 import json
 import os
@@ -270,6 +271,7 @@ def noop(folder: Path) -> None:
     """Records a second with an engine that does nothing, beside peers whose function does the same."""
     peers = _peers()
     titles = {"list": "headrace, an engine of lists", "columns": "headrace, an engine of columns", **peers}
+    titles["arrow"] = f"pyarrow alone, in a loop ({importlib.metadata.version('pyarrow')})"
     if only := _given("--peers"):
         del titles["list"]
     rows: list[list[Any]] = []
@@ -287,23 +289,23 @@ def noop(folder: Path) -> None:
     for count in NOOP:
         for source, kind in (("jsonl", "jsonl"), ("jsonl", "parquet"), ("parquet", "parquet")):
             path = _noop_input(folder, source, count)
-            found: dict[str, list[Measured]] = {name: [] for name in titles}
+            found: dict[str, list[Measured]] = {name: [] for name in titles if kind == "parquet" or name != "arrow"}
             for _ in range(ROUNDS):
-                for name in titles:
+                for name in found:
                     found[name].append(once(name, path, kind, count))
             best = [one.wall_s for one in found["columns"]]
             rows += [
                 [
                     f"{source} to {kind}",
                     f"{count:,}",
-                    title,
+                    titles[name],
                     round(count / statistics.median(one.wall_s for one in found[name])),
                     round(count / statistics.median(one.work_s for one in found[name])),
                     ratio([one.wall_s for one in found[name]], best),
                     statistics.median(one.cpu_s for one in found[name]) / count * 1e6,
                     round(max(one.mib for one in found[name])),
                 ]
-                for name, title in titles.items()
+                for name in found
             ]
     report(
         f"host-noop-{only}" if only else "host-noop",
@@ -324,6 +326,7 @@ def noop(folder: Path) -> None:
             "Each row has an id and 85 letters, and gets two numbers. Memory is that of all processes.",
             "All ids were found once in each output.",
             "Headrace syncs and checks each part and goes on after a kill where it was; the others do not.",
+            "pyarrow alone is what reading and writing by that library takes, without a job around it.",
         ],
     )
 
