@@ -113,7 +113,10 @@ CAUSE_FACTS: Mapping[Cause, CauseFacts] = {
         "a larger ``buffer_memory``",
     ),
     "draining": CauseFacts(
-        "draining", "#a9bfd6", "after the last batch: finishing, writing and merging", "process more records in one job"
+        "draining",
+        "#a9bfd6",
+        "after the last batch: finishing, writing and merging",
+        "process more records in one job; an output folder, whose parts are not merged",
     ),
     "idle": CauseFacts("no requests", "#e6eaf0", "idle: the server has no request, and room for more"),
     "other": CauseFacts(
