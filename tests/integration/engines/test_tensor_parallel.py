@@ -7,6 +7,7 @@ import json
 import os
 import signal
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,15 @@ import pytest
 import torch
 from tests.acceptance.command import end, headrace, start
 from tests.waiting import until
+from transformers import LlamaConfig, LlamaModel
 
 from headrace import ContinuousBatcher
+from headrace.device import placement
 from headrace.engines.choosing.registry import create
+from headrace.engines.generation import tensor_parallel
 from headrace.engines.generation.continuous import GenerationEngine
 from headrace.engines.generation.options import Generation
+from headrace.engines.networks.pytorch import load_pretrained
 from headrace.errors import ConfigError, EngineDeadError
 
 pytest.importorskip("accelerate")
@@ -130,6 +135,29 @@ def test_what_cannot_be_split_is_refused_by_name(options: dict[str, Any], said: 
     with pytest.raises(ConfigError, match=said):
         create("generate", **options)
     assert children(os.getpid()) == []
+
+
+@pytest.mark.parametrize(("device", "refused"), [("cuda", False), ("auto", False), ("cuda:1", True)])
+def test_devices_for_a_split_model_have_no_number(
+    device: str, refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, found in {"is_available": True, "init": None, "device_count": 2, "current_device": 0}.items():
+        monkeypatch.setattr(torch.cuda, name, lambda found=found: found)
+    monkeypatch.setattr(placement, "grow_segments", lambda: None)
+    with pytest.raises(ConfigError, match="needs 2 devices") if refused else nullcontext():
+        assert tensor_parallel._device_kind(2, device) == "cuda"
+
+
+def test_a_part_of_a_model_is_where_it_was_loaded(tmp_path: Path) -> None:
+    class Loader:
+        @staticmethod
+        def from_pretrained(folder: str, **given: object) -> tuple[Any, dict[str, list[str]]]:
+            assert given["tp"] == 2
+            return LlamaModel(LlamaConfig(num_hidden_layers=0)).to("meta"), {"missing_keys": []}
+
+    loader: Any = Loader
+    _, place, _ = load_pretrained(loader, tmp_path, "cpu", "auto", {"tp": 2})
+    assert place.type == "meta", "each rank has another device"
 
 
 @pytest.mark.parametrize(

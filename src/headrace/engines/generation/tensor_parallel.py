@@ -262,7 +262,7 @@ def load_options(size: int) -> Mapping[str, object]:
 
 def _device_kind(size: int, device: str) -> str:
     place = choose_device(device)
-    if place.index is not None:
+    if ":" in device:  # a number that the user gave: a device always has one
         raise ConfigError(
             f"``device`` is {device!r}, and ``tensor_parallel_size`` {size} needs {size} devices: use ``device=cuda``, "
             "and CUDA_VISIBLE_DEVICES to choose among them"

@@ -274,7 +274,7 @@ def load_pretrained(
         if not split:
             model = model.to(place)
     whole = set[str]() if adapter is None else merge(model, adapter)
-    return model.eval(), place, set(facts["missing_keys"]) - whole
+    return model.eval(), model.device if split else place, set(facts["missing_keys"]) - whole
 
 
 @contextmanager
