@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -74,14 +78,18 @@ def test_layers_are_fused_where_there_are_kernels(monkeypatch: pytest.MonkeyPatc
     assert not fusing.can_fuse(model.float()), "in float32, the GELU by tanh would be another function"
 
 
-@pytest.mark.parametrize("fault", ["raises", "is wrong"])
-def test_a_kernel_that_fails_or_is_wrong_is_not_used(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+FAULTS = [RuntimeError("a kernel cannot be made"), subprocess.CalledProcessError(1, "gcc"), PermissionError("cache")]
+FAULTS += [AssertionError("libcuda.so cannot found!"), ImportError("libtriton.so")]
+
+
+@pytest.mark.parametrize("fault", [*FAULTS, "is wrong"], ids=repr)
+def test_a_kernel_that_fails_or_is_wrong_is_not_used(fault: Exception | str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "headrace.device.kernels", by_pytorch)
     monkeypatch.setattr(fusing, "has_kernels", lambda device: True)
 
     def broken(x: torch.Tensor, *others: Any) -> torch.Tensor:
-        if fault == "raises":
-            raise RuntimeError("a kernel cannot be made")
+        if isinstance(fault, Exception):
+            raise fault
         return x * 2
 
     model = model_of("BERT")
@@ -89,3 +97,23 @@ def test_a_kernel_that_fails_or_is_wrong_is_not_used(fault: str, monkeypatch: py
     monkeypatch.setattr(by_pytorch, "add_norm", broken)
     assert not keep_if_equal(fusing.fuse, fusing.unfuse, model, lambda: outputs(model), expected)
     assert torch.equal(outputs(model), expected)
+
+
+def test_a_change_is_tried_on_the_device_of_its_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton launches kernels on the current device: on another one than their tensors, CUDA ends the process."""
+    current, seen = [torch.device("cuda:0")], []
+
+    @contextmanager
+    def on(device: torch.device) -> Iterator[None]:
+        current.append(device)
+        yield
+        current.pop()
+
+    def outputs() -> torch.Tensor:
+        seen.append(current[-1])
+        return torch.ones(2)
+
+    monkeypatch.setattr(torch.cuda, "device", on)
+    base: Any = SimpleNamespace(device=torch.device("cuda:1"), dtype=torch.bfloat16)
+    assert keep_if_equal(lambda _: True, lambda _: None, base, outputs, torch.ones(2))
+    assert seen == [base.device]

@@ -138,9 +138,7 @@ def test_what_cannot_be_split_is_refused_by_name(options: dict[str, Any], said: 
 
 
 @pytest.mark.parametrize(("device", "refused"), [("cuda", False), ("auto", False), ("cuda:1", True)])
-def test_devices_for_a_split_model_have_no_number(
-    device: str, refused: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_devices_for_a_split_model_have_no_number(device: str, refused: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, found in {"is_available": True, "init": None, "device_count": 2, "current_device": 0}.items():
         monkeypatch.setattr(torch.cuda, name, lambda found=found: found)
     monkeypatch.setattr(placement, "grow_segments", lambda: None)

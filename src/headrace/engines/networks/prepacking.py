@@ -14,7 +14,9 @@ import torch
 from transformers import PreTrainedModel
 from transformers.activations import GELUActivation
 
+from headrace.device.failures import naming_device_errors
 from headrace.engines.networks.pytorch import TOLERANCE
+from headrace.errors import EngineOutOfMemoryError, ModelCodeError, model_code
 
 UNFIT = (RuntimeError, TypeError, ValueError, LookupError, AttributeError)
 """Errors that libraries raise for models with an unexpected structure."""
@@ -34,8 +36,10 @@ def keep_if_equal(
     try:
         if not change(base):
             return False
-        found = outputs()
-    except UNFIT:
+        # Kernels are compiled here, which may want a C compiler, a header or a folder. They run on the current device.
+        with model_code(), naming_device_errors(base.device, lambda: "a few test records"):
+            found = outputs()
+    except (*UNFIT, ModelCodeError, EngineOutOfMemoryError):
         undo(base)
         return False
     room = TOLERANCE[base.dtype] * float(expected.abs().max())
