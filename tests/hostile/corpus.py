@@ -1,4 +1,4 @@
-"""Hostile inputs: a few hundred small files by name, made with fixed seeds, each with the settings of its jobs.
+"""Hostile inputs: small files by name, made with fixed seeds, and tables in memory, each with the settings of its jobs.
 
 A file is a function that returns the files of a folder by name; one whose key is `in.*` alone is the source itself.
 """
@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from tests.hostile.tables import tables
+
 Files = Mapping[str, bytes]
 
 
@@ -25,6 +27,8 @@ class Case:
     files: Callable[[], Files]
     settings: Mapping[str, Any]
     """Keywords of `headrace.run`, with `sink` as a name in the folder and `limits` as the fields that differ."""
+    table: Callable[[], Any] | None = None
+    """Makes the source, if it is no file."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +38,7 @@ class Entry:
     files: Callable[[], Files]
     keep: Sequence[str] = ("k",)
     always: Mapping[str, Any] = field(default_factory=dict)
+    table: Callable[[], Any] | None = None
 
 
 # What a job may ask for; each source has some of these, in turn.
@@ -58,17 +63,19 @@ def cases() -> Iterator[Case]:
     """All jobs, in a fixed order."""
     for name, entry in entries().items():
         number = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=4).digest(), "big")
-        for turn in range(3):
+        for turn in range(1 if name.startswith("table/") and not name.endswith("-as-k") else 3):
             index = (number + 5 * turn) % len(ASKED)
             asked = {"task": "custom" if ASKED[index]["engine"] == LISTS else "embed", **ASKED[index], **entry.always}
-            if not name.startswith(("parquet/", "arrow/")):  # a column without a type has that of its part
+            if not name.startswith(
+                ("parquet/", "arrow/", "table/arrow/", "table/polars/")
+            ):  # a column without a type has that of its part
                 if asked["sink"].endswith(".parquet"):
                     asked.pop("limits", None)
                 elif asked.get("output_format") == "parquet":
                     asked["output_format"] = "jsonl"
             if asked.pop("keep", False):
                 asked["keep_columns"] = list(entry.keep)
-            yield Case(f"{name}#{index}", entry.files, asked)
+            yield Case(f"{name}#{index}", entry.files, asked, entry.table)
 
 
 def entries() -> dict[str, Entry]:
@@ -76,7 +83,11 @@ def entries() -> dict[str, Entry]:
     found: dict[str, Entry] = {}
     for part in (json_values, json_lines, json_borders, json_columns, json_fuzzed, ids, csv_files, csv_fuzzed):
         found |= part()
-    return found | compressed() | folders() | parquet_types() | parquet_files() | parquet_fuzzed() | arrow_files()
+    found |= compressed() | folders() | parquet_types() | parquet_files() | parquet_fuzzed() | arrow_files()
+    return found | {
+        name: Entry(dict, always={"id_column": None} if name.endswith("-as-id") else {}, table=make)
+        for name, make in tables(columns()).items()
+    }
 
 
 def one(name: str, content: bytes) -> Callable[[], Files]:

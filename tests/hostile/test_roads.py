@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from tests.hostile import engines
 from tests.hostile.corpus import Case, cases
 from tests.hostile.differences import shown
 from tests.hostile.outcomes import run
+from tests.hostile.tables import ROWS
 
 from headrace.jobs.pipeline.job import Job
 
@@ -21,7 +23,7 @@ EVERY = 13
 """One job in so many is compared: every setting has its turn."""
 CASES: dict[str, list[Case]] = {}
 for one in list(cases())[::EVERY]:
-    CASES.setdefault("/".join(one.name.split("/")[:2]) if one.name[0] in "jp" else one.name.split("/")[0], []).append(
+    CASES.setdefault("/".join(one.name.split("/")[:2]) if one.name[0] in "jpt" else one.name.split("/")[0], []).append(
         one
     )
 
@@ -38,6 +40,24 @@ def difference(case: Case, monkeypatch: pytest.MonkeyPatch) -> str:
 def test_rows_come_to_the_same_in_blocks_and_one_by_one(group: str, monkeypatch: pytest.MonkeyPatch) -> None:
     found = [f"{case.name}\n{text}" for case in CASES[group] if (text := difference(case, monkeypatch))]
     assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize(
+    "name", ["pandas/str-ids-as-id", "polars/text-ids-of-polars-as-id", "arrow/reader", "datasets/plain"]
+)
+def test_tables_in_memory_go_by_columns(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[Any] = []
+    prepare_column = engines.Columns.prepare_column
+
+    def seen(self: engines.Columns, inputs: Any) -> Any:
+        given.append(inputs)
+        return prepare_column(self, inputs)
+
+    monkeypatch.setattr(engines.Columns, "prepare_column", seen)
+    case = next(one for one in cases() if one.name.startswith(f"table/{name}#"))
+    run(replace(case, settings={"engine": engines.Columns, "task": "embed", "sink": "out.jsonl"}))
+    assert sum(map(len, given)) == ROWS
+    assert all(hasattr(inputs, "null_count") for inputs in given)
 
 
 def test_the_two_ways_are_two(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -168,13 +168,13 @@ def kept_values(column: Column, *, typed: bool) -> Sequence[object]:
     Raises:
         Exception: Python cannot hold one of them as it is.
     """
-    if typed and is_arrow(column) and not _is_of_python(column.type):
+    if typed and is_arrow(column) and not is_of_python(column.type):
         return [Cell(column, place) for place in range(len(column))]
     return exact_values(column)
 
 
 @functools.lru_cache(maxsize=256)
-def _is_of_python(kind: pa.DataType) -> bool:
+def is_of_python(kind: pa.DataType) -> bool:
     """Whether `Cell.python` gives values of a type as any other conversion does."""
     types = pa.types
     return any(is_one(kind) for is_one in (types.is_string, types.is_boolean, types.is_integer, types.is_null)) or (

@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING
 from headrace.errors import ConfigError, raised_as
 from headrace.extras import require
 from headrace.io.base import SourcePlugin
-from headrace.io.formats.cells import rows_of
 from headrace.io.hub.names import DatasetAddress, is_dataset_address, parse_dataset
 from headrace.io.sources.arrow_batches import ArrowBatches
-from headrace.io.sources.in_memory import RowSource
+from headrace.io.sources.held_tables import HeldArrow, TableSource
 from headrace.io.storage.rows import CHUNK_ROWS
 
 if TYPE_CHECKING:
@@ -25,22 +24,37 @@ _OPTIONS = ("config", "split", "columns")
 """What the address of a dataset that is read may name."""
 
 
-class DatasetSource(RowSource):
+class DatasetSource(TableSource):
     """The rows of a `datasets.Dataset`, with images and audio undecoded. Finished rows are not read."""
 
     def __init__(self, dataset: datasets.Dataset) -> None:
-        super().__init__(len(dataset))
-        self._dataset = _undecoded(dataset)
-        self._table = self._dataset.with_format("arrow")
+        plain = _undecoded(dataset)
+        super().__init__("datasets", HeldDataset(plain.with_format("arrow")))
+        # The original fingerprint: leaving images undecoded would change it.
+        self._fingerprint = dataset._fingerprint
 
     def describe(self) -> Mapping[str, object]:
         """The library's fingerprint, which covers the content and all transformations."""
-        # The original fingerprint: leaving images undecoded would change it.
-        return {"format": "datasets", "records": self.total_records, "fingerprint": self._dataset._fingerprint}
+        return {"format": self._kind, "records": self.total_records, "fingerprint": self._fingerprint}
 
-    def rows_at(self, positions: Sequence[int]) -> list[object]:
-        table, start = self._table[positions].combine_chunks(), positions[0] // CHUNK_ROWS * CHUNK_ROWS
-        return [row for part in table.to_batches() for row in rows_of(part, "the dataset", start)]
+
+class HeldDataset:
+    """A dataset whose rows come as tables of Arrow."""
+
+    typed = True
+
+    def __init__(self, dataset: datasets.Dataset) -> None:
+        self.names: Sequence[str] = dataset.column_names
+        self._dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def rows(self, start: int, stop: int) -> Sequence[object]:
+        return HeldArrow(self._dataset[start:stop], start, "the dataset").rows(0, stop - start)
+
+    def columns(self, names: Sequence[str], start: int, stop: int) -> Mapping[str, pa.Array | None]:
+        return HeldArrow(self._dataset[start:stop]).columns(names, 0, stop - start)
 
 
 def _load_saved(folder: Path) -> DatasetSource:
@@ -137,7 +151,6 @@ def _undecoded(dataset: datasets.Dataset) -> datasets.Dataset:
     for name, feature in dataset.features.items():
         if getattr(feature, "decode", False):
             plain = plain.cast_column(name, type(feature)(decode=False))
-    plain._fingerprint = dataset._fingerprint
     return plain
 
 

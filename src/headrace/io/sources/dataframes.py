@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any
 from headrace.errors import line_of, tried
 from headrace.extras import require
 from headrace.io.base import Source, SourcePlugin, class_names
-from headrace.io.formats.cells import LazyColumns, objects_of, rows_of, rows_with
+from headrace.io.formats.cells import LazyColumns, is_of_python, objects_of, rows_with
 from headrace.io.formats.tables import check_names
-from headrace.io.sources.in_memory import IterableSource, RowSource, digest_of
-from headrace.io.storage.rows import CHUNK_ROWS
+from headrace.io.sources.held_tables import HeldArrow, StreamSource, TableSource, as_one
 from headrace.records import Unreadable
 
 if TYPE_CHECKING:
@@ -26,35 +25,10 @@ if TYPE_CHECKING:
     import pyarrow as pa
     import pyarrow.dataset
 
-_DIGESTED_RUNS = 64
-_RUN_ROWS = 16
 _BATCH_ROWS = 8192
 """Rows per batch of a stream."""
-
-
-class TableSource(RowSource):
-    """A table in memory, converted to rows by chunks. It is identified by its length and 1,024 of its rows.
-
-    Args:
-        kind: the library's name.
-        read: returns rows start..stop-1, each a dict or text.
-    """
-
-    def __init__(self, kind: str, length: int, read: Callable[[int, int], Sequence[object]]) -> None:
-        super().__init__(length)
-        self._kind = kind
-        self._read = read
-
-    def describe(self) -> Mapping[str, object]:
-        total = self._length
-        runs = min(_DIGESTED_RUNS, -(-total // _RUN_ROWS))
-        starts = sorted({number * max(0, total - _RUN_ROWS) // max(1, runs - 1) for number in range(runs)})
-        rows = (row for start in starts for row in self._read(start, min(start + _RUN_ROWS, total)))
-        return {"format": self._kind, "records": total, "blake2b": digest_of(rows)}
-
-    def rows_at(self, positions: Sequence[int]) -> list[object]:
-        rows = self._read(positions[0], positions[-1] + 1)
-        return [rows[position - positions[0]] for position in positions]
+_UNTYPED = ("object", "str")
+"""Types of columns of pandas that are no types of Arrow."""
 
 
 def _open(table: object, _query: str | None) -> Source:
@@ -63,24 +37,34 @@ def _open(table: object, _query: str | None) -> Source:
     return _stream(lambda: _exported(table)) if make is None else make(table)
 
 
-def _pandas(frame: pandas.DataFrame) -> Source:
-    """A named index is a column; missing values (NaN, NaT, NA) are null."""
-    levels = [name for name in frame.index.names if name is not None]
-    names = [*levels, *frame.columns]
-    check_names(names, "the pandas DataFrame")
+class _Pandas:
+    """The rows of a DataFrame. A named index is a column; missing values (NaN, NaT, NA) are null."""
 
-    def read(start: int, stop: int) -> list[dict[str, object]]:
-        part = frame.iloc[start:stop]
-        columns = [part.index.get_level_values(level).to_series() for level in levels]
-        columns += [part.iloc[:, place] for place in range(part.shape[1])]
-        values = [_objects(column, start) for column in columns]
-        rows = zip(*values, strict=True) if columns else ((),) * len(part)
-        by_name = dict(zip(names, columns, strict=True))
-        return rows_with(
-            [zip(names, row, strict=True) for row in rows], LazyColumns(names, lambda name: _exact(by_name[name]))
-        )
+    typed = True
 
-    return TableSource("pandas", len(frame), read)
+    def __init__(self, frame: pandas.DataFrame) -> None:
+        self._levels = [name for name in frame.index.names if name is not None]
+        self.names: Sequence[str] = [*self._levels, *frame.columns]
+        check_names(self.names, "the pandas DataFrame")
+        self._frame = frame
+
+    def __len__(self) -> int:
+        return len(self._frame)
+
+    def rows(self, start: int, stop: int) -> list[dict[str, object]]:
+        columns = {name: self._column(name, start, stop) for name in self.names}
+        values = [_objects(column, start) for column in columns.values()]
+        rows = zip(*values, strict=True) if columns else ((),) * len(self._frame.iloc[start:stop])
+        exact = LazyColumns(self.names, lambda name: _exact(columns[name]))
+        return rows_with([zip(self.names, row, strict=True) for row in rows], exact)
+
+    def columns(self, names: Sequence[str], start: int, stop: int) -> dict[str, pa.Array | None]:
+        return {name: _as_rows_have(self._column(name, start, stop), start) for name in names}
+
+    def _column(self, name: str, start: int, stop: int) -> pandas.Series:
+        if name in self._levels:
+            return self._frame.index[start:stop].get_level_values(name).to_series()
+        return self._frame.iloc[start:stop, self.names.index(name) - len(self._levels)]
 
 
 def _objects(column: pandas.Series, start: int) -> list[object]:
@@ -97,22 +81,89 @@ def _objects(column: pandas.Series, start: int) -> list[object]:
 
 def _exact(column: pandas.Series) -> pa.Array | None:
     """A pandas column as an Arrow array; None for one of Python objects or text, whose types are their own."""
-    if str(column.dtype) in ("object", "str"):
-        return None
-    found = tried(lambda: importlib.import_module("pyarrow").array(column, from_pandas=True))
-    if isinstance(found, Exception):  # a type of pandas or of others that Arrow does not have, or no pyarrow
-        return None
-    return found.combine_chunks() if hasattr(found, "chunks") else found
+    return None if str(column.dtype) in _UNTYPED else _array(column)
+
+
+def _array(values: pandas.Series | list[object], kind: str | None = None) -> pa.Array | None:
+    """Values as an Arrow array; None for a type of pandas or of others that Arrow does not have, or without pyarrow."""
+    found = tried(lambda: importlib.import_module("pyarrow").array(values, kind, from_pandas=True))
+    return None if isinstance(found, Exception) else as_one(found)
+
+
+def _as_rows_have(column: pandas.Series, start: int) -> pa.Array | None:
+    """A pandas column, whose first row has the number `start`; None if `_objects` has other values than Arrow."""
+    kind, found = str(column.dtype), _exact(column)
+    if kind == "object":
+        values = _objects(column, start)
+        return _array(values) if {*map(type, values)} - {type(None)} in ({str}, {int}) else None
+    if kind == "str":
+        found = _array(column, "string")
+        return None if found is None or found.null_count == len(found) else found  # of objects, nulls have no type
+    is_sure = found is None or not hasattr(column.dtype, "pyarrow_dtype") or is_of_python(found.type)
+    return found if is_sure or Unreadable not in map(type, _objects(column, start)) else None
+
+
+class _Polars:
+    """The rows of a DataFrame of polars, which is `number` rows into what it belongs to."""
+
+    typed = True
+
+    def __init__(self, frame: polars.DataFrame, number: int = 0) -> None:
+        check_names(frame.columns, "the polars DataFrame")
+        self.names: Sequence[str] = frame.columns
+        self._frame = frame
+        self._number = number
+        self._goes_to_arrow = not isinstance(tried(frame.clear().to_arrow), Exception)
+
+    def __len__(self) -> int:
+        return int(self._frame.height)
+
+    def rows(self, start: int, stop: int) -> list[dict[str, object]]:
+        frame = self._frame.slice(start, stop - start)
+        table = tried(frame.to_arrow)
+        if isinstance(table, Exception):  # a type that Arrow does not have, or no pyarrow
+            rows: list[dict[str, object]] = frame.to_dicts()
+            return rows
+        return HeldArrow(table, self._number + start).rows(0, stop - start)
+
+    def columns(self, names: Sequence[str], start: int, stop: int) -> Mapping[str, pa.Array | None]:
+        found = tried(self._frame.slice(start, stop - start).select(names).to_arrow) if self._goes_to_arrow else None
+        if found is None or isinstance(found, Exception):
+            return dict.fromkeys(names)
+        return HeldArrow(found).columns(names, 0, stop - start)
+
+
+class _Series:
+    """The values of one column, which are rows.
+
+    Args:
+        read: returns the values start..stop-1.
+        texts: returns them as an Arrow array.
+    """
+
+    names: Sequence[str] = ("text",)
+    typed = False
+
+    def __init__(
+        self, length: int, read: Callable[[int, int], Sequence[object]], texts: Callable[[int, int], pa.Array | None]
+    ) -> None:
+        self._length = length
+        self.rows = read
+        self._texts = texts
+
+    def __len__(self) -> int:
+        return self._length
+
+    def columns(self, names: Sequence[str], start: int, stop: int) -> dict[str, pa.Array | None]:
+        """The texts, if all values are some."""
+        found = self._texts(start, stop)
+        is_text = found is not None and str(found.type) in ("string", "large_string") and not found.null_count
+        return dict.fromkeys(names, found if is_text else None)
 
 
 def _arrow(table: pa.Table | pa.RecordBatch) -> Source:
     check_names(table.schema.names, "the Arrow table")
-
-    def read(start: int, stop: int) -> list[dict[str, object]]:
-        part = table.slice(start, stop - start)
-        return list(_rows(part.to_batches() if hasattr(part, "to_batches") else [part], start))
-
-    return TableSource("arrow", table.num_rows, read)
+    return TableSource("arrow", HeldArrow(table))
 
 
 def _arrow_column(column: pa.Array | pa.ChunkedArray) -> Source:
@@ -123,12 +174,26 @@ def _arrow_column(column: pa.Array | pa.ChunkedArray) -> Source:
             found += objects_of(chunk, "the Arrow array", list(itertools.islice(numbers, len(chunk))))
         return found
 
-    return TableSource("arrow", len(column), read)
+    return TableSource("arrow", _Series(len(column), read, lambda a, b: as_one(column.slice(a, b - a))))
+
+
+def _pandas_column(column: pandas.Series) -> Source:
+    def read(start: int, stop: int) -> list[object]:
+        return _objects(column.iloc[start:stop], start)
+
+    return TableSource("pandas", _Series(len(column), read, lambda a, b: _as_rows_have(column.iloc[a:b], a)))
+
+
+def _polars_column(column: polars.Series) -> Source:
+    def texts(start: int, stop: int) -> pa.Array | None:
+        return _Polars(column.slice(start, stop - start).to_frame("text")).columns(["text"], 0, stop - start)["text"]
+
+    return TableSource("polars", _Series(len(column), lambda a, b: column.slice(a, b - a).to_list(), texts))
 
 
 def _arrow_stream(reader: pa.RecordBatchReader) -> Source:
     check_names(reader.schema.names, "the Arrow reader")
-    return IterableSource(_rows(reader))
+    return StreamSource(_batches(reader))
 
 
 def _arrow_dataset(dataset: pa.dataset.Dataset) -> Source:
@@ -141,29 +206,17 @@ def _lazy(frame: polars.LazyFrame) -> Source:
     if not hasattr(frame, "collect_batches"):  # polars before 1.34
         return _polars(frame.collect())
 
-    def rows() -> Iterator[Mapping[str, object]]:
+    def batches() -> Iterator[_Polars]:
         start = 0
         for batch in frame.collect_batches(chunk_size=_BATCH_ROWS, maintain_order=True):
-            yield from _polars_rows(batch, start)
+            yield _Polars(batch, start)
             start += batch.height
 
-    return IterableSource(rows)
+    return StreamSource(batches)
 
 
 def _polars(frame: polars.DataFrame) -> Source:
-    check_names(frame.columns, "the polars DataFrame")
-    return TableSource(
-        "polars", frame.height, lambda start, stop: _polars_rows(frame.slice(start, stop - start), start)
-    )
-
-
-def _polars_rows(frame: polars.DataFrame, start: int) -> list[dict[str, object]]:
-    """The rows of a part of a frame, whose first row has the number `start`."""
-    batches = tried(lambda: frame.to_arrow().to_batches())
-    if isinstance(batches, Exception):  # a type that Arrow does not have, or no pyarrow
-        rows: list[dict[str, object]] = frame.to_dicts()
-        return rows
-    return list(_rows(batches, start))
+    return TableSource("polars", _Polars(frame))
 
 
 def _relation(relation: duckdb.DuckDBPyRelation) -> Source:
@@ -174,13 +227,13 @@ def _relation(relation: duckdb.DuckDBPyRelation) -> Source:
 
 def _stream(make: Callable[[], Iterable[pa.RecordBatch]]) -> Source:
     """A source of record batches that can be created again."""
-    return IterableSource(lambda: _rows(make()))
+    return StreamSource(lambda: _batches(make()))
 
 
-def _rows(batches: Iterable[pa.RecordBatch], start: int = 0) -> Iterator[dict[str, object]]:
+def _batches(batches: Iterable[pa.RecordBatch]) -> Iterator[HeldArrow]:
+    start = 0
     for batch in batches:
-        for first in range(0, batch.num_rows, CHUNK_ROWS):
-            yield from rows_of(batch.slice(first, CHUNK_ROWS), "the table", start + first)
+        yield HeldArrow(batch, start)
         start += batch.num_rows
 
 
@@ -192,11 +245,11 @@ def _exported(table: object) -> pa.RecordBatchReader:
 
 
 _KINDS: Mapping[str, Callable[[Any], Source]] = {
-    "pandas.DataFrame": _pandas,
-    "pandas.Series": lambda column: TableSource("pandas", len(column), lambda a, b: _objects(column.iloc[a:b], a)),
+    "pandas.DataFrame": lambda frame: TableSource("pandas", _Pandas(frame)),
+    "pandas.Series": _pandas_column,
     "polars.DataFrame": _polars,
     "polars.LazyFrame": _lazy,
-    "polars.Series": lambda column: TableSource("polars", len(column), lambda a, b: column.slice(a, b - a).to_list()),
+    "polars.Series": _polars_column,
     "pyarrow.Table": _arrow,
     "pyarrow.RecordBatch": _arrow,
     "pyarrow.RecordBatchReader": _arrow_stream,

@@ -19,54 +19,36 @@ from headrace.records import Failed, Record, Unreadable
 
 ARRAY = "array"
 """The column of rows that are arrays or lists of numbers."""
-_HEAD_ROWS = 64
+HEAD_ROWS = 64
 _DIGESTED_ROWS = 1024
 
 
-class RowSource:
-    """Rows in memory, which any part of can be read. A row is a dict, or text, which stands for {"text": row}, or an
-    array or list of numbers, for {"array": row}."""
-
-    def __init__(self, length: int) -> None:
-        self._length = length
-        self.total_bytes: int | None = None
-        self.total_records: int | None = length
-
-    def describe(self) -> Mapping[str, object]:
-        raise NotImplementedError
-
-    def rows_at(self, positions: Sequence[int]) -> Sequence[object]:
-        """The rows at these positions, which ascend and are less than `CHUNK_ROWS` apart."""
-        raise NotImplementedError
-
-    def chunks(self, next_todo: Callable[[int], int]) -> Iterator[Chunk]:
-        for start in range(0, self._length, CHUNK_ROWS):
-            positions = todo(start, min(start + CHUNK_ROWS, self._length), next_todo)
-            rows = self.rows_at(positions) if positions else ()
-            yield chunk_of(zip(positions, rows, strict=True))
-
-
-class SequenceSource(RowSource):
-    """A list, tuple or other sequence of rows.
+class SequenceSource:
+    """A list, tuple or other sequence of rows. A row is a dict, or text, which stands for {"text": row}, or an array
+    or list of numbers, for {"array": row}.
 
     It is identified by its length and up to 1,024 rows spread over it.
     """
 
     def __init__(self, rows: Sequence[object]) -> None:
-        super().__init__(len(rows))
         self._rows = rows
+        self.total_bytes: int | None = None
+        self.total_records: int | None = len(rows)
 
     def describe(self) -> Mapping[str, object]:
-        total = self._length
+        total = len(self._rows)
         count = min(total, _DIGESTED_ROWS)
         places = (number * (total - 1) // max(1, count - 1) for number in range(count))
         return {"format": "sequence", "records": total, "blake2b": digest_of(self._rows[place] for place in places)}
 
-    def rows_at(self, positions: Sequence[int]) -> list[object]:
+    def chunks(self, next_todo: Callable[[int], int]) -> Iterator[Chunk]:
         rows = self._rows
-        if type(rows) in (list, tuple):
-            return [rows[position] for position in positions]
-        return [own(rows[position]) for position in positions]  # a dataset may fill the same object again
+        for start in range(0, len(rows), CHUNK_ROWS):
+            positions = todo(start, min(start + CHUNK_ROWS, len(rows)), next_todo)
+            if type(rows) in (list, tuple):
+                yield chunk_of((position, rows[position]) for position in positions)
+            else:  # a dataset may fill the same object again
+                yield chunk_of((position, own(rows[position])) for position in positions)
 
 
 class IterableSource:
@@ -81,7 +63,7 @@ class IterableSource:
         self._make: Callable[[], object] = rows if callable(rows) else lambda: rows
         self.reads_once = not callable(rows) and (hasattr(rows, "__next__") or hasattr(rows, "__anext__"))
         self._reading = self._iterate()
-        self._head = list(itertools.islice(self._reading, _HEAD_ROWS))
+        self._head = self._first()
         self._taken = False
         self.total_bytes: int | None = None
         self.total_records: int | None = None
@@ -99,21 +81,32 @@ class IterableSource:
     def _batches(self) -> Iterator[tuple[int, list[object]]]:
         """Lists of rows with the position of their first row, beginning with the rows read ahead."""
         yield 0, self._head
-        if not self._taken:
-            self._taken, rows = True, self._reading
-        elif self.reads_once:
+        if self._read_anew():
+            self._first()
+        start = len(self._head)
+        while batch := list(itertools.islice(self._reading, HEAD_ROWS)):
+            yield start, batch
+            start += len(batch)
+
+    def _first(self) -> list[object]:
+        """The first rows of a reading."""
+        return list(itertools.islice(self._reading, HEAD_ROWS))
+
+    def _read_anew(self) -> bool:
+        """Whether the reading has to begin again, which it then has, or else follows the rows read ahead.
+
+        Raises:
+            JobError: it cannot be read again.
+        """
+        again, self._taken = self._taken, True
+        if again and self.reads_once:
             raise JobError(
                 "the input is an iterator, which is read only once; give a list, or a function that returns a new one"
             )
-        else:
+        if again:
             self.close()
-            self._reading = rows = self._iterate()
-            for _ in itertools.islice(rows, len(self._head)):
-                pass
-        start = len(self._head)
-        while batch := list(itertools.islice(rows, _HEAD_ROWS)):
-            yield start, batch
-            start += len(batch)
+            self._reading = self._iterate()
+        return again
 
     def close(self) -> None:
         """End the reading that has begun, which may hold a file or a database's result open.
