@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import math
 from collections import deque
@@ -99,8 +100,8 @@ class StepScheduler(DispatchLoop):
         """Assign free slots, as far as the expected growth of their records fits the budget."""
         slots = self._slots
         if slots.full or not (self._queue.size or self._evicted or self._groups) or self._still_no_room():
-            return  # the common case: skip adding up the expected costs
-        peak = slots.peak()
+            return
+        peak = functools.cache(slots.peak)  # once, and only if they may not all fit
         while self._evicted:
             slot = self._evicted[0]
             slot.shared = self._overlap(slot.record if slot.resume is None else slot.resume)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from itertools import count
 
 from headrace.batching.pending import QueueEntry
@@ -127,15 +127,19 @@ class Slots:
     def _outcomes(self, slot: SlotEntry) -> list[tuple[float, float]]:
         return self.growth.outcomes(slot.start, slot.most, slot.held, slot.group)
 
-    def takes(self, peak: ExpectedPeak, slot: SlotEntry) -> bool:
-        """Add one more record to the expected cost of the others, if there is room."""
+    def takes(self, peak: Callable[[], ExpectedPeak], slot: SlotEntry) -> bool:
+        """Whether there is room for one more record beside the others, also at their expected cost.
+
+        Args:
+            peak: the expected cost of the others, asked for only if they may outgrow the budget; takes the record in.
+            slot: the record.
+        """
         if self.full:
             return False
-        outcomes = self._outcomes(slot)
-        if self._by_key:
-            return peak.fits(slot, outcomes, self.budget / (1 + self.growth.caution))
-        peak.add(slot, outcomes)
-        return True
+        others, budget = self._by_key.values(), self.budget / (1 + self.growth.caution)
+        if not others or slot.most + sum(max(one.most, one.held) for one in others) <= budget:
+            return True
+        return peak().fits(slot, self._outcomes(slot), budget)
 
     def join(self, slot: SlotEntry) -> None:
         """Assign a slot and a key to a record."""

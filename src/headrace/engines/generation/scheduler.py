@@ -46,8 +46,10 @@ class AnswerTokens:
             return self.generated[start - offset : end - offset]
         return [*self.prompt[start:end], *self.generated[: max(end - offset, 0)]]
 
-    def opening(self, count: int) -> list[int]:
+    def opening(self, count: int) -> Sequence[int]:
         """The first tokens, as the prefix cache knows them: those of another adapter begin otherwise."""
+        if count <= len(self.prompt) and not self.variant:
+            return self.prompt[:count]  # no copy of a whole tuple: each step asks for every prompt that waits
         found = self.between(0, count)
         return [found[0] - self.variant * _VOCABULARY, *found[1:]] if found and self.variant else found
 
