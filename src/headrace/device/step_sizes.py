@@ -37,6 +37,8 @@ class StepTuner:
         self._start, self._most = start, most
         self._answers = _fixed(start.answers)
         self._tokens = _fixed(start.tokens)
+        self._continued = 0
+        """Answers of the last step."""
 
     def begin(self, kept: StepSize | None) -> None:
         """Use a job's sizes from now on and try others, first the one that an earlier job kept."""
@@ -55,7 +57,10 @@ class StepTuner:
 
     @property
     def next(self) -> StepSize:
-        return _size(self._answers.budget, self._tokens.budget)
+        tokens = self._tokens.budget
+        if tokens < 2 * self._continued:  # no step could mostly read prompts: such a trial would never end
+            tokens = self._tokens.best
+        return _size(self._answers.budget, tokens)
 
     @property
     def best(self) -> StepSize:
@@ -73,7 +78,7 @@ class StepTuner:
 
     def ran(self, answers: int, prompts: int, seconds: float) -> None:
         """Count a step that chose tokens for `answers` answers and read `prompts` tokens of prompts."""
-        tokens = answers + prompts
+        self._continued, tokens = answers, answers + prompts
         if prompts < answers:
             self._answers.ran(answers, tokens, seconds)
         else:

@@ -71,6 +71,16 @@ def test_fewer_answers_where_many_disturb_each_other() -> None:
     assert found.done / found.seconds > 0.97 * fixed.done / fixed.seconds
 
 
+def test_steps_that_answers_fill_are_not_tried_for_ever() -> None:
+    tuner = StepTuner(START, MOST)
+    tuner.begin(StepSize(256, 2_048))
+    model, sizes = Model(tuner, 200, 35, 50), []
+    for _ in range(2_000):
+        sizes.append(tuner.next.tokens)
+        model.step()
+    assert 0 < sizes.count(256) < 100, "an eighth is compared too, where prompts are most of it"
+
+
 def test_a_job_too_short_to_compare_has_larger_steps_than_a_server() -> None:
     tuner = StepTuner(START, MOST)
     assert (tuner.next, tuner.slots) == (START, 64)
