@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import os
+import shutil
 import signal
 import statistics
 import subprocess
@@ -14,10 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common import quick, ratio, report, rounds
-from benchmarks.jobs_runs import BATCH
+from benchmarks.jobs_runs import BATCH, VECTORS_A_SECOND
 
 SMALL, LARGE = (20_000, 100_000) if quick() else (1_000_000, 10_000_000)
 PACED = 20_000 if quick() else 300_000
+VECTORS = 20_000 if quick() else 400_000
 ROUNDS = 1 if quick() else 3
 
 
@@ -147,15 +150,43 @@ def durability(folder: Path) -> None:
     )
 
 
+def vectors(folder: Path) -> None:
+    """Vectors from a device that makes 50,000 a second, into one file and into a folder."""
+    source = folder / "texts.jsonl"
+    write_input(source, VECTORS)
+    outputs = itertools.count()
+
+    def seconds(suffix: str) -> float:
+        sink = folder / f"vectors-{next(outputs)}{suffix}"
+        found = float(measured("vectors", source, sink)["s"])
+        shutil.rmtree(sink) if sink.is_dir() else sink.unlink()
+        return found
+
+    names = {".parquet": "one Parquet file", "": "a folder of Parquet parts"}
+    figures = rounds(ROUNDS, {name: functools.partial(seconds, suffix) for suffix, name in names.items()})
+    device_s = VECTORS / VECTORS_A_SECOND
+    rows = [
+        [name, statistics.median(times), VECTORS / statistics.median(times), device_s / statistics.median(times)]
+        for name, times in figures.items()
+    ]
+    report(
+        "jobs-vectors",
+        "Vectors of 384 numbers from a device that makes 50,000 a second",
+        ["output", "s", "records/s", "device busy"],
+        rows,
+        [f"{VECTORS:,} records, 1,536 bytes of numbers each; medians of {ROUNDS} rounds, the variants in turn."],
+    )
+
+
 def main() -> None:
     """The tables that are named, or all."""
-    known = {table.__name__: table for table in (size, tables, resume, durability)}
+    known = {table.__name__: table for table in (size, tables, resume, durability, vectors)}
     wanted = [word for word in sys.argv[1:] if word != "--quick"]
     if not known.keys() >= set(wanted):
         sys.exit(f"usage: python -m benchmarks.jobs [--quick] [{' | '.join(known)} ...]")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        for records in (SMALL, LARGE):
+        for records in (SMALL, LARGE) if set(wanted or known) - {"durability", "vectors"} else ():
             write_input(folder / f"in-{records}.jsonl", records)
         for table in wanted or known:
             known[table](folder)

@@ -15,15 +15,21 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 import headrace
+from benchmarks.noop_columns import NoopColumns, Rows
 from headrace import DynamicBatcher
 from headrace.app.jobs.tables import TableKind
+
+if TYPE_CHECKING:
+    import numpy
+    from numpy.typing import NDArray
 
 BATCH = 1024
 PACE_S = 0.1
 """A batch of the paced engine: 10,000 records a second with batches of 1,000."""
+VECTORS_A_SECOND = 50_000
 _DIES_AT = float(os.environ.get("HEADRACE_BENCH_DIES_AT", "inf"))
 _calls = itertools.count()
 _first: list[float] = []
@@ -44,6 +50,25 @@ def paced(batch: list[str]) -> list[int]:
     """An engine that takes 0.1 s a batch."""
     time.sleep(PACE_S)
     return lengths(batch)
+
+
+class Vectors(NoopColumns):
+    """A device that makes 50,000 vectors of 384 numbers a second."""
+
+    def forward(self, batch: Sequence[str] | Rows) -> NDArray[numpy.float32]:  # type: ignore[override]
+        """Random ones."""
+        import numpy as np
+
+        time.sleep(len(batch) / VECTORS_A_SECOND)
+        if not hasattr(self, "_numbers"):
+            self._numbers = np.random.default_rng(0).standard_normal((8192, 384), dtype=np.float32)
+        return self._numbers[: len(batch)].copy()
+
+
+def vectors(source: str, sink: str) -> None:
+    """`headrace.run` with that device. A path without a suffix is a folder of parts."""
+    to = {"sink": sink} if Path(sink).suffix else {"sink": f"{sink}/", "output_format": "parquet"}
+    headrace.run(source, engine="benchmarks.jobs_runs:Vectors", progress=False, **to)  # type: ignore[arg-type]
 
 
 def job(
@@ -113,6 +138,7 @@ def _lines(path: str) -> Iterator[str]:
 VARIANTS: dict[str, Callable[[str, str], None]] = {
     "headrace": job(),
     "paced": job("paced", 1000),
+    "vectors": vectors,
     "keep_v": job(keep_columns=("v",)),
     "to_pandas": to_table("pandas"),
     "to_polars": to_table("polars"),

@@ -177,8 +177,14 @@ class PartWriter:
         """Dead letters, one JSON line each, in the order given; never fails because of a record's content."""
         raise NotImplementedError
 
-    def merge(self, parts: Sequence[Path], target: BinaryIO) -> None:
+    merges_early = False
+    """Whether `merge` takes an iterator of parts of which the next may not be there yet."""
+
+    def merge(self, parts: Iterable[Path], target: BinaryIO) -> None:
         """Write the rows of all parts, in the order given, as one file.
+
+        Args:
+            parts: a sequence; or an iterator, if `merges_early`. An error then says only that this needs all of them.
 
         The content (uncompressed, every byte) depends only on the rows, not on the boundaries of parts. Memory is
         bounded. Outputs that are not files have empty parts, and nothing to merge.

@@ -104,7 +104,8 @@ class CsvWriter(LineWriter):
             return '"' + text.replace('"', '""') + '"'
         return text
 
-    def merge(self, parts: Sequence[Path], target: BinaryIO) -> None:
+    def merge(self, parts: Iterable[Path], target: BinaryIO) -> None:
+        parts = list(parts)
         self._write(itertools.chain([self._header_of(parts)], self._rows(parts)), target)
 
     def _header_of(self, parts: Sequence[Path]) -> bytes:

@@ -55,6 +55,8 @@ class JsonlWriter(LineWriter):
         on_nan: what NaN and infinities become.
     """
 
+    merges_early = True
+
     def __init__(self, column: str, compression: str = "", on_nan: OnNan = "null") -> None:
         super().__init__(StrictJson(json_default, on_nan), compression)
         self._column = column

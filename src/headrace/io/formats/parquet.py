@@ -85,6 +85,7 @@ class ParquetWriter(RowWriter):
     """
 
     suffix = ".parquet"
+    merges_early = True
 
     def __init__(
         self, column: str, on_nan: OnNan = "null", folder: Path | None = None, parsed: Shape | None = None
@@ -258,14 +259,32 @@ class ParquetWriter(RowWriter):
 
     # -- parts as one file, or as others ------------------------------------------------------------------------------
 
-    def merge(self, parts: Sequence[Path], target: BinaryIO) -> None:
+    def merge(self, parts: Iterable[Path], target: BinaryIO) -> None:
         """Write one file with row groups of about 16 MiB, independent of part boundaries. Memory is bounded.
 
         Raises:
-            JobError: a part is damaged, or parts do not fit together.
+            JobError: a part is damaged, or parts do not fit together; parts of an iterator must have the same columns.
         """
-        schema = self._merged_schema(parts)
-        self._write(self._batches(parts, schema), schema, target)
+        if isinstance(parts, Sequence):
+            schema = self._merged_schema(parts)
+            self._write(self._batches(parts, schema), schema, target)
+            return
+        first: list[Path] = []
+        for part in parts:
+            first.append(part)
+            if self._footer(part)[1]:
+                break
+        schema = self._merged_schema(first)
+        alike = self._alike(itertools.chain(first, parts), schema)
+        self._write(self._batches(alike, schema), schema, target)
+
+    def _alike(self, parts: Iterable[Path], schema: pa.Schema) -> Iterator[Path]:
+        """The parts, if each with rows has the columns of this schema."""
+        for part in parts:
+            found, rows = self._footer(part)
+            if rows and set(found) != set(schema):
+                raise JobError(f"part {part} has other columns than the parts before")
+            yield part
 
     def interleave(self, base: Path, more: Sequence[Path], turns: Iterable[tuple[int, int]], target: BinaryIO) -> None:
         schema = self._merged_schema([base, *more])
@@ -344,7 +363,7 @@ class ParquetWriter(RowWriter):
         except (pa.ArrowException, OSError) as error:
             raise JobError(f"part {part} is damaged ({error}); remove it and run again to compute it again") from error
 
-    def _batches(self, parts: Sequence[Path], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    def _batches(self, parts: Iterable[Path], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         """The rows of all parts in the merged schema, a few MiB at a time."""
         for part in parts:
             with part.open("rb") as stream, pq.ParquetFile(stream) as file:

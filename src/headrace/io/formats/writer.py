@@ -82,7 +82,7 @@ class LineWriter(RowWriter):
         super().__init__(strict_json)
         self._compression = compression
 
-    def merge(self, parts: Sequence[Path], target: BinaryIO) -> None:
+    def merge(self, parts: Iterable[Path], target: BinaryIO) -> None:
         empty = True
         for part in parts:
             with part.open("rb") as file:

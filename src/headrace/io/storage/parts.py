@@ -78,15 +78,22 @@ class PartFolder:
         suffix: the end of the parts' names.
         work: the folder of twins and incomplete files, if different.
         guard: called before each commit; raises if this process may no longer write.
+        on_commit: called after each commit with the part and its bytes.
     """
 
     def __init__(
-        self, path: Path, suffix: str, work: Path | None = None, guard: Callable[[], None] = lambda: None
+        self,
+        path: Path,
+        suffix: str,
+        work: Path | None = None,
+        guard: Callable[[], None] = lambda: None,
+        on_commit: Callable[[Interval, int], None] = lambda _part, _size: None,
     ) -> None:
         self.path = path
         self._work = work or path
         self._suffix = suffix
         self._guard = guard
+        self._on_commit = on_commit
         self._stale: dict[Interval, list[str]] | None = None
         self._known: set[str] = set()
         """In a store: the names at the start and those committed since."""
@@ -278,6 +285,7 @@ class PartFolder:
         if not seal.rows:
             self._rowless.add(interval)
         self._write(self.part_path(interval), rows)
+        self._on_commit(interval, len(rows))
 
     def _write(self, path: Path, content: bytes) -> None:
         if is_remote(path):

@@ -15,7 +15,7 @@ import functools
 import json
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import BinaryIO, Literal, cast
@@ -34,6 +34,7 @@ from headrace.jobs.state.job_state import FinishedJob, JobState, ModelState, Pas
 from headrace.jobs.state.ledger import Ledger
 from headrace.jobs.state.lock import locked_folder
 from headrace.jobs.state.retrying import Retrying
+from headrace.jobs.state.running_merge import RunningMerge
 from headrace.jobs.state.stalls import StallDetector
 from headrace.jobs.state.state_file import read_state
 from headrace.jobs.state.windows import Windows
@@ -96,11 +97,13 @@ class JobOutput:
         self._is_locked = False
         self._before: dict[str, list[int] | None] | None = None
         folder = place if target.is_folder else target.work
-        self.parts = PartFolder(folder, writer.suffix, target.work, self._check_lease)
+        self.parts = PartFolder(folder, writer.suffix, target.work, self._check_lease, self._note)
         self.windows = None if is_remote(place) else Windows(target.work / "order", self.parts, writer)
         """Records that are worked on in another order than the input's; None in an object store."""
         self._state = target.work / "job.json"
         self._retrying = Retrying(target, self.parts, writer, self._check_lease)
+        self._merging: RunningMerge | None = None
+        """The merge that runs beside the job, if this output is one file that can be written so."""
         self.scratch = target.work / "scratch"
         """A local folder, created on use, for files that make a resume faster and may be lost."""
 
@@ -177,6 +180,8 @@ class JobOutput:
             try:
                 yield
             finally:
+                if self._merging is not None:
+                    self._merging.stop()
                 self._is_locked = False
 
     @contextlib.contextmanager
@@ -325,6 +330,9 @@ class JobOutput:
         if self.windows is not None:
             failed += self.windows.count_errors()
         finish = functools.partial(self._finish, start)
+        if self.writer.merges_early and not self.is_folder and not is_remote(self.target):
+            self._merging = RunningMerge(self._merge)
+            self._merging.add(self.parts.committed())
         return Pass(ledger, self.parts, finish, ledger.done, failed, None, damaged=damaged, windows=self.windows)
 
     def show_errors(self, start: StartMode, parts: PartFolder | Windows) -> None:
@@ -367,10 +375,15 @@ class JobOutput:
         self.parts.merge_errors(self.errors, sound, self.work)
         self._merge(sound)
 
-    def _merge(self, intervals: Sequence[Interval]) -> str:
+    def _note(self, part: Interval, size: int) -> None:
+        if self._merging is not None:
+            self._merging.add([part], size)
+
+    def _merge(self, intervals: Iterable[Interval]) -> str:
+        paths = map(self.parts.part_path, intervals)
         with atomic_file(self.target, self.work) as file:
             target = DigestWriter(file)
-            self.writer.merge([self.parts.part_path(interval) for interval in intervals], cast("BinaryIO", target))
+            self.writer.merge(list(paths) if isinstance(intervals, Sequence) else paths, cast("BinaryIO", target))
             self._refuse_new(self.target, target.digest)
         return target.digest()
 
@@ -388,7 +401,9 @@ class JobOutput:
         self._own_errors(start)
         self.parts.merge_errors(self.errors, committed, self.work)
         errors_digest = digest_of(self.errors) if failed else ""
-        digest = "" if self.is_folder else self._merge(committed)
+        digest = (self._merging and self._merging.finish(committed)) or ""
+        if not digest and not self.is_folder:
+            digest = self._merge(committed)
         size = 0 if self.is_folder else self.target.stat().st_size
         finished = FinishedJob(ledger.done, failed, size, digest, errors_digest)
         self._push()
