@@ -79,8 +79,8 @@ def test_parts_that_are_not_those_of_the_output_are_merged_again() -> None:
     merge = started(merger)
     merge.add(PARTS[:2])
     assert merge.finish([Interval(0, 20), *PARTS[2:]]) is None
-    merge.stop()
     assert merger.file is None
+    assert not [thread for thread in threading.enumerate() if thread.name == "headrace-merge"]
 
 
 def test_a_merge_that_fails_leaves_it_to_the_end() -> None:

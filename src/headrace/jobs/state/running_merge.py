@@ -54,6 +54,7 @@ class RunningMerge:
     def finish(self, parts: Sequence[Interval]) -> str | None:
         """The digest of the file with these parts, which are all; None if they are to be merged now."""
         if self._thread is None or self._given != parts[: len(self._given)]:
+            self.stop()
             return None
         for part in parts[len(self._given) :]:
             self._give(part)
