@@ -16,7 +16,7 @@ BEGIN_BYTES = 16 * 1024 * 1024
 """Bytes of the parts before their merge begins: less is merged in no time at the end."""
 
 
-class _StoppedError(Exception):
+class _GivenUpError(Exception):
     """The job ends without its output file."""
 
 
@@ -84,4 +84,4 @@ class RunningMerge:
         while (part := self._queue.get()) is not None and not self._is_stopped:
             yield part
         if self._is_stopped:
-            raise _StoppedError
+            raise _GivenUpError
