@@ -3,7 +3,7 @@
 A command that loads a model spends six seconds of processor time on imports, and most tests of the command line are
 about what comes after. A forked process is otherwise as any other: it has an id, a folder, an environment and streams
 of its own, takes signals and ends as Python ends. Its parent has one thread, has opened nothing and is nobody's child.
-Where a test's environment says something else to a library than the parent's, the library is not imported beforehand.
+Where a test's environment says something else to a library than the parents' so far, it gets a parent of its own.
 """
 
 from __future__ import annotations
@@ -34,14 +34,17 @@ IMPORTED: dict[str, tuple[str, ...]] = {
         "headrace.serving.app",
         "headrace.testing",
         "numpy",
+        "pandas",  # which pyarrow imports to look for its types
+        "pyarrow.parquet",
+        "pyarrow.pandas_compat",
     ),
-    "torch": ("torch", "torch._dynamo", "torch.distributed.tensor", "sklearn.metrics", "pyarrow.parquet", "boto3"),
+    "torch": ("torch", "torch._dynamo", "torch.distributed.tensor", "sklearn.metrics", "boto3"),
     "models": ("transformers", "sentence_transformers"),
 }
 """What a parent has imported, by its name, beside what the one before it has: it is forked from that one."""
 READ_ONCE: dict[str, tuple[str, ...]] = {
-    "light": ("PYTHON", "LD_", "LANG", "LC_", "OMP_"),
-    "torch": ("TORCH_", "ONEDNN_", "DNNL_", "ATEN_", "MKL_", "CUDA_", "ARROW_"),
+    "light": ("PYTHON", "LD_", "LANG", "LC_", "OMP_", "ARROW_"),
+    "torch": ("TORCH_", "ONEDNN_", "DNNL_", "ATEN_", "MKL_", "CUDA_"),
     "models": ("HF_", "HUGGING", "TRANSFORMERS_", "XDG_"),
 }
 """The beginnings of the variables that these libraries read when they are imported."""
@@ -94,16 +97,17 @@ class Forked(subprocess.Popen[str]):
 class Parent:
     """One that has imported what its name says. It ends with this process."""
 
-    def __init__(self, name: str, path: str) -> None:
+    def __init__(self, name: str, read: frozenset[tuple[str, str]]) -> None:
         self._lock = threading.Lock()
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         code = f"from tests.acceptance.warm import serve; exec(serve({name!r}))"
-        variables = _environment(path) | {"JE_ARROW_MALLOC_CONF": "background_thread:false"}  # pyarrow's one thread
+        variables = {one: value for one, value in BEFORE.items() if not one.startswith(_prefixes(list(IMPORTED)[-1]))}
+        variables |= {**dict(read), "JE_ARROW_MALLOC_CONF": "background_thread:false"}  # pyarrow's one thread
         before = _kinds(name)[1:]
         with theirs:
             if before:
                 child = Child([], code, "/", variables)
-                parent(before[0], path).fork(child, (theirs.fileno(), 1, 2))[1].close()
+                parent(before[0], _read(before[0], dict(read))).fork(child, (theirs.fileno(), 1, 2))[1].close()
             else:
                 subprocess.run([sys.executable, "-c", code], stdin=theirs.fileno(), env=variables, check=True)
         self.threads = int(self._channel.recv(20))
@@ -118,17 +122,19 @@ class Parent:
 
 
 parent = functools.cache(Parent)
-"""The one with these libraries and this PYTHONPATH."""
+"""The one with these libraries, which have read these variables."""
 
 
 def fork(name: str, child: Child) -> Forked | None:
     """A new process, or None if it must be a real one."""
-    if not hasattr(os, "pidfd_open"):  # not on Linux
+    path = ("PYTHONPATH", child.environment["PYTHONPATH"])
+    alike = _read("light", dict([*BEFORE.items(), ("PYTHONFAULTHANDLER", "1"), path]))
+    if not hasattr(os, "pidfd_open") or _read("light", child.environment) != alike:  # not on Linux, or Python differs
         return None
-    path = child.environment["PYTHONPATH"]
     for kind in _kinds(name):
-        if _read_alike(kind, _environment(path), child.environment) and parent(kind, path).threads == 1:
-            return Forked(parent(kind, path), child)
+        found = parent(kind, _read(kind, child.environment))
+        if found.threads == 1:
+            return Forked(found, child)
     return None
 
 
@@ -138,19 +144,14 @@ def _kinds(name: str) -> list[str]:
     return names[names.index(name) :: -1]
 
 
-@functools.cache
-def _environment(path: str) -> dict[str, str]:
-    """That of all parents: the one before any test, and the cache of the tests."""
-    kept = {name: os.environ[name] for name in ("XDG_CACHE_HOME",) if name in os.environ}
-    return {**BEFORE, **kept, "PYTHONPATH": path, "PYTHONFAULTHANDLER": "1"}
+def _prefixes(kind: str) -> tuple[str, ...]:
+    return tuple(prefix for earlier in _kinds(kind) for prefix in READ_ONCE[earlier])
 
 
-def _read_alike(kind: str, one: Mapping[str, str], other: Mapping[str, str]) -> bool:
-    """Whether the libraries of this kind read the same from both."""
-    prefixes = tuple(prefix for earlier in _kinds(kind) for prefix in READ_ONCE[earlier])
-    names = [name for name in one.keys() | other.keys() if name.startswith(prefixes)]
-    names = [name for name in names if name != "PYTHONBREAKPOINT"]  # read when it is needed; Ray sets it
-    return all(one.get(name) == other.get(name) for name in names)
+def _read(kind: str, environment: Mapping[str, str]) -> frozenset[tuple[str, str]]:
+    """What the libraries of this kind read from it; PYTHONBREAKPOINT is read when it is needed, and Ray sets it."""
+    found = environment.items()
+    return frozenset(one for one in found if one[0].startswith(_prefixes(kind)) and one[0] != "PYTHONBREAKPOINT")
 
 
 def serve(name: str) -> str:

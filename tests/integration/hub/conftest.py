@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,15 +20,35 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.timeout(300))
 
 
+@pytest.fixture(scope="session")
+def listening() -> Iterator[socket.socket]:
+    """All hubs have one address, so that processes can be forked from one whose client has read it."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        yield listening
+
+
+@pytest.fixture(scope="session")
+def cache_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Likewise for the client's folder."""
+    return tmp_path_factory.mktemp("hub") / "hf"
+
+
 @pytest.fixture
-def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+def cache(cache_path: Path) -> Iterator[Path]:
+    """The client's folder, which it is to make."""
+    yield cache_path
+    shutil.rmtree(cache_path, ignore_errors=True)
+
+
+@pytest.fixture
+def hub(cache: Path, listening: socket.socket, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     """The hub that processes started by a test talk to."""
     for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_HUB_CACHE"):
         monkeypatch.delenv(name, raising=False)
     for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "all_proxy"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
-    with running_hub() as hub:
+    monkeypatch.setenv("HF_HOME", str(cache))
+    with running_hub(listening) as hub:
         monkeypatch.setenv("HF_ENDPOINT", hub.url)
         yield hub
 

@@ -27,7 +27,7 @@ print(fetch(resolve(EngineConfig("embed", sys.argv[1]))))
 
 def fetch(name: str) -> subprocess.Popen[str]:
     """Begin to download a model, as a job does before it loads it."""
-    return python(FETCH, ("fetch", name), folder=Path.cwd(), imported="light")
+    return python(FETCH, ("fetch", name), folder=Path.cwd(), imported="models")
 
 
 def kill_downloads(hub: Hub, source: Path, kills: int, *, seed: int = 0) -> tuple[Path, Counter[str]]:

@@ -7,6 +7,7 @@ import contextlib
 import functools
 import hashlib
 import json
+import socket
 import threading
 import time
 import urllib.parse
@@ -77,8 +78,11 @@ class Hub(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
+    def __init__(self, listening: socket.socket | None = None) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler, bind_and_activate=listening is None)
+        if listening is not None:
+            self.socket.close()
+            self.socket, self.server_port = listening.dup(), listening.getsockname()[1]
         self.repositories: dict[str, Repository] = {}
         self.faults = Faults()
         self.token = "hf_right"
@@ -107,9 +111,9 @@ class Hub(ThreadingHTTPServer):
 
 
 @contextlib.contextmanager
-def running_hub() -> Iterator[Hub]:
-    """A hub that runs while the block does."""
-    with Hub() as hub:
+def running_hub(listening: socket.socket | None = None) -> Iterator[Hub]:
+    """A hub that runs while the block does, at an address of its own if it is given none."""
+    with Hub(listening) as hub:
         thread = threading.Thread(target=hub.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
         thread.start()
         try:

@@ -18,8 +18,8 @@ from headrace.models.hub import HubModel
 MEGABYTE = 1_000_000
 
 
-def cached(tmp_path: Path, pattern: str = "*.safetensors") -> list[Path]:
-    return [path for path in (tmp_path / "hf").rglob(pattern) if path.is_file()]
+def weights_in(cache: Path) -> list[Path]:
+    return [path for path in cache.rglob("*.safetensors") if path.is_file()]
 
 
 @pytest.mark.parametrize("stall_s", [0, 60])
@@ -41,7 +41,7 @@ def test_a_download_that_is_cut_or_stalls_goes_on_where_it_was(
 
 
 def test_a_size_that_is_not_true_fails_and_nothing_is_kept_of_the_file(
-    hub: Hub, encoder: Path, work: Path, tmp_path: Path
+    hub: Hub, encoder: Path, work: Path, cache: Path
 ) -> None:
     hub.repository("acme/encoder").commit_folder(encoder)
     hub.faults.longer = 10
@@ -49,11 +49,11 @@ def test_a_size_that_is_not_true_fails_and_nothing_is_kept_of_the_file(
     status, said = run_command(*command, folder=work)
     assert status == 2, said
     assert f"model 'acme/encoder': the download from {hub.url} broke off" in said.splitlines()[-1]
-    assert not cached(tmp_path)
+    assert not weights_in(cache)
 
 
 def test_a_hub_that_is_gone_in_the_middle_is_named_and_the_next_run_goes_on(
-    hub: Hub, sharded: Path, work: Path, tmp_path: Path
+    hub: Hub, sharded: Path, work: Path, cache: Path
 ) -> None:
     hub.repository("acme/sharded").commit_folder(sharded)
     hub.faults.gone_after = 12 * MEGABYTE
@@ -62,7 +62,7 @@ def test_a_hub_that_is_gone_in_the_middle_is_named_and_the_next_run_goes_on(
     assert status == 2, said
     assert f"model 'acme/sharded': the download from {hub.url} broke off" in said.splitlines()[-1]
     assert said.strip().endswith("complete files are kept: run the same command again to continue")
-    complete = {path.name for path in cached(tmp_path)}
+    complete = {path.name for path in weights_in(cache)}
     assert complete < {path.name for path in sharded.glob("*.safetensors")}
     hub.faults.gone_after = None
     hub.asked.clear()
@@ -102,7 +102,7 @@ def test_killed_downloads_leave_nothing_corrupt_and_repeat_nothing_complete(hub:
     assert not again
 
 
-def test_a_commit_that_is_none_is_refused(hub: Hub, work: Path, tmp_path: Path) -> None:
+def test_a_commit_that_is_none_is_refused(hub: Hub, work: Path, cache: Path) -> None:
     """It would be a path in the cache."""
     repository = hub.repository("acme/encoder")
     repository.commits["../../../evil"] = {"config.json": b"{}"}
@@ -111,4 +111,4 @@ def test_a_commit_that_is_none_is_refused(hub: Hub, work: Path, tmp_path: Path) 
     status, said = run_command(*command, folder=work)
     assert status == 2
     assert "names '../../../evil' as its commit" in said
-    assert not list(tmp_path.rglob("evil"))
+    assert not [*cache.parent.rglob("evil"), *work.rglob("evil")]

@@ -15,7 +15,7 @@ CODE = {"auto_map": {"AutoModel": "modeling_own.OwnModel"}}
 
 def refused(work: Path, *flags: str) -> str:
     """What a job that must not start says."""
-    status, said = headrace("run", "-i", "x.jsonl", "-o", "y.jsonl", *flags, folder=work)
+    status, said = headrace("run", "-i", "x.jsonl", "-o", "y.jsonl", *flags, folder=work, imported="torch")
     assert status == 2, said
     lines = [line for line in said.splitlines() if not line.startswith("headrace: loading ")]
     assert len(lines) == 1, said

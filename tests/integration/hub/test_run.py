@@ -63,20 +63,18 @@ def test_a_job_downloads_what_its_engine_needs_and_gives_the_folder_s_vectors(
     np.testing.assert_array_equal(vectors(work / "y.jsonl"), vectors(work / "local.jsonl"))
 
 
-def test_a_finished_job_asks_nothing_and_needs_no_files(
-    hub: Hub, encoder: Path, work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_finished_job_asks_nothing_and_needs_no_files(hub: Hub, encoder: Path, work: Path, cache: Path) -> None:
     repository = hub.repository("acme/encoder")
     repository.commit_folder(encoder)
     command = (*RUN, "--model", "acme/encoder", "-o", "y.jsonl")
     assert headrace(*command, folder=work)[0] == 0
     asked = len(hub.requests)
     repository.commit_folder(encoder, more=b"")
-    shutil.rmtree(tmp_path / "hf")
+    shutil.rmtree(cache)
     status, said = headrace(*command, folder=work)
     assert (status, said) == (0, "headrace: y.jsonl is already finished: 2 records; nothing to do\n")
     assert len(hub.requests) == asked
-    assert not (tmp_path / "hf").exists()
+    assert not cache.exists()
 
 
 def test_a_full_cache_needs_no_network(hub: Hub, encoder: Path, work: Path, monkeypatch: pytest.MonkeyPatch) -> None:

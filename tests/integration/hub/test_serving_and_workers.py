@@ -70,7 +70,7 @@ def test_a_job_on_ray(hub: Hub, encoder: Path, work: Path) -> None:
     assert len((work / "y.jsonl").read_text().splitlines()) == 2
 
 
-def printed(code: str, folder: Path, *given: str, imported: str = "torch") -> str:
+def printed(code: str, folder: Path, *given: str, imported: str = "models") -> str:
     """What a program prints."""
     options = {"folder": folder, "imported": imported, "RAY_USAGE_STATS_ENABLED": "0"}
     with python(code, ("program", *given), **options) as program:
