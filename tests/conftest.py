@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import pytest
 from tests import postgres as postgres_server
 
-TOGETHER = ("tests/contract/engines/",)
-"""Folders whose files share what takes long to make, such as exported models: one process runs a whole folder."""
+TOGETHER = ("tests/contract/engines/", "tests/integration/cluster/")
+"""Folders whose files share what takes long to make, such as exported models, or Ray: each is run by one process."""
 
 MEMORY = Path("/dev/shm")
 ROOM_BYTES = 4 << 30
@@ -27,6 +27,17 @@ def pytest_configure() -> None:
     """Keep files in memory: thousands of jobs make theirs durable, and on a disk the tests mostly wait for that."""
     if MEMORY.is_dir() and shutil.disk_usage(MEMORY).free >= ROOM_BYTES:
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Garbage collection would visit what is imported again and again, and find nothing."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.hookimpl(optionalhook=True)  # of pytest-xdist

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -53,26 +54,29 @@ def encoder_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_small_model(tmp_path_factory.mktemp("encoder"))
 
 
-@pytest.fixture
-def sentence_folder(tmp_path: Path) -> Callable[..., Path]:
-    """Makes a sentence-transformers folder around a small model, with the pooling, dense and prompts asked for."""
+def save_sentence_model(
+    place: Path,
+    *,
+    pooling: str = "mean",
+    include_prompt: bool = True,
+    dense: bool = False,
+    decoder: bool = False,
+    **options: Any,
+) -> Path:
+    """A sentence-transformers folder around a small model, with the pooling, dense and prompts asked for."""
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling, Transformer
 
-    def make(
-        *,
-        pooling: str = "mean",
-        include_prompt: bool = True,
-        dense: bool = False,
-        decoder: bool = False,
-        **options: Any,
-    ) -> Path:
-        encoder = Transformer(str(save_small_model(tmp_path / "inner", decoder=decoder)))
-        modules: list[Any] = [encoder, Pooling(HIDDEN, pooling, include_prompt=include_prompt)]
-        if dense:
-            modules.append(Dense(HIDDEN, HIDDEN // 2))
-        modules.append(Normalize())
-        SentenceTransformer(modules=modules, device="cpu", **options).save(str(tmp_path / "model"))
-        return tmp_path / "model"
+    encoder = Transformer(str(save_small_model(place / "inner", decoder=decoder)))
+    modules: list[Any] = [encoder, Pooling(HIDDEN, pooling, include_prompt=include_prompt)]
+    if dense:
+        modules.append(Dense(HIDDEN, HIDDEN // 2))
+    modules.append(Normalize())
+    SentenceTransformer(modules=modules, device="cpu", **options).save(str(place / "model"))
+    return place / "model"
 
-    return make
+
+@pytest.fixture
+def sentence_folder(tmp_path: Path) -> Callable[..., Path]:
+    """Makes such a folder."""
+    return functools.partial(save_sentence_model, tmp_path)

@@ -12,6 +12,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from tests.acceptance.command import headrace
 from tests.integration.test_tools import ADDED, TEMPLATES
 from tests.small_models import chat_model
 
@@ -37,8 +38,8 @@ def test_rows_parse_as_the_page_says(tmp_path: Path) -> None:
     pq.write_table(pa.table({"text": ["Rain.", "Sun."]}), tmp_path / "reviews.parquet")
     model = chat_model(tmp_path / "model", TEMPLATES["hermes"], ADDED)
     arguments = shlex.split(line.replace("Qwen/Qwen3-8B", str(model)))[1:]
-    command = [sys.executable, "-m", "headrace", *arguments]
-    subprocess.run(command, capture_output=True, env={"PYTHONPATH": str(ROOT / "src")}, cwd=tmp_path, check=True)
+    status, said = headrace(*arguments, folder=tmp_path)
+    assert status == 0, said
     parsed = [row["parsed"] for row in pq.read_table(tmp_path / "answers.parquet")["generation"].to_pylist()]
     assert [type(one["good"]) for one in parsed] == [bool, bool]
 
@@ -52,8 +53,8 @@ def test_tools_are_called_in_bulk_as_the_page_says(tmp_path: Path) -> None:
     model = chat_model(tmp_path / "model", TEMPLATES["hermes"] + "{# </think> #}", ADDED)
     arguments = shlex.split(line.replace("Qwen/Qwen3-8B", str(model)))[1:]
     more = ["--tool-choice", "weather", "--max-tokens", "100"]
-    command = [sys.executable, "-m", "headrace", *arguments, *more]
-    subprocess.run(command, capture_output=True, env={"PYTHONPATH": str(ROOT / "src")}, cwd=tmp_path, check=True)
+    status, said = headrace(*arguments, *more, folder=tmp_path)
+    assert status == 0, said
     table = pq.read_table(tmp_path / "calls.parquet")
     assert table.column_names == ["id", "text", "reasoning", "tool_calls", "tool_errors"]
     for calls in table["tool_calls"].to_pylist():

@@ -27,7 +27,9 @@ def talker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def embedder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with server(folder=tmp_path_factory.mktemp("embedder")) as (_, url):  # the real default model
+    """The real default model, for which no numbers or budgets are tried."""
+    chosen = ("--dtype", "float32", "--batch-tokens", "2048")
+    with server(*chosen, folder=tmp_path_factory.mktemp("embedder")) as (_, url):
         yield url
 
 

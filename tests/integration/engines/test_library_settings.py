@@ -6,7 +6,8 @@ import importlib
 import inspect
 import json
 import pkgutil
-from collections.abc import Callable, Mapping
+import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -19,6 +20,7 @@ from sentence_transformers.base.modules import Module, Transformer
 from sentence_transformers.sentence_transformer.modules import Pooling, WeightedLayerPooling
 from sentence_transformers.util import fullname
 from tests.families import change, colbert, family_model
+from tests.integration.conftest import save_sentence_model
 from tests.small_models import text_model
 from transformers import ReformerConfig, ReformerModel
 from transformers.processing_utils import TextKwargs
@@ -48,15 +50,21 @@ def vectors(folder: Path, **options: Any) -> NDArray[np.float32]:
     return np.stack(outputs(create("embed", folder, device="cpu", **options), TEXTS))
 
 
-@pytest.fixture
-def dense(sentence_folder: Callable[..., Path]) -> Path:
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model whose tokenizer tells capital letters from small ones."""
-    folder = sentence_folder(prompts={"topic": "about: "})
+    folder = save_sentence_model(tmp_path_factory.mktemp("made"), prompts={"topic": "about: "})
     tokenizer = json.loads((folder / "tokenizer.json").read_text())
     tokenizer["normalizer"]["lowercase"] = False
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
     change(folder, "tokenizer_config.json", do_lower_case=False)
     return folder
+
+
+@pytest.fixture
+def dense(made: Path, tmp_path: Path) -> Path:
+    """A copy of it to change."""
+    return Path(shutil.copytree(made, tmp_path / "model"))
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from tests.acceptance.command import python
 from tests.integration.serving.test_endpoint_jobs import recording
 
 import headrace
@@ -178,10 +176,9 @@ def test_a_killed_job_goes_on_with_the_same_answers(tmp_path: Path) -> None:
         folder.mkdir()
 
         def started(last: str, folder: Path = folder) -> int:
-            environment = {**os.environ, "PYTHONPATH": str(SOURCES)}
-            return subprocess.run(
-                [sys.executable, "-c", KILLED, last], env=environment, cwd=folder, check=False
-            ).returncode
+            with python(KILLED, ["python", last], folder=folder, imported="models") as process:
+                process.communicate()
+            return process.returncode
 
         assert started(last) == (9 if name == "killed" else 0)
         if name == "killed":

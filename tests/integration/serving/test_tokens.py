@@ -17,7 +17,8 @@ from headrace.engines.choosing.config import EngineConfig
 
 @pytest.fixture(scope="module")
 def embedder() -> Iterator[Running]:
-    with running(ServerSettings(EngineConfig("embed"), name=["mini", "text-embedding-ada-002"])) as server:
+    config = EngineConfig("embed", batch_tokens=2048, engine_options={"dtype": "float32"})  # so that none are tried
+    with running(ServerSettings(config, name=["mini", "text-embedding-ada-002"])) as server:
         yield server
 
 

@@ -33,8 +33,11 @@ def folder(tmp_path: Path) -> Path:
     return Path(shutil.copytree(find_folder(None), tmp_path / "model"))
 
 
-def embeds(**settings: Any) -> int:
-    with running(server_settings(**settings)) as server:
+def embeds(folder: Path, *, trust_remote_code: bool = False, pickled_weights: bool = False) -> int:
+    """In given numbers and batches, so that none are tried."""
+    options = {"dtype": "float32", "trust_remote_code": trust_remote_code}
+    given = {"batch_tokens": 256, "engine_options": options, "pickled_weights": pickled_weights}
+    with running(server_settings(model=str(folder), **given)) as server:
         return len(server.post("/v1/embeddings", {"input": "a text"}).json()["data"][0]["embedding"])
 
 
@@ -57,7 +60,7 @@ def test_pickled_weights_are_refused_unless_asked_for(folder: Path) -> None:
     weights.unlink()
     assert pickled_weights(folder) == [folder / "pytorch_model.bin"]
     refused("pytorch_model.bin.*pickled_weights=True", model=str(folder))
-    assert embeds(model=str(folder), pickled_weights=True) == 384
+    assert embeds(folder, pickled_weights=True) == 384
 
 
 def test_a_models_own_code_is_not_run_unless_asked_for(folder: Path, tmp_path: Path) -> None:
@@ -71,5 +74,5 @@ def test_a_models_own_code_is_not_run_unless_asked_for(folder: Path, tmp_path: P
     (folder / "config.json").write_text(json.dumps(config))
     refused("contains custom code", model=str(folder))
     assert not mark.exists()
-    assert embeds(model=str(folder), engine_options={"trust_remote_code": True}) == 384
+    assert embeds(folder, trust_remote_code=True) == 384
     assert mark.exists()
