@@ -132,7 +132,7 @@ def test_a_job_that_continues_says_that_it_loads_too(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("outputs", "kills", "rows", "task"),
     [
-        (("jsonl-folder", "parquet"), 4, 8_000, "embed"),
+        pytest.param(("jsonl-folder", "parquet"), 4, 8_000, "embed", marks=pytest.mark.thorough),
         (("s3-folder",), 1, 4_000, "embed"),
         (("jsonl",), 2, 8_000, "generate"),
     ],

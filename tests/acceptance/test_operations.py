@@ -9,7 +9,15 @@ from tests.acceptance.operations import CASES, ENDED, Job, kills, make_input
 
 
 @pytest.mark.parametrize(
-    ("name", "every"), [("retry", 11), ("folder", 23), ("steps", 61), ("link", 17), ("overwrite-folder", 16)]
+    ("name", "every"),
+    [
+        ("retry", 11),
+        ("overwrite-folder", 32),
+        *(
+            pytest.param(*more, marks=pytest.mark.thorough)
+            for more in [("folder", 23), ("steps", 61), ("link", 17), ("overwrite-folder", 16)]
+        ),
+    ],
 )
 def test_a_kill_before_a_file_operation_costs_no_record(tmp_path: Path, name: str, every: int) -> None:
     """And `inspect` says what is true, also in the middle of the end of a retry."""
@@ -17,8 +25,14 @@ def test_a_kill_before_a_file_operation_costs_no_record(tmp_path: Path, name: st
     assert len(list(kills(CASES[name], tmp_path, every - 2, every))) > 1
 
 
-@pytest.mark.parametrize("refusal", ["ENOSPC", "EROFS", "EDQUOT"])
-@pytest.mark.parametrize(("name", "number"), [("jsonl", 30), ("retry", 40), ("link", 12)])
+@pytest.mark.parametrize(
+    ("name", "number", "refusal"),
+    [
+        pytest.param(name, number, refusal, marks=() if row == column else pytest.mark.thorough)
+        for row, (name, number) in enumerate([("jsonl", 30), ("retry", 40), ("link", 12)])
+        for column, refusal in enumerate(["ENOSPC", "EROFS", "EDQUOT"])
+    ],
+)
 def test_a_disk_that_takes_no_more_from_some_moment_on(tmp_path: Path, name: str, number: int, refusal: str) -> None:
     make_input(tmp_path)
     job = Job(CASES[name], tmp_path, "job")

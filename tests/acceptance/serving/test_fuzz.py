@@ -37,7 +37,7 @@ BOUNDED = settings(
 )
 
 
-@pytest.mark.parametrize("task", sorted({*ENGINES, *MODELS}))
+@pytest.mark.parametrize("task", [*ENGINES, *(pytest.param(task, marks=pytest.mark.thorough) for task in MODELS)])
 def test_no_request_breaks_the_server(task: str, tmp_path: Path) -> None:
     if task in MODELS:
         chosen, fewest = ("--model", str(MODELS[task](tmp_path / "model"))), 6

@@ -90,6 +90,12 @@ def workers(request: pytest.FixtureRequest) -> Workers:
     return OnRay()
 
 
+MORE_ON_RAY = pytest.mark.parametrize(
+    "workers", ["processes", pytest.param("ray", marks=pytest.mark.thorough)], indirect=True
+)
+"""What a job does with its workers, which is the same code for both kinds."""
+
+
 def here(source: Path, sink: Path, stop: StopRequest | None = None, **settings: Any) -> tuple[JobEnd, Report]:
     settings.setdefault("task", "custom")
     return jobs.execute(job_settings(source, sink, **settings), stop or StopRequest(), progress=False)
@@ -149,6 +155,7 @@ def test_workers_share_the_work_and_each_has_a_lane_in_the_report(workers: Worke
     assert min(done.values()) > 1_000
 
 
+@MORE_ON_RAY
 @pytest.mark.parametrize("rounded", [1.001, 1.5])
 def test_workers_choose_dtype_and_budget_as_a_job_does(
     workers: Workers, rows: Rows, tmp_path: Path, rounded: float
@@ -193,6 +200,7 @@ def test_a_worker_that_does_not_answer_is_done_without_and_ended(workers: Worker
     workers.wait_until_none_is_left()
 
 
+@MORE_ON_RAY
 @pytest.mark.usefixtures("impatient")
 def test_workers_that_stand_still_while_they_load_end_the_job(
     workers: Workers, rows: Rows, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -203,6 +211,7 @@ def test_workers_that_stand_still_while_they_load_end_the_job(
     workers.wait_until_none_is_left()
 
 
+@MORE_ON_RAY
 @pytest.mark.usefixtures("impatient")
 def test_a_worker_whose_batches_take_long_is_not_taken_for_dead(workers: Workers, rows: Rows, tmp_path: Path) -> None:
     end, report = workers.run(rows(20), tmp_path / "out.jsonl", task="embed", engine=f"{ENGINES}:dawdles", replicas=1)
@@ -210,6 +219,7 @@ def test_a_worker_whose_batches_take_long_is_not_taken_for_dead(workers: Workers
     assert report.lanes[0].lost == 0
 
 
+@MORE_ON_RAY
 def test_a_record_that_kills_workers_becomes_a_dead_letter_and_few_of_them_die(
     workers: Workers, rows: Rows, tmp_path: Path
 ) -> None:
@@ -254,6 +264,7 @@ def test_options_that_cannot_be_sent_are_refused_before_anything_is_written(
     assert not (tmp_path / "out.jsonl.parts").exists()
 
 
+@MORE_ON_RAY
 def test_a_model_that_cannot_be_loaded_is_told_of_before_anything_is_written(
     workers: Workers, rows: Rows, tmp_path: Path
 ) -> None:
@@ -268,7 +279,9 @@ def test_a_model_that_cannot_be_loaded_is_told_of_before_anything_is_written(
 
 
 @pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="needs a core for each worker")
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number", [signal.SIGKILL, signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.thorough)]
+)
 def test_a_signal_to_the_job_leaves_no_process_and_the_job_goes_on(
     number: signal.Signals, rows: Rows, tmp_path: Path
 ) -> None:

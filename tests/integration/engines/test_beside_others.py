@@ -45,7 +45,10 @@ FOUND = {
 
 
 @pytest.mark.filterwarnings("default")  # of transformers, at making some of the models
-@pytest.mark.parametrize("family", FOUND)
+@pytest.mark.parametrize(
+    "family",
+    ["Rwkv", "Blenderbot", *(pytest.param(more, marks=pytest.mark.thorough) for more in ("BigBirdPegasus", "Git"))],
+)
 def test_what_differs_beside_others_is_batched_otherwise(
     tmp_path: Path, family: str, caplog: pytest.LogCaptureFixture
 ) -> None:

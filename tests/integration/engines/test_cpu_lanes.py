@@ -59,7 +59,7 @@ def forward(engine: Any, texts: Sequence[object]) -> Any:
     return engine.forward([one.payload for one in engine.prepare(texts)])
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.thorough)])
 def test_a_batch_in_parts_has_the_outputs_of_its_texts_in_order(parts: list[int], dtype: str) -> None:
     engine = create("embed", device="cpu", dtype=dtype)
     parts.clear()

@@ -52,7 +52,11 @@ def forwarded(engine: Any, good: list[Any]) -> None:
     assert len(engine.forward([one.payload for one in ready])) == len(good)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bfloat16", "float32"])
+@pytest.mark.parametrize(
+    "dtype",
+    [torch.bfloat16, pytest.param(torch.float32, marks=pytest.mark.thorough)],
+    ids=["bfloat16", "float32"],
+)
 @pytest.mark.parametrize("name", ENCODERS)
 def test_an_encoder_of_the_contract_waits_for_nothing(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
     case = CASES[name]

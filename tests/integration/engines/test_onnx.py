@@ -113,25 +113,49 @@ def numbers(output: Any) -> Any:
 @pytest.mark.parametrize(
     ("task", "make", "inputs", "options"),
     [
-        ("classify", lambda folder: text_model(folder, ["x", "y", "z"]), [*TEXTS, *PAIRS], {"top_labels": 3}),
-        (
+        pytest.param(
+            "classify",
+            lambda folder: text_model(folder, ["x", "y", "z"]),
+            [*TEXTS, *PAIRS],
+            {"top_labels": 3},
+            id="labels",
+        ),
+        pytest.param(
             "classify",
             lambda folder: text_model(folder, ["x", "y"], problem_type="multi_label_classification"),
             TEXTS,
             {"top_labels": 2, "max_model_len": 9},
+            id="several labels",
+            marks=pytest.mark.thorough,
         ),
-        (
+        pytest.param(
             "score",
             lambda folder: text_model(folder, ["s"], sentence_transformers={"activation_fn": "Identity"}),
             PAIRS,
             {},
+            id="scores",
         ),
-        ("zero-shot", lambda folder: text_model(folder, ["entailment", "other"]), TEXTS, {"labels": ["one", "two"]}),
-        ("image-classify", vision_model, IMAGES, {"top_labels": 3}),
-        ("image-embed", lambda folder: vision_model(folder, "clip"), IMAGES, {}),
-        ("image-embed", lambda folder: vision_model(folder, "resnet"), IMAGES, {}),
+        pytest.param(
+            "zero-shot",
+            lambda folder: text_model(folder, ["entailment", "other"]),
+            TEXTS,
+            {"labels": ["one", "two"]},
+            id="zero-shot",
+            marks=pytest.mark.thorough,
+        ),
+        pytest.param(
+            "image-classify", vision_model, IMAGES, {"top_labels": 3}, id="image labels", marks=pytest.mark.thorough
+        ),
+        pytest.param("image-embed", lambda folder: vision_model(folder, "clip"), IMAGES, {}, id="image vectors"),
+        pytest.param(
+            "image-embed",
+            lambda folder: vision_model(folder, "resnet"),
+            IMAGES,
+            {},
+            id="pooled places",
+            marks=pytest.mark.thorough,
+        ),
     ],
-    ids=["labels", "several labels", "scores", "zero-shot", "image labels", "image vectors", "pooled places"],
 )
 def test_an_exported_model_gives_what_pytorch_gives(
     tmp_path: Path, task: str, make: Any, inputs: list[Any], options: dict[str, Any]

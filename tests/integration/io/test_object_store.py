@@ -341,7 +341,7 @@ def test_uploads_that_a_killed_process_had_begun_are_ended(s3: Any, folder: str)
     assert uploads(s3) == sorted(others)
 
 
-@pytest.mark.parametrize("content", [b"", b"another", None])
+@pytest.mark.parametrize("content", [b"", pytest.param(b"another", marks=pytest.mark.thorough), None])
 def test_a_damaged_part_there_is_made_anew(
     s3: Any, folder: str, monkeypatch: pytest.MonkeyPatch, content: bytes | None
 ) -> None:

@@ -59,7 +59,10 @@ def write_long(folder: Path, name: str) -> Path:
     return write_rows(path, rows)
 
 
-@pytest.mark.parametrize(("source", "sink"), [("in.jsonl", "out.parquet"), ("in.parquet", "out.jsonl")])
+@pytest.mark.parametrize(
+    ("source", "sink"),
+    [("in.jsonl", "out.parquet"), pytest.param("in.parquet", "out.jsonl", marks=pytest.mark.thorough)],
+)
 def test_long_rows_take_no_more_than_the_bound_beside_what_a_job_takes_in_any_case(
     tmp_path: Path, source: str, sink: str
 ) -> None:

@@ -92,7 +92,7 @@ def test_what_succeeds_moves_to_its_place_and_what_fails_again_stays(
     assert prepared(runner) == 0
 
 
-@pytest.mark.parametrize("name", ["out.parquet", "out.jsonl", "out/"])
+@pytest.mark.parametrize("name", [pytest.param("out.parquet", marks=pytest.mark.thorough), "out.jsonl", "out/"])
 def test_killed_at_any_write_of_a_retry(tmp_path: Path, name: str) -> None:
     """After each the next retry ends with every record once in the output or among the dead letters."""
     bad, still_bad = {0, 7, 8, 39}, {8, 39}
