@@ -214,8 +214,8 @@ def compared(parts: Parts, label: str, engines: Sequence[EngineInTurn], asks: Se
     """The best of the grid, and the speeds of the others as shares of its speed."""
     with tempfile.TemporaryDirectory() as folder:
         kept = TuningCache(Path(folder))
-        warm = cache_result(lambda: seconds(engines, asks[:16], GRID))  # the first steps are slower
-        learn = cache_result(lambda: seconds(engines, asks, [kept]))
+        warm = cache_result(lambda: seconds(engines, asks, [DEFAULT] * len(engines)))  # memory is slower when new
+        learn = cache_result(lambda: (warm(), seconds(engines, asks, [kept])))
 
         def once(ready: Callable[[], Any], runs: Sequence[Run | None]) -> list[float]:
             ready()
