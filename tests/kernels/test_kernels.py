@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -63,10 +65,13 @@ CASES = {
     "a window": (4, 1, 32, 32, [400, 31, 1000], 100),
     "a window of less than a page": (4, 2, 16, 16, [20, 9], 8),
     "many answers": (7, 1, 16, 16, list(range(1, 141)), None),
+    "Qwen2.5-7B": (28, 4, 128, 128, [700, 33], None),
+    "the widest heads": (8, 4, 256, 256, [300, 1], 256),
 }
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+# The interpreter multiplies the bits of bfloat16 as integers.
+@pytest.mark.parametrize("dtype", ROOM if DEVICE == "cuda" else [torch.float32, torch.float16])
 @pytest.mark.parametrize("case", CASES)
 def test_answers_attend_to_the_keys_in_their_pages(dtype: torch.dtype, case: str) -> None:
     heads, key_heads, width, value_width, lengths, window = CASES[case]
@@ -102,3 +107,12 @@ def test_steps_of_all_sizes_share_two_kernels(monkeypatch: pytest.MonkeyPatch) -
             lengths = torch.ones(answers, dtype=torch.int32)
             kernels.paged_decode(torch.zeros(answers, 4, 16), stored, stored, tables, lengths, PAGE, 1.0)
     assert len(constants) == 36 and len(set(constants)) == 2
+
+
+@pytest.mark.timeout(300)
+def test_they_compile_for_an_h100_and_fit_into_its_shared_memory() -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, "-m", "tests.kernels.compiling"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2_000:]
+    assert all(int(shared) <= 227 << 10 for shared in done.stdout.split())
