@@ -111,6 +111,25 @@ def test_replayed_steps_give_the_answers_of_steps_without_graphs(device: str, dt
     assert sum(one["text"] == other["text"] for one, other in zip(replayed, plain, strict=True)) >= 18
 
 
+@pytest.mark.parametrize("sampling", [{}, {"temperature": 1.0, "top_k": 5, "seed": 1}], ids=["greedy", "sampled"])
+def test_a_step_that_is_replayed_waits_for_the_device_once(device: str, sampling: dict[str, Any]) -> None:
+    engine = create("generate", device=device, dtype="bfloat16")
+    asked = {"ignore_eos": True, "max_tokens": 8, **sampling}
+    for key, ask in enumerate(payloads(engine, [{"prompt": f"{number}+{number}=", **asked} for number in range(4)])):
+        engine.add(key, ask)
+    for _ in range(3):  # the prompts, and what is captured
+        engine.step()
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            engine.step()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    waits = [str(one.message) for one in warned if "called a synchronizing CUDA operation" in str(one.message)]
+    assert len(waits) == 1, waits
+
+
 def test_two_batches_on_the_device_do_not_mix(device: str) -> None:
     engine = create("embed", device=device, dtype="float32")
     ready = engine.prepare([f"{number} {WORDS[: number % 90]}" for number in range(2_000)])
