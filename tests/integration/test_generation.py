@@ -389,6 +389,7 @@ def test_a_job_finds_the_size_of_its_steps_and_gives_the_same_answers(
     assert fixed.step_size is None and not any(isinstance(event, StepSizeChanged) for event in events)
     found, report = answered("found.jsonl")
     assert found == expected
+    assert (fixed.host.slots, report.host.slots, report.slots_full) == (9, 0, 0), "no advice on what the job finds"
     assert report.step_size.answers >= 4, "two answers at once leave much of a step to its own cost"
     assert max(event.size for event in events if isinstance(event, StepDone)) >= 4
     events.clear()

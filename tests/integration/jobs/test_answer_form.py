@@ -13,7 +13,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pydantic import BaseModel
+from tests.families import change
 from tests.integration.test_structured import nested
+from tests.small_models import chat_model
 
 import headrace
 from headrace.errors import ConfigError
@@ -165,6 +167,19 @@ def test_what_cannot_be_a_form_is_refused_before_the_job_starts(settings: Any, w
     given = {"task": "generate", "engine": answering("a"), **settings}
     with pytest.raises(ConfigError, match=words):
         headrace.run(source=ROWS, sink="list", progress=False, **given)
+
+
+@pytest.mark.parametrize("engine", ["torch", "static"])
+def test_a_model_that_cannot_be_held_to_a_form_is_refused_before_the_first_row(engine: str, tmp_path: Path) -> None:
+    model = chat_model(tmp_path / "model", "{% for message in messages %}{{ message.content }} {% endfor %}")
+    change(model, "tokenizer.json", decoder={"type": "WordPiece", "prefix": "##", "cleanup": True})
+    said = (
+        "output_schema: no answer of this model can be held to a form: its tokenizer: can't determine decoder type: "
+        "WordPiece; use another model, or leave it out and say the form in the prompt"
+    )
+    with pytest.raises(ConfigError, match=f"^{said}$"):
+        run(tmp_path / "out.jsonl", engine, model=model, output_schema={"a": int})
+    assert not list(tmp_path.glob("out*"))
 
 
 def test_a_value_has_one_type_in_every_row() -> None:

@@ -47,6 +47,7 @@ def describe(plan: Plan, engine: Engine, profile: EngineProfile) -> Description:
         "input": source,
         "output": plan.output.target,
         **_of_engine(config, engine, profile),
+        **({"batch size limit": None} if profile.sizes_steps else {}),  # the job finds it
         "workers": limits.workers or "auto",
         "prepare_processes": "auto" if limits.prepare_processes is None else limits.prepare_processes,
         "buffer memory": f"{limits.buffer_memory / 1e6:,.0f} MB",
@@ -90,7 +91,7 @@ def host_of(plan: Plan, profile: EngineProfile, workers: WorkerRoom | None, prep
         batch_cost=profile.batch_cost,
         counts_tokens=profile.counts_tokens,
         buffer_memory=limits.buffer_memory,
-        slots=profile.slots,
+        slots=0 if profile.sizes_steps else profile.slots,
         maps=plan.user.prepares,
         finishes=plan.user.finishes,
         text_output=isinstance(plan.output.writer, JsonlWriter),

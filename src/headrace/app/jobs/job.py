@@ -31,7 +31,9 @@ from headrace.engines.capabilities import COLUMNS, PREPARING, TUNING
 from headrace.engines.choosing.config import EngineConfig
 from headrace.engines.choosing.failover import with_failover
 from headrace.engines.profile import BatcherSettings, EngineProfile, profile_of
-from headrace.errors import ConfigError, attempted, text_of
+from headrace.engines.requests.formed import FormedRequest
+from headrace.engines.requests.structure import NO_FORMS
+from headrace.errors import ConfigError, RecordError, attempted, text_of
 from headrace.events import (
     BatchFormed,
     Event,
@@ -279,6 +281,7 @@ def build(  # noqa: PLR0913 - keyword-only beyond what every caller gives
     if identity:
         refuse_without_numpy()
     preparers = prepare_processes(plan, engine)
+    _check_form(plan, engine)
     if shared is not None:
         batcher = shared.batcher
     in_flight = None if settings.config.engine_process or batcher is not None else InFlightFile(plan.output.work)
@@ -305,6 +308,18 @@ def build(  # noqa: PLR0913 - keyword-only beyond what every caller gives
         form=plan.form,
         run_on=None if shared is None else shared.run_on,
     )
+
+
+def _check_form(plan: Plan, engine: Engine) -> None:
+    """Check, before the first row, that the model's answers can have the form. Raises ConfigError: they cannot."""
+    if plan.form is None or not profile_of(engine).holds_forms:
+        return
+    structure = plan.form.structure
+    [tried] = engine.prepare([FormedRequest("a", structure, "")])
+    if isinstance(tried, RecordError) and tried.code == NO_FORMS:
+        raise ConfigError(
+            f"{structure.said_in}: {tried}; use another model, or leave it out and say the form in the prompt"
+        ) from tried
 
 
 def _as_loaded(config: EngineConfig, engine: Engine) -> EngineConfig:

@@ -8,6 +8,7 @@ no other package.
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
@@ -19,7 +20,7 @@ import torch
 from tokenizers import Tokenizer
 
 from headrace.engines.requests.grammar_text import grammar_of, limits, worded
-from headrace.engines.requests.structure import Structure
+from headrace.engines.requests.structure import NO_FORMS, Structure
 from headrace.errors import RecordError, attempted
 from headrace.extras import require
 
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 
 _KEPT = 512
 """Compiled forms that are kept, the last used."""
+_RUST = re.compile(r"Some\((\w+)\(.*", re.DOTALL)
+"""A value as Rust shows it to programmers, from its name on."""
 _WHAT = "an answer of a given form"
 
 
@@ -77,12 +80,14 @@ class Grammars:
         try:
             return partial(TokenGuide, found.result(), self._ends, self._maker, after, forces=forces)
         except RecordError as error:
-            raise RecordError(str(error), param=structure.said_in) from None
+            raise RecordError(str(error), param=structure.said_in, code=error.code) from None
 
     def _compile(self, structure: Structure) -> LLMatcher:
         library = require("llguidance", "structured", _WHAT)
         if not self._ends:
-            raise RecordError("the model has no token that ends an answer, so no answer can be held to a form")
+            raise RecordError(
+                "the model has no token that ends an answer, so none can be held to a form", code=NO_FORMS
+            )
         with self._reading:
             if self._words is None:
                 self._words = self._tokens()
@@ -103,7 +108,9 @@ class Grammars:
                 content = library.TokenizerWrapper(plain)
             words: LLTokenizer = library.LLTokenizer(content, eos_token=ends)
         except ValueError as error:
-            raise RecordError(f"no answer of this model can be held to a form: its tokenizer: {error}") from error
+            reason = _RUST.sub(r"\1", str(error))
+            message = f"no answer of this model can be held to a form: its tokenizer: {reason}"
+            raise RecordError(message, code=NO_FORMS) from error
         return words
 
     def close(self) -> None:

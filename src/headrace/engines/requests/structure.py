@@ -18,6 +18,8 @@ StructureKind: TypeAlias = Literal["json", "regex", "choice", "grammar"]
 _KINDS: tuple[StructureKind, ...] = ("json", "regex", "choice", "grammar")
 _OLDER = {f"guided_{kind}": kind for kind in _KINDS}
 """vLLM's older names."""
+NO_FORMS = "unsupported_form"
+"""The code of a RecordError: no answer of the model can be held to any form."""
 FIELDS = ("response_format", "structured_outputs", *_OLDER)
 """The fields of a request body that say it; of these, a request has one."""
 _ANY_OBJECT: Mapping[str, Json] = {"type": "object"}

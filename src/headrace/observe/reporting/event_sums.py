@@ -260,7 +260,7 @@ class Sums:
 
     def _step(self, event: StepDone) -> None:
         self.batches += 1
-        self.full_steps += event.size >= self.host.slots
+        self.full_steps += 0 < self.host.slots <= event.size
         self.batched += event.size
         self.answers += event.finished - event.failed
         self.starved_s += event.starved_s

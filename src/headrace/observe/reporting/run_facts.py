@@ -22,7 +22,7 @@ class RunFacts:
     buffer_memory: int = 0
     """Bytes of rows and outputs at most; 0 if unknown."""
     slots: int = 0
-    """Records in an engine that works in steps at most."""
+    """Records in an engine that works in steps at most; 0 if the job finds their number itself."""
     maps: bool = False
     """Whether a function of the user's prepares the rows."""
     finishes: bool = False
