@@ -7,10 +7,11 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from headrace.cli.flags import Command, Given, option_of
+from headrace.cli.flags import Command, Given, given_twice, option_of
 from headrace.engines.choosing.config import EngineConfig, merged_options
-from headrace.engines.choosing.registry import options_by_task
+from headrace.engines.choosing.registry import declared_engines, options_by_task
 from headrace.errors import ConfigError, UnknownOptionError, nearest
+from headrace.options import declared
 from headrace.wording import flag_of, spelled, spoken
 
 PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
@@ -105,7 +106,8 @@ def engine_options(arguments: Sequence[str], meant: str = "") -> dict[str, objec
             name = name.removeprefix("no-")
         name = name.replace("-", "_")
         if name in options:
-            raise ConfigError(f"{flag} is given twice; give it once")
+            every = (one for kind in declared_engines() for one in declared(kind) if one.name == name)
+            raise ConfigError(given_twice(flag, every))
         options[name] = value
     return options
 

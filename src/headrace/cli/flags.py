@@ -42,6 +42,9 @@ _ONCE = frozenset({ENGINE_PANEL, ACCESS_PANEL, FILES_PANEL, "Records"})
 """Panels of flags that are refused if given twice: one would silently not count, such as an input or a file of keys."""
 
 
+_JSON_LIST = """a list in JSON, such as '["a", "b"]'"""
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Given(Generic[T]):
     """What was given for settings by flags or environment variables."""
@@ -222,6 +225,13 @@ def positive_numbers(name: str, text: str | None) -> tuple[int, ...]:
     return tuple(sorted(map(int, words)))
 
 
+def given_twice(flag: str, meant: Iterable[Declared]) -> str:
+    """The refusal of a second `flag`, which says how a list is given if that is what these settings take."""
+    lists = (one for one in meant if any(get_args(kind) in ((str,), (str, ...)) for kind in parts(one.kind)))
+    how = next((f", as {'a,b' if one.option.parse else _JSON_LIST}" for one in lists), "")
+    return f"{flag} is given twice; give it once{how}"
+
+
 def option_of(argument: str) -> str:
     """The setting that an argument of the command line may name."""
     return argument.partition("=")[0].removeprefix("--").removeprefix("no-").replace("-", "_")
@@ -311,7 +321,9 @@ class Command(TyperCommand):
             once = getattr(parameter, "rich_help_panel", None) in _ONCE
             if times > 1 and once and not getattr(parameter, "multiple", False):
                 flag = next((flag for flag in parameter.opts if flag in args), parameter.opts[0])
-                raise _refused(f"{flag} is given twice; give it once")
+                raise _refused(
+                    given_twice(flag, [one for name, one in self.settings.items() if name == parameter.name])
+                )
         return left
 
     @property

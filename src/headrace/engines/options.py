@@ -306,7 +306,9 @@ class SamplingOptions(EngineOptions):
     )
     presence_penalty: float | None = option(None, "Above 0: tokens of the answer become less likely. Default: 0.")
     frequency_penalty: float | None = option(None, "Above 0: the same, by how often they occur. Default: 0.")
-    stop: str | Sequence[str] | None = option(None, "Texts that end an answer. Default: none.")
+    stop: str | Sequence[str] | None = option(
+        None, 'Text that ends an answer, or several as a list in JSON, such as ["Q:", "A:"]. Default: none.'
+    )
     ignore_eos: bool | None = option(None, "Whether an end token does not end an answer.")
 
     def given_sampling(self) -> dict[str, object]:

@@ -106,6 +106,11 @@ def test_every_door_refuses_it_in_the_same_words(
         ),
         (("--device", "cpu", "--device", "cuda"), "--device is given twice; give it once"),
         (("--task", "generate", "--seed", "1", "--seed", "2"), "--seed is given twice; give it once"),
+        (
+            ("--task", "generate", "--stop", "a", "--stop", "the"),
+            """--stop is given twice; give it once, as a list in JSON, such as '["a", "b"]'""",
+        ),
+        (("--task", "zero-shot", "--labels", "a", "--labels", "b"), "--labels is given twice; give it once, as a,b"),
         (("stray",), "unexpected argument 'stray': flags begin with --"),
         (("--labels", "a,b"), "--labels: task 'embed' has no such flag"),
         (("--endpoint", "http://a", "--engine", "onnx"), "--endpoint is an option of engine 'endpoint' (task 'embed')"),

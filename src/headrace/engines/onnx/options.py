@@ -27,7 +27,7 @@ class OnnxOptions(EngineOptions):
     order = 1
 
     providers: Sequence[str] = option(
-        (), "onnxruntime's execution providers, in order. Default: all that are available."
+        (), "onnxruntime's execution providers in order, as a list in JSON. Default: all that are available."
     )
 
 
