@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import headrace
-from headrace.errors import ConfigError, MissingExtraError, TooManyErrorsError
+from headrace.errors import ConfigError, JobError, MissingExtraError, TooManyErrorsError
 
 pa: Any = pytest.importorskip("pyarrow")
 pd: Any = pytest.importorskip("pandas")
@@ -44,6 +44,14 @@ def test_a_result_aligns_with_the_frame_it_is_of() -> None:
     assert found["when"].isna().tolist() == found["kind"].isna().tolist() == [False, True, False]
     assert run(frame, "pandas", limit=2).index.tolist() == [7, 5]
     assert run(frame, "pandas", shard=(1, 2)).index.tolist() == [0]
+
+
+@pytest.mark.parametrize("sink", ["pandas", "polars", "arrow", "numpy", "list", lambda rows: None])
+def test_ids_that_come_twice_need_no_other_output_where_none_is_kept(sink: Any) -> None:
+    frame = pd.DataFrame({"id": ["a", "b", "a"], "text": ["a", "bb", "ccc"]})
+    with pytest.raises(JobError, match=r'records 0 and 2\. [^;]* or give id_column="" to use positions$'):
+        run(frame, sink)
+    run(frame, sink, id_column="")
 
 
 def test_values_of_no_column_type_are_texts_or_failures() -> None:

@@ -80,6 +80,25 @@ def test_no_engine_is_loaded_for_a_finished_job(
     assert len(loads) == 2, "the model may be another one: only the engine can tell"
 
 
+def test_new_rows_of_a_finished_job_are_refused_before_its_model_is_loaded(rows: Path, loads: list[Any]) -> None:
+    sink = rows.parent / "out.jsonl"
+
+    def run(**more: Any) -> Any:
+        return headrace.run(rows, sink=sink, task="embed", progress=False, **more)
+
+    run()
+    with rows.open("a") as file:
+        file.write(json.dumps({"id": "new", "text": "one more"}) + "\n")
+    with pytest.raises(ResumeMismatchError, match=r"started with other settings: .*to start again: a finished") as said:
+        run()
+    assert "ignore_changes" not in str(said.value)
+    with pytest.raises(ResumeMismatchError, match="is finished, and its input has changed since"):
+        run(ignore_changes=True)
+    assert loads == ["embed"]
+    sink.unlink()
+    assert run(ignore_changes=True).records == 21, "a removed output is made again"
+
+
 @pytest.mark.parametrize("as_name", [True, False], ids=["name", "object"])
 def test_a_factory_of_ones_own_is_not_called_for_a_finished_job(
     as_name: bool, rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -43,6 +43,7 @@ from headrace.jobs.pipeline.user_code import UserCode
 from headrace.jobs.planning.columns import resolve
 from headrace.jobs.planning.forecast import check_room
 from headrace.jobs.settings import SETTING_NAMES, JobSettings, StepSettings, anchored, as_json, check_values
+from headrace.jobs.state.fingerprint import has_other_input
 from headrace.jobs.state.job_state import FinishedJob
 from headrace.jobs.state.output import JobOutput, StartMode
 from headrace.jobs.state.state_file import read_state
@@ -505,7 +506,7 @@ def finished_before(plan: Plan) -> FinishedJob | None:
 
     Raises:
         ConfigError: the files of the finished job have changed.
-        ResumeMismatchError: the job was started with other settings.
+        ResumeMismatchError: the job was started with other settings, or has finished with another input.
     """
     settings, output = plan.settings, plan.output
     state = None if settings.overwrite else output.read_state()
@@ -514,7 +515,12 @@ def finished_before(plan: Plan) -> FinishedJob | None:
         return None
     start = start_mode(plan, facts)
     output.refuse_changes(state, start, retry=settings.retry)
-    if not output.is_finished or state["finished"] is None or settings.ignore_changes:
+    if not output.is_finished or state["finished"] is None:
+        return None
+    if settings.ignore_changes:
+        if not settings.retry and has_other_input(state["fingerprint"], start.fingerprint):
+            with output.locked():
+                output.begin(start)
         return None
     if start.made_of is None or start.made_of != state.get("made_of"):
         return None

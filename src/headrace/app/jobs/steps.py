@@ -290,7 +290,7 @@ def _verify(plan: Plan) -> JobEnd | None:
         finally:
             engine.close()
     asked = state.get("settings"), as_json(settings)
-    check_same(output.target, state["fingerprint"], fingerprint(plan, facts), asked)
+    check_same(output.target, state["fingerprint"], fingerprint(plan, facts), asked, finished=True)
     finished = state["finished"]
     if not exists(output.target) or output.target.stat().st_size != finished["bytes"]:
         return None  # running it finds out more

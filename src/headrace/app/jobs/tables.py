@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +14,7 @@ from headrace.extras import require
 from headrace.io.base import class_names
 from headrace.io.sinks.callback_sink import Rows
 from headrace.io.sinks.targets import find_target
+from headrace.io.storage.atomic import remove_throwaway, throwaway_folder
 from headrace.jobs.settings import JobSettings
 
 if TYPE_CHECKING:
@@ -84,13 +84,16 @@ def run_to_table(settings: JobSettings, execute: Callable[[JobSettings], object]
     library = require(_MODULES[kind], "io", f"sink={kind!r}", f" {_MODULES[kind]}")
     if "error" in settings.keep_columns:
         raise ConfigError("cannot keep column 'error': the result has the errors of failed records in it; rename it")
-    with tempfile.TemporaryDirectory(prefix="headrace-") as folder:
-        output = Path(folder) / "table.parquet"
+    folder = throwaway_folder()
+    try:
+        output = folder / "table.parquet"
         _execute(replace(settings, sink=output), kind, execute)
         table = _read(output)
         errors = output.with_name("table.errors.jsonl")
         if errors.exists():
             table = _with_failures(table, errors)
+    finally:
+        remove_throwaway(folder)
     if kind == "arrow":
         return table
     if kind == "numpy":

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from headrace.errors import JobError
 from headrace.extras import lazy, require
 from headrace.io.formats.arrow_memory import content_of, numbers_of
-from headrace.io.storage.atomic import atomic_file
+from headrace.io.storage.atomic import atomic_file, outlives
 
 if TYPE_CHECKING:
     import numpy
@@ -81,6 +81,7 @@ class SeenIds:
         self._reread = reread
         self._column = column
         refuse_without_numpy()
+        self._stays = outlives(folder)
         self._seen = _Digests(folder)
         self.known = self._seen.load()
         """Ids of the positions before this one are in runs: they need not be given again."""
@@ -159,10 +160,11 @@ class SeenIds:
                 return  # another id with the same digest
             if position != suspect and value == identity:
                 first, second = sorted((position, suspect))
+                again = "; each needs ``overwrite=True``, which computes finished records again" if self._stays else ""
                 raise JobError(
                     f"id {identity!r} comes twice: in column {self._column!r} of records {first} and "
                     f'{second}. Make ids unique, name another ``id_column``, or give ``id_column=""`` to use '
-                    "positions; each needs ``overwrite=True``, which computes finished records again"
+                    f"positions{again}"
                 )
 
 

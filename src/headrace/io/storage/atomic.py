@@ -40,7 +40,8 @@ def _remove_all() -> None:
         remove_throwaway(folder)
 
 
-def _outlives(folder: Path) -> bool:
+def outlives(folder: Path) -> bool:
+    """Whether the files of a folder must outlive the process."""
     return not _THROWAWAY or _THROWAWAY.isdisjoint((folder, *folder.parents))
 
 
@@ -71,7 +72,7 @@ def atomic_file(path: Path, work: Path | None = None, *, durable: bool = True) -
         with temporary.open("wb") as file:
             yield file
             file.flush()
-            if durable and _outlives(path.parent):
+            if durable and outlives(path.parent):
                 os.fsync(file.fileno())
         temporary.replace(path)
     finally:
@@ -92,7 +93,7 @@ def temporary_of(path: Path) -> Path:
 
 def sync_folder(folder: Path) -> None:
     """Make renames and removals in a folder durable; a store's calls already are."""
-    if is_remote(folder) or not _outlives(folder):
+    if is_remote(folder) or not outlives(folder):
         return
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:

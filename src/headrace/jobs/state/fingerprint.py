@@ -24,6 +24,7 @@ def check_same(
     asked: tuple[Mapping[str, object] | None, Mapping[str, object] | None] = (None, None),
     *,
     retry: bool = False,
+    finished: bool = False,
 ) -> None:
     """Check that a job matches the one that started its output.
 
@@ -31,6 +32,7 @@ def check_same(
         then: the facts that determined it, and `now`: those of this job.
         asked: the settings of both jobs, as `jobs.settings.as_json` has them, which say why facts differ.
         retry: whether failed records are to be retried.
+        finished: whether the job has ended, so that it takes no more rows.
 
     Raises:
         ResumeMismatchError: it does not; the message names each difference.
@@ -39,10 +41,17 @@ def check_same(
         ways = (
             "or pass ``ignore_changes=True`` to retry with what is there now"
             if retry
+            else "write to another output, or pass ``overwrite=True`` to start again: a finished job takes no more rows"
+            if finished and has_other_input(then, now)
             else "choose another output, pass ``overwrite=True`` to start again, or ``ignore_changes=True`` to keep "
             "what is finished and continue"
         )
         raise ResumeMismatchError(f"{output} was started with other settings: {differences}. Restore that, {ways}")
+
+
+def has_other_input(then: Mapping[str, object], now: Mapping[str, object]) -> bool:
+    """Whether the input of a job, whose facts are `now`, is not that of then."""
+    return bool(_changed({"source": then.get("source")}, {"source": now.get("source")}))
 
 
 def check_same_input(output: object, then: Mapping[str, object], now: Mapping[str, object]) -> None:

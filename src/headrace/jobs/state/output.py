@@ -312,7 +312,8 @@ class JobOutput:
         """
         if start.changes != "ignore":
             asked = state.get("settings"), start.settings
-            check_same(self._target, state["fingerprint"], start.fingerprint, asked, retry=retry)
+            ended = state["finished"] is not None
+            check_same(self._target, state["fingerprint"], start.fingerprint, asked, retry=retry, finished=ended)
 
     def _resumed(self, state: JobState, start: StartMode, *, retry: bool = False) -> FinishedJob | None:
         """How the job ended; None if it has not. Completes the end of a retry that was killed."""
