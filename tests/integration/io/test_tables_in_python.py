@@ -151,6 +151,23 @@ def test_values_of_pandas_are_those_of_python() -> None:
     assert list(rows_of(open_source(several))[0]) == ["kind", "n", "text", "f", "when", "many"]
 
 
+@pytest.mark.parametrize("make", [pl.DataFrame, pl.LazyFrame], ids=["frame", "lazy"])
+def test_objects_in_polars_are_those_of_python(tmp_path: Path, make: Callable[[Any], Any]) -> None:
+    """polars gives Arrow the addresses of Python objects as bytes."""
+    extra = [{1}, "x", None]
+    table = make({"text": ["a", "", "c"], "extra": pl.Series(extra, dtype=pl.Object)})
+    expected = [{"text": text, "extra": one} for text, one in zip(("a", "", "c"), extra, strict=True)]
+    assert rows_of(open_source(table)) == expected
+    [chunk] = open_source(table).in_columns(()).chunks(lambda position: position)
+    assert (chunk.table.column("text").to_pylist(), chunk.table.column("extra")) == (["a", "", "c"], None)
+    assert [record.data for record in chunk.records] == expected
+
+    table = make({"text": ["a", ""], "extra": pl.Series(["b", {"k": 1}], dtype=pl.Object)})
+    assert headrace.run(table, sink=tmp_path / "out.jsonl", on_empty="error", **FAKE).failed == 1
+    [letter] = (tmp_path / "out.errors.jsonl").read_text().splitlines()
+    assert json.loads(letter)["record"] == {"text": "", "extra": {"k": 1}}
+
+
 @pytest.mark.parametrize(
     ("table", "message"),
     [

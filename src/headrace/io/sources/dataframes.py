@@ -113,6 +113,8 @@ class _Polars:
         self.names: Sequence[str] = frame.columns
         self._frame = frame
         self._number = number
+        self._objects = {name for name, kind in frame.schema.items() if str(kind) == "Object"}
+        """Columns of Python objects, in whose place polars gives Arrow their addresses."""
         self._goes_to_arrow = not isinstance(tried(frame.clear().to_arrow), Exception)
 
     def __len__(self) -> int:
@@ -120,17 +122,18 @@ class _Polars:
 
     def rows(self, start: int, stop: int) -> list[dict[str, object]]:
         frame = self._frame.slice(start, stop - start)
-        table = tried(frame.to_arrow)
-        if isinstance(table, Exception):  # a type that Arrow does not have, or no pyarrow
+        table = None if self._objects else tried(frame.to_arrow)
+        if table is None or isinstance(table, Exception):  # a type that Arrow does not have, or no pyarrow
             rows: list[dict[str, object]] = frame.to_dicts()
             return rows
         return HeldArrow(table, self._number + start).rows(0, stop - start)
 
     def columns(self, names: Sequence[str], start: int, stop: int) -> Mapping[str, pa.Array | None]:
-        found = tried(self._frame.slice(start, stop - start).select(names).to_arrow) if self._goes_to_arrow else None
+        sound = [name for name in names if name not in self._objects]
+        found = tried(self._frame.slice(start, stop - start).select(sound).to_arrow) if self._goes_to_arrow else None
         if found is None or isinstance(found, Exception):
             return dict.fromkeys(names)
-        return HeldArrow(found).columns(names, 0, stop - start)
+        return {**dict.fromkeys(names), **HeldArrow(found).columns(sound, 0, stop - start)}
 
 
 class _Series:
