@@ -102,6 +102,20 @@ def test_while_a_model_loads_the_job_can_be_seen_and_no_other_loads_one(folder: 
     assert headrace(*command, *FAKE, folder=folder)[0] == 0
 
 
+@pytest.mark.parametrize("output", ["out.jsonl", "out/"])
+def test_a_job_that_was_killed_while_its_model_loaded_is_told_from_none(folder: Path, output: str) -> None:
+    command = ("run", "-i", "in.jsonl", "-o", output)
+    job = start(*command, *LOADING, folder=folder)
+    wait_for(folder, "loading")
+    job.kill()
+    job.communicate()
+    status, said = headrace("inspect", output, folder=folder)
+    assert status == 2
+    assert f"no job has written {output}: its run was killed before it began" in said
+    assert "the same command begins it" in said
+    assert headrace(*command, *FAKE, folder=folder)[0] == 0
+
+
 def test_the_second_step_of_a_job_is_shown_while_it_loads(folder: Path) -> None:
     steps = [{"name": name, "task": "embed", "engine": engine} for name, engine in (("a", FAKE[1]), ("b", LOADING[1]))]
     (folder / "steps.json").write_text(json.dumps({"steps": steps}))

@@ -92,6 +92,11 @@ def state_of(name: str | Path) -> tuple[Target, JobState]:
             raise NoJobError(f"{target.place} is a folder: for its parts, end the name in /")
         if (holder := job_holder(target)) is not None:
             raise LoadingError(display_name(name), holder)
+        if exists(target.work / "lock"):
+            raise NoJobError(
+                f"no job has written {display_name(name)}: its run was killed before it began, while it loaded the "
+                "model; the same command begins it"
+            )
         raise NoJobError(
             f"no job has written {display_name(name)}: there is no {target.work / 'job.json'}, "
             "which a job writes once its model is loaded"
