@@ -155,22 +155,29 @@ class ServerState:
                 given_s = seconds if given_s is None else min(given_s, seconds)
         return self.limits.timeout_s if given_s is None else given_s
 
-    def check_texts(self, texts: Sequence[str | TokenIds | PromptedText], param: str) -> int:
+    def check_texts(
+        self, texts: Sequence[str | TokenIds | PromptedText], param: str, records: Sequence[int] = ()
+    ) -> int:
         """Check the number and length of texts; returns their estimated cost.
+
+        Args:
+            records: the number of each one's record, if some have several texts.
 
         Raises:
             ApiError: 400 for no texts, too many or too long ones, or a kind of text that the engine does not take.
         """
         self.check_count(len(texts), "texts", param)
         cost, most = 0, self.service.most_cost
-        for one in texts:
+        for index, one in enumerate(texts):
             text = one.text if isinstance(one, PromptedText) else one
             if not text:
-                raise ApiError(400, f"{param} holds an empty text", code="empty", param=param)
+                message = f"text {records[index] if records else index} of {param} is empty"
+                raise ApiError(400, message, code="empty", param=param)
             if isinstance(text, TokenIds):
                 cost += min(len(text.ids) + 1, most)
                 continue
-            self.check_length(chars := len(text), param)
+            if (chars := len(text)) > self.limits.max_prompt_chars:
+                self.check_length(chars, param, f"text {records[index] if records else index} of {param}")
             cost += min(chars // CHARS_PER_COST + 1, most)
         if not isinstance(texts[0], str):
             self._check_kind(texts[0], param)
@@ -248,11 +255,11 @@ class ServerState:
         """The estimated cost of an answer of up to this many tokens."""
         return min(most_tokens, self.service.most_cost)
 
-    def check_length(self, chars: int, param: str) -> None:
-        """Raise 400 for a text with too many characters."""
+    def check_length(self, chars: int, param: str, place: str = "") -> None:
+        """Raise 400 for a text with too many characters, in this place of the field `param`."""
         if chars > self.limits.max_prompt_chars:
             message = (
-                f"{param} holds a text of {chars:,} characters, more than the {self.limits.max_prompt_chars:,} allowed "
+                f"{place or param} has {chars:,} characters, more than the {self.limits.max_prompt_chars:,} allowed "
                 "(``max_prompt_chars``)"
             )
             raise ApiError(400, message, code="too_long", param=param)

@@ -92,7 +92,7 @@ def test_each_request_is_answered_once_and_bad_ones_apart(server: Running, tmp_p
     errors = rows_of(server, done["error_file_id"])
     assert [row["custom_id"] for row in errors] == ["r1", "r2"]
     assert [row["error"]["message"] for row in errors] == [
-        "input holds an empty text",
+        "text 0 of input is empty",
         "input: Field required; unknown field 'inputs'; did you mean input?",
     ]
     assert all(done[f"{moment}_at"] for moment in ("in_progress", "finalizing", "completed"))

@@ -60,7 +60,7 @@ def test_a_bad_request_is_its_own(server: Running) -> None:
         answers = list(client.map(PATH, [{"input": "a"}, {"input": ""}, {"input": "b"}], return_exceptions=True))
         assert isinstance(answers[1], RecordError)
         assert vector(answers[2]) == FakeEngine().vector("b")
-        with pytest.raises(RecordError, match="empty text"):
+        with pytest.raises(RecordError, match="text 0 of input is empty"):
             list(client.map(PATH, [{"input": ""}]))
 
 

@@ -127,6 +127,20 @@ def test_pairs_that_were_cut_are_marked(pairs: tuple[Running, Path]) -> None:
 
 
 @pytest.mark.parametrize(
+    ("path", "body", "said"),
+    [
+        ("/v1/score", {"text_1": "a", "text_2": ["b", ""]}, "text 1 of text_2 is empty"),
+        ("/v1/score", {"text_1": ["a", "b", ""], "text_2": ["a", "b", "c"]}, "text 2 of text_1 is empty"),
+        ("/v1/rerank", {"query": "a", "documents": ["b", "c", ""]}, "text 2 of documents is empty"),
+    ],
+)
+def test_an_empty_text_is_named_by_its_number(
+    pairs: tuple[Running, Path], path: str, body: dict[str, Any], said: str
+) -> None:
+    assert pairs[0].post(path, body).json()["error"]["message"] == said
+
+
+@pytest.mark.parametrize(
     ("path", "body", "found"),
     [
         ("/v1/score", {"text_1": ["a", "b"], "text_2": ["c"]}, (400, "bad_length", "text_2")),

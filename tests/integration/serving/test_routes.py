@@ -111,6 +111,23 @@ def test_a_bad_request_is_told_why(embedder: Running, body: bytes, status: int, 
     assert embedder.post("/v1/embeddings", {"input": "fine"}).status_code == 200
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "said"),
+    [
+        ("/v1/embeddings", {"input": ["a", "b", ""]}, "text 2 of input is empty"),
+        ("/generate", {"prompts": ["a", ""]}, "text 1 of prompts is empty"),
+        ("/v2/embed", {"texts": ["a", ""], "input_type": "search_query"}, "text 1 of texts is empty"),
+        ("/api/embed", {"model": "fake", "input": ["a", ""]}, "text 1 of input is empty"),
+        ("/embed", {"inputs": ["a", "b", "c", ""]}, "text 3 of inputs is empty"),
+        ("/v1/embeddings", {"input": ["a", "x" * 1_001]}, "text 1 of input has 1,001 characters, more than the 1,000"),
+    ],
+)
+def test_a_bad_text_is_named_by_its_number(embedder: Running, path: str, body: dict[str, Any], said: str) -> None:
+    response = embedder.post(path, body)
+    assert response.status_code in (400, 413, 422)
+    assert said in response.text
+
+
 def test_the_engines_own_refusal_is_the_callers_mistake(talker: Running) -> None:
     response = talker.post("/v1/completions", {"prompt": "x", "colour": "red"})
     assert response.status_code == 400

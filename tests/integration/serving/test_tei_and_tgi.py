@@ -98,6 +98,8 @@ def test_labels_of_texts_and_pairs(tmp_path: Path) -> None:
         asked = {"inputs": "a mill", "parameters": {"top_k": 1, "function_to_apply": None}}
         [[only]] = server.post("/", asked).json()
         assert only["label"] == both[0][0]["label"]
+        refused = server.post("/predict", {"inputs": [["a", "b"], ["a", ""]]})
+        assert refused.json()["error"] == "text 1 of inputs is empty"
         several: list[Any] = [["a", "b", "c"], [["a", "b", "c"]], [], 5, [[]]]
         for wrong in several:
             refused = server.post("/predict", {"inputs": wrong})

@@ -113,6 +113,8 @@ def test_pairs_and_labels(tmp_path: Path) -> None:
     with running(ServerSettings(EngineConfig("score", str(text_model(tmp_path, ("x",)))), name="m")) as server:
         body = {"inputs": [tensor("canal", name="query"), tensor("a mill", "a canal")]}
         [output] = server.post(INFER, body).json()["outputs"]
+        refused = server.post(INFER, {"inputs": [tensor("canal"), tensor("a mill", "")]})
+        assert refused.json()["error"] == "text 1 of inputs.1 is empty"
         asked = {"text_1": "canal", "text_2": ["a mill", "a canal"]}
         expected = [one["score"] for one in server.post("/v1/score", asked).json()["data"]]
         assert output["data"] == pytest.approx(expected, abs=1e-5)

@@ -312,7 +312,7 @@ def _records(
         message = f"inputs holds {len(queries)} and {len(others)} texts: give one and several, or as many of both"
         raise ApiError(400, message, code="bad_shape", param="inputs")
     pairs = list(zip(queries, others, strict=True))
-    return pairs, state.check_pairs(pairs, "inputs", "inputs"), timeout_s
+    return pairs, state.check_pairs(pairs, "inputs.0", "inputs.1"), timeout_s
 
 
 def _tensors(task: Task, answers: RequestAnswers) -> list[Tensor]:

@@ -309,9 +309,8 @@ def _labels(router: APIRouter, state: ServerState) -> None:
     async def labels(body: PredictRequest, request: Request) -> tuple[list[list[JsonObject]], RequestAnswers]:
         state.check_model(body.model)
         records = body.records()
-        size = state.check_texts(
-            [text for one in records for text in ([one] if isinstance(one, str) else one)], "inputs"
-        )
+        texts = [(at, text) for at, one in enumerate(records) for text in ([one] if isinstance(one, str) else one)]
+        size = state.check_texts([text for _, text in texts], "inputs", [at for at, _ in texts])
         answers = await state.service.infer(
             records, size, state.call(request, body.timeout, "inputs", may_cut=body.may_cut)
         )
