@@ -407,6 +407,10 @@ class RequestDone:
     """Status of the response; 499 if the client disconnected."""
     duration_s: float
     at: float
+    model: str = ""
+    """The server's model; of several, the one that answered, or "" if none did."""
+    waited_s: float = 0.0
+    """The part of `duration_s` for which it waited until its model was loaded, at a server of several."""
 
 
 @dataclass(frozen=True, slots=True)

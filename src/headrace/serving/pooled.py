@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import functools
 import logging
+import time
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
@@ -105,8 +106,10 @@ class ModelRouter:
                 be loaded.
             ClientGoneError: the client left while it waited for the model.
         """
-        named = [(model, found[1]) for model in self._models if (found := model.direct.find(scope["method"], path))]
-        if in_path := [(model, given["model"]) for model, given in named if "model" in given]:
+        named = [(model, *found) for model in self._models if (found := model.direct.find(scope["method"], path))]
+        if named:
+            scope["route"] = named[0][1]
+        if in_path := [(model, given["model"]) for model, _, given in named if "model" in given]:
             model = self._chosen(in_path[0][1], [one for one, _ in in_path], path)
             self._check_key(model, scope)
             replay = _Replay(await read_body(receive), receive)
@@ -136,10 +139,13 @@ class ModelRouter:
     async def _use(self, model: ModelApp, scope: Scope, replay: _Replay, send: Send, timeout_s: float) -> None:
         name = model.names[0]
         using = self._pool.use(name)
+        began = time.monotonic()
         await self._entered(using, name, replay.rest, timeout_s)
+        inner = {**scope, "root_path": "", "app_root_path": "", "headrace_waited_s": time.monotonic() - began}
         try:
-            await model.app({**scope, "root_path": "", "app_root_path": ""}, replay, send)
+            await model.app(inner, replay, send)
         finally:
+            scope["headrace_done"] = inner.get("headrace_done")
             await using.__aexit__(None, None, None)
             if model.state.dead:
                 logger.error("the engine of model %r died; the model is loaded again for the next request", name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import logging
 import re
 import signal
 import threading
@@ -17,12 +18,14 @@ from urllib.parse import quote
 import httpx
 import openai
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 from tests.waiting import until
 
 from headrace.app.servers import pooled as pooled_server
 from headrace.app.servers.pooled import build_pooled, read_models
 from headrace.app.servers.server import ServerSettings
 from headrace.errors import ConfigError
+from headrace.events import Event, RequestDone
 from headrace.serving.auth import read_keys
 from headrace.serving.http.server import DrainingServer
 from headrace.serving.limits import ServeLimits
@@ -227,6 +230,63 @@ def test_keys_decide_who_may_use_which_model(tmp_path: Path) -> None:
         assert client.get("/metrics", headers=header("k-bob")).status_code == 403
 
 
+def test_each_request_is_counted_once_under_its_route_and_model(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    heard: list[RequestDone] = []
+    requests = [
+        ("/v1/embeddings", {"model": "small", "input": "a"}, "small", 200),
+        ("/v1/embeddings", {"model": "org/large", "input": "a"}, "org/large", 200),
+        ("/v1/embeddings", {"model": "org/large", "input": ""}, "org/large", 400),
+        ("/v1/completions", {"prompt": "a b"}, "talker", 200),
+        ("/v1/embeddings", {"model": "nobody", "input": "a"}, "", 404),
+        ("/nowhere", {}, "", 404),
+    ]
+    wanted = {
+        (model, path if path.startswith("/v1") else "other", str(status)): 1 for path, _, model, status in requests
+    }
+
+    def hear(event: Event) -> None:
+        if isinstance(event, RequestDone) and event.method == "POST":
+            heard.append(event)
+
+    with caplog.at_level(logging.INFO, "headrace.access"), serving(tmp_path, listeners=(hear,)) as client:
+        for path, body, _, status in requests:
+            assert client.post(path, json=body).status_code == status
+        page = client.get("/metrics").text
+        samples = [
+            sample
+            for family in text_string_to_metric_families(page)
+            for sample in family.samples
+            if sample.labels.get("route") != "/metrics"
+        ]
+        counts = {
+            tuple(sample.labels[name] for name in ("model", "route", "status")): sample.value
+            for sample in samples
+            if sample.name == "headrace_requests_total"
+        }
+        assert counts == wanted
+        timed = sum(sample.value for sample in samples if sample.name == "headrace_request_duration_seconds_count")
+        assert timed == len(requests)
+        assert "400 on /v1/embeddings" in client.get("/report").text
+    assert [(one.model, one.route, str(one.status)) for one in heard] == list(wanted)
+    assert 0 < heard[0].waited_s < heard[0].duration_s  # it loaded its model
+    logged = [record.facts for record in caplog.records if hasattr(record, "facts")]
+    assert [(one["route"], str(one["status"])) for one in logged if one["method"] == "POST"] == [
+        found[1:] for found in wanted
+    ]
+
+
+def test_a_client_that_leaves_its_model_is_counted_as_one_that_left(tmp_path: Path) -> None:
+    with serving(tmp_path, MODELS.replace(":Talker", ":SlowTalker")) as client:
+        assert client.post("/v1/completions", json={"model": "talker", "prompt": "word"}).status_code == 200
+        long = {"model": "talker", "prompt": "word " * 1000, "max_tokens": 1000}
+        with pytest.raises(httpx.ReadTimeout):
+            client.post("/v1/completions", json=long, timeout=0.3)
+        until(lambda: 'model="talker",route="/v1/completions",status="499"' in client.get("/metrics").text)
+        assert 'status="500"' not in client.get("/metrics").text
+
+
 def phases_of(client: httpx.Client, headers: dict[str, str]) -> dict[str, str]:
     return {entry["id"]: entry["status"] for entry in client.get("/v1/models", headers=headers).json()["data"]}
 
@@ -324,7 +384,7 @@ def test_a_client_that_leaves_while_it_waits_leaves_no_trace(tmp_path: Path) -> 
         assert embed(client, "small").status_code == 200
         with pytest.raises(httpx.ReadTimeout):
             embed(client, "org/large", timeout=0.3)
-        until(lambda: 'route="other",status="499"' in client.get("/metrics").text)
+        until(lambda: 'model="",route="/v1/embeddings",status="499"' in client.get("/metrics").text)
         assert phases(client)["small"] == "loaded"
         assert embed(client, "small").status_code == 200
 

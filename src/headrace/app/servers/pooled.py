@@ -29,7 +29,7 @@ from headrace.engines.choosing.config import EngineConfig
 from headrace.engines.choosing.served import served_model
 from headrace.engines.custom import load_factory
 from headrace.errors import BrokenOffError, ConfigError, EngineDeadError, EngineError, nearest
-from headrace.events import Listener
+from headrace.events import Event, Listener, RequestDone
 from headrace.observe.exporters.prometheus import PrometheusListener, device_seconds, merge_pages
 from headrace.observe.live.server import ServerAccount, ServerFacts, numbered
 from headrace.options import option
@@ -176,10 +176,14 @@ def build_pooled(content: ModelsFile, shared: ServerSettings) -> tuple[FastAPI, 
     metrics = PrometheusListener(pulled, headrace.__version__)
     parts = [model.state for model in models]
 
+    def count(event: Event) -> None:
+        if not (isinstance(event, RequestDone) and event.model):  # that model's page counts it
+            metrics(event)
+
     def render() -> bytes:
         return merge_pages({"": metrics.render(), **{part.name: part.render_metrics() for part in parts}}, "model")
 
-    state = ServerState(shared.limits, Keys(shared.keys), Broadcast([metrics, *listeners]), render, parts=parts)
+    state = ServerState(shared.limits, Keys(shared.keys), Broadcast([count, *listeners]), render, parts=parts)
     state.hosts = Hosts(shared.allowed_hosts)
     state.observed = ObservedServer(state, account)
     state.tracing = server_spans()

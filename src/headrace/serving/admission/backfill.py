@@ -130,7 +130,7 @@ class Backfill:
                 self._note_online(event.padded_cost)
             case RequestDone():
                 if self._target_s is not None and event.status == 200 and event.route in _ROUTES:
-                    self.margin.observe(missed=event.duration_s > self._target_s)
+                    self.margin.observe(missed=event.duration_s - event.waited_s > self._target_s)
             case StepDone():
                 self.model.add(event.size, event.duration_s)
                 self._admit()

@@ -47,20 +47,19 @@ CLIENT_GONE = 499
 _access = logging.getLogger("headrace.access")
 
 
-def _log(identity: str, scope: Scope, answered: tuple[str, str, int], took_s: float) -> None:
+def _log(identity: str, scope: Scope, done: RequestDone) -> None:
     """Log one request, if anyone wants to know. The route is named rather than the path, which a client may choose."""
     if not identity or not _access.isEnabledFor(logging.INFO):
         return
-    method, route, status = answered
     client = scope.get("client")
     facts: dict[str, object] = {
         "request_id": identity,
         "client": client[0] if client else None,
         "key": scope.get("headrace_caller"),
-        "method": method,
-        "route": route,
-        "status": status,
-        "ms": round(took_s * 1e3, 1),
+        "method": done.method,
+        "route": done.route,
+        "status": done.status,
+        "ms": round(done.duration_s * 1e3, 1),
     }
     _access.info("%s ms", " ".join(str(fact) for fact in facts.values() if fact is not None), extra={"facts": facts})
 
@@ -95,7 +94,8 @@ class RequestMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        began = time.monotonic()
+        asked = scope
+        scope.setdefault("headrace_began", time.monotonic())
         status = 500
         method = scope["method"]
         inner = "headrace_request_id" in scope  # the app of one of several models: the outer app answers for the id
@@ -125,12 +125,16 @@ class RequestMiddleware:
         except ClientGoneError:
             status = CLIENT_GONE
         finally:
-            route = getattr(scope.get("route"), "path", "other")
-            if route != EVENTS:
-                now = time.monotonic()
-                self._state.listener(RequestDone(route, method, status, now - began, now))
-                _log("" if inner else identity, scope, (method, route, status), now - began)
-            _end_span(span, route, status)
+            asked["headrace_done"] = done = scope.get("headrace_done") or self._done(scope, method, status)
+            if done.route != EVENTS:
+                self._state.listener(done)
+                _log("" if inner else identity, scope, done)
+            _end_span(span, done)
+
+    def _done(self, scope: Scope, method: str, status: int) -> RequestDone:
+        now, route = time.monotonic(), getattr(scope.get("route"), "path", "other")
+        took_s, waited_s = now - scope["headrace_began"], scope.get("headrace_waited_s", 0.0)
+        return RequestDone(route, method, status, took_s, now, self._state.name, waited_s)
 
     def _shape(self, scope: Scope) -> ErrorShape:
         """How an error of this request is told: before its route is called, as the protocol of its path tells it."""
@@ -204,9 +208,9 @@ def _path(scope: Scope) -> str:
     return path.removeprefix(scope.get("root_path", ""))
 
 
-def _end_span(span: RequestTrace | None, route: str, status: int) -> None:
+def _end_span(span: RequestTrace | None, done: RequestDone) -> None:
     if span is not None:
-        span.end(route, status)
+        span.end(done.route, done.status)
 
 
 class _Body:
