@@ -67,7 +67,7 @@ def test_further_fields_reach_the_engine_that_takes_them() -> None:
         ({"messages": "hi"}, "not a list"),
         ({"prompts": "x"}, r"""either "prompt" or "messages"; unknown field 'prompts'; did you mean prompt\?"""),
         ({"prompt": "x", "temprature": 1}, r"unknown field 'temprature'; known: .*; did you mean temperature\?"),
-        ({"prompt": "x", "n": 2}, "n is 2"),
+        ({"prompt": "x", "n": 2}, "n is 2: this engine takes only 1; n of the job gives"),
         ({"prompt": "x", "stream": True}, "stream is True"),
     ],
 )

@@ -262,7 +262,11 @@ def _check_samples(settings: JobSettings, task: Task, url: str | None) -> None:
     if name is None:
         return
     if not task.requests or url is not None:
-        here = "a batch file, whose requests say it" if url else f"task {settings.config.task!r}: set ``task=generate``"
+        here = (
+            "a batch file, whose requests have one answer each"
+            if url
+            else f"task {settings.config.task!r}: set ``task=generate``"
+        )
         raise ConfigError(f"``{name}`` gives several answers to a prompt, which does not go with {here}")
     if splits(settings.config.engine_options, settings.prompt_template):
         raise ConfigError(f"``{name}`` does not go with ``on_too_long=split``; leave one out")

@@ -346,7 +346,8 @@ def _refuse_unknown(body: Mapping[str, object], extra: Collection[str]) -> None:
             meant = nearest(name[:60], known)
             raise RecordError(f"unknown field {shown(name)}; known: {', '.join(known)}{meant}", param=name)
         takes = f"takes only {' or '.join(map(repr, _NEUTRAL[name]))}" if _NEUTRAL[name] else "does not take it"
-        raise RecordError(f"{name} is {shown(value)}: this engine {takes}", param=name)
+        job = "; ``n`` of the job gives each of its prompts several answers, except in a batch file"
+        raise RecordError(f"{name} is {shown(value)}: this engine {takes}{job if name == 'n' else ''}", param=name)
 
 
 def _adapter(body: Mapping[str, Any], known: Collection[str]) -> str | None:
