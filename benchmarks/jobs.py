@@ -12,6 +12,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +126,16 @@ def resume(folder: Path) -> None:
     )
 
 
+def rates(
+    figures: Mapping[str, list[float]], records: int, last: Callable[[list[float]], float]
+) -> list[list[str | float]]:
+    """Each variant's seconds, records a second, and a figure of its own from its times."""
+    return [
+        [name, statistics.median(times), records / statistics.median(times), last(times)]
+        for name, times in figures.items()
+    ]
+
+
 def durability(folder: Path) -> None:
     """Against writing a plain file, at the pace of an engine of 10,000 records/s."""
     source = folder / "paced.jsonl"
@@ -135,17 +146,14 @@ def durability(folder: Path) -> None:
     def seconds(name: str) -> float:
         return float(measured(name, source, folder / f"paced-{next(outputs)}.jsonl")["s"])
 
-    figures = rounds(ROUNDS, {name: (lambda name=name: seconds(name)) for name in ("plain_file", "paced")})
     names = {"plain_file": "batcher into a plain file", "paced": "headrace.run, parts made durable"}
-    rows = [
-        [names[name], statistics.median(times), PACED / statistics.median(times), ratio(times, figures["plain_file"])]
-        for name, times in figures.items()
-    ]
+    figures = rounds(ROUNDS, {title: functools.partial(seconds, name) for name, title in names.items()})
+    plain = figures[names["plain_file"]]
     report(
         "jobs-durability",
         "What durability costs, with an engine of 10,000 records/s",
         ["variant", "s", "records/s", "x the plain file's time"],
-        rows,
+        rates(figures, PACED, lambda times: ratio(times, plain)),
         [f"{PACED:,} records; medians of {ROUNDS} rounds, the variants in turn."],
     )
 
@@ -165,15 +173,11 @@ def vectors(folder: Path) -> None:
     names = {".parquet": "one Parquet file", "": "a folder of Parquet parts"}
     figures = rounds(ROUNDS, {name: functools.partial(seconds, suffix) for suffix, name in names.items()})
     device_s = VECTORS / VECTORS_A_SECOND
-    rows = [
-        [name, statistics.median(times), VECTORS / statistics.median(times), device_s / statistics.median(times)]
-        for name, times in figures.items()
-    ]
     report(
         "jobs-vectors",
         "Vectors of 384 numbers from a device that makes 50,000 a second",
         ["output", "s", "records/s", "device busy"],
-        rows,
+        rates(figures, VECTORS, lambda times: device_s / statistics.median(times)),
         [f"{VECTORS:,} records, 1,536 bytes of numbers each; medians of {ROUNDS} rounds, the variants in turn."],
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -128,7 +129,7 @@ class OutputFields(Protocol):
         ...
 
 
-class PartWriter:
+class PartWriter(ABC):
     """Encodes finished rows as the bytes of a part in one format."""
 
     suffix: str
@@ -154,6 +155,7 @@ class PartWriter:
             ConfigError: it cannot be reached, cannot take the rows, or has rows of others.
         """
 
+    @abstractmethod
     def encode(self, outcomes: Sequence[Ok]) -> bytes:
         """The rows of one part, in the order given.
 
@@ -161,7 +163,6 @@ class PartWriter:
             JobError: the output cannot be written at all.
             Exception: some row cannot be written.
         """
-        raise NotImplementedError
 
     def encode_columns(self, pieces: Sequence[FinishedRows]) -> bytes | None:  # noqa: ARG002 - subclasses need it
         """The rows of one part, given in columns: the same bytes as `encode` makes of them, for formats of text.
@@ -173,9 +174,9 @@ class PartWriter:
         """
         return None
 
+    @abstractmethod
     def encode_failures(self, failures: Sequence[Failed]) -> bytes:
         """Dead letters, one JSON line each, in the order given; never fails because of a record's content."""
-        raise NotImplementedError
 
     merges_early = False
     """Whether `merge` takes an iterator of parts of which the next may not be there yet."""

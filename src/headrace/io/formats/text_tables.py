@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Self, TypeAlias
@@ -82,7 +83,7 @@ def places_of(codes: Codes, one: int, other: int | None = None) -> RowNumbers:
 
 
 @dataclass(slots=True)
-class TextTable:
+class TextTable(ABC):
     """Rows of a text file, in columns and as texts."""
 
     positions: Positions
@@ -105,12 +106,13 @@ class TextTable:
         """The values of a column; None if it was not asked for, or if no type of Arrow holds all values as they are."""
         return self.columns.get(name)
 
+    @abstractmethod
     def lacks(self, name: str) -> bool:
-        raise NotImplementedError
+        """Whether no row has the column, for sure."""
 
+    @abstractmethod
     def row(self, line: bytes) -> dict[str, Json]:
         """The row of a line."""
-        raise NotImplementedError
 
     def record(self, row: int) -> Record:
         position = int(self.positions[row])

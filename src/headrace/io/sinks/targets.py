@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -77,7 +78,7 @@ class Target:
         return self.table or self.address or as_named(f"{self.place}/" if self.is_folder else self.place)
 
 
-class SinkPlugin:
+class SinkPlugin(ABC):
     """Outputs of one kind other than files, registered in the entry points `headrace.sinks`.
 
     The name of its entry point is the scheme of their addresses: `lake` takes `lake://...`. For the tables of a
@@ -87,6 +88,7 @@ class SinkPlugin:
     extra: str = ""
     """The extra of Headrace that it needs."""
 
+    @abstractmethod
     def target(self, name: str, format: str | None) -> Target | None:  # noqa: A002 - the flag's own word
         """The output that an address names; None if it names files.
 
@@ -97,7 +99,6 @@ class SinkPlugin:
         Raises:
             ConfigError: it is malformed, or cannot be used with the format.
         """
-        raise NotImplementedError
 
 
 def find_target(name: str | Path, format: str | None = None) -> Target:  # noqa: A002 - the flag's own word

@@ -7,6 +7,7 @@ import copy
 import functools
 import hashlib
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -71,13 +72,14 @@ _INVALID = "headrace-invalid"
 codecs.register_error(_INVALID, lambda error: ("\udc80", error.end))  # type: ignore[attr-defined]
 
 
-class FileFormat:
+class FileFormat(ABC):
     """Reads the rows of one file."""
 
     name: str
     is_text: bool = False
     """Whether it reads text, which may be in another encoding than UTF-8."""
 
+    @abstractmethod
     def read(self, file: InputFile, base: int, next_todo: Callable[[int], int]) -> Generator[Chunk, None, int]:
         """Yield the file's rows that are not done; its first row has position `base`. Returns its row count.
 
@@ -87,7 +89,6 @@ class FileFormat:
         Raises:
             JobError: the rest of the file cannot be read.
         """
-        raise NotImplementedError
 
     def count(self, file: InputFile) -> int | None:  # noqa: ARG002 - subclasses need it
         """The number of rows, if known without reading the file. Raises ConfigError: the file is damaged."""
