@@ -89,6 +89,17 @@ def test_every_kind_of_table_is_an_input_and_resumes(tmp_path: Path, name: str) 
 
 
 @pytest.mark.parametrize("name", TABLES)
+def test_rows_of_every_kind_of_table_go_through_a_function(name: str) -> None:
+    mapped = headrace.run(
+        TABLES[name](COLUMNS), sink="list", engine=upper, keep_columns="n,text", prepare=shorter, progress=False
+    )
+    assert [mapped[0], mapped[-1]] == [
+        {"id": "r0", "n": 0, "text": "text", "output": "TEXT"},
+        {"id": "r2999", "n": 2999, "text": "text", "output": "TEXT"},
+    ]
+
+
+@pytest.mark.parametrize("name", TABLES)
 def test_a_table_is_never_turned_into_rows_as_a_whole(name: str) -> None:
     chunks = open_source(TABLES[name](COLUMNS)).chunks(lambda position: position)
     assert all(len(chunk.records) <= 512 for chunk in chunks)
@@ -215,6 +226,10 @@ def upper(values: list[str]) -> list[str]:
     return [value.upper() for value in values]
 
 
+def shorter(row: dict[str, Any]) -> dict[str, Any]:
+    return row | {"text": row["text"].partition(" ")[0]}
+
+
 class Shout:
     """An object that can be called."""
 
@@ -277,6 +292,13 @@ def test_what_is_no_engine_or_sink_is_refused(tmp_path: Path, given: dict[str, A
         headrace.run(["a"], **chosen)
     letters = tmp_path / "out.errors.jsonl"
     assert re.search(message, str(raised.value) + (letters.read_text() if letters.exists() else "")), raised.value
+
+
+@pytest.mark.parametrize("names", [None, 5, ["n", 5]])
+@pytest.mark.parametrize("sink", ["list", "arrow", "numpy"])
+def test_what_is_no_name_of_a_column_is_refused_for_each_sink(sink: Any, names: Any) -> None:
+    with pytest.raises(ConfigError, match="keep_columns is"):
+        headrace.run(["a"], sink=sink, engine=upper, keep_columns=names, progress=False)
 
 
 def test_a_numpy_sink_returns_the_outputs_alone() -> None:

@@ -15,7 +15,7 @@ from headrace.io.base import class_names
 from headrace.io.sinks.callback_sink import Rows
 from headrace.io.sinks.targets import find_target
 from headrace.io.storage.atomic import remove_throwaway, throwaway_folder
-from headrace.jobs.settings import JobSettings
+from headrace.jobs.settings import JobSettings, check_values
 
 if TYPE_CHECKING:
     import numpy
@@ -69,6 +69,7 @@ def run_to_table(settings: JobSettings, execute: Callable[[JobSettings], object]
         ConfigError: the library is not installed, or a setting needs an output that stays.
         JobError: see `execute`.
     """
+    check_values(settings)
     kind = str(settings.sink)
     if settings.retry or settings.output_format:
         raise ConfigError(

@@ -79,10 +79,10 @@ class _RowCells(Mapping[str, object]):
         return Cell(column, self._place)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._columns)
+        return (name for name in self._columns if self._columns[name] is not None)
 
     def __len__(self) -> int:
-        return len(self._columns)
+        return sum(1 for _ in self)
 
 
 class LazyColumns(Mapping[str, object]):
