@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tests.acceptance import warm
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = warm.ROOT
 MAIN = "import sys; sys.argv[0] = 'headrace'; from headrace.cli.main import main; main()"
 PROGRAM = (sys.executable, "-c", MAIN)
 LIMITED = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({0}, {0})); "
@@ -44,7 +44,7 @@ def python(
     code: str, arguments: Sequence[str], *, folder: Path, imported: str, **environment: str
 ) -> subprocess.Popen[str]:
     """Begin a program; `imported` says what may be imported already: see `warm`."""
-    path = os.pathsep.join([str(ROOT / "src"), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    path = os.pathsep.join([warm.SOURCES, *filter(None, [os.environ.get("PYTHONPATH")])])
     variables = {**os.environ, "PYTHONPATH": path, "PYTHONFAULTHANDLER": "1", **environment}
     child = warm.Child(list(arguments), code, str(folder), variables)
     return (warm.fork(imported, child) if imported != "nothing" else None) or subprocess.Popen(

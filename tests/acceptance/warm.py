@@ -3,7 +3,8 @@
 A command that loads a model spends six seconds of processor time on imports, and most tests of the command line are
 about what comes after. A forked process is otherwise as any other: it has an id, a folder, an environment and streams
 of its own, takes signals and ends as Python ends. Its parent has one thread, has opened nothing and is nobody's child.
-Where a test's environment says something else to a library than the parents' so far, it gets a parent of its own.
+Where a test's environment says something else to a library than the parents' so far, it gets a parent of its own. What
+PYTHONPATH has beside the parent's comes last in `sys.path`, and is looked through for plugins too.
 """
 
 from __future__ import annotations
@@ -50,6 +51,9 @@ READ_ONCE: dict[str, tuple[str, ...]] = {
 """The beginnings of the variables that these libraries read when they are imported."""
 
 BEFORE = dict(os.environ)
+ROOT = Path(__file__).resolve().parents[2]
+SOURCES = f"{ROOT / 'src'}{os.pathsep}{ROOT}"
+"""How PYTHONPATH begins where a process may be forked."""
 
 
 class Child(NamedTuple):
@@ -127,12 +131,15 @@ parent = functools.cache(Parent)
 
 def fork(name: str, child: Child) -> Forked | None:
     """A new process, or None if it must be a real one."""
-    path = ("PYTHONPATH", child.environment["PYTHONPATH"])
-    alike = _read("light", dict([*BEFORE.items(), ("PYTHONFAULTHANDLER", "1"), path]))
-    if not hasattr(os, "pidfd_open") or _read("light", child.environment) != alike:  # not on Linux, or Python differs
+    path = child.environment["PYTHONPATH"] + os.pathsep
+    if not hasattr(os, "pidfd_open") or not path.startswith(SOURCES + os.pathsep):  # not on Linux, or other sources
+        return None
+    environment = child.environment | {"PYTHONPATH": SOURCES}
+    alike = _read("light", BEFORE | {"PYTHONFAULTHANDLER": "1", "PYTHONPATH": SOURCES})
+    if _read("light", environment) != alike:
         return None
     for kind in _kinds(name):
-        found = parent(kind, _read(kind, child.environment))
+        found = parent(kind, _read(kind, environment))
         if found.threads == 1:
             return Forked(found, child)
     return None
@@ -208,6 +215,9 @@ def _begin(child: Child, streams: list[int]) -> str:
     os.environ.update(child.environment)
     os.chdir(child.folder)
     sys.argv[:] = child.arguments
+    if more := child.environment["PYTHONPATH"].removeprefix(SOURCES).split(os.pathsep)[1:]:
+        sys.path += filter(None, more)
+        importlib.import_module("headrace.plugins").forget()
     importlib.invalidate_caches()
     return child.code
 

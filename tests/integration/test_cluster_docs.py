@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from tests.acceptance.command import python, traced
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [(ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("cluster.md", "flyte.md", "pool.md")]
@@ -23,9 +22,8 @@ def test_the_examples_print_what_the_page_says(number: int, tmp_path: Path) -> N
         pytest.importorskip("fastapi")
         if importlib.util.find_spec("flyte") is None:
             pytest.skip('needs Flyte: pip install "headrace[flyte]"')
-    environment = {"PYTHONPATH": str(ROOT / "src"), "HOME": str(tmp_path)}
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
-    assert ended.stdout == printed
+    with traced(python(code, ["example"], folder=tmp_path, imported="light", HOME=str(tmp_path))) as example:
+        assert example.communicate()[0] == printed
 
 
 def test_the_links_lead_somewhere() -> None:

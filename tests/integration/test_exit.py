@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+from pathlib import Path
 
 import pytest
+from tests.acceptance.command import python, traced
 
 WORK = """
 import asyncio, threading, time, headrace, torch
@@ -37,9 +37,8 @@ raise ValueError("of the script")
 
 
 @pytest.mark.parametrize("script", [LANES, BATCHER], ids=["lanes", "batcher"])
-def test_an_exception_ends_a_script_while_a_model_works(script: str) -> None:
-    ended = subprocess.run(
-        [sys.executable, "-c", script + END], check=False, capture_output=True, text=True, timeout=120
-    )
-    assert ended.stderr.rstrip().endswith("ValueError: of the script"), ended.stderr
-    assert (ended.returncode, ended.stdout) == (1, "computed\n")
+def test_an_exception_ends_a_script_while_a_model_works(script: str, tmp_path: Path) -> None:
+    with traced(python(script + END, ["script"], folder=tmp_path, imported="torch")) as program:
+        output, errors = program.communicate()
+    assert errors.rstrip().endswith("ValueError: of the script"), errors
+    assert (program.returncode, output) == (1, "computed\n")

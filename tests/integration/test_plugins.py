@@ -11,7 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.acceptance.command import ROOT
+from tests.acceptance.command import ROOT, python, traced
+from tests.acceptance.warm import SOURCES
 
 PAGE = (ROOT / "docs" / "plugins.md").read_text(encoding="utf-8")
 TEXTS = ["Return the running event loop.", "Parse the headers.", "Create a window.", "Fail the test."]
@@ -48,24 +49,22 @@ def run(shout: Path, tmp_path: Path) -> Run:
     """Runs Python with the package, and with other folders before it."""
     (tmp_path / "docs.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
 
-    def run(*arguments: str, code: str = MAIN, also: tuple[Path, ...] = ()) -> subprocess.CompletedProcess[str]:
-        path = os.pathsep.join(map(str, [*also, shout, ROOT / "src", os.environ.get("PYTHONPATH", "")]))
-        return subprocess.run(
-            [sys.executable, "-c", f"import sys; sys.argv[0] = 'headrace'\n{code}", *arguments],
-            cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": path, "COLUMNS": "200"},
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
+    def run(
+        *arguments: str, code: str = MAIN, also: tuple[Path, ...] = (), imported: str = "light"
+    ) -> subprocess.CompletedProcess[str]:
+        given = ["headrace", *arguments]
+        variables = {"PYTHONPATH": os.pathsep.join(map(str, [SOURCES, *also, shout])), "COLUMNS": "200"}
+        code = f"import sys; sys.argv[0] = 'headrace'\n{code}"
+        with traced(python(code, given, folder=tmp_path, imported=imported, **variables)) as program:
+            output, errors = program.communicate()
+        return subprocess.CompletedProcess(given, program.returncode, output, errors)
 
     return run
 
 
 def test_the_commands_of_the_page_write_what_it_shows(run: Run, tmp_path: Path) -> None:
     command, said, head, shown, to_shelf, said_of_shelf = blocks("console")[1].strip().splitlines()
-    ended = run(*command.split()[2:])
+    ended = run(*command.split()[2:], imported="nothing")
     assert (ended.returncode, said in ended.stdout + ended.stderr) == (0, True), ended.stderr
     assert (tmp_path / head.split()[-1]).read_text().splitlines()[0] == shown
     ended = run(*to_shelf.replace("'", "").split()[2:])

@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from tests.acceptance.command import headrace
+from tests.acceptance.command import headrace, python, traced
 from tests.integration.test_tools import ADDED, TEMPLATES
 from tests.small_models import chat_model
 
@@ -25,10 +23,8 @@ EXAMPLES = re.findall(r"^```python\n(.*?)^```\n\nprints\n\n```\n(.*?)^```$", PAG
 
 @pytest.mark.parametrize(("code", "printed"), EXAMPLES, ids=["ask again", "votes and judges"])
 def test_an_example_prints_what_the_page_says(code: str, printed: str, tmp_path: Path) -> None:
-    command = [sys.executable, "-c", code]
-    environment = {"PYTHONPATH": str(ROOT / "src")}
-    found = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path, check=True)
-    assert found.stdout == printed
+    with traced(python(code, ["example"], folder=tmp_path, imported="models")) as example:
+        assert example.communicate()[0] == printed
 
 
 def test_rows_parse_as_the_page_says(tmp_path: Path) -> None:

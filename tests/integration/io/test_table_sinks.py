@@ -6,14 +6,12 @@ import json
 import os
 import signal
 import sqlite3
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.acceptance.command import FAKE, ROOT, start
+from tests.acceptance.command import FAKE, end, python, start
 from tests.integration.io.killed import MOMENTS
 from tests.stores import NAMES, Store, make, store
 
@@ -50,11 +48,11 @@ def test_each_row_is_there_once_after_kills(name: str, tmp_path: Path, request: 
     source = tmp_path / "in.jsonl"
     count = 100 * (KILLS + 1)
     source.write_text("".join(json.dumps({"id": f"r{n}", "text": f"text {n}"}) + "\n" for n in range(count)))
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])}
 
     def job(moment: str, part: int) -> int:
-        command = ["-m", "tests.integration.io.killed", str(source), store.address("killed"), moment, str(part)]
-        return subprocess.run([sys.executable, *command], cwd=tmp_path, env=environment, check=False).returncode
+        given = ["killed", str(source), store.address("killed"), moment, str(part)]
+        code = "from tests.integration.io.killed import main; main()"
+        return end(python(code, given, folder=tmp_path, imported="light"))[0]
 
     for kill in range(KILLS):
         assert job(MOMENTS[kill % 3], 2) == -signal.SIGKILL

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.acceptance import command
 
 import headrace
 from headrace.errors import ConfigError
@@ -181,7 +180,6 @@ def test_an_empty_text_of_a_pair_or_a_template(tmp_path: Path) -> None:
 def test_the_flag_of_the_command_line(tmp_path: Path) -> None:
     source = written(tmp_path, "in.csv", b"id,text\n1,\n2,a\n")
     flags = ["run", "-i", str(source), "-o", str(tmp_path / "out.jsonl"), "--engine", "headrace.testing:FakeEngine"]
-    command = [sys.executable, "-c", "from headrace.cli.main import main; main()", *flags, "--on-empty", "error"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert "1 of 2 records, 1 failed" in done.stderr, done.stderr
+    said = command.headrace(*flags, "--on-empty", "error", folder=tmp_path)[1]
+    assert "1 of 2 records, 1 failed" in said, said
     assert len((tmp_path / "out.jsonl").read_text().splitlines()) == 1
