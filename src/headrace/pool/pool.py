@@ -347,6 +347,7 @@ class ModelPool:
         entry.retry_at = self._loop.time() + min(_LEAST_PAUSE_S * 2**entry.failures, _MOST_PAUSE_S)
         entry.failures += 1
         entry.error = why
+        logger.warning("headrace: %s", why)
         failure = EngineError(why)
         failure.__cause__ = error
         entry.fail(failure)

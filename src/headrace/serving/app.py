@@ -79,7 +79,8 @@ def create_app(
                     yield
                     state.draining = True
             finally:
-                state.loaded = None
+                if state.loaded is not None:
+                    state.ended, state.loaded = state.counted, None
                 await service.stop(state.limits.drain_s)
                 if state.tracing is not None:
                     await asyncio.to_thread(state.tracing.flush)

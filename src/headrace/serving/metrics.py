@@ -10,12 +10,12 @@ from typing import TypeAlias, TypeVar
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 
-from headrace.engines.capabilities import PREFIX_CACHING
 from headrace.pool.model import ModelStats
 from headrace.pool.pool import ModelPool
 from headrace.serving.auth import KeyUsage
 from headrace.serving.batches.batch import ENDED
 from headrace.serving.batches.store import Batches
+from headrace.serving.counted import ServiceCounts
 from headrace.serving.service import Service
 from headrace.serving.state import ServerState
 
@@ -61,12 +61,13 @@ _ENDED_BATCHES: tuple[Labelled[int], ...] = (
 
 def families(state: ServerState, bulk: Callable[[], BulkState | None]) -> Iterator[Metric]:
     """All metric families that are not updated by events."""
-    service = state.loaded
     yield _gauge("ready", "Whether the server accepts requests.", float(state.ready))
     if state.keys.required:
         yield from _labelled("key", state.keys.use(), _OF_KEYS)
-    if service is not None:
-        yield from _of_service(service)
+    if state.loaded is not None:
+        yield from _of_service(state.loaded)
+    if not state.parts:
+        yield from _of_counters(state.counted)
     bulk_state = bulk()
     if bulk_state is not None:
         yield from _of_batches(bulk_state)
@@ -88,17 +89,19 @@ def _of_service(service: Service) -> Iterator[Metric]:
     yield _gauge("waiting_records", "Records waiting for a batch.", stats.waiting)
     yield _gauge("waiting_cost", "Their cost.", stats.waiting_cost)
     yield _gauge("in_flight_records", "Records in the engine.", stats.in_flight)
-    yield _counter("refused_records", "Records refused with 429 or 408 on arrival.", admission.refused)
-    yield _counter("cancelled_records", "Records whose client disconnected before the answer.", service.cancelled)
-    yield _counter("prompt_tokens", "Input tokens of answered records.", service.tokens.prompt)
-    yield _counter("generation_tokens", "Generated tokens.", service.tokens.generated)
-    if (caching := PREFIX_CACHING.of(service.engine)) is not None:
-        cache = caching.prefix_cache_stats()
+
+
+def _of_counters(counted: ServiceCounts) -> Iterator[Metric]:
+    yield _counter("refused_records", "Records refused with 429 or 408 on arrival.", counted.refused)
+    yield _counter("cancelled_records", "Records whose client disconnected before the answer.", counted.cancelled)
+    yield _counter("prompt_tokens", "Input tokens of answered records.", counted.prompt_tokens)
+    yield _counter("generation_tokens", "Generated tokens.", counted.generated_tokens)
+    if (cache := counted.cache) is not None:
         yield _counter("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", cache.queries)
         yield _counter("prefix_cache_hits", "Prompt tokens found in the prefix cache.", cache.hits)
         yield _counter("prompt_tokens_computed", "Prompt tokens that the model computed.", cache.computed)
-    yield _counter("busy_seconds", "Time the engine was busy.", stats.busy_time_s)
-    waits = stats.queue_times
+    yield _counter("busy_seconds", "Time the engine was busy.", counted.stats.busy_time_s)
+    waits = counted.stats.queue_times
     told = ((bound, count) for bound, count in waits.cumulative if bound > 1e-4)
     buckets = [("+Inf" if math.isinf(bound) else f"{bound:g}", count) for bound, count in told]
     yield HistogramMetricFamily(

@@ -16,7 +16,7 @@ from fastapi import APIRouter, FastAPI, Request, Response
 from starlette.routing import Mount
 from starlette.types import Message, Receive, Scope, Send
 
-from headrace.engines.choosing.served import ServedModel, is_nameless
+from headrace.engines.choosing.served import OLLAMA_TAG, ServedModel, is_nameless
 from headrace.errors import ConfigError, EngineError, HeadraceError, StoppedError
 from headrace.pool.pool import ModelPool
 from headrace.records import Json, JsonObject
@@ -37,6 +37,9 @@ from headrace.serving.state import ServerState, no_such_model
 from headrace.wording import shown
 
 logger = logging.getLogger("headrace")
+
+_OF_ALL = frozenset({"/v2", "/api/tags", "/api/ps", "/api/version"})
+"""Routes of models that describe their server."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,9 +112,17 @@ class ModelRouter:
         named = [(model, *found) for model in self._models if (found := model.direct.find(scope["method"], path))]
         if named:
             scope["route"] = named[0][1]
-        if in_path := [(model, given["model"]) for model, _, given in named if "model" in given]:
-            model = self._chosen(in_path[0][1], [one for one, _ in in_path], path)
+        if path in _OF_ALL and named:
+            states = [model.state for model, _, _ in named]
+            await named[0][1].serve({**scope, "headrace_states": states}, receive, send)
+            return
+        if named and (scope["method"] == "GET" or "model" in named[0][2]):
+            model = self._chosen(named[0][2].get("model"), [one for one, _, _ in named], path)
             self._check_key(model, scope)
+            _, route, given = next(one for one in named if one[0] is model)
+            if scope["method"] == "GET" and given:  # it describes the model, which is not loaded for it
+                await route.serve({**scope, "path_params": given}, receive, send)
+                return
             replay = _Replay(await read_body(receive), receive)
             await self._use(model, scope, replay, send, self._state.time_limit(scope["headers"], None))
             return
@@ -186,7 +197,7 @@ class ModelRouter:
         if name is None:
             names = ", ".join(repr(model.names[0]) for model in offering)
             raise ApiError(400, f"model is missing; {path} has {names}", code="missing_model", param="model")
-        model = self.named(name)
+        model = self.named(name, path)
         if model not in offering:
             message = (
                 f"model {shown(name, 200)} ({model.task}) has no route {path}; it has {', '.join(sorted(model.paths))}"
@@ -194,9 +205,11 @@ class ModelRouter:
             raise ApiError(404, message, code="wrong_task", param="model")
         return model
 
-    def named(self, name: object) -> ModelApp:
-        """The model of this name. Raises ApiError: 404 if there is none."""
+    def named(self, name: object, path: str = "") -> ModelApp:
+        """The model that a request to this path names. Raises ApiError: 404 if there is none."""
         model = self._by_name.get(name) if isinstance(name, str) else None
+        if model is None and isinstance(name, str) and path.startswith("/api/"):
+            model = self._by_name.get(name.removesuffix(OLLAMA_TAG))
         if model is None:
             message = no_such_model(name, tuple(self._by_name), several=True)
             raise ApiError(404, message, code="model_not_found", param="model")
@@ -309,7 +322,8 @@ def _admin_routes(pool: ModelPool, router: ModelRouter, state: ServerState) -> A
         fields = _fields(body := await request.body())
         check_doubled(body, len(fields))
         if unknown := [name for name in fields if name != "model"]:
-            raise ApiError(400, f"unknown field {shown(unknown[0])}; known: model", code="unknown_field")
+            message = f"unknown field {shown(unknown[0])}; known: model"
+            raise ApiError(400, message, code="unknown_field", param=unknown[0])
         return router.named(fields.get("model"))
 
     @routes.post("/models/load")

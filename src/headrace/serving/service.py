@@ -33,6 +33,7 @@ from headrace.serving.admission.batch_bound import BatchBound
 from headrace.serving.admission.controller import AdmissionController, AdmissionLimits, Ceiling
 from headrace.serving.admission.turns import PreparationTurns
 from headrace.serving.admission.waiting import CancelScope, run_chunks
+from headrace.serving.counted import ServiceCounts
 from headrace.serving.errors import ApiError, ClientGoneError, api_error
 from headrace.serving.limits import ServeLimits
 from headrace.serving.tokens import TokenCounter
@@ -280,6 +281,13 @@ class Service:
         return replace(
             stats, waiting=stats.waiting + beside.waiting, waiting_cost=stats.waiting_cost + beside.waiting_cost
         )
+
+    @property
+    def counted(self) -> ServiceCounts:
+        """What it has counted since it was loaded."""
+        cache = None if self._caching is None else self._caching.prefix_cache_stats()
+        tokens = self.tokens
+        return ServiceCounts(self.stats, self.admission.refused, self.cancelled, tokens.prompt, tokens.generated, cache)
 
     async def start(self) -> None:
         for batcher in self._batchers:

@@ -10,10 +10,12 @@ from fastapi import Request
 from headrace.batching.policy.waiting_queue import Share
 from headrace.engines.base import PromptedText, TokenIds
 from headrace.engines.capabilities import TOKENIZING
+from headrace.engines.choosing.served import ServedModel
 from headrace.events import Event, Listener
 from headrace.records import JsonObject
 from headrace.serving.admission.controller import AdmissionController, AdmissionLimits, Ceiling
 from headrace.serving.auth import Keys
+from headrace.serving.counted import ServiceCounts
 from headrace.serving.errors import ApiError
 from headrace.serving.hosts import Hosts
 from headrace.serving.limits import ServeLimits
@@ -37,6 +39,8 @@ class ServerState:
     """Renders `/metrics`."""
     hosts: Hosts = field(default_factory=lambda: Hosts(None))
     loaded: Service | None = None
+    ended: ServiceCounts = field(default_factory=ServiceCounts)
+    """What the services before `loaded` have counted."""
     heard_by: Service | None = None
     """The service that learns from the events of its batcher, also before it is served."""
     serving: bool = False
@@ -52,6 +56,8 @@ class ServerState:
     """What the server shows of itself; None for one of several models, whose server shows all of them."""
     name: str = ""
     """The name of the model."""
+    model: ServedModel | None = None
+    """The names of the model, as far as they are known before it is loaded."""
     responses: KeptResponses | None = None
     """Answers that later requests may continue; None to keep none."""
     tracing: RequestTracing | None = None
@@ -87,6 +93,11 @@ class ServerState:
         return "ready" if self.ready else "dead" if self.dead else "draining" if self.draining else "loading"
 
     @property
+    def counted(self) -> ServiceCounts:
+        """What its model has counted since the start of the server."""
+        return self.ended if self.loaded is None else self.ended + self.loaded.counted
+
+    @property
     def all_parts(self) -> Sequence[ServerState]:
         """The states of its models: `parts`, or itself if it serves one."""
         return self.parts or (self,)
@@ -108,6 +119,11 @@ class ServerState:
             raise self._not_ready()
         return self.loaded
 
+    @property
+    def served(self) -> ServedModel:
+        """The names of the model, also while it is not loaded."""
+        return self.model if self.model is not None and self.loaded is None else self.service.model
+
     def admit(self) -> None:
         """Check that the server accepts requests. Called once per request, first of all.
 
@@ -128,7 +144,7 @@ class ServerState:
 
     def check_model(self, name: str | None) -> str:
         """The name in the answer to a request for this name; raises 404 if it is not one of the served model."""
-        served = self.service.model
+        served = self.served
         if not served.answers(name):
             raise ApiError(404, no_such_model(name, served.names), code="model_not_found", param="model")
         return served.named(name)

@@ -352,6 +352,14 @@ def test_tokens_of_a_chat_are_counted() -> None:
         assert found["usage"]["input_tokens"] + found["usage"].get("cache_read_input_tokens", 0) == count
 
 
+def test_a_model_may_have_ollamas_tag_in_its_name() -> None:
+    with running(
+        ServerSettings(EngineConfig("embed", engine="headrace.testing:FakeEngine"), name="m:latest")
+    ) as server:
+        for name in ("m", "m:latest"):
+            assert server.post("/api/embed", {"model": name, "input": "a"}).json()["model"] == "m:latest"
+
+
 def test_vectors_of_cohere_and_ollama() -> None:
     row = np.array(FakeEngine().vector("a b"))
     unit = row / np.linalg.norm(row)

@@ -11,6 +11,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -129,7 +130,7 @@ def test_requests_that_no_model_can_answer_are_refused_before_a_model_is_loaded(
         assert client.post("/v1/completions", json={"prompt": "a b"}).json()["choices"][0]["text"] == "a b"
 
 
-def test_one_model_that_cannot_be_loaded_fails_alone(tmp_path: Path) -> None:
+def test_one_model_that_cannot_be_loaded_fails_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     engine = "tests.integration.cluster.engines:broken"
     text = f"{MODELS}  - {{name: broken, task: embed, engine: '{engine}', model: /nowhere}}\n"
     with serving(tmp_path, text) as client:
@@ -137,6 +138,7 @@ def test_one_model_that_cannot_be_loaded_fails_alone(tmp_path: Path) -> None:
         assert (status, code) == (503, "model_not_loaded")
         assert "model 'broken' cannot be loaded" in message
         assert "no weights in /nowhere" in message
+        assert "model 'broken' cannot be loaded" in caplog.text  # whoever runs the server learns it too
         assert embed(client, "small").status_code == 200
         assert "it is tried again in" in refusal(embed(client, "broken"))[2]
 
@@ -275,6 +277,37 @@ def test_each_request_is_counted_once_under_its_route_and_model(
     assert [(one["route"], str(one["status"])) for one in logged if one["method"] == "POST"] == [
         found[1:] for found in wanted
     ]
+
+
+def test_the_counters_of_a_model_go_on_over_all_its_loads(tmp_path: Path) -> None:
+    with server_of(tmp_path, MODELS) as (_, state, client):
+
+        def counted() -> dict[str, float]:
+            """What is counted of the model, by name; without what is counted by events."""
+            families = text_string_to_metric_families(client.get("/metrics").text)
+            samples = [sample for family in families for sample in family.samples if family.type != "gauge"]
+            return {
+                one.name: one.value for one in samples if one.labels.get("model") == "small" and len(one.labels) == 1
+            }
+
+        def shown() -> dict[str, Any]:
+            found: dict[str, Any] = client.get("/dashboard/state").json()
+            return found
+
+        for turns in (1, 2, 3):
+            assert embed(client, "small").status_code == 200
+            assert client.post("/v1/completions", json={"prompt": "a b"}).status_code == 200  # takes its room
+            assert phases(client)["small"] == "unloaded"
+            found = counted()
+            assert found["headrace_prompt_tokens_total"] == 2 * turns
+            assert found["headrace_queue_time_seconds_count"] == turns
+        until(lambda: shown()["replicas"][0]["records"] == 3)
+        assert "headrace_busy_seconds_total" in found  # also while it is not loaded
+        state.parts[0].ended = replace(state.parts[0].ended, refused=5, cancelled=7)
+        assert counted()["headrace_refused_records_total"] == 5
+        until(lambda: shown()["counts"]["refused"] == 5)
+        assert embed(client, "small").status_code == 200
+        assert counted()["headrace_cancelled_records_total"] == 7
 
 
 def test_a_client_that_leaves_its_model_is_counted_as_one_that_left(tmp_path: Path) -> None:
@@ -466,6 +499,26 @@ def test_the_example_can_be_served() -> None:
     example = Path(__file__).resolve().parents[3] / "examples" / "models.yaml"
     _, state = build_pooled(read_models(example), ServerSettings())
     assert [part.name for part in state.parts] == ["minilm", "docstrings", "sums"]
+
+
+def test_no_model_is_loaded_to_be_described(tmp_path: Path) -> None:
+    with serving(tmp_path) as client:
+        for name in ("small", "text-embedding-3-small", "org/large", "talker"):
+            path = f"/v2/models/{quote(name, safe='')}"
+            assert client.get(f"{path}/ready").json()["ready"] is True
+            assert client.get(f"{path}/versions/1").json()["platform"].startswith("headrace_")
+        assert client.get("/v2/models/other/ready").status_code == 404
+        assert client.get("/v2").json()["name"] == "headrace"
+        assert client.get("/api/version").status_code == 200
+        listed = [one["name"] for one in client.get("/api/tags").json()["models"]]
+        assert listed == ["small", "text-embedding-3-small", "org/large", "talker"]
+        assert client.get("/api/ps").json() == {"models": []}
+        assert set(phases(client).values()) == {"unloaded"}
+        refused = client.get("/info")
+        assert refused.status_code == 422 and "model is missing; /info has 'small', 'org/large'" in refused.text
+        chat = {"model": "talker:latest", "messages": [{"role": "user", "content": "a b"}], "stream": False}
+        assert client.post("/api/chat", json=chat).json()["message"]["content"] == "a b"
+        assert [one["name"] for one in client.get("/api/ps").json()["models"]] == ["talker"]
 
 
 def test_other_apis_choose_a_model_by_the_body_or_the_path(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ def server_frame(state: ServerState, account: ServerAccount, window: Window) -> 
     totals = account.totals()
     recent = window.add(totals)
     counts = dict(totals.counts)
-    refused = sum(part.loaded.admission.refused for part in state.all_parts if part.loaded is not None)
+    refused = sum(part.counted.refused for part in state.all_parts)
     return Frame(
         kind="server",
         name=shorten(account.name),
@@ -68,9 +68,7 @@ def _queue(state: ServerState) -> dict[str, float]:
 
 def _models(state: ServerState) -> Iterator[Replica]:
     for part in state.all_parts:
-        if part.loaded is None:
-            yield Replica(shorten(part.name), "not loaded", 0, None)
-            continue
-        stats = part.loaded.stats
+        stats, loaded = part.counted.stats, part.loaded
         done = stats.total_completed + stats.total_failed
-        yield Replica(shorten(part.name), "loaded", done, stats.window_utilization)
+        phase, busy = ("not loaded", None) if loaded is None else ("loaded", loaded.stats.window_utilization)
+        yield Replica(shorten(part.name), phase, done, busy)

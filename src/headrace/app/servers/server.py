@@ -127,8 +127,9 @@ def _model(
 ) -> tuple[ServerState, BulkModel, ServerTracing | None]:
     metrics = PrometheusListener(pulled, headrace.__version__)
     listeners: list[Listener] = [metrics, *map(Guarded, settings.listeners), device]
-    name = served_model(settings.name, settings.config).name
-    server = ServerState(settings.limits, Keys(settings.keys), Broadcast(listeners), metrics.render, name=name)
+    model = served_model(settings.name, settings.config)
+    keys = Keys(settings.keys)
+    server = ServerState(settings.limits, keys, Broadcast(listeners), metrics.render, name=model.name, model=model)
     server.hosts = Hosts(settings.allowed_hosts)
     if settings.state is not None:
         server.responses = KeptResponses(settings.state / "responses")

@@ -13,6 +13,8 @@ from headrace.wording import shown
 
 ANY_NAME = "*"
 """Stands for all names."""
+OLLAMA_TAG = ":latest"
+"""Ollama's default tag: its clients may send a name with or without it."""
 
 
 def is_nameless(name: object) -> bool:
@@ -95,4 +97,5 @@ def served_model(given: str | Sequence[str] | None, config: EngineConfig) -> Ser
             f"``adapters`` has the name {min(doubled)!r}, which is the model's: choose another, or give the "
             "model of a server one (``name``)"
         )
-    return ServedModel((*own, *config.adapters), config.commit, (*others, *anything), config.adapters)
+    untagged = tuple(name.removesuffix(OLLAMA_TAG) for name in own if name.endswith(OLLAMA_TAG))
+    return ServedModel((*own, *config.adapters), config.commit, (*others, *untagged, *anything), config.adapters)

@@ -12,6 +12,7 @@ from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from headrace.engines.base import ToolCall
+from headrace.engines.choosing.served import OLLAMA_TAG
 from headrace.engines.declaring import Task
 from headrace.openai_protocol import GeneratorAnswer
 from headrace.records import JsonObject
@@ -164,7 +165,7 @@ class ShowAsked(RequestFields):
 
 def model_name(given: str) -> str:
     """The name without Ollama's default tag."""
-    return given.removesuffix(":latest")
+    return given.removesuffix(OLLAMA_TAG)
 
 
 def _message(message: JsonObject, place: str) -> JsonObject:
@@ -315,13 +316,25 @@ def _vectors(router: APIRouter, state: ServerState) -> None:
 def _models(router: APIRouter, state: ServerState, capability: str) -> None:
     details = {"parent_model": "", "format": "", "family": "", "families": [], "parameter_size": ""}
 
-    @router.get("/api/ps")
-    @router.get("/api/tags")
-    async def tags(request: Request) -> Response:  # noqa: ARG001 - the form of a direct route
-        """List the names of the model, which is loaded."""
-        served = state.service.model
+    def states(request: Request) -> Sequence[ServerState]:
+        found: Sequence[ServerState] = request.scope.get("headrace_states", (state,))
+        return found
+
+    def listed(state: ServerState) -> list[JsonObject]:
+        served = state.served
         entry = {"modified_at": "1970-01-01T00:00:00Z", "size": 0, "digest": served.commit or "", "details": details}
-        return JsonReply({"models": [{"name": name, "model": name, **entry} for name in served.names]})
+        return [{"name": name, "model": name, **entry} for name in served.names]
+
+    @router.get("/api/tags")
+    async def tags(request: Request) -> Response:
+        """List the names of the models."""
+        return JsonReply({"models": [one for state in states(request) for one in listed(state)]})
+
+    @router.get("/api/ps")
+    async def running(request: Request) -> Response:
+        """List the names of the models that are loaded."""
+        loaded = [one for one in states(request) if one.loaded is not None]
+        return JsonReply({"models": [one for state in loaded for one in listed(state)]})
 
     @router.get("/api/version")
     async def version(request: Request) -> Response:
