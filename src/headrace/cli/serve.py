@@ -236,7 +236,7 @@ def serve_one(settings: ServerSettings, server: ServerFlags, access: AccessFlags
     with _tracing(server.trace, config.label or config.task or "") as listeners:
         app, state = build(replace(settings, listeners=listeners))
         say(f"loading {engine_and_model(config)} to serve {config.task} ...")
-        return DrainingServer(app, state, over_http, _key_file(access), over_grpc).run_app(_say_ready)
+        return DrainingServer(app, state, over_http, _key_file(access), over_grpc).run_app(_say_ready, say)
 
 
 def _listening(server: ServerFlags, access: AccessFlags) -> tuple[dict[str, object], GrpcAddress | None]:
@@ -301,7 +301,7 @@ def _serve_pool(
     with _tracing(server.trace, f"{len(content.models)} models") as listeners:
         app, state = build_pooled(content, replace(_with_access(settings, server, access), listeners=listeners))
         say(f"serving {', '.join(entry.name for entry in content.models)}; each is loaded when it is asked for")
-        return DrainingServer(app, state, over_http, _key_file(access), over_grpc).run_app(_say_ready)
+        return DrainingServer(app, state, over_http, _key_file(access), over_grpc).run_app(_say_ready, say)
 
 
 def _serve_on(cluster: ReplicaFlags, settings: ServerSettings, server: ServerFlags, access: AccessFlags) -> int:

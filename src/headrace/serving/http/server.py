@@ -7,6 +7,7 @@ import gc
 import math
 import os
 import socket
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -31,6 +32,10 @@ _CLOSE_TIMEOUT_S = 2
 """Seconds for connections to receive their answers at the end."""
 _UNLISTED = frozenset({"/openapi.json", "/docs/oauth2-redirect", "/redoc"})
 """Routes that the startup message omits."""
+
+
+def _to_stderr(line: str) -> None:
+    sys.stderr.write(f"headrace: {line}\n")
 
 
 class DrainingServer(uvicorn.Server):
@@ -74,13 +79,18 @@ class DrainingServer(uvicorn.Server):
             self._grpc = GrpcServer(app, grpc, state.limits.max_body_bytes)
         self._drain_until = 0.0
         self._on_ready: Callable[[str, Sequence[str]], None] | None = None
+        self._say: Callable[[str], None] = _to_stderr
+        self._signalled = False
         state.on_dead = self._drain
 
-    def run_app(self, on_ready: Callable[[str, Sequence[str]], None] | None = None) -> int:
+    def run_app(
+        self, on_ready: Callable[[str, Sequence[str]], None] | None = None, say: Callable[[str], None] = _to_stderr
+    ) -> int:
         """Load the model and serve until stopped. Blocks.
 
         Args:
             on_ready: called with the address and the routes once the server accepts requests.
+            say: tells people that a signal came.
 
         Returns:
             The exit status: 0 after a drain, 1 if the engine died, so that a supervisor restarts the server.
@@ -88,7 +98,7 @@ class DrainingServer(uvicorn.Server):
         Raises:
             HeadraceError: the model cannot be loaded, or the address or a TLS file cannot be used.
         """
-        self._on_ready = on_ready
+        self._on_ready, self._say = on_ready, say
         try:
             self.config.load()
         except OSError as error:  # includes ssl.SSLError; neither names the file
@@ -137,8 +147,7 @@ class DrainingServer(uvicorn.Server):
         """Drain; exit at once on the second signal. Batches continue after a restart."""
         if self._drain_until:
             os._exit(128 + sig)
-        # Not print, which is not reentrant.
-        os.write(2, b"headrace: stopping: finishing accepted requests (press Ctrl-C again to stop at once)\n")
+        self._signalled = True  # told by `on_tick`: here it may have interrupted what writes a message
         self._drain()
 
     def _drain(self) -> None:
@@ -147,6 +156,9 @@ class DrainingServer(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         """Whether to exit now. Called ten times per second."""
+        if self._signalled:
+            self._signalled = False
+            self._say("stopping: finishing accepted requests (press Ctrl-C again to stop at once)")
         if await super().on_tick(counter):
             return True
         if not self._drain_until:
