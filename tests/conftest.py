@@ -15,6 +15,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 from tests import postgres as postgres_server
+from tests.examples import FEW
 
 TOGETHER = ("tests/contract/engines/", "tests/integration/cluster/")
 """Folders whose files share what takes long to make, such as exported models, or Ray: each is run by one process."""
@@ -23,8 +24,10 @@ MEMORY = Path("/dev/shm")
 ROOM_BYTES = 4 << 30
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """Keep files in memory: thousands of jobs make theirs durable, and on a disk the tests mostly wait for that."""
+    if config.option.markexpr == "not thorough":
+        os.environ[FEW] = "1"
     if MEMORY.is_dir() and shutil.disk_usage(MEMORY).free >= ROOM_BYTES:
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
 

@@ -23,6 +23,7 @@ from datasets import Dataset
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from tests.examples import examples
 from transformers.modeling_outputs import SequenceClassifierOutput
 
 import headrace
@@ -496,7 +497,7 @@ def test_what_is_in_a_container_is_copied_with_it_and_of_its_type(node: str) -> 
     assert {type(result) for result in found} == {type(function.kept[0])}
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(shapes, st.sampled_from([list, tuple, deque, lambda given: given, UserList]))
 def test_whatever_is_filled_again_is_nobody_elses_row(shape: tuple[str, list[str]], outer: Any) -> None:
     function = Refilling(*shape, outer)
@@ -691,7 +692,7 @@ OTHER_COUNTS: dict[str, Callable[[int], Any]] = {
 }
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(
     st.sampled_from(BATCHES[:5]),
     st.sampled_from(list(OTHER_COUNTS)),
@@ -804,7 +805,7 @@ def test_an_object_of_another_class_is_passed_on_as_it_is() -> None:
     assert mapped(lambda batch: [kept[number] for number in batch], BATCH) == kept
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(st.recursive(st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary(),
        lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner) | st.tuples(inner, inner)))  # fmt: skip
 def test_a_copy_is_equal_and_of_the_same_types(value: Any) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.examples import examples
 from tests.integration.jobs.harness import Runner, write_rows
 
 from headrace import ContinuousBatcher
@@ -107,7 +108,7 @@ ENDINGS = st.sampled_from(["finishes", "finishes", "cancelled", "resumed"])
 
 
 @settings(
-    max_examples=25,
+    max_examples=examples(25),
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture],

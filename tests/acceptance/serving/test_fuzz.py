@@ -17,6 +17,7 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 from tests.acceptance.serving.process import server
+from tests.examples import examples
 from tests.small_models import text_model, vision_model
 
 CHECKS = [not_a_server_error, content_type_conformance, response_schema_conformance, status_code_conformance]
@@ -29,7 +30,7 @@ MODELS = {
     "image-classify": vision_model,
 }
 BOUNDED = settings(
-    max_examples=15,
+    max_examples=examples(15),
     deadline=None,
     derandomize=True,
     database=None,

@@ -17,6 +17,7 @@ import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sentence_transformers.sentence_transformer.modules import Pooling
+from tests.examples import examples
 from tests.families import family_model
 from tests.small_models import text_model
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -146,7 +147,7 @@ def test_rows_have_few_lengths_whatever_the_batches() -> None:
     st.booleans(),
     st.sampled_from([(False, None), (True, None), (False, 5), (True, 9)]),
 )
-@settings(deadline=None, max_examples=80)
+@settings(deadline=None, max_examples=examples(80))
 def test_a_text_attends_to_itself_alone(
     lengths: list[int], seed: int, tiled: bool, kind: tuple[bool, int | None]
 ) -> None:

@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from tests.acceptance.command import FAKE as ENGINE
 from tests.acceptance.command import PROGRAM, ROOT
+from tests.examples import examples
 
 import headrace
 from headrace.errors import ConfigError
@@ -166,7 +167,7 @@ FIELD = st.text(alphabet='ab,"\n\t ', max_size=8)
     column=st.integers(0, 2),
     done=st.frozensets(st.integers(0, 12)),
 )
-@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(400), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_every_row_but_the_broken_one_is_read(
     tmp_path: Path,
     rows: list[tuple[str, str, str]],

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.examples import examples
 
 import headrace
 from headrace.errors import ConfigError, JobError
@@ -30,7 +31,7 @@ values = st.recursive(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     st.lists(st.dictionaries(st.text(), values) | values), st.sampled_from([None, 1]), st.booleans(), st.integers(1, 40)
 )

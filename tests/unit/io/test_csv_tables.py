@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.examples import examples
 from tests.in_columns import compared, in_tables, skipping
 
 from headrace.errors import ConfigError, JobError
@@ -118,7 +119,7 @@ FIELDS = ["a", "", '"q"', '"a,b"', '"a\nb"', '"a\r\nb"', '"a""b"', '""', '""""',
 ODD = ['a"b', '"a"b', '"open', '"', "a\rb", "\r", "\0", ' "a"', '"a" ', '""a', "a,b", "\n"]
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(300))
 @given(
     rows=st.lists(
         st.lists(st.sampled_from(FIELDS), min_size=2, max_size=2) | st.lists(st.sampled_from(FIELDS + ODD), max_size=4),

@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.examples import examples
 
 from headrace.columns import Column, PayloadList, PreparedColumn
 from headrace.io.base import PartWriter
@@ -262,7 +263,7 @@ def rows(draw: st.DrawFn) -> Columns:
 PARTS = st.lists(st.lists(rows(), max_size=3), min_size=1, max_size=2)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(PARTS, st.sampled_from(["null", "error"]))
 def test_lines_of_columns_are_those_of_their_rows(parts: list[list[Columns]], on_nan: OnNan) -> None:
     writers = JsonlWriter("out", "", on_nan), JsonlWriter("out", "", on_nan)
@@ -270,7 +271,7 @@ def test_lines_of_columns_are_those_of_their_rows(parts: list[list[Columns]], on
         assert_same(writers, pieces)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(PARTS, st.sampled_from(["null", "error"]), st.sampled_from(["csv", "tsv"]))
 def test_delimited_rows_of_columns_are_those_of_their_rows(
     parts: list[list[Columns]], on_nan: OnNan, form: str
@@ -280,7 +281,7 @@ def test_delimited_rows_of_columns_are_those_of_their_rows(
         assert_same(writers, pieces)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(PARTS, st.sampled_from(["null", "error"]))
 def test_a_table_of_columns_is_that_of_their_rows(parts: list[list[Columns]], on_nan: OnNan) -> None:
     writers = ParquetWriter("out", on_nan), ParquetWriter("out", on_nan)
@@ -288,7 +289,7 @@ def test_a_table_of_columns_is_that_of_their_rows(parts: list[list[Columns]], on
         assert_same(writers, pieces)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(parts=PARTS, on_nan=st.sampled_from(["null", "error"]))
 def test_parts_of_columns_in_a_folder_have_the_types_of_those_of_rows(
     parts: list[list[Columns]], on_nan: OnNan, tmp_path_factory: pytest.TempPathFactory
@@ -322,7 +323,7 @@ class Kept:
         pass
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.lists(rows(), max_size=3))
 def test_a_table_gets_the_rows_of_columns(pieces: list[Columns]) -> None:
     by_row, by_column = Kept(), Kept()
@@ -336,7 +337,7 @@ def test_a_table_gets_the_rows_of_columns(pieces: list[Columns]) -> None:
     assert not by_row.rows or shown(by_column.rows) == shown(by_row.rows)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.lists(rows(), max_size=3).filter(lambda pieces: not any(piece.typed for piece in pieces)))
 def test_a_function_gets_the_rows_of_columns(pieces: list[Columns]) -> None:
     got: dict[str, list[dict[str, Any]]] = {"rows": [], "columns": []}

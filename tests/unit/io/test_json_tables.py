@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.examples import examples
 from tests.in_columns import compared, in_tables, skipping
 
 from headrace.errors import JobError
@@ -286,7 +287,7 @@ OBJECTS = st.dictionaries(st.sampled_from(NAMES), st.sampled_from(VALUES)).map(
 )
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(300))
 @given(
     lines=st.lists(OBJECTS | st.lists(st.sampled_from(ATOMS), max_size=8).map("".join), max_size=30),
     end=st.sampled_from(["", "\n", "\r\n", "\n\n"]),

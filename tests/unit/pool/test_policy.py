@@ -234,7 +234,7 @@ class Callers:
             self.change(name, phase=Phase.UNLOADED)
 
 
-@pytest.mark.parametrize("slow_s", [2.0, 4.0])
+@pytest.mark.parametrize("slow_s", [pytest.param(2.0, marks=pytest.mark.thorough), 4.0])
 def test_a_model_that_loads_slowly_is_not_starved_by_those_that_load_fast(slow_s: float) -> None:
     callers = Callers({"a": 0.3, "b": 0.3, "slow": slow_s}, room=2)
     callers.run(300)
@@ -244,7 +244,7 @@ def test_a_model_that_loads_slowly_is_not_starved_by_those_that_load_fast(slow_s
     assert loading_s <= 2 * 300 / (1 + RESIDENCY) * 1.1, "of two places, each spends at most this share on loading"
 
 
-@pytest.mark.parametrize("slow_s", [2.0, 4.0])
+@pytest.mark.parametrize("slow_s", [pytest.param(2.0, marks=pytest.mark.thorough), 4.0])
 def test_a_request_waits_no_longer_than_the_bound_of_its_model(slow_s: float) -> None:
     load_s = {"a": 0.3, "b": 0.3, "c": 0.5, "slow": slow_s}
     callers = Callers(load_s, room=2)
