@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Literal, TypeVar, Unpack, overload
+from typing import Literal, TypeVar, Unpack, overload
 
 from headrace.app.jobs.job import execute
 from headrace.app.jobs.step_settings import parse_steps, refuse_beside_steps
@@ -178,7 +178,7 @@ def _prepared(given: dict[str, AnyTable], *, progress: bool) -> Callable[[StopRe
     return run_it
 
 
-def settings_of(job: Mapping[str, Any], config: EngineConfig) -> JobSettings:
+def settings_of(job: Mapping[str, object], config: EngineConfig) -> JobSettings:
     """The settings of a job, of which those of a group may be given one by one."""
     given = {name: value for name, value in job.items() if value is not None or name not in ("limits", "selection")}
     names = {name: _as_tuple(given.get(name, ())) for name in ("keep_columns", "flatten")}
