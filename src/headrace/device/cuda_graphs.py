@@ -101,10 +101,12 @@ class CudaGraph:
         # torch.cuda.graph leaves its stream the current one if the capture fails: the context of `main` undoes that.
         with CAPTURING, torch.cuda.device(device), torch.cuda.stream(main):
             side.wait_stream(main)
-            with torch.cuda.stream(side):  # libraries choose kernels and take workspaces at the first calls
-                for _ in range(2):
-                    call(self._inputs)
-            main.wait_stream(side)
+            try:
+                with torch.cuda.stream(side):  # libraries choose kernels and take workspaces at the first calls
+                    for _ in range(2):
+                        call(self._inputs)
+            finally:
+                main.wait_stream(side)  # which uses the memory of the inputs: it is free again if a call fails
             torch.cuda.synchronize(device)
             torch.cuda.empty_cache()  # as torch.cuda.graph does, which would hide what the graph takes
             before = torch.cuda.memory_reserved(device)

@@ -6,13 +6,14 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
 
 from headrace.device import streams
-from headrace.device.cuda_graphs import MemoryRead
+from headrace.device.cuda_graphs import CudaGraph, MemoryRead
 from headrace.device.graph_runner import GraphRunner
 from headrace.device.graphs import BatchShape, ShapeBook
 from headrace.engines.choosing.registry import create
@@ -182,3 +183,16 @@ def test_a_capture_is_not_disturbed_by_other_models(monkeypatch: pytest.MonkeyPa
     pipelines[0]._streams.settle()
     assert waited == [True]
     streams.side_streams.cache_clear()
+
+
+def test_memory_of_a_call_that_fails_is_not_used_before_the_device_is_done_with_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The inputs are made on the stream of computing and read on that of capture: the first waits for the second."""
+    main, side = Mock(), Mock()
+    monkeypatch.setattr("headrace.device.cuda_graphs.side_streams", lambda device: Mock(capture=side))
+    monkeypatch.setattr(torch, "cuda", Mock(current_stream=lambda device: main, device=lambda _: contextlib.nullcontext()))
+    torch.cuda.stream = lambda _: contextlib.nullcontext()
+    with pytest.raises(RuntimeError, match="out of memory"):
+        CudaGraph((0, 0), Mock(side_effect=RuntimeError("out of memory")), {"ids": torch.zeros(2)})
+    main.wait_stream.assert_called_once_with(side)
