@@ -191,8 +191,8 @@ def test_memory_of_a_call_that_fails_is_not_used_before_the_device_is_done_with_
     """The inputs are made on the stream of computing and read on that of capture: the first waits for the second."""
     main, side = Mock(), Mock()
     monkeypatch.setattr("headrace.device.cuda_graphs.side_streams", lambda device: Mock(capture=side))
-    monkeypatch.setattr(torch, "cuda", Mock(current_stream=lambda device: main, device=lambda _: contextlib.nullcontext()))
-    torch.cuda.stream = lambda _: contextlib.nullcontext()
+    within = {name: lambda _: contextlib.nullcontext() for name in ("device", "stream")}
+    monkeypatch.setattr(torch, "cuda", Mock(current_stream=lambda device: main, **within))
     with pytest.raises(RuntimeError, match="out of memory"):
         CudaGraph((0, 0), Mock(side_effect=RuntimeError("out of memory")), {"ids": torch.zeros(2)})
     main.wait_stream.assert_called_once_with(side)

@@ -23,7 +23,7 @@ from headrace.errors import ConfigError, JobError, ResumeMismatchError
 from headrace.io.base import Source
 from headrace.io.sources import unique_ids as ids
 from headrace.io.sources.opening import open_source
-from headrace.jobs.pipeline.prepare import id_text
+from headrace.jobs.pipeline.inputs import id_text
 from headrace.jobs.settings import Limits
 from headrace.testing import FakeEngine
 

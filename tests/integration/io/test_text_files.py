@@ -165,7 +165,7 @@ def test_an_empty_cell_is_told_and_can_be_refused(tmp_path: Path) -> None:
 
 
 def test_an_empty_text_of_a_pair_or_a_template(tmp_path: Path) -> None:
-    from headrace.jobs.pipeline.prepare import Columns
+    from headrace.jobs.pipeline.inputs import Columns
     from headrace.records import Record
 
     pair = Columns("a", None, pair="b", on_empty="error")

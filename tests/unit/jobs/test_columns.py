@@ -9,7 +9,7 @@ import pytest
 from headrace.errors import ConfigError, RecordError
 from headrace.io.base import Source
 from headrace.io.sources.opening import open_source
-from headrace.jobs.pipeline.prepare import Columns, id_text
+from headrace.jobs.pipeline.inputs import Columns, id_text
 from headrace.jobs.planning.columns import resolve
 from headrace.records import Record
 

@@ -37,7 +37,7 @@ from headrace.io.storage.atomic import remove_throwaway, target_of, throwaway_fo
 from headrace.io.storage.rows import FileSource
 from headrace.jobs.answer_form import AnswerForm, schema_of
 from headrace.jobs.pipeline import candidates
-from headrace.jobs.pipeline.prepare import WHOLE, Columns
+from headrace.jobs.pipeline.inputs import WHOLE, Columns
 from headrace.jobs.pipeline.preparers import EarlyProcesses
 from headrace.jobs.pipeline.user_code import UserCode
 from headrace.jobs.planning.columns import resolve

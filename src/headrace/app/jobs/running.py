@@ -15,7 +15,7 @@ from headrace.events import Event, Listener
 from headrace.jobs.pipeline.chunks import answers
 from headrace.jobs.pipeline.infer import in_order, longest_first, streamed
 from headrace.jobs.pipeline.job import StopRequest
-from headrace.jobs.pipeline.prepare import prepare_all
+from headrace.jobs.pipeline.prepare_calls import prepare_all
 from headrace.jobs.pipeline.work import Work
 from headrace.jobs.settings import JobSettings, Limits
 from headrace.records import Record

@@ -18,7 +18,7 @@ from headrace.errors import TooManyErrorsError
 from headrace.events import Listener
 from headrace.io.base import Source
 from headrace.jobs.answer_form import AnswerForm
-from headrace.jobs.pipeline.prepare import Columns
+from headrace.jobs.pipeline.inputs import Columns
 from headrace.jobs.pipeline.preparers import PreparerPool
 from headrace.jobs.pipeline.samples import Samples
 from headrace.jobs.pipeline.user_code import UserCode

@@ -18,10 +18,10 @@ from typing import Literal
 from headrace.errors import BrokenOffError, ConfigError, JobError, attempted
 from headrace.events import OrderChosen
 from headrace.io.base import Chunk
+from headrace.jobs.pipeline.inputs import Columns
 from headrace.jobs.pipeline.job import Job, Length, StopRequest
 from headrace.jobs.pipeline.memory_budget import rows_bytes
 from headrace.jobs.pipeline.prefixes import Sharing, prefix_order, prompt_text, sharing
-from headrace.jobs.pipeline.prepare import Columns
 from headrace.jobs.pipeline.spill import Spill
 from headrace.jobs.settings import Order
 from headrace.jobs.state.job_state import Pass

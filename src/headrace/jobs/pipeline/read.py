@@ -23,10 +23,12 @@ from headrace.io.storage.rows import positions_todo
 from headrace.jobs.pipeline import arrow
 from headrace.jobs.pipeline.concurrency_tuner import ConcurrencyTuner
 from headrace.jobs.pipeline.dedupe import RepeatCounter
+from headrace.jobs.pipeline.inputs import id_text, table_columns
 from headrace.jobs.pipeline.job import Job, Tally
 from headrace.jobs.pipeline.memory_budget import Memory, chunk_bytes
 from headrace.jobs.pipeline.ordering import Ordering
-from headrace.jobs.pipeline.prepare import InTime, Preparation, id_text, table_columns
+from headrace.jobs.pipeline.prepare import Preparation
+from headrace.jobs.pipeline.prepare_calls import InTime
 from headrace.jobs.pipeline.settle import LOOK_S, Settling
 from headrace.jobs.pipeline.work import PreparedChunk
 from headrace.jobs.state.job_state import Pass

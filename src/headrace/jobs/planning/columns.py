@@ -11,7 +11,7 @@ from dataclasses import replace
 from headrace.errors import ConfigError, nearest
 from headrace.io.base import Source
 from headrace.io.sources.in_memory import ARRAY
-from headrace.jobs.pipeline.prepare import WHOLE, Columns
+from headrace.jobs.pipeline.inputs import WHOLE, Columns
 from headrace.jobs.pipeline.user_code import UserCode
 from headrace.records import Record, has_value, outer
 

@@ -13,7 +13,8 @@ from headrace.events import PrecisionChosen
 from headrace.io.base import Chunk, Source
 from headrace.jobs.pipeline.job import Job, OrderPlan
 from headrace.jobs.pipeline.prefixes import prompt_text
-from headrace.jobs.pipeline.prepare import InTime, Preparation
+from headrace.jobs.pipeline.prepare import Preparation
+from headrace.jobs.pipeline.prepare_calls import InTime
 from headrace.jobs.pipeline.work import Work
 from headrace.jobs.planning.repeats import Repeats, repeats, template_repeats
 from headrace.records import LeftOut
