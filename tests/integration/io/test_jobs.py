@@ -70,6 +70,31 @@ def test_a_limit_stops_reading(source: Path, tmp_path: Path) -> None:
         headrace.run(source, sink=tmp_path / "out.jsonl", limit=20, **FAKE)
 
 
+@pytest.mark.parametrize("chosen", [{"sample": 0.0002, "sample_seed": 3}, {"shard": (9_000, 10_000)}])
+@pytest.mark.parametrize("make", [list, iter])
+def test_columns_are_those_of_the_input_where_its_first_rows_are_not_chosen(make: Any, chosen: dict[str, Any]) -> None:
+    rows = ({"id": f"r{number}", "text": "a", "n": number} for number in range(20_000))
+    found = headrace.run(make(rows), sink="arrow", keep_columns="*", **chosen, **FAKE).to_pylist()
+    assert found
+    assert all(row["id"] == f"r{row['n']}" and row["text"] == "a" for row in found)
+
+
+@pytest.mark.parametrize("sink", ["list", "arrow"])
+@pytest.mark.parametrize(
+    ("rows", "chosen"),
+    [(0, {}), (50, {"shard": (60, 70)}), (50, {"sample": 1e-5}), (50, {"limit": 1, "shard": (1, 2)})],
+)
+def test_an_iterator_may_have_no_row_for_a_job(rows: int, chosen: dict[str, Any], sink: Any) -> None:
+    given = ({"text": "a", "n": number} for number in range(rows))
+    keep = "n" if rows else ()
+    assert len(headrace.run(given, sink=sink, keep_columns=keep, **chosen, **FAKE)) == ("limit" in chosen)
+
+
+def test_an_iterator_may_begin_with_rows_that_are_none() -> None:
+    found = headrace.run(iter([None] * 70 + ["a"] * 300), sink="list", **FAKE)
+    assert sum("error" in row for row in found) == 70
+
+
 def test_a_sample_is_the_same_for_the_same_seed(source: Path, tmp_path: Path) -> None:
     def sample(name: str, seed: int) -> list[str]:
         headrace.run(source, sink=tmp_path / name, sample=0.25, sample_seed=seed, **FAKE)

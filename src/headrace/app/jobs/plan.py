@@ -40,7 +40,7 @@ from headrace.jobs.pipeline import candidates
 from headrace.jobs.pipeline.inputs import WHOLE, Columns
 from headrace.jobs.pipeline.preparers import EarlyProcesses
 from headrace.jobs.pipeline.user_code import UserCode
-from headrace.jobs.planning.columns import resolve
+from headrace.jobs.planning.columns import first_rows, resolve
 from headrace.jobs.planning.forecast import check_room
 from headrace.jobs.settings import SETTING_NAMES, JobSettings, StepSettings, anchored, as_json, check_values
 from headrace.jobs.state.fingerprint import has_other_input
@@ -341,7 +341,7 @@ def _check_kept(source: Source, names: Sequence[str], target: Target) -> None:
     """
     if not names:
         return
-    rows = next((chunk.records for chunk in source.chunks(lambda position: position) if chunk.records), ())
+    rows = first_rows(source)
     for name in names:
         values = [kept_value(row.data, name, exact=True) for row in rows[:_TRIED_ROWS] if _can_keep(row.data, name)]
         if target.check_column is not None:
@@ -355,7 +355,7 @@ def _can_keep(row: Mapping[str, object], name: str) -> bool:
 
 def _check_unsent(source: Source, config: EngineConfig, columns: Columns, url: str | None) -> None:
     """Say which settings in the first rows reach no model."""
-    rows = next((chunk.records for chunk in source.chunks(lambda position: position) if chunk.records), ())
+    rows = first_rows(source)
     known = dict.fromkeys(name for record in rows[:_TRIED_ROWS] for name in record.data)
     if url is None:
         used = {*columns.inputs(), *map(outer, columns.inputs()), columns.id, *columns.keep}
@@ -385,7 +385,7 @@ def _check_sampling(source: Source, settings: JobSettings, columns: Columns, *, 
     holds = own_engine and registry.holds_forms(config.task or "", config.engine)
     if name is None or not holds or config.engine_options.get("temperature"):
         return
-    rows = next((chunk.records for chunk in source.chunks(lambda position: position) if chunk.records), ())
+    rows = first_rows(source)
     texts = [columns.template is not None or isinstance(row.data.get(columns.text), str) for row in rows[:_TRIED_ROWS]]
     if texts and all(texts):
         raise ConfigError(
@@ -412,11 +412,13 @@ def _target(settings: JobSettings) -> Target:
 
 
 def _selected(source: Source, settings: JobSettings, url: str | None) -> tuple[Source, Source]:
-    """The rows that the job reads, and the same rows as far as they can be shown now."""
-    if not settings.selection.is_all:
-        source = SelectedSource(source, settings.selection)
+    """The rows that the job reads, and those of the whole input as far as they can be shown now.
+
+    The columns are those of the whole input, so that all shards and samples of it have the same.
+    """
+    selected = source if settings.selection.is_all else SelectedSource(source, settings.selection)
     if settings.step is None:
-        return source, source
+        return selected, source
     if url is not None:
         raise ConfigError("the requests of an OpenAI batch file are to one model; it cannot be used with several steps")
     if getattr(source, "reads_once", False):
@@ -425,9 +427,8 @@ def _selected(source: Source, settings: JobSettings, url: str | None) -> tuple[S
             "returns a new iterator"
         )
     if not settings.step.earlier:
-        return source, source
-    joined = _joined(source, settings.step)
-    return joined, joined.preview()  # the outputs may not be there yet
+        return selected, source
+    return _joined(selected, settings.step), _joined(source, settings.step).preview()  # outputs may not be there yet
 
 
 def _joined(source: Source, step: StepSettings) -> JoinedSource:

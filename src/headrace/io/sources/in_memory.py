@@ -81,6 +81,8 @@ class IterableSource:
     def _batches(self) -> Iterator[tuple[int, list[object]]]:
         """Lists of rows with the position of their first row, beginning with the rows read ahead."""
         yield 0, self._head
+        if len(self._head) < HEAD_ROWS:
+            return  # these were all
         if self._read_anew():
             self._first()
         start = len(self._head)

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from headrace.errors import ConfigError, nearest
-from headrace.io.base import Source
+from headrace.io.base import Chunk, Source
 from headrace.io.sources.in_memory import ARRAY
 from headrace.jobs.pipeline.inputs import WHOLE, Columns
 from headrace.jobs.pipeline.user_code import UserCode
@@ -89,7 +89,7 @@ def _look_further(source: Source, keep: tuple[str, ...], user: UserCode | None) 
             del missing[name]
         if not missing:
             return
-        if time.monotonic() > ends or getattr(source, "reads_once", False):
+        if time.monotonic() > ends:
             break
     raise _missing(next(iter(missing)), seen, list(known), "; name yours with ``keep_columns``")
 
@@ -141,9 +141,21 @@ def _names(records: Iterable[Record]) -> list[str]:
     return list(dict.fromkeys(column for record in records for column in record.data))
 
 
+def first_rows(source: Source) -> Sequence[Record]:
+    """The records of the first chunk that has some; of what can be read once, those of the first chunk."""
+    return next((chunk.records for chunk in _first_chunks(source, None) if chunk.records), ())
+
+
+def _first_chunks(source: Source, count: int | None) -> Iterator[Chunk]:
+    """At most so many chunks. What can be read once is not read further than it was read ahead."""
+    return itertools.islice(
+        source.chunks(lambda position: position), 1 if getattr(source, "reads_once", False) else count
+    )
+
+
 def _prepared(source: Source, user: UserCode | None, *, whole: bool = False) -> Iterator[list[Record]]:
     """The records of the first chunks, or of the whole input, after user code."""
-    for chunk in itertools.islice(source.chunks(lambda position: position), None if whole else 8):
+    for chunk in _first_chunks(source, None if whole else 8):
         if not chunk.records:
             continue
         if user is None:
