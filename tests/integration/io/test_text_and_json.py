@@ -139,3 +139,10 @@ def test_text_and_json_beside_data_or_images_are_left_out(tmp_path: Path) -> Non
     assert rows(tmp_path) == [(0, {"text": "hello"})]
     (tmp_path / "data.csv").write_text("text\na\n")
     assert rows(tmp_path) == [(0, {"text": "a"})]
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-32", "idna", "undefined"])
+def test_a_file_that_is_not_in_the_encoding_at_all_is_refused(encoding: str, tmp_path: Path) -> None:
+    (tmp_path / "in.jsonl").write_text('{"text": "a"}\n')
+    with pytest.raises(ConfigError, match=rf'in.jsonl cannot be read with input_encoding="{encoding}": .*UTF-8'):
+        headrace.run(tmp_path / "in.jsonl", sink="list", engine="headrace.testing:FakeEngine", input_encoding=encoding)

@@ -6,6 +6,7 @@ import codecs
 import copy
 import functools
 import hashlib
+import itertools
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
@@ -229,16 +230,25 @@ def blocks(file: InputFile) -> Iterator[tuple[bytes, int]]:
     raw = _raw_blocks(file)
     suffix = file.path.suffix.lower().replace(".tgz", ".gz")
     found = compression.decompress_blocks(suffix, raw, str(file.path)) if suffix in compression.SUFFIXES else raw
-    return found if file.encoding is None else _in_utf_8(found, file.encoding)
+    return found if file.encoding is None else _in_utf_8(found, file.path, file.encoding)
 
 
-def _in_utf_8(found: Iterator[tuple[bytes, int]], encoding: str) -> Iterator[tuple[bytes, int]]:
-    """The blocks of a text in UTF-8. What is not in its encoding becomes bytes that are no UTF-8, and fails its row."""
+def _in_utf_8(found: Iterator[tuple[bytes, int]], path: object, encoding: str) -> Iterator[tuple[bytes, int]]:
+    """The blocks of a text in UTF-8. What is not in its encoding becomes bytes that are no UTF-8, and fails its row.
+
+    Raises:
+        ConfigError: the file as a whole is not in its encoding, such as UTF-16 without a byte order mark.
+    """
     decoder = codecs.getincrementaldecoder(encoding)(_INVALID)
-    for block, size in found:
-        yield decoder.decode(block).encode(errors="surrogatepass"), size
-    if rest := decoder.decode(b"", final=True):
-        yield rest.encode(errors="surrogatepass"), 0
+    for block, size in itertools.chain(found, [(b"", 0)]):
+        try:
+            text = decoder.decode(block, final=not block)
+        except UnicodeError as error:
+            raise ConfigError(
+                f"{path} cannot be read with ``input_encoding={encoding}``: {error}; leave it out for UTF-8"
+            ) from error
+        if block or text:
+            yield text.encode(errors="surrogatepass"), size
 
 
 def _raw_blocks(file: InputFile) -> Iterator[tuple[bytes, int]]:
