@@ -167,6 +167,9 @@ def load_factory(reference: str) -> Callable[..., object]:
     module_name, colon, attribute = reference.partition(":")
     if not (module_name and colon and attribute):
         raise ConfigError(f"{reference!r} does not name a callable; write module:attribute")
+    if (file := Path(module_name)).is_file() or "/" in module_name:
+        where = "" if file == Path(file.name) else f", with {str(file.parent)!r} in PYTHONPATH"
+        raise ConfigError(f"{reference!r} names a file; give the name of its module: {file.stem}:{attribute}{where}")
     search_current_folder()
     found: object = attempted(importlib.import_module, module_name)
     if isinstance(found, KeyboardInterrupt):

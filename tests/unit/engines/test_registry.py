@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
@@ -50,6 +51,23 @@ def test_a_missing_library_names_the_extra(missing: str, monkeypatch: pytest.Mon
     ],
 )
 def test_a_reference_that_names_no_callable(reference: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        load_factory(reference)
+
+
+@pytest.mark.parametrize(
+    ("reference", "words"),
+    [
+        ("mine.py:up", "names a file; give the name of its module: mine:up$"),
+        ("./mine.py:up", "its module: mine:up$"),
+        ("code/mine.py:up", "its module: mine:up, with 'code' in PYTHONPATH$"),
+    ],
+)
+def test_a_reference_to_a_file_says_what_the_module_is(
+    reference: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text("def up(texts): return texts")
     with pytest.raises(ConfigError, match=words):
         load_factory(reference)
 
