@@ -146,6 +146,23 @@ def test_a_setting_that_has_no_effect_beside_another_is_refused_in_the_same_word
     assert by_keyword(steps=[given]) == f"step 'embedding': {by_keyword(**given)}"
 
 
+def test_a_setting_that_has_no_effect_without_another_is_refused_in_the_same_words() -> None:
+    said = "{} has no effect without {}: leave it out"
+    assert by_command("--sample-seed", "3") == said.format("--sample-seed 3", "--sample")
+    assert by_keyword(sample_seed=3) == said.format("sample_seed=3", "sample")
+    assert by_keyword(selection=headrace.Selection(sample_seed=3)) == said.format("sample_seed=3", "sample")
+    forms = "--output-schema or --answer-regex or --choices"
+    assert by_command("--reask", "3") == said.format("--reask 3", forms)
+    assert by_command("--no-schema-in-prompt") == said.format("--no-schema-in-prompt", forms)
+
+
+def test_the_name_of_a_flag_has_its_keyword_in_python() -> None:
+    said = "{} is the name of a flag; its keyword in Python is {}"
+    assert by_keyword(map="m:f") == said.format("map", "prepare")
+    assert by_keyword(engine_timeout=3) == said.format("engine_timeout", "engine_timeout_s")
+    assert by_keyword(encoding="utf-16") == said.format("encoding", "input_encoding")
+
+
 def test_a_text_is_read_alike_at_every_door() -> None:
     words = "'many' is not a size; write 512MB or 2GB, for example"
     assert by_command("--buffer-memory", "many") == f"--buffer-memory: {words}"

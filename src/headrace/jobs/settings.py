@@ -345,6 +345,13 @@ class JobSettings:
 
 SETTING_NAMES = (*(one.name for one in all_declared(JobSettings)), "config", "selection", "limits")
 """Names to suggest for an unknown engine option."""
+KEYWORDS = {
+    flag: one.name
+    for one in all_declared(JobSettings)
+    for flag in (variable.removeprefix("HEADRACE_").lower() for variable in one.variables)
+    if flag not in SETTING_NAMES
+}
+"""The keyword in Python for each flag that is named otherwise, such as `prepare` for `map`."""
 
 
 _PER_RUN = frozenset(
@@ -405,7 +412,7 @@ def _step(kept: Mapping[str, Json]) -> StepSettings:
     )
 
 
-def _shallow(settings: JobSettings | EngineConfig) -> dict[str, object]:
+def _shallow(settings: JobSettings | EngineConfig | Selection) -> dict[str, object]:
     return {one.name: getattr(settings, one.name) for one in fields(settings)}
 
 
@@ -429,6 +436,10 @@ _EXCLUDED = {
     "ignore_changes": ("overwrite", "starts again, with nothing to compare"),
 }
 """Settings that have no effect beside another, each with that one and why."""
+_DEFAULTS = {one.name: one.default for one in all_declared(JobSettings)}
+_FORMS = ("output_schema", "answer_regex", "choices")
+_NEEDED = {"sample_seed": ("sample",), "reask": _FORMS, "schema_in_prompt": _FORMS}
+"""Settings that have no effect without another, each with those of which one is enough."""
 
 
 def check_values(settings: JobSettings) -> None:
@@ -445,3 +456,8 @@ def check_values(settings: JobSettings) -> None:
     for name, (other, why) in _EXCLUDED.items() if not settings.retry else ():  # those of an older job stay
         if getattr(settings, name) not in (None, False) and getattr(settings, other) not in (None, False):
             raise ConfigError(f"``{name}`` has no effect beside ``{other}``, which {why}: leave one out")
+    values = {**_shallow(settings), **_shallow(settings.selection)}
+    for name, others in _NEEDED.items() if not settings.retry else ():
+        if values[name] != _DEFAULTS[name] and not any(map(values.get, others)):
+            ways = " or ".join(f"``{other}``" for other in others)
+            raise ConfigError(f"``{name}={values[name]}`` has no effect without {ways}: leave it out")
