@@ -224,9 +224,9 @@ def serve_one(settings: ServerSettings, server: ServerFlags, access: AccessFlags
     from headrace.serving.http.listening import bind
 
     settings.config.check()  # before the server's libraries are imported
-    for port in (server.port, *(() if server.grpc_port is None else (server.grpc_port,))):
-        with bind(server.host, port):
-            pass  # the server will be able to listen there
+    for name, port in (("port", server.port), ("grpc_port", server.grpc_port)):
+        if port is not None:
+            bind(server.host, port, name).close()  # the server will be able to listen there
     config = resolve(settings.config)
     settings = _with_access(replace(settings, config=config), server, access)
     from headrace.app.servers.server import build
@@ -249,6 +249,8 @@ def _listening(server: ServerFlags, access: AccessFlags) -> tuple[dict[str, obje
     over_http = {"host": server.host, "port": server.port, **access.for_uvicorn()}
     if server.grpc_port is None:
         return over_http, None
+    if server.grpc_port == server.port != 0:
+        raise ConfigError(f"``port`` and ``grpc_port`` are both {server.port}; choose another ``grpc_port``")
     require("tritonclient.grpc", "grpc", "``grpc_port``")
     from headrace.serving.http.over_grpc import GrpcAddress
 

@@ -68,6 +68,7 @@ def create_app(
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        state.begun = True
         with beside.claimed():
             # A load that hangs holds up no other, and one that ends after shutdown began is closed.
             service = await on_daemon_thread(make_service, lambda late: late.engine.close())

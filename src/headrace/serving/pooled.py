@@ -268,6 +268,7 @@ def create_pooled_app(
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        state.begun = True
         with beside.claimed():
             async with pool, beside.running():
                 state.draining = False

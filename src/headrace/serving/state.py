@@ -47,6 +47,8 @@ class ServerState:
     """Whether it serves the models of `parts`, which are loaded when they are asked for."""
     parts: Sequence[ServerState] = ()
     """The states of several models, if it serves a pool of them."""
+    begun: bool = False
+    """Whether the lifespan of its app has begun."""
     draining: bool = False
     dead: bool = False
     """Whether the engine has died."""
@@ -135,6 +137,11 @@ class ServerState:
 
     def _not_ready(self) -> ApiError:
         why = "the model has failed" if self.dead else "stopping" if self.draining else "loading its model"
+        if not self.begun:
+            why = (
+                "its model is loaded when its lifespan begins; an app that mounts it enters "
+                "`mounted.router.lifespan_context(mounted)` in a lifespan of its own"
+            )
         return ApiError(503, f"the server is not ready: {why}", code="not_ready", retry_after_s=RETRY_WHEN_STOPPING_S)
 
     def engine_died(self) -> None:

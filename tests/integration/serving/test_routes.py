@@ -213,6 +213,15 @@ def test_an_app_can_be_mounted_and_wrapped() -> None:
         assert client.get("/models/v1/models").json()["data"][0]["id"] == "fake"
 
 
+def test_a_mounted_app_whose_lifespan_does_not_begin_says_so() -> None:
+    outer = FastAPI()
+    outer.mount("/models", build_app(task="embed", engine="headrace.testing:FakeEngine"))
+    with TestClient(outer) as client:
+        answer = client.post("/models/v1/embeddings", json={"input": "a b"})
+    assert answer.status_code == 503
+    assert "`mounted.router.lifespan_context(mounted)`" in answer.json()["error"]["message"]
+
+
 def test_what_json_has_no_word_for_goes_out_all_the_same() -> None:
     vector = np.array([0.1, float("nan")], dtype=np.float32)
     assert JsonReply({"a": vector, "b": np.float32(0.5)}).body == b'{"a":[0.1,null],"b":0.5}'

@@ -32,6 +32,25 @@ def test_a_busy_port_is_refused_before_the_model_is_loaded() -> None:
 
 
 @pytest.mark.parametrize(
+    ("flags", "way_out"),
+    [
+        (["--port", "0", "--grpc-port", "{busy}"], "port {busy}: Address already in use; choose another --grpc-port"),
+        (["--port", "0", "--host", "203.0.113.7"], "Cannot assign requested address; choose another --host"),
+        (["--port", "{free}", "--grpc-port", "{free}"], "--port and --grpc-port are both {free}"),
+    ],
+)
+def test_what_cannot_be_listened_on_is_told_with_its_own_flag(flags: list[str], way_out: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other, socket.socket() as place:
+        place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        place.bind(("127.0.0.1", 0))  # and nobody else is given the port meanwhile
+        numbers = {"busy": other.getsockname()[1], "free": place.getsockname()[1]}
+        command = ["serve", "--task", "embed", "--engine", "headrace.testing:FakeEngine"]
+        ended = CliRunner().invoke(app, [*command, *(flag.format(**numbers) for flag in flags)])
+    assert ended.exit_code == 2
+    assert way_out.format(**numbers) in ended.output
+
+
+@pytest.mark.parametrize(
     "arguments",
     [
         ["inspect", "{long}"],
