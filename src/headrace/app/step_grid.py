@@ -30,6 +30,8 @@ from headrace.jobs.settings import JobSettings
 
 _OF_VLLM = [64, 128, 256, 512], [1_024, 2_048, 4_096, 8_192]
 """Answers and tokens that are tried with vLLM, which starts anew for each."""
+_AS_GOOD = 0.97
+"""The first size stays if it has this share of the best one's speed: each is measured once, and less may be noise."""
 _RECORDS = 256
 """Records of the sample, each of which every size answers."""
 
@@ -44,6 +46,7 @@ class StepRow:
     records_per_s: float
     step_s: float | None
     """Seconds of a step, on average; None if the engine does not tell."""
+    took_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +65,7 @@ def measure_steps(settings: JobSettings, seconds: float) -> StepGrid:
 
     Args:
         settings: of a job with a language model, of Headrace's own or on vLLM.
-        seconds: no size is tried after these, but for the first two.
+        seconds: of answering, after which no size is tried but for the first two.
 
     Raises:
         ConfigError: a parameter, file, column or model cannot be used, or the engine has no steps to tune.
@@ -115,20 +118,23 @@ def _restarted(plan: Plan, size: StepSize) -> StepRow:
 def _searched(
     first: StepSize, choices: tuple[list[int], list[int]], seconds: float, row: Callable[[StepSize], StepRow]
 ) -> StepGrid:
-    """All numbers of answers with the first number of tokens, and then all numbers of tokens with the best of those."""
-    ends = time.perf_counter() + seconds
+    """All numbers of answers with the first number of tokens, and then all numbers of tokens with the best of those.
+
+    Whatever `row` takes beside answering, such as vLLM's start, is not part of the seconds.
+    """
     rows: dict[StepSize, StepRow] = {}
 
     def best_of(sizes: list[StepSize]) -> StepSize:
         for size in sizes:
-            if size not in rows and (len(rows) < 2 or time.perf_counter() < ends):
+            if size not in rows and (len(rows) < 2 or sum(one.took_s for one in rows.values()) < seconds):
                 rows[size] = row(size)
         return max(rows.values(), key=operator.attrgetter("records_per_s")).size
 
     best = best_of([first, *(StepSize(count, first.tokens) for count in choices[0])])
     best = best_of([StepSize(best.answers, tokens) for tokens in choices[1]])
     ordered = sorted(rows.values(), key=lambda one: (one.size.tokens, one.size.answers))
-    return StepGrid(tuple(ordered), rows[best], described_cpu())
+    stays = rows[first].records_per_s >= _AS_GOOD * rows[best].records_per_s
+    return StepGrid(tuple(ordered), rows[first if stays else best], described_cpu())
 
 
 def _sample(plan: Plan, engine: Engine) -> tuple[BatcherPort, list[Work]]:
@@ -145,7 +151,7 @@ def _row(batcher: BatcherPort, size: StepSize, work: list[Work]) -> StepRow:
     tokens = asyncio.run(_answered(batcher, work))
     took = time.perf_counter() - started
     step_s = took / max(stepping.stats.total_batches - before, 1) if stepping else None
-    return StepRow(size, tokens / took, len(work) / took, step_s)
+    return StepRow(size, tokens / took, len(work) / took, step_s, took)
 
 
 async def _answered(batcher: BatcherPort, work: list[Work]) -> float:
