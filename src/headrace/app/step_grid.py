@@ -31,7 +31,7 @@ from headrace.jobs.settings import JobSettings
 _OF_VLLM = [64, 128, 256, 512], [1_024, 2_048, 4_096, 8_192]
 """Answers and tokens that are tried with vLLM, which starts anew for each."""
 _AS_GOOD = 0.97
-"""The first size stays if it has this share of the best one's speed: each is measured once, and less may be noise."""
+"""The first size stays if it has this share of the best one's speed: less may be noise."""
 _RECORDS = 256
 """Records of the sample, each of which every size answers."""
 
@@ -56,6 +56,9 @@ class StepGrid:
     rows: tuple[StepRow, ...]
     chosen: StepRow
     cpu: str
+
+
+_SPEED = operator.attrgetter("records_per_s")
 
 
 def measure_steps(settings: JobSettings, seconds: float) -> StepGrid:
@@ -96,8 +99,10 @@ def _measured(plan: Plan, engine: Engine, seconds: float) -> StepGrid:
         return _row(batcher, size, work)
 
     tuner = stepping.steps
+    tuner.begin(None)
+    first = tuner.best  # a job's, if it knows of no other
     asyncio.run(_answered(batcher, work[:8]))  # the first steps of a shape are slower
-    grid = _searched(tuner.next, tuner.choices, seconds, row)
+    grid = _searched(first, tuner.choices, seconds, row)
     return _kept(grid, find_key(stepping, plan.settings.config.task or ""))
 
 
@@ -120,6 +125,7 @@ def _searched(
 ) -> StepGrid:
     """All numbers of answers with the first number of tokens, and then all numbers of tokens with the best of those.
 
+    The first size and a faster one are measured again before that replaces it, and the faster measurement counts.
     Whatever `row` takes beside answering, such as vLLM's start, is not part of the seconds.
     """
     rows: dict[StepSize, StepRow] = {}
@@ -128,13 +134,19 @@ def _searched(
         for size in sizes:
             if size not in rows and (len(rows) < 2 or sum(one.took_s for one in rows.values()) < seconds):
                 rows[size] = row(size)
-        return max(rows.values(), key=operator.attrgetter("records_per_s")).size
+        return max(rows.values(), key=_SPEED).size
 
     best = best_of([first, *(StepSize(count, first.tokens) for count in choices[0])])
     best = best_of([StepSize(best.answers, tokens) for tokens in choices[1]])
+
+    def stays() -> bool:
+        return rows[first].records_per_s >= _AS_GOOD * rows[best].records_per_s
+
+    if not stays():  # other work makes an answer later, never earlier
+        for size in (first, best):
+            rows[size] = max(rows[size], row(size), key=_SPEED)
     ordered = sorted(rows.values(), key=lambda one: (one.size.tokens, one.size.answers))
-    stays = rows[first].records_per_s >= _AS_GOOD * rows[best].records_per_s
-    return StepGrid(tuple(ordered), rows[first if stays else best], described_cpu())
+    return StepGrid(tuple(ordered), rows[first if stays() else best], described_cpu())
 
 
 def _sample(plan: Plan, engine: Engine) -> tuple[BatcherPort, list[Work]]:

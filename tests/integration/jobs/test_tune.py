@@ -57,9 +57,11 @@ def test_a_language_model_is_measured_by_the_size_of_its_steps(
     given = JobSettings(sums, lambda rows: None, EngineConfig("generate"))
     grid = measure_steps(given, 60)
     sizes = [(row.size.answers, row.size.tokens) for row in grid.rows]
-    best = grid.chosen.size
-    assert set(sizes) == {(1, 64), (2, 64), (4, 64), (8, 64)} | {(best.answers, n) for n in (16, 32, 64, 128)}
-    assert grid.chosen.records_per_s == max(row.records_per_s for row in grid.rows)
+    best, fastest = grid.chosen.size, max(grid.rows, key=lambda row: row.records_per_s)
+    widest = max((row for row in grid.rows if row.size.tokens == 128), key=lambda row: row.records_per_s).size.answers
+    assert set(sizes) == {(1, 128), (2, 128), (4, 128), (8, 128)} | {(widest, n) for n in (16, 32, 64, 128)}
+    assert best == fastest.size or best == StepSize(8, 128), "which a job takes unless told otherwise"
+    assert grid.chosen.records_per_s >= 0.97 * fastest.records_per_s
     assert all(row.tokens_per_s > 4 * row.records_per_s > 0 and row.step_s > 0 for row in grid.rows)
     kept = [json.loads(one.read_text())["found"] for one in (own_cache / "headrace" / "tuning").glob("*.json")]
     assert {"step_answers": best.answers, "step_tokens": best.tokens} in kept
