@@ -45,10 +45,10 @@ IMPORTED: dict[str, tuple[str, ...]] = {
 """What a parent has imported, by its name, beside what the one before it has: it is forked from that one."""
 READ_ONCE: dict[str, tuple[str, ...]] = {
     "light": ("PYTHON", "LD_", "LANG", "LC_", "OMP_", "ARROW_"),
-    "torch": ("TORCH_", "ONEDNN_", "DNNL_", "ATEN_", "MKL_", "CUDA_"),
+    "torch": ("TORCH_", "ATEN_", "MKL_", "CUDA_"),
     "models": ("HF_", "HUGGING", "TRANSFORMERS_", "XDG_"),
 }
-"""The beginnings of the variables that these libraries read when they are imported."""
+"""The beginnings of the variables that these libraries read when they are imported. oneDNN reads its own later."""
 
 BEFORE = dict(os.environ)
 ROOT = Path(__file__).resolve().parents[2]

@@ -115,7 +115,9 @@ def output_of(place: Path) -> dict[str, object]:
     return {path.name: path.read_bytes() for path in place.parent.glob("out*") if path.is_file()}
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.thorough if name == "model" else ()) for name in CASES]
+)
 def test_a_job_that_was_killed_is_continued(earlier: Path, folder: Path, name: str) -> None:
     output, *flags = CASES[name]
     begin(earlier, folder, name)

@@ -49,6 +49,7 @@ def vectors(output: Path) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
     return np.array([row["embedding"] for row in rows])
 
 
+@pytest.mark.thorough  # tests/integration/jobs/test_precision.py has each of its steps in one process
 def test_a_killed_job_keeps_its_numbers_or_says_why_not(folder: Path) -> None:
     job = begin(folder, "out.jsonl", 4.0)
     until(lambda: any(folder.glob("out.jsonl.parts/part-*")), of=job)

@@ -63,6 +63,7 @@ print(pickle.dumps(WorkerSpec(resolve(EngineConfig("embed", "acme/encoder")), he
     assert not [asked for asked in hub.requests if "/resolve/" in asked and commit not in asked]
 
 
+@pytest.mark.thorough  # the test above has the commit in a worker, and tests/integration/cluster has Ray
 def test_a_job_on_ray(hub: Hub, encoder: Path, work: Path) -> None:
     pytest.importorskip("ray", reason='needs Ray: pip install "headrace[ray]"')
     commit = hub.repository("acme/encoder").commit_folder(encoder)
