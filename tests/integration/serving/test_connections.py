@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import select
 import socket
 import time
@@ -200,7 +201,25 @@ def test_half_of_a_request_is_given_up(server: Running) -> None:
         assert answer(connection) == b""
 
 
-def test_a_stream_that_is_never_read_is_given_up() -> None:
+@pytest.mark.parametrize("kept", [True, False])
+def test_an_answer_that_is_never_read_is_given_up(kept: bool) -> None:
+    body = json.dumps({"prompt": "w" * 8_000_000, "max_tokens": 1}).encode()
+    limits = ServeLimits(write_timeout_s=0.1, keep_alive_s=1, max_body_bytes=20_000_000, max_prompt_chars=20_000_000)
+    settings = ServerSettings(EngineConfig(task="generate", engine=f"{ENGINES}:Talker"), limits=limits)
+    with running(settings) as other, socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+        connection.connect(("127.0.0.1", int(other.url.rsplit(":", 1)[1])))
+        head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+        if not kept:
+            head += b"connection: close\r\n"
+        connection.sendall(head + b"content-length: %d\r\n\r\n" % len(body) + body)
+        until(lambda: other.server.server_state.total_requests == 1)
+        until(lambda: not other.server.server_state.connections)
+
+
+def test_a_stream_that_is_never_read_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    errors: list[str] = []
+    monkeypatch.setattr(logging.getLogger("uvicorn.error"), "error", errors.append)
     body = json.dumps({"prompt": ("w" * 2_000 + " ") * 4_000, "max_tokens": 4_000, "stream": True}).encode()
     with running(
         ServerSettings(
@@ -222,3 +241,5 @@ def test_a_stream_that_is_never_read_is_given_up() -> None:
             )
             until(lambda: service.cancelled == 1)
             until(lambda: service.admission.requests == 0)
+            until(lambda: not other.server.server_state.connections)
+    assert not errors

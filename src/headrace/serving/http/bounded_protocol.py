@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from array import array
+from functools import partial
 from typing import Literal, TypedDict
 
 import httptools
@@ -114,6 +115,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if not self.parser.should_upgrade():
             super().on_headers_complete()
             self.cycle.transport = self._shown  # type: ignore[assignment] # it calls nothing else
+            self.cycle.scope.update(headrace_break_off=partial(self._break_off, self.cycle))  # type: ignore[call-arg]
 
     def on_message_complete(self) -> None:
         """End the body, unless the parser has stopped before it."""
@@ -178,6 +180,25 @@ class BoundedProtocol(HttpToolsProtocol):
             self._drop_rest()
         else:
             self.transport.close()
+            self._flush_in_time()
+
+    def _break_off(self, cycle: RequestResponseCycle) -> None:
+        """Close the connection of a client that does not read its answer: what waits for it would stay for ever."""
+        cycle.disconnected = True
+        self.transport.abort()
+
+    def timeout_keep_alive_handler(self) -> None:
+        """Close a connection that is idle, or whose last answer is not read."""
+        super().timeout_keep_alive_handler()
+        self._flush_in_time()
+
+    def _flush_in_time(self, before: int = 0) -> None:
+        """Break off if nothing was read of the last answer since there were so many bytes of it."""
+        left = self.transport.get_write_buffer_size()
+        if left and left == before:
+            self.transport.abort()
+        elif left:
+            self.loop.call_later(self.limits.write_timeout_s, self._flush_in_time, left)
 
     def _drop_rest(self) -> None:
         if self._may_drop is not None or self.transport.is_closing():

@@ -124,6 +124,7 @@ class RequestMiddleware:
             await error_response(error, self._shape(scope))(scope, receive, send_with_id)
         except ClientGoneError:
             status = CLIENT_GONE
+            scope.get("headrace_break_off", lambda: None)()
         finally:
             asked["headrace_done"] = done = scope.get("headrace_done") or self._done(scope, method, status)
             if done.route != EVENTS:
