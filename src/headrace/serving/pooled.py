@@ -111,11 +111,12 @@ class ModelRouter:
         """
         named = [(model, *found) for model in self._models if (found := model.direct.find(scope["method"], path))]
         if named:
-            scope["route"] = named[0][1]
-        if path in _OF_ALL and named:
-            states = [model.state for model, _, _ in named]
-            await named[0][1].serve({**scope, "headrace_states": states}, receive, send)
-            return
+            _, route, given = named[0]
+            scope["route"] = route
+            if path in _OF_ALL or (given and "model" not in given):  # it is of no model, and needs none
+                states = [model.state for model, _, _ in named]
+                await route.serve({**scope, "path_params": given, "headrace_states": states}, receive, send)
+                return
         if named and (scope["method"] == "GET" or "model" in named[0][2]):
             model = self._chosen(named[0][2].get("model"), [one for one, _, _ in named], path)
             self._check_key(model, scope)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 import time
@@ -143,6 +144,25 @@ def test_a_file_that_is_none_fails_its_batch(server: Running, rows: list[Any]) -
     assert done["status"] == "failed"
     assert done["errors"]["data"][0]["message"]
     assert "/" + "tmp" not in json.dumps(done["errors"])
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (json.dumps(line(0)).encode("utf-16"), "the input file is text in UTF-16: send JSON Lines in UTF-8"),
+        (
+            gzip.compress(json.dumps(line(0)).encode()),
+            "the input file is gzip data, not text: send JSON Lines in UTF-8",
+        ),
+    ],
+)
+def test_a_file_of_another_kind_is_told_so_that_its_sender_can_act(
+    server: Running, content: bytes, message: str
+) -> None:
+    sent = server.client.post("/v1/files", files={"file": ("a", content)}, data={"purpose": "batch"}).json()
+    begun = server.post("/v1/batches", {"input_file_id": sent["id"], "endpoint": "/v1/embeddings"}).json()
+    [error] = ended(server, begun["id"])["errors"]["data"]
+    assert (error["code"], error["message"]) == ("invalid_file", message)
 
 
 def test_an_upload_is_bounded_and_must_be_a_batch(serve: Callable[..., Any]) -> None:

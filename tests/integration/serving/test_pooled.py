@@ -521,6 +521,18 @@ def test_no_model_is_loaded_to_be_described(tmp_path: Path) -> None:
         assert [one["name"] for one in client.get("/api/ps").json()["models"]] == ["talker"]
 
 
+def test_kept_answers_are_read_and_deleted_without_their_model(tmp_path: Path) -> None:
+    text = MODELS + MODELS.splitlines()[-1].replace("talker", "other") + "\n"
+    with serving(tmp_path, text, state=tmp_path / "state") as client:
+        kept = client.post("/v1/responses", json={"model": "talker", "input": "a b"}).json()
+        assert embed(client, "small").status_code == 200
+        path = f"/v1/responses/{kept['id']}"
+        assert client.get(path).json() == kept
+        assert client.delete(path).json()["deleted"] is True
+        assert client.get(path).status_code == 404
+        assert phases(client)["talker"] == phases(client)["other"] == "unloaded"
+
+
 def test_other_apis_choose_a_model_by_the_body_or_the_path(tmp_path: Path) -> None:
     with serving(tmp_path) as client:
         tensor = {"name": "text", "datatype": "BYTES", "shape": [1], "data": ["a b"]}

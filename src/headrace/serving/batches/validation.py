@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 
 from headrace.engines.choosing.served import ANY_NAME, is_nameless
-from headrace.errors import misspelt
+from headrace.errors import ConfigError, misspelt
 from headrace.io.formats.openai_batch import LINE_FIELDS
 from headrace.io.storage.files import look_at
-from headrace.io.storage.rows import line_blocks, parse_object
+from headrace.io.storage.rows import check_is_text, line_blocks, parse_object
 from headrace.openai_protocol import batch_error
 from headrace.records import JsonObject
 from headrace.serving.errors import ApiError
@@ -22,6 +22,8 @@ from headrace.serving.protocol.requests import HEAVY_BYTES, check_doubled, check
 from headrace.serving.state import no_such_model
 from headrace.wording import shown, spelled
 
+_HEAD = 64
+"""Bytes that tell a file of another kind."""
 MOST_ERRORS = 100
 """Validation stops after this many errors."""
 
@@ -63,6 +65,14 @@ def validate(path: Path, rules: LineRules, stopped: Callable[[], bool]) -> Valid
     """
     found = ValidatedFile()
     digests = array("Q")
+    with path.open("rb") as file:
+        start = file.read(_HEAD)
+    try:
+        check_is_text(start, look_at(path))
+    except ConfigError as error:
+        what = str(error).removeprefix(str(path)).partition(";")[0].partition(":")[0]  # without a job's way out
+        found.refuse(None, "invalid_file", f"the input file{what}: send JSON Lines in UTF-8")
+        return found
     for number, line in _lines(path):
         if stopped() or len(found.errors) >= MOST_ERRORS:
             return found
