@@ -210,3 +210,8 @@ class Sleepy(FakeEngine):
 
     def wake(self) -> None:
         self.asleep = False
+
+
+def sets(texts: Sequence[str]) -> list[object]:
+    """A model of a user whose outputs JSON has no word for; of "nan", one that it has another for."""
+    return [float("nan") if text == "nan" else {text} for text in texts]

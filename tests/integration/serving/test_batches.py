@@ -155,6 +155,7 @@ def test_a_file_that_is_none_fails_its_batch(server: Running, rows: list[Any]) -
             "the input file is gzip data, not text: send JSON Lines in UTF-8",
         ),
     ],
+    ids=["utf-16", "gzip"],
 )
 def test_a_file_of_another_kind_is_told_so_that_its_sender_can_act(
     server: Running, content: bytes, message: str

@@ -222,6 +222,22 @@ def test_a_mounted_app_whose_lifespan_does_not_begin_says_so() -> None:
     assert "`mounted.router.lifespan_context(mounted)`" in answer.json()["error"]["message"]
 
 
+def test_an_output_that_no_answer_can_hold_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    tensor = {"name": "text", "datatype": "BYTES", "shape": [1]}
+    with running(ServerSettings(EngineConfig("custom", engine=f"{ENGINES}:sets"), name="m")) as server:
+        refused = server.post("/generate", {"prompts": ["a"]})
+        assert (refused.status_code, error(refused)["code"]) == (500, "engine")
+        assert error(refused)["message"].startswith("an output of type set cannot be written as JSON; make a text")
+        refused = server.post("/v2/models/m/infer", {"inputs": [{**tensor, "data": ["a"]}]})
+        assert (refused.status_code, refused.json()["error"]) == (
+            500,
+            caplog.records[-1].getMessage().split(": ", 1)[1],
+        )
+        found = server.post("/v2/models/m/infer", {"inputs": [{**tensor, "data": ["nan"]}]}).json()
+        assert found["outputs"][0]["data"] == ["null"]
+    assert "Traceback" not in caplog.text
+
+
 def test_what_json_has_no_word_for_goes_out_all_the_same() -> None:
     vector = np.array([0.1, float("nan")], dtype=np.float32)
     assert JsonReply({"a": vector, "b": np.float32(0.5)}).body == b'{"a":[0.1,null],"b":0.5}'

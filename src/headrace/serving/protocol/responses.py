@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import logging
 from array import array
 from collections.abc import Iterable, Mapping
 from sys import byteorder
@@ -13,6 +14,9 @@ import orjson
 from fastapi import Response
 
 from headrace.io.formats.strict_json import json_default
+from headrace.serving.errors import ApiError
+
+logger = logging.getLogger("headrace")
 
 
 class JsonReply(Response):
@@ -29,11 +33,26 @@ class JsonReply(Response):
             self.raw_headers = [(b"content-length", length), (b"content-type", b"application/json")]
 
     def render(self, content: object) -> bytes:
-        """`content` as JSON."""
-        try:
-            return orjson.dumps(content, default=json_default, option=orjson.OPT_SERIALIZE_NUMPY)
-        except TypeError:  # a lone surrogate or an integer of more than 64 bits, both possible in JSON input
-            return json.dumps(content, separators=(",", ":"), default=json_default).encode()
+        """`content` as JSON. Raises ApiError: as `as_json`."""
+        return as_json(content)
+
+
+def as_json(content: object) -> bytes:
+    """Encode what goes into an answer.
+
+    Raises:
+        ApiError: 500 for an output of a user's model that JSON has no word for.
+    """
+    try:
+        return orjson.dumps(content, default=json_default, option=orjson.OPT_SERIALIZE_NUMPY)
+    except TypeError:  # a lone surrogate or an integer of more than 64 bits, both possible in JSON input
+        pass
+    try:
+        return json.dumps(content, separators=(",", ":"), default=json_default).encode()
+    except TypeError as error:
+        message = str(error).partition(", or ")[0]  # without a job's way out
+        logger.error("an answer was not sent: %s", message)
+        raise ApiError(500, message, code="engine") from error
 
 
 def as_base64(vector: Iterable[float]) -> str:

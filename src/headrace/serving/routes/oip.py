@@ -17,12 +17,11 @@ from numpy.typing import NDArray
 from pydantic import Field, ValidationError
 
 from headrace.engines.declaring import Task
-from headrace.io.formats.strict_json import json_default
 from headrace.records import JsonObject
 from headrace.serving.errors import ApiError, invalid, told_as
 from headrace.serving.http.direct import DirectRoute
 from headrace.serving.protocol.requests import HEAVY_BYTES, StrictFields, check_values
-from headrace.serving.protocol.responses import JsonReply
+from headrace.serving.protocol.responses import JsonReply, as_json
 from headrace.serving.protocol.schemas import error_responses
 from headrace.serving.protocols import ServerProtocol
 from headrace.serving.service import RequestAnswers
@@ -326,7 +325,7 @@ def _tensors(task: Task, answers: RequestAnswers) -> list[Tensor]:
         return [Tensor("label", _objects([one["label"] for one in outputs])), Tensor("score", scores)]
     if task.outputs == "text":
         return [Tensor("text", _objects([one["text"] for one in outputs]))]
-    return [Tensor("output", _objects([json.dumps(one, default=json_default) for one in outputs]))]
+    return [Tensor("output", _objects([as_json(one).decode() for one in outputs]))]
 
 
 def _objects(texts: list[str]) -> NDArray[np.object_]:
