@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +105,12 @@ def test_engines_and_connections_are_inputs(database: str) -> None:
             assert found.total_records == 2000
             assert "s3cret" not in str(found.describe())
     engine.dispose()
+
+
+def test_a_module_that_duckdb_needs_to_read_a_value_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pytz", None)
+    with pytest.raises(ConfigError, match="DuckDB needs pytz for a column of the result: pip install pytz, or cast"):
+        open_source(duckdb.connect(), sql="SELECT TIMESTAMPTZ '2024-01-01' AS t ORDER BY t")
 
 
 def test_what_is_no_database_takes_no_query() -> None:

@@ -7,7 +7,7 @@ import re
 import time
 import uuid
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 from urllib.parse import urlsplit
 
 from headrace.errors import BrokenOffError, ConfigError, JobError, RecordError, line_of
@@ -37,6 +37,8 @@ _TOKEN = re.compile(
 )
 
 RowLists: TypeAlias = Generator[list[dict[str, object]]]
+T = TypeVar("T")
+U = TypeVar("U")
 
 
 class Database(Protocol):
@@ -228,17 +230,31 @@ class _DuckDB:
     def rows(self, query: str) -> RowLists:
         result = self._run(query)
         names = _names_of(result.description or ())
-        while part := result.fetchmany(_ROWS):
+        while part := _asked(result.fetchmany, _ROWS):
             yield [dict(zip(names, row, strict=True)) for row in part]
 
     def _run(self, query: str) -> duckdb.DuckDBPyConnection:
-        module = require("duckdb", "duckdb", "duckdb://")
-        try:
-            return self._connect().execute(query)
-        except module.IOException as error:
-            raise OSError(line_of(error)) from error
-        except module.Error as error:
-            raise RecordError(line_of(error)) from error
+        return _asked(self._connect().execute, query)
+
+
+def _asked(call: Callable[[T], U], value: T) -> U:
+    """What DuckDB answers. A result that is read bit by bit may fail late, as where a text is no number.
+
+    Raises:
+        OSError: it cannot read its files.
+        RecordError: the query cannot run, or a value cannot be read.
+    """
+    module = require("duckdb", "duckdb", "duckdb://")
+    try:
+        return call(value)
+    except module.IOException as error:
+        raise OSError(line_of(error)) from error
+    except module.Error as error:
+        if lacks := re.search(r"Required module '(\w+)' failed to import", str(error)):
+            raise RecordError(
+                f"DuckDB needs {lacks[1]} for a column of the result: pip install {lacks[1]}, or cast it to text"
+            ) from error
+        raise RecordError(line_of(error)) from error
 
 
 def _open(source: object, query: str | None) -> SqlSource:
