@@ -46,6 +46,23 @@ def test_where_parts_end_leaves_no_trace(tmp_path: Path, monkeypatch: pytest.Mon
     assert rows(whole) == [(n, [n / 4] * 3) for n in range(40)]
 
 
+def test_the_schema_of_a_part_is_not_read_for_each_column(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reads = 0
+
+    class Counting(pq.ParquetFile):  # type: ignore[misc]
+        @property
+        def schema_arrow(self) -> Any:
+            nonlocal reads
+            reads += 1
+            return super().schema_arrow
+
+    monkeypatch.setattr(pq, "ParquetFile", Counting)
+    kept = {f"c{number}": number for number in range(100)}
+    content = merge(tmp_path, ParquetWriter("embedding"), [Ok(Record(0, 0, kept), [1.0])])
+    assert pq.read_table(io.BytesIO(content)).num_columns == 102
+    assert reads < 10
+
+
 @pytest.mark.parametrize(
     ("parts", "merged"),
     [

@@ -370,13 +370,14 @@ class ParquetWriter(RowWriter):
                 facts = file.metadata
                 size = sum(facts.row_group(number).total_byte_size for number in range(facts.num_row_groups))
                 rows = min(max(1, _READ_BYTES * facts.num_rows // max(1, size)), _READ_ROWS)
-                names = [name for name in schema.names if name in file.schema_arrow.names]
+                there = frozenset(file.schema_arrow.names)
+                names = [name for name in schema.names if name in there]
                 for batch in file.iter_batches(rows, columns=names) if facts.num_rows else ():
                     columns = [self._fitted(batch, field) for field in schema]
                     yield pa.RecordBatch.from_arrays(columns, schema=schema)
 
     def _fitted(self, batch: pa.RecordBatch, field: pa.Field) -> pa.Array:
-        if field.name not in batch.schema.names:
+        if batch.schema.get_field_index(field.name) < 0:
             return pa.nulls(batch.num_rows, field.type)
         column = batch.column(field.name)
         if column.type == field.type:
@@ -404,12 +405,12 @@ class ParquetWriter(RowWriter):
         schema = self._fixed or pa.schema(
             [(field.name, field.type if field.name in typed else widest_type(field.type)) for field in table.schema]
         )
-        if unknown := [name for name in table.column_names if name not in schema.names]:
-            raise RecordError(f"column {unknown[0]!r} is not in the parts committed before; {_WAY_OUT}")
+        if unknown := next((name for name in table.column_names if schema.get_field_index(name) < 0), None):
+            raise RecordError(f"column {unknown!r} is not in the parts committed before; {_WAY_OUT}")
         return pa.table([self._kept_to(table, field) for field in schema], schema=schema)
 
     def _kept_to(self, table: pa.Table, field: pa.Field) -> pa.Array:
-        if field.name not in table.column_names:
+        if table.schema.get_field_index(field.name) < 0:
             return pa.nulls(table.num_rows, field.type)
         column = table[field.name].combine_chunks()
         found = column.type
