@@ -18,6 +18,7 @@ from headrace.rate_limits import RateLimiter, Sent, asked_wait_s
 from headrace.records import Json
 from headrace.retry import TRANSIENT_STATUSES, RetryPolicy
 from headrace.tracebacks import Tidied, public
+from headrace.wording import with_trust
 
 BUSY = 429
 """Status of an answer that limits the rate."""
@@ -165,7 +166,8 @@ class AsyncClient:
         try:
             answer = await pool.http.post(path, json=body)
         except httpx.TransportError as error:
-            return _Failure(EngineDeadError(f"{pool.endpoint} cannot be reached: {type(error).__name__} {error}"))
+            why = with_trust(f"{type(error).__name__} {error}")
+            return _Failure(EngineDeadError(f"{pool.endpoint} cannot be reached: {why}"))
         finally:
             pool.in_flight -= 1
             self._answered.set()

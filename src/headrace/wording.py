@@ -120,6 +120,13 @@ def shortened(message: str) -> str:
     return f"{head} … {tail} ({len(message):,} characters in all)"
 
 
+def with_trust(reason: str) -> str:
+    """Why a server cannot be reached, with the way out if its certificate is not trusted."""
+    if "CERTIFICATE_VERIFY_FAILED" not in reason:
+        return reason
+    return f"{reason}; to trust it, name the file of its certificate or authority (PEM) in SSL_CERT_FILE"
+
+
 def shown(value: object, longest: int = 60) -> str:
     """A value for a message: its `repr`; of a longer one the ends of a text or the first items, and the length."""
     text = repr(value)

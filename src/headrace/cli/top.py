@@ -27,6 +27,7 @@ from headrace.observe.live.frame import Frame, parse_frame, wall_clock
 from headrace.observe.page.dashboard import Page, dashboard
 from headrace.observe.page.render import render
 from headrace.options import option
+from headrace.wording import with_trust
 
 EXAMPLES = """Examples:
 
@@ -242,7 +243,7 @@ def _of_server(url: str) -> Callable[[], Frame]:
         except urllib.error.HTTPError as error:
             raise ConfigError(f"{url} answers {error.code} {_reason(error)}") from error
         except (OSError, HTTPException, ValueError) as error:
-            raise ConfigError(f"cannot reach {url}: {getattr(error, 'reason', error)}") from error
+            raise ConfigError(f"cannot reach {url}: {with_trust(str(getattr(error, 'reason', error)))}") from error
         try:
             return parse_frame(content)
         except ValueError as error:

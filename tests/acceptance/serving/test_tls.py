@@ -70,6 +70,30 @@ def test_certificates_on_both_sides(folder: Path) -> None:
         assert process.wait() == 0
 
 
+def test_who_does_not_trust_a_server_is_told_how_to(folder: Path) -> None:
+    with (
+        port_of_ours() as port,
+        traced(
+            start(
+                "serve", "--port", str(port), *FAKE, "--ssl-keyfile", "key.pem", "--ssl-certfile", "cert.pem",
+                folder=folder,
+            )
+        ) as process,
+    ):  # fmt: skip
+        url = f"https://127.0.0.1:{port}"
+        wait_until_ready(process, url, ssl.create_default_context(cafile=folder / "cert.pem"))
+        (folder / "in.jsonl").write_text('{"text": "a"}\n')
+        job = ("run", "--task", "embed", "--endpoint", url, "-i", "in.jsonl", "-o", "out.jsonl", "--attempts", "1")
+        for command in (("top", "--once", url), job):
+            status, said = headrace(*command, folder=folder)
+            assert status != 0
+            assert "certificate verify failed" in said
+            assert "to trust it, name the file of its certificate or authority (PEM) in SSL_CERT_FILE" in said
+            assert headrace(*command, folder=folder, SSL_CERT_FILE=str(folder / "cert.pem"))[0] == 0
+        process.send_signal(signal.SIGTERM)
+        assert process.wait() == 0
+
+
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
