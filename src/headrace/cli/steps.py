@@ -88,12 +88,12 @@ def carry_out(settings: Sequence[JobSettings], stopper: Stopper, execute: Execut
         say(f"step {number} of {len(settings)}: {step.step.name}")
 
     ended = run_steps(settings, one, begin)
-    _print_steps(ended.report.steps)
+    print_steps(ended.report.steps)
     return conclude(ended.settings, stopper, ended.end, None)
 
 
-def _print_steps(steps: Sequence[StepFigures]) -> None:
-    if not steps:
+def print_steps(steps: Sequence[StepFigures]) -> None:
+    if not steps or getattr(sys.stderr, "quiet", False):
         return
     rows = [("step", "model", "loads", "records", "failed", "loading", "time")]
     rows += [

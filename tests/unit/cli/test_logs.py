@@ -13,9 +13,10 @@ import typer
 
 from headrace.cli.logs import LogFlags
 from headrace.cli.outcome import say
+from headrace.cli.steps import print_steps
 from headrace.events import BatchDone, JobStarted
 from headrace.observe.live.progress import Progress
-from headrace.observe.reporting.report import ReportBuilder
+from headrace.observe.reporting.report import ReportBuilder, StepFigures
 from headrace.observe.reporting.table import print_report
 
 Said: TypeAlias = Callable[[], str]
@@ -47,6 +48,15 @@ def test_a_quiet_command_says_what_is_wrong_alone(said: Said) -> None:
     LogFlags(quiet=True).apply()
     work()
     assert said() == "headrace: take care\nheadrace: it cannot be read\n"
+
+
+def test_a_quiet_command_prints_no_table_of_steps(said: Said) -> None:
+    steps = [StepFigures("vector", "bge", records=3, failed=0, wall_s=1.0, loads=1, load_s=0.5)]
+    print_steps(steps)
+    assert "vector  bge" in said()
+    LogFlags(quiet=True).apply()
+    print_steps(steps)
+    assert not said()
 
 
 def test_each_message_is_a_json_object(said: Said) -> None:
