@@ -161,6 +161,8 @@ def test_the_name_of_a_flag_has_its_keyword_in_python() -> None:
     assert by_keyword(map="m:f") == said.format("map", "prepare")
     assert by_keyword(engine_timeout=3) == said.format("engine_timeout", "engine_timeout_s")
     assert by_keyword(encoding="utf-16") == said.format("encoding", "input_encoding")
+    with headrace.load(engine=FAKE) as model:
+        assert refused(lambda: model.run([], sink="list", map="m:f")) == said.format("map", "prepare")  # type: ignore[call-arg]
 
 
 def test_a_text_is_read_alike_at_every_door() -> None:

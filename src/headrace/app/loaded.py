@@ -33,7 +33,7 @@ from headrace.errors import EngineDeadError, MissingExtraError, UnknownOptionErr
 from headrace.events import JobDone
 from headrace.io.sinks.callback_sink import Receiver, Rows
 from headrace.jobs.pipeline.job import StopRequest
-from headrace.jobs.settings import SETTING_NAMES, JobSettings
+from headrace.jobs.settings import SETTING_NAMES, JobSettings, refuse_flag
 from headrace.observe.reporting.report import Report
 from headrace.options import split
 from headrace.tracebacks import naming, public
@@ -353,6 +353,7 @@ class LoadedModel:
     def _settings(self, source: object, sink: object, given: Mapping[str, object]) -> JobSettings:
         own, unknown = split(JobSettings, given)
         if name := next(iter(unknown), None):
+            refuse_flag(name)
             raise UnknownOptionError(name, self.task, None, (), (), SETTING_NAMES)
         return settings_of({"source": source, "sink": sink, **own}, self._config)
 

@@ -21,7 +21,7 @@ from headrace.engines.choosing.config import EngineConfig, config_from
 from headrace.errors import ConfigError, UnknownOptionError
 from headrace.io.sinks.callback_sink import Receiver
 from headrace.jobs.pipeline.job import JobEnd, StopRequest
-from headrace.jobs.settings import KEYWORDS, SETTING_NAMES, JobSettings
+from headrace.jobs.settings import SETTING_NAMES, JobSettings, refuse_flag
 from headrace.observe.reporting.report import Report
 from headrace.options import split
 from headrace.tracebacks import naming, public
@@ -231,8 +231,7 @@ def _execute(settings: JobSettings, stop: StopRequest, *, progress: bool) -> tup
     try:
         return execute(settings, stop, progress=progress)
     except UnknownOptionError as error:
-        if (keyword := KEYWORDS.get(error.option)) is not None:
-            raise ConfigError(f"{error.option} is the name of a flag; its keyword in Python is {keyword}") from None
+        refuse_flag(error.option)
         raise UnknownOptionError(
             error.option, error.task, error.engine, error.known, error.owners, error.settings or SETTING_NAMES
         ) from None

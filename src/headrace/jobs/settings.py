@@ -354,6 +354,12 @@ KEYWORDS = {
 """The keyword in Python for each flag that is named otherwise, such as `prepare` for `map`."""
 
 
+def refuse_flag(name: str) -> None:
+    """Raises ConfigError: a keyword has the name of a flag."""
+    if name in KEYWORDS:
+        raise ConfigError(f"{name} is the name of a flag; its keyword in Python is {KEYWORDS[name]}")
+
+
 _PER_RUN = frozenset(
     {"config", "sink", "limits", "overwrite", "ignore_changes", "retry", "order", "reask", "trace", "listeners"}
 )
