@@ -171,7 +171,7 @@ def test_a_file_that_cannot_be_read_twice_is_refused(tmp_path: Path) -> None:
         open_source(tmp_path / "none.jsonl")
     with pytest.raises(ConfigError, match=r"holds no file of a known format; known: \.arrow"):
         open_source(tmp_path)
-    with pytest.raises(ConfigError, match="not a regular file"):
+    with pytest.raises(ConfigError, match=r"not a regular file.*: pipe it to `-i -`"):
         open_source(Path("/dev/null"))
 
 

@@ -88,7 +88,10 @@ def look_at(path: Path) -> InputFile:
         if stat.S_ISDIR(found.st_mode):
             raise ConfigError(f"cannot read input file {path}: Is a directory")
         if not stat.S_ISREG(found.st_mode):
-            raise ConfigError(f"{path} is not a regular file: a job that can be resumed reads its input twice")
+            raise ConfigError(
+                f"{path} is not a regular file, and a job that can go on reads its input twice: pipe it to `-i -`, "
+                "which copies it first"
+            )
         if not os.access(path, os.R_OK):
             raise ConfigError(f"cannot read input file {path}: Permission denied")
     except OSError as error:
