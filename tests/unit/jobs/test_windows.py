@@ -19,7 +19,9 @@ from headrace.jobs.pipeline.ordering import in_windows
 from headrace.jobs.state import windows as windows_module
 from headrace.jobs.state.job_state import FinishedJob, Pass
 from headrace.jobs.state.ledger import Ledger
-from headrace.jobs.state.windows import STRIDE, OpenWindow, Windows, read_order, stretches, write_order
+from headrace.jobs.state.order_file import read_order, write_order
+from headrace.jobs.state.window import OpenWindow, stretches
+from headrace.jobs.state.windows import STRIDE, Windows
 from headrace.records import Failed, Ok, Record
 
 WRITER = JsonlWriter("out")

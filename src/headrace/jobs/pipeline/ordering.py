@@ -25,7 +25,8 @@ from headrace.jobs.pipeline.prefixes import Sharing, prefix_order, prompt_text, 
 from headrace.jobs.pipeline.spill import Spill
 from headrace.jobs.settings import Order
 from headrace.jobs.state.job_state import Pass
-from headrace.jobs.state.windows import STRIDE, OpenWindow, Windows
+from headrace.jobs.state.window import OpenWindow
+from headrace.jobs.state.windows import STRIDE, Windows
 from headrace.records import Failed, Record
 
 logger = logging.getLogger("headrace")
