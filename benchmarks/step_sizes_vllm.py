@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import statistics
 import tempfile
 from collections.abc import Mapping
 from dataclasses import astuple, replace
@@ -91,8 +90,8 @@ class SizedScheduler(AsyncScheduler):
 
 def processor_time() -> float:
     """Of vLLM's process with the model, which has a core of its own and waits without sleeping."""
-    own = (one for one in psutil.Process().children(recursive=True) if one.cmdline()[:1] == ["VLLM::Worker"])
-    return sum(sum(one.cpu_times()[:2]) for one in own)
+    running = (one for one in psutil.Process().children(recursive=True) if one.status() != psutil.STATUS_ZOMBIE)
+    return sum(sum(one.cpu_times()[:2]) for one in running if one.cmdline()[:1] == ["VLLM::Worker"])
 
 
 class LastingEngine(VllmEngine):
@@ -163,16 +162,16 @@ def named(size: StepSize) -> str:
 def compared(parts: Parts, label: str, vllm: Sized, source: Path) -> list[Any]:
     """The best of the grid, and the speeds of the default and of the size that is picked as shares of its speed."""
 
-    def medians(name: str, sizes: Mapping[str, StepSize]) -> dict[str, float]:
+    def fastest(name: str, sizes: Mapping[str, StepSize]) -> dict[str, float]:
         runs = {f"{label} {name} {key}": partial(vllm.seconds, source, size) for key, size in sizes.items()}
-        return dict(zip(sizes, map(statistics.median, parts.rounds(ROUNDS, runs).values()), strict=True))
+        return dict(zip(sizes, map(min, parts.rounds(ROUNDS, runs).values()), strict=True))
 
-    grid = medians("grid", {named(size): size for size in GRID})
+    grid = fastest("grid", {named(size): size for size in GRID})
     best = GRID[list(grid.values()).index(min(grid.values()))]
     answers, tokens, tried = parts.once(f"{label} tune", partial(vllm.tuned, source))
     picked = StepSize(answers, tokens)
     sizes = {named(size): size for size in (best, DEFAULT, picked)}  # what is picked may be one of the others
-    took = medians("jobs", {**sizes, "again": best})
+    took = fastest("jobs", {**sizes, "again": best})
     again, default, tune = (took[named(best)] / took[name] for name in ("again", named(DEFAULT), named(picked)))
     rate = len(source.read_text().splitlines()) / took[named(best)]
     return [named(best), round(rate, 1), again, default, named(picked), tried, tune]
@@ -200,8 +199,8 @@ def main() -> None:
     grid = " and ".join(" ".join(map(str, sizes)) for sizes in step_grid._OF_VLLM)
     note = (
         f"Random weights, float32, prompts as in `benchmarks.step_sizes` ({counts}). Jobs from file to file, by the "
-        f"seconds of the core that computes, as shares of the best's speed: medians of {ROUNDS} rounds in turn, as for "
-        f"the grid of {grid} answers and tokens. What the best has when it runs again is noise. The default is "
+        f"seconds of the core that computes, as shares of the best's speed: the faster of {ROUNDS} rounds in turn, as "
+        f"for the grid of {grid} answers and tokens. What the best has when it runs again is noise. The default is "
         f"{named(DEFAULT)}. All sizes run in one vLLM, also for the tuning; `headrace tune` starts it anew for each."
     )
     columns = [
