@@ -145,7 +145,8 @@ def test_a_column_that_a_template_misses_is_the_records_error(tmp_path: Path) ->
         ({"keep_columns": ["body"]}, "has a column 'body'"),
         ({"keep_columns": ["id"], "id_column": "n"}, 'cannot keep column "id"'),
         ({"shard": (4, 4)}, "^shard is 4/4; it must be i/n with 0 <= i < n"),
-        ({"sample": 2.0}, "^sample is 2.0; it must be a fraction"),
+        ({"sample": 2.0}, "^sample is 2.0; it must be between 1e-06 and 1"),
+        ({"sample": 1e-12}, "^sample is 1e-12; it must be between 1e-06 and 1"),  # which would take days
         ({"limit": 0}, "^limit is 0"),
         ({"output_format": "xml"}, "unknown output format 'xml'; known: "),
         ({"sink": "out.parquet.gz"}, "leave out .gz"),

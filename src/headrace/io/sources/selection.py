@@ -50,8 +50,8 @@ class Selection:
     )
     sample: float | None = option(
         None,
-        "Process each record with this probability, between 0 and 1. Default: all.",
-        above=0,
+        "Process each record with this probability, between 0.000001 and 1. Default: all.",
+        minimum=1e-6,  # a random number is drawn for each record that is passed over
         maximum=1,
         changes_output=True,
     )
