@@ -117,8 +117,8 @@ def test_the_output_is_that_of_a_local_job_byte_for_byte(workers: Workers, rows:
     assert (remote_report.ok, remote_report.failures) == (report.ok, report.failures)
     assert remote_report.tokens == report.tokens
     assert sum(lane.records for lane in remote_report.lanes) >= report.ok
-    # One that starts late may find nothing to do; that both work is shown below.
-    assert all(0 < lane.busy <= 1 for lane in remote_report.lanes if lane.batches)
+    # One that is lost on a crowded machine may have done nothing, and its records are done by the other.
+    assert all(lane.lost or (lane.batches and 0 < lane.busy <= 1) for lane in remote_report.lanes)
 
 
 @pytest.mark.parametrize("first", ["here", "on workers"])
