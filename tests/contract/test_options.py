@@ -154,6 +154,11 @@ def test_a_setting_that_has_no_effect_without_another_is_refused_in_the_same_wor
     forms = "--output-schema or --answer-regex or --choices"
     assert by_command("--reask", "3") == said.format("--reask 3", forms)
     assert by_command("--no-schema-in-prompt") == said.format("--no-schema-in-prompt", forms)
+    assert by_command("--worker-kind", "process") == said.format("--worker-kind process", "--map or --finish")
+    refused_kind = said.format('worker_kind="thread"', "prepare or finish")
+    assert by_keyword(worker_kind="thread") == refused_kind
+    two = {"steps": [{"name": "one"}, {"name": "two"}], "worker_kind": "thread"}
+    assert by_keyword(**two) == f"step 'one': {refused_kind}"
 
 
 def test_the_name_of_a_flag_has_its_keyword_in_python() -> None:

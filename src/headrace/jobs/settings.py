@@ -444,7 +444,12 @@ _EXCLUDED = {
 """Settings that have no effect beside another, each with that one and why."""
 _DEFAULTS = {one.name: one.default for one in all_declared(JobSettings)}
 _FORMS = ("output_schema", "answer_regex", "choices")
-_NEEDED = {"sample_seed": ("sample",), "reask": _FORMS, "schema_in_prompt": _FORMS}
+_NEEDED = {
+    "sample_seed": ("sample",),
+    "reask": _FORMS,
+    "schema_in_prompt": _FORMS,
+    "worker_kind": ("prepare", "finish"),
+}
 """Settings that have no effect without another, each with those of which one is enough."""
 
 

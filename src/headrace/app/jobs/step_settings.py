@@ -118,6 +118,7 @@ def settings_of(
     elif len(set(columns)) > 1:
         raise ConfigError(f"with a model column all steps have one task; here the outputs are {', '.join(columns)}")
     target = find_target(job.sink, job.output_format)
+    finishes = any(step.finish is not None for step in steps)
     found: list[JobSettings] = []
     earlier: list[EarlierStep] = []
     for number, (step, config) in enumerate(zip(steps, configs, strict=True), 1):
@@ -131,6 +132,7 @@ def settings_of(
                 sink=output,
                 config=config,
                 **{name: getattr(step, name) for name in PER_STEP},
+                worker_kind=job.worker_kind if step.finish is not None or not finishes else "auto",
                 keep_columns=kept if last else (),
                 output_format=job.output_format if last else None,
                 step=StepSettings(names[number - 1], columns[number - 1], begun, tuple(earlier), choice, last),
