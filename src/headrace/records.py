@@ -212,6 +212,8 @@ class Failed:
     """OpenAI's error code if the record itself is invalid."""
     param: str | None = None
     """The invalid field of a request body."""
+    has_id: bool = False
+    """Whether a row that could not be read has its own id; else its id is its place in the input."""
     answers: Sequence[Mapping[str, str]] = ()
     """All answers that do not have the form that the job gives them, with what is wrong."""
 

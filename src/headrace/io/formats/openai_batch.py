@@ -113,6 +113,7 @@ class OpenAIFormat(FileFormat):
                 "RecordError",
                 problem,
                 code="invalid_value",
+                has_id=isinstance(identity, str),
             )
         data = {
             "id": identity,

@@ -205,4 +205,5 @@ def _failed(record: Record, step: str, letter: Mapping[str, object]) -> Failed:
         str(letter.get("reason")),
         f"step {step}: {letter.get('message')}",
         attempts if isinstance(attempts, int) else 1,
+        has_id=True,
     )

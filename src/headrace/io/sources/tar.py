@@ -187,7 +187,8 @@ def _sample(key: str, members: dict[str, bytes | str], position: int, path: str)
             if kind in _IMAGES:
                 data.setdefault("image", content)
     except (ValueError, RecursionError) as error:
-        return Failed(Record(position, key, {"id": key, "path": path}), type(error).__name__, str(error))
+        row = Record(position, key, {"id": key, "path": path})
+        return Failed(row, type(error).__name__, str(error), has_id=True)
     return Record(position, position, data)
 
 

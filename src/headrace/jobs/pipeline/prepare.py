@@ -92,7 +92,7 @@ class Preparation:
         self, rows: Sequence[Record], failures: Sequence[Failed], again: Mapping[int, Retry]
     ) -> tuple[PreparedChunk, StageDone]:
         since = time.monotonic(), time.thread_time()
-        done = PreparedChunk(answered=[unreadable(failed) for failed in failures])
+        done = PreparedChunk(answered=[unreadable(failed, has_ids=self.columns.id is not None) for failed in failures])
         attempts = {position: retry.attempt for position, retry in again.items()}
         selected, inputs = self._select(rows, attempts, done)
         sees = self.user.finishes
@@ -174,7 +174,9 @@ class Preparation:
 
     def _prepare_blocks(self, chunk: Chunk) -> tuple[PreparedChunk, StageDone]:
         since = time.monotonic(), time.thread_time()
-        done = PreparedChunk(answered=[unreadable(failed) for failed in chunk.failures])
+        done = PreparedChunk(
+            answered=[unreadable(failed, has_ids=self.columns.id is not None) for failed in chunk.failures]
+        )
         columns = table_columns(self.columns, chunk.table)
         selected = self._from_rows(chunk.records, done) if columns is None else self._from_table(chunk, columns)
         if selected.records:
@@ -287,6 +289,6 @@ class Preparation:
         return selected, inputs
 
     def _id_of(self, row: Record) -> object:
-        """The id of a row that cannot be prepared, if the row has the column."""
+        """The id of a row that cannot be prepared; None if it cannot be read: its place may be the id of another."""
         found = attempted(self.columns.id_of, row)
-        return row.id if isinstance(found, BaseException) else found
+        return None if isinstance(found, BaseException) else found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from headrace.engines.base import ModelInput
@@ -122,7 +122,10 @@ Answered: TypeAlias = tuple[Sequence[Work], Sequence[object], bool]
 """Records, the answer to each (an output or an exception), and whether one of them may be an exception."""
 
 
-def unreadable(failed: Failed) -> tuple[Work, Exception]:
-    """A row that could not be read, as a refused record."""
+def unreadable(failed: Failed, *, has_ids: bool) -> tuple[Work, Exception]:
+    """A row that could not be read, as a refused record; without an id if other rows have ids of their own."""
     record = failed.record
-    return Work(Record(record.position, record.id, None), record.data), RefusedError(failed)
+    if has_ids and not failed.has_id:  # its place may be the id of another
+        record = replace(record, id=None)
+        failed = replace(failed, record=record)
+    return Work(replace(record, data=None), record.data), RefusedError(failed)

@@ -62,9 +62,9 @@ class DeadLetters:
         return len(self.positions)
 
     def may_be(self, position: int, identity: object) -> bool:
-        """Whether the record of this id is the one that failed there; a position is the id of a row without one."""
-        known = self._ids[self.place(position)]
-        return known in (hash(str(identity)), hash(str(position))) or identity == position
+        """Whether the record of this id is the one that failed there; a row without one has None, or its position."""
+        known, without = self._ids[self.place(position)], (None, position)
+        return known in map(hash, map(str, (identity, *without))) or identity in without
 
     def place(self, position: int) -> int:
         """The number of the first dead letter at or after `position`."""
