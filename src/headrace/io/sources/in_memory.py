@@ -24,8 +24,8 @@ _DIGESTED_ROWS = 1024
 
 
 class SequenceSource:
-    """A list, tuple or other sequence of rows. A row is a dict, or text, which stands for {"text": row}, or an array
-    or list of numbers, for {"array": row}.
+    """A list, tuple or other sequence of rows. A row is a dict, or text or None, which stands for {"text": row}, or an
+    array or list of numbers, for {"array": row}.
 
     It is identified by its length and up to 1,024 rows spread over it.
     """
@@ -163,6 +163,8 @@ def chunk_of(rows: Iterable[tuple[int, object]]) -> Chunk:
 
 def _row(position: int, row: object) -> Record | Failed:
     data = {"text": str(row)} if isinstance(row, str) else {ARRAY: row} if _is_array(row) else row
+    if row is None:
+        data = {"text": None}
     if type(row) is Unreadable:
         return Failed(Record(position, position, str(row)), "RecordError", row.reason)
     if isinstance(data, Mapping):
