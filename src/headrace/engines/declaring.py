@@ -22,10 +22,13 @@ OutputKind: TypeAlias = Literal["vector", "sparse vector", "vectors", "labels", 
 """What a task's outputs are; "any" if its engine decides."""
 
 
-_FIELDS: dict[OutputKind, tuple[str, ...]] = {
-    "labels": ("label", "score"),
-    "text": ("text", "finish_reason", "prompt_tokens", "completion_tokens"),
-    "sparse vector": ("indices", "values"),
+_EXAMPLES: dict[OutputKind, object] = {
+    "vector": [0.0],
+    "vectors": [[0.0]],
+    "score": 0.0,
+    "labels": {"label": "", "score": 0.0},
+    "text": {"text": "", "finish_reason": "", "prompt_tokens": 0, "completion_tokens": 0},
+    "sparse vector": {"indices": [0], "values": [0.0]},
 }
 
 
@@ -69,7 +72,12 @@ class Task:
     @property
     def fields(self) -> tuple[str, ...]:
         """The fields that each output has; none if outputs are single values, or if their engine decides."""
-        return _FIELDS.get(self.outputs, ())
+        return tuple(self.example) if isinstance(self.example, dict) else ()
+
+    @property
+    def example(self) -> object:
+        """An output, with all its fields; None if their engine decides."""
+        return _EXAMPLES.get(self.outputs)
 
     @property
     def takes_single_texts(self) -> bool:

@@ -108,6 +108,20 @@ def needing(source: Source, names: Sequence[str]) -> Source:
     return source.needing(names) if isinstance(source, _SparingSource) else source
 
 
+@runtime_checkable
+class TypedSource(Protocol):
+    """An input that knows its columns and their types, also without a row."""
+
+    def columns(self) -> Mapping[str, object]:
+        """The columns without rows: Arrow arrays, or None for one without a type of Arrow."""
+        ...
+
+
+def typed_columns(source: Source) -> Mapping[str, object]:
+    """The columns of an input that knows them without a row; none of another."""
+    return source.columns() if isinstance(source, TypedSource) else {}
+
+
 class Take(NamedTuple):
     """The next rows of several runs, and the new parts to make of them."""
 
@@ -144,6 +158,10 @@ class PartWriter(ABC):
     def encode_rows(self, outcomes: Sequence[Ok]) -> bytes:
         """The rows of one part, with the fields of their outputs as columns if asked for. Raises as `encode`."""
         return self.encode(outcomes if self.fields is None else [self.fields.row(ok) for ok in outcomes])
+
+    def expect(self, rows: Callable[[], Sequence[Ok]]) -> None:  # noqa: ARG002 - subclasses need it
+        """Learn the types of the rows from such as these, for an output that gets none. Raises Exception: it cannot."""
+        return
 
     def check(self, *, begun: bool) -> None:
         """Check, before the job starts, that what takes the rows is there and can take them. Writes nothing.

@@ -86,3 +86,28 @@ def test_a_folder_without_permission_is_told_before_a_model_is_loaded(folder: Pa
             assert ended.returncode == 2
             assert "fixed is read-only for this user; choose another output" in ended.stderr
     assert list((folder / "fixed").iterdir()) == []
+
+
+def test_a_finished_job_is_finished_on_a_disk_that_takes_nothing(folder: Path) -> None:
+    drop = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"] if os.geteuid() == 0 else []
+    if drop and shutil.which("setpriv") is None:
+        pytest.skip("root may write anywhere")
+    fixed = folder / "fixed"
+    fixed.mkdir()
+    for place in ("fixed/out.jsonl", "fixed/parts/"):
+        assert headrace("run", "-i", "in.jsonl", "-o", place, *FAKE, folder=folder)[0] == 0
+    there = sorted(fixed.rglob("*"))
+    for path in (fixed, *there):
+        path.chmod(0o555)
+    for place in ("fixed/out.jsonl", "fixed/parts/"):
+        for more, status, words in (((), 0, "already finished"), (("--overwrite",), 2, "is read-only for this user")):
+            ended = subprocess.run(
+                [*drop, *PROGRAM, "run", "-i", "in.jsonl", "-o", place, *FAKE, *more],
+                cwd=folder,
+                env=os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])},
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            assert (ended.returncode, words in ended.stdout + ended.stderr) == (status, True), ended.stderr
+    assert sorted(fixed.rglob("*")) == there

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
@@ -13,7 +14,8 @@ import pytest
 from tests.integration.jobs.harness import Runner, read_rows, texts, write_rows
 from tests.integration.jobs.test_resume import stop_after
 
-from headrace.errors import ResumeMismatchError
+import headrace
+from headrace.errors import ResumeMismatchError, TooManyErrorsError
 from headrace.jobs.pipeline.job import JobEnd, StopRequest
 from headrace.testing import FakeEngine
 
@@ -97,3 +99,26 @@ def test_the_front_door_takes_rows_and_functions(tmp_path: Path) -> None:
 def test_an_input_that_is_written_anew_with_the_same_content_is_the_same(half: Runner) -> None:
     write_rows(half.source, texts(700))
     assert half.run() == JobEnd("finished", 700, 0)
+
+
+@pytest.mark.parametrize("limits", [headrace.Limits(max_errors=0), headrace.Limits(max_error_rate=1)])
+def test_a_folder_takes_no_parts_of_another_format(tmp_path: Path, limits: headrace.Limits) -> None:
+    """Neither of a job that goes on, nor of one that has finished."""
+
+    def run(**settings: Any) -> None:
+        rows = [{"id": 0, "text": "a"}, {"id": 1, "text": None}]
+        engine = "headrace.testing:FakeEngine"
+        headrace.run(
+            rows, sink=f"{tmp_path}/out/", task="embed", engine=engine, limits=limits, progress=False, **settings
+        )
+
+    with contextlib.suppress(TooManyErrorsError):
+        run()
+    before = sorted((tmp_path / "out").rglob("part-*"))
+    for more in ({}, {"ignore_changes": True}):
+        with pytest.raises(ResumeMismatchError, match=r"parts that end in \.jsonl, and this job writes \.parquet"):
+            run(output_format="parquet", **more)
+    assert sorted((tmp_path / "out").rglob("part-*")) == before != []
+    with contextlib.suppress(TooManyErrorsError):
+        run(output_format="parquet", overwrite=True)
+    assert {path.suffix for path in (tmp_path / "out").rglob("part-*")} == {".parquet", ".errors"}

@@ -15,7 +15,8 @@ from tests.settings import job_settings
 
 import headrace
 from headrace.app.jobs.plan import engine_identity
-from headrace.errors import ResumeMismatchError
+from headrace.errors import ResumeMismatchError, TooManyErrorsError
+from headrace.jobs.state.fingerprint import with_options
 from headrace.testing import FakeEngine
 
 HANDLER = "def handle(data, context):\n    return [1] * len(data)\n"
@@ -132,3 +133,51 @@ def test_an_object_made_already_is_asked_what_it_is(rows: Path, tmp_path: Path) 
     engine = FakeEngine()
     settings = job_settings(rows, tmp_path / "out.jsonl", engine=engine)
     assert engine_identity(settings) is None
+
+
+def flavoured(model: str | None = None, flavour: str = "plain", portion: int = 1) -> FakeEngine:
+    """An engine whose options are among its job's facts."""
+    LOADED.append((flavour, portion))
+    return _Refusing(model)
+
+
+LOADED: list[tuple[str, int]] = []
+
+
+class _Refusing(FakeEngine):
+    def describe(self) -> dict[str, Any]:
+        return {"engine": "flavoured", "given": dict(zip(("flavour", "portion"), LOADED[0], strict=True))}
+
+    def forward(self, batch: list[str]) -> list[list[float]]:
+        raise ValueError("bad")
+
+
+def test_another_option_of_the_engine_is_refused_before_it_is_loaded(rows: Path) -> None:
+    LOADED.clear()
+
+    def run(**options: Any) -> Any:
+        headrace.run(
+            rows, sink=rows.parent / "out.jsonl", engine=f"{__name__}:flavoured", progress=False,
+            engine_options=options, max_errors=1,
+        )  # fmt: skip
+
+    with pytest.raises(TooManyErrorsError):
+        run(flavour="sweet", portion=2)
+    for changed, words in (({"flavour": "sour"}, "flavour was 'sweet', now 'sour'"), ({"portion": 1}, "portion was 2")):
+        with pytest.raises(ResumeMismatchError, match=words):
+            run(**{"flavour": "sweet", "portion": 2, **changed})
+    assert LOADED == [("sweet", 2)]
+
+
+def test_only_an_option_that_is_noted_as_it_is_given_is_sure_before_the_engine_is_loaded() -> None:
+    facts = {"max_model_len": 256, "dtype": "float32", "adapter": "1f2e", "sampling": {"top_k": 0, "stop": ["a"]}}
+
+    def changed(then: dict[str, object], now: dict[str, object]) -> dict[str, object]:
+        return {name: value for name, value in with_options(facts, then, now).items() if value != facts[name]}
+
+    assert changed({}, {"max_model_len": 64}) == {"max_model_len": 64}
+    assert changed({}, {"dtype": "bfloat16"}) == {"dtype": "bfloat16"}
+    assert changed({"max_model_len": 999}, {"max_model_len": 128}) == {}, "it was lowered"
+    for now in ({"max_model_len": 512}, {"dtype": "auto"}, {"top_k": -1}, {"stop": "b"}, {"unknown": 1}):
+        assert changed({}, now) == {}
+    assert changed({"adapter": "./a"}, {"adapter": "./b"}) == {}, "the same files, perhaps"

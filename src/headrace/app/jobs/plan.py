@@ -21,9 +21,10 @@ from headrace.engines.requests.generation import SAMPLING
 from headrace.engines.requests.long_prompts import splits
 from headrace.engines.requests.templates import chat_of, template_text
 from headrace.engines.tasks import task_named, tasks_for
-from headrace.errors import ConfigError
-from headrace.io.base import PartWriter, Source, needing
+from headrace.errors import ConfigError, tried
+from headrace.io.base import PartWriter, Source, needing, typed_columns
 from headrace.io.formats import openai_batch as openai
+from headrace.io.formats.cells import is_integers, row_of_nulls
 from headrace.io.formats.flat import Fields
 from headrace.io.formats.writer import Layout
 from headrace.io.sinks.callback_sink import CallbackWriter, Rows, check_receiver
@@ -43,12 +44,12 @@ from headrace.jobs.pipeline.user_code import UserCode
 from headrace.jobs.planning.columns import first_rows, resolve
 from headrace.jobs.planning.forecast import check_room
 from headrace.jobs.settings import SETTING_NAMES, JobSettings, StepSettings, anchored, as_json, check_values
-from headrace.jobs.state.fingerprint import has_other_input
+from headrace.jobs.state.fingerprint import has_other_input, with_options
 from headrace.jobs.state.job_state import FinishedJob
 from headrace.jobs.state.output import JobOutput, StartMode
 from headrace.jobs.state.state_file import read_state
 from headrace.options import declared
-from headrace.records import LeftOut, Unreadable, kept_value, outer
+from headrace.records import LeftOut, Ok, Record, Unreadable, kept_value, outer
 
 logger = logging.getLogger("headrace")
 
@@ -178,6 +179,7 @@ def _checked(
         _check_unsent(shown, config, found, url)
         _check_sampling(shown, settings, found, own_engine=own_engine)
     _check_output(settings, output)
+    tried(output.writer.expect, lambda: _expected(shown, found, settings, form))
     if own_engine:
         settings = replace(settings, config=resolved_for(settings, output))
     return Plan(settings, source, found, output, user, left_out, opened, form)
@@ -323,7 +325,7 @@ def _names_no_column(settings: JobSettings) -> bool:
 def _check_output(settings: JobSettings, output: JobOutput) -> None:
     """Check that the output can be written and belongs to this job."""
     try:
-        if settings.overwrite or not output.is_finished:
+        if settings.overwrite or settings.retry or not output.is_finished:
             for place in (target_of(output.target), output.work):  # which may be on two disks
                 check_room(place)
     except OSError as error:
@@ -346,6 +348,24 @@ def _check_kept(source: Source, names: Sequence[str], target: Target) -> None:
         values = [kept_value(row.data, name, exact=True) for row in rows[:_TRIED_ROWS] if _can_keep(row.data, name)]
         if target.check_column is not None:
             target.check_column(name, values)
+
+
+def _expected(source: Source, columns: Columns, settings: JobSettings, form: AnswerForm | None) -> list[Ok]:
+    """Rows as the output would have them, if their engine gave answers: the first ones, or one without values."""
+    answer = task_named(settings.config.task).example if settings.documents_column is None else candidates.EXAMPLE
+    if isinstance(answer, dict):
+        is_parsed = form is not None and form.validator is not None
+        answer = answer | ({"parsed": None} if is_parsed else {})
+        answer |= {"labels": [""], "scores": [0.0]} if settings.config.engine_options.get("top_labels") else {}
+    answer = None if settings.finish is not None else [answer] if settings.n > 1 else answer
+    found = [tried(columns.identify, row) for row in first_rows(source)[:_TRIED_ROWS]]
+    rows = [row for row in found if isinstance(row, Record)]
+    if not rows:
+        there = typed_columns(source)
+        identity = there.get(columns.id) if columns.id is not None else None
+        is_text = columns.id is not None and not is_integers(identity)
+        rows = [Record(0, "" if is_text else 0, columns.kept(Record(0, 0, row_of_nulls(there))))]
+    return [Ok(row, answer) for row in rows]
 
 
 def _can_keep(row: Mapping[str, object], name: str) -> bool:
@@ -518,7 +538,9 @@ def finished_before(plan: Plan) -> FinishedJob | None:
     facts = None if state is None else state["fingerprint"].get("engine")
     if state is None or not isinstance(facts, dict):
         return None
-    start = start_mode(plan, facts)
+    asked = (state.get("settings") or {}).get("engine_options")
+    options = asked if isinstance(asked, Mapping) else {}
+    start = start_mode(plan, with_options(facts, options, settings.config.engine_options))
     output.refuse_changes(state, start, retry=settings.retry)
     if not output.is_finished or state["finished"] is None:
         return None

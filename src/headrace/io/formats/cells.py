@@ -85,6 +85,17 @@ class _RowCells(Mapping[str, object]):
         return sum(1 for _ in self)
 
 
+def is_integers(column: object) -> bool:
+    """Whether it is an Arrow array of integers."""
+    return is_arrow(column) and bool(pa.types.is_integer(column.type))
+
+
+def row_of_nulls(columns: Mapping[str, object]) -> TableRow:
+    """A row of a table with these columns, which are Arrow arrays if they have a type, and without a value."""
+    nulls = {name: pa.nulls(1, column.type) if is_arrow(column) else None for name, column in columns.items()}
+    return TableRow(dict.fromkeys(columns), _RowCells(nulls, 0))
+
+
 class LazyColumns(Mapping[str, object]):
     """The columns of some rows as Arrow arrays, each made when it is first asked for; None for one without a type.
 

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import io
 import itertools
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, TypeAlias
 
@@ -103,6 +103,13 @@ class ParquetWriter(RowWriter):
         """Columns written as text when NaN fails its record: NaN then also fails a record that is encoded alone."""
         self._vectors = False
         """Whether an output was a vector."""
+
+    def expect(self, rows: Callable[[], Sequence[Ok]]) -> None:
+        other = ParquetWriter(self._column)
+        other.fields, other._parsed = self.fields, self._parsed
+        other.encode_rows(rows())
+        output = other._schema.field(self._column)
+        self._schema = other._schema.set(len(other._schema) - 1, output.with_type(_without_rows(output.type)))
 
     def encode(self, outcomes: Sequence[Ok]) -> bytes:
         if not outcomes:
@@ -447,6 +454,15 @@ class ParquetWriter(RowWriter):
 
     def _as_texts(self, values: list[object], encoder: StrictJson) -> pa.Array:
         return pa.array([encoder.text(value) for value in values], pa.string())
+
+
+def _without_rows(kind: pa.DataType) -> pa.DataType:
+    """The type with vectors as lists of float32, as no row tells their length; text if nothing is known."""
+    if pa.types.is_null(kind):
+        return pa.string()
+    if pa.types.is_list(kind):
+        return pa.list_(_without_rows(kind.value_type))
+    return pa.list_(pa.float32()) if pa.types.is_fixed_size_list(kind) else kind
 
 
 def _cast(run: pa.Array | list[None], kind: pa.DataType) -> pa.Array:

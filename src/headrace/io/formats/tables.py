@@ -7,7 +7,7 @@ import itertools
 import threading
 import weakref
 from collections import Counter, deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -98,6 +98,10 @@ class ParquetFormat(_TableFormat):
     """
 
     name = "parquet"
+
+    def columns(self, file: InputFile) -> Mapping[str, pa.Array]:
+        with _damage(file, ConfigError), file.open() as stream, pq.ParquetFile(stream) as table:
+            return _without_rows(table.schema_arrow)
 
     def count(self, file: InputFile) -> int | None:
         with _damage(file, ConfigError), file.open() as stream, pq.ParquetFile(stream) as table:
@@ -228,6 +232,14 @@ class ArrowFormat(_TableFormat):
             yield Chunk((), (), max(0, (file.size or 0) - seen))
             return start
 
+    def columns(self, file: InputFile) -> Mapping[str, pa.Array]:
+        with _damage(file, ConfigError), file.open() as stream:
+            table = tried(ipc.open_file, stream)
+            if isinstance(table, Exception):
+                stream.seek(0)
+                table = ipc.open_stream(stream)
+            return _without_rows(table.schema)
+
     def _used(self, names: Sequence[str]) -> list[str]:
         return [name for name in names if name in self._names] or list(names)
 
@@ -260,6 +272,10 @@ class ArrowFormat(_TableFormat):
             table = ipc.open_file(stream, options=options(names))
             for number in range(table.num_record_batches):
                 yield table.get_batch(number), names
+
+
+def _without_rows(schema: pa.Schema) -> dict[str, pa.Array]:
+    return {field.name: pa.nulls(0, field.type) for field in schema}
 
 
 def check_names(names: Sequence[object], table: str) -> None:

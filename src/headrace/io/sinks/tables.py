@@ -18,9 +18,11 @@ Its options are parameters of the address, such as `shelves`: `open` finds them 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from pathlib import Path
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from headrace.columns import FinishedRows
 from headrace.errors import BrokenOffError, ConfigError, JobError
@@ -72,6 +74,15 @@ class TableStore(Protocol):
 
     def close(self) -> None:
         """Release connections; a later call connects again."""
+        ...
+
+
+@runtime_checkable
+class EmptyTableStore(Protocol):
+    """A `TableStore` that can make a table without rows."""
+
+    def create(self, rows: Sequence[Row]) -> None:
+        """Create the table for rows like these, which are not put, if there is none. Errors as `put`."""
         ...
 
 
@@ -133,6 +144,10 @@ class TableWriter(RowWriter):
         self._column = layout.column
         self.columns = ("id", *layout.keep, layout.column)
         self._store = open(address, self._json)
+        self._expected: Sequence[Row] = ()
+
+    def expect(self, rows: Callable[[], Sequence[Ok]]) -> None:
+        self._expected = self._rows(rows() if self.fields is None else map(self.fields.row, rows()))
 
     def check(self, *, begun: bool) -> None:
         try:
@@ -154,8 +169,11 @@ class TableWriter(RowWriter):
             BrokenOffError: the store has failed.
             Exception: some row does not fit.
         """
+        return self._put(self._rows(outcomes))
+
+    def _rows(self, outcomes: Iterable[Ok]) -> list[Row]:
         rows = (plain_row(ok, self._column) for ok in outcomes)
-        return self._put([{name: as_python(row.get(name)) for name in self.columns} for row in rows])
+        return [{name: as_python(row.get(name)) for name in self.columns} for row in rows]
 
     def encode_columns(self, pieces: Sequence[FinishedRows]) -> bytes:
         rows: list[Row] = []
@@ -167,17 +185,24 @@ class TableWriter(RowWriter):
         return self._put(rows)
 
     def _put(self, rows: Sequence[Row]) -> bytes:
-        if not rows:
-            return b""
+        if rows:
+            self._call(lambda: self._store.put(rows))
+        return b""
+
+    def publish(self, parts: Callable[[], Sequence[Path]], scratch: Path) -> None:  # noqa: ARG002 - the rows are there
+        """Make the table of a job without rows, if the store can tell it from the expected ones."""
+        if isinstance(self._store, EmptyTableStore) and self._expected:
+            self._call(functools.partial(self._store.create, self._expected))
+
+    def _call(self, act: Callable[[], None]) -> None:
         try:
-            with_retries(lambda: self._store.put(rows))()
+            with_retries(act)()
         except ConfigError as error:  # such as a name that the store refuses
             raise JobError(str(error)) from error
         except OSError as error:
             raise BrokenOffError(
                 f"cannot write {self._address.shown}: {error}; committed records are kept; run again to continue"
             ) from error
-        return b""
 
     def close(self) -> None:
         self._store.close()

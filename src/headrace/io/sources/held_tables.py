@@ -210,6 +210,9 @@ class TableSource:
         rows = (row for start in starts for row in self._held.rows(start, min(start + _RUN_ROWS, total)))
         return {"format": self._kind, "records": total, "blake2b": digest_of(rows)}
 
+    def columns(self) -> Mapping[str, pa.Array | None]:
+        return self._held.columns(self._held.names, 0, 0)
+
     def in_columns(self, names: Sequence[str]) -> Self:
         """The same rows, in columns; in rows if pyarrow or NumPy is not installed."""
         source = copy.copy(self)

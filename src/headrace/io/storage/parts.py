@@ -112,6 +112,12 @@ class PartFolder:
         matches = (_NAME.fullmatch(name) for name in file_names(folder))
         return {Interval(int(m[1]), int(m[2])) for m in matches if m and m[3] == self._suffix}
 
+    def other_suffix(self) -> str:
+        """The suffix of parts here of another format; empty if there are none."""
+        names = [name for folder in {self.path, self._work} for name in file_names(folder)]
+        suffixes = {match[3] for name in names if (match := _NAME.fullmatch(name))}
+        return min((one for one in suffixes - {self._suffix} if not one.endswith((".errors", _UNSEALED))), default="")
+
     def check(self, intervals: Sequence[Interval], read: Collection[Interval] = ()) -> list[Damage]:
         """The damaged parts: checks sizes, and rows or digests of those in `read`."""
         twins = self._twins_there()

@@ -95,6 +95,10 @@ class FileFormat(ABC):
         """The number of rows, if known without reading the file. Raises ConfigError: the file is damaged."""
         return None
 
+    def columns(self, file: InputFile) -> Mapping[str, object]:  # noqa: ARG002 - subclasses need it
+        """The columns of a file, without rows, if it tells their types: see `headrace.io.base.TypedSource`."""
+        return {}
+
     def delimited(self, delimiter: str) -> FileFormat:  # noqa: ARG002 - subclasses need it
         """The same format with another mark between the fields of a row. Raises ConfigError: it has no such mark."""
         raise ConfigError(f"``input_delimiter`` is for csv, and the input is {self.name}: leave it out")
@@ -153,6 +157,10 @@ class FileSource:
             return {"files": entries}
         digest = hashlib.blake2b(repr(sorted(entries.items())).encode(), digest_size=16)
         return {"files": len(entries), "bytes": self.total_bytes, "blake2b": digest.hexdigest()}
+
+    def columns(self) -> Mapping[str, object]:
+        """Those of the first file."""
+        return self._files[0][1].columns(self._files[0][0])
 
     def in_columns(self, names: Sequence[str]) -> FileSource:
         return self._with_formats([form.in_columns(names) for _, form in self._files])

@@ -13,8 +13,9 @@ from headrace.records import kind_of, text_refusal
 
 COLUMN = "ranking"
 """The column of the outputs."""
-FIELDS = ("scores", "indices")
-"""What an output has: the score of each document, and the places of the documents, best first."""
+EXAMPLE = {"scores": [0.0], "indices": [0]}
+"""An output: the score of each document, and the places of the documents, best first."""
+FIELDS = tuple(EXAMPLE)
 
 
 class QueryDocuments(NamedTuple):

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from headrace.errors import ConfigError, nearest
-from headrace.io.base import Chunk, Source
+from headrace.io.base import Chunk, Source, typed_columns
 from headrace.io.sources.in_memory import ARRAY
 from headrace.jobs.pipeline.inputs import WHOLE, Columns
 from headrace.jobs.pipeline.user_code import UserCode
@@ -39,7 +39,7 @@ def resolve(source: Source, wanted: Columns, user: UserCode | None = None) -> Co
             or a column to copy has the name of the id.
     """
     head = next(_prepared(source, user), [])
-    known = _names(head)
+    known = _names(head) or list(typed_columns(source))
     if head and wanted.text not in known:
         if wanted.else_array and ARRAY in known:
             wanted = replace(wanted, text=ARRAY)

@@ -49,6 +49,30 @@ def check_same(
         raise ResumeMismatchError(f"{output} was started with other settings: {differences}. Restore that, {ways}")
 
 
+def with_options(
+    facts: Mapping[str, object], then: Mapping[str, object], now: Mapping[str, object]
+) -> dict[str, object]:
+    """What an engine says of itself once these of its options have changed, as far as that is sure before it is loaded.
+
+    An option is sure if the engine notes it as it is given. A number may be lowered to what the model can do, and
+    ``auto`` stands for what it finds.
+
+    Args:
+        facts: what the engine said with the options of then.
+    """
+    found = dict(facts)
+    for name, value in now.items():
+        old = facts.get(name)
+        is_noted = type(value) is type(old) and then.get(name) in (None, old) and value not in (then.get(name), "auto")
+        is_lower = isinstance(value, int) and isinstance(old, int) and 0 <= value <= old
+        if is_noted and (is_lower or isinstance(value, (str, bool, float))):
+            found[name] = value
+    for name in ("sampling", GIVEN):
+        if isinstance(inner := facts.get(name), Mapping):
+            found[name] = with_options(inner, then, now)
+    return found
+
+
 def has_other_input(then: Mapping[str, object], now: Mapping[str, object]) -> bool:
     """Whether the input of a job, whose facts are `now`, is not that of then."""
     return bool(_changed({"source": then.get("source")}, {"source": now.get("source")}))

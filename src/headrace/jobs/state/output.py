@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -20,7 +21,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import BinaryIO, Literal, cast
 
-from headrace.errors import ConfigError, JobError
+from headrace.errors import ConfigError, JobError, ResumeMismatchError
 from headrace.io.base import PartWriter
 from headrace.io.sinks.targets import Target
 from headrace.io.storage.atomic import atomic_file, target_of, temporary_of
@@ -159,6 +160,11 @@ class JobOutput:
             return False
         return state is not None and state["finished"] is not None
 
+    @property
+    def _is_fixed(self) -> bool:
+        """Whether this process cannot change what a job has left here, so that it needs no lock to read it."""
+        return not is_remote(self.target) and self.work.is_dir() and not os.access(self.work, os.W_OK)
+
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """Lock the output while the body runs, which may lock it again. A body that begins no job leaves no files.
@@ -166,7 +172,7 @@ class JobOutput:
         Raises:
             OutputLockedError: another process writes it.
         """
-        if self._is_locked:
+        if self._is_locked or (self._is_fixed and self.is_finished):
             yield
             return
         remote = is_remote(self.target)
@@ -244,8 +250,9 @@ class JobOutput:
             raise ConfigError(
                 f"{self.target} is not the file the finished job wrote; pass ``overwrite=True`` to replace it"
             )
-        self.parts.clear()  # the job may have been killed after it was marked finished
-        self._clear_scratch()
+        if not self._is_fixed:
+            self.parts.clear()  # the job may have been killed after it was marked finished
+            self._clear_scratch()
         return finished
 
     def _resume(self, start: StartMode) -> Pass:
@@ -269,7 +276,8 @@ class JobOutput:
                 f"{self.target}/ has changed since the job finished: {listed(damaged)}; remove the damaged files and "
                 "run again to compute them again, or pass ``overwrite=True``"
             )
-        return finished if Ledger(self.parts.take_over()).done == finished.records else self._reopen(start)
+        parts = self.parts.committed() if self._is_fixed else self.parts.take_over()
+        return finished if Ledger(parts).done == finished.records else self._reopen(start)
 
     def begin_retry(self, start: StartMode) -> Pass | FinishedJob:
         """A pass over the dead letters of the finished job; how it ended if there are none.
@@ -308,8 +316,14 @@ class JobOutput:
         """Check that a job is the one of this state, unless changes are to be ignored.
 
         Raises:
-            ResumeMismatchError: it has other settings; each difference is named.
+            ResumeMismatchError: it has other settings; each difference is named. Or its parts have another format,
+                which would stay beside those of this job, with the same records.
         """
+        if other := self.parts.other_suffix():
+            raise ResumeMismatchError(
+                f"{self._target} has parts that end in {other}, and this job writes {self.writer.suffix}: restore "
+                "``output_format``, choose another output, or pass ``overwrite=True`` to start again"
+            )
         if start.changes != "ignore":
             asked = state.get("settings"), start.settings
             ended = state["finished"] is not None

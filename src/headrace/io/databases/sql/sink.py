@@ -45,6 +45,12 @@ class SqlTable:
             self._check(table, columns, sa.inspect(connection))
             return len(connection.execute(sa.select(table.c.id).limit(1)).all())
 
+    def create(self, rows: Sequence[Row]) -> None:
+        """No table for vectors, whose length is part of the column's type: the first of them makes it."""
+        with as_os_errors(), self._engine.begin() as connection:
+            if self._find(connection) is None and not any(is_vector(value) for value in rows[0].values()):
+                self._create(connection, rows)
+
     def put(self, rows: Sequence[Row]) -> None:
         """Upsert the rows in one transaction."""
         with as_os_errors(), self._engine.begin() as connection:
