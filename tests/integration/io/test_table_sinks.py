@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -78,6 +79,21 @@ def test_a_bad_record_is_a_dead_letter_and_can_be_retried(store: Store) -> None:
     assert (again.ok, again.failed) == (1, 0)
     assert len(store.read("bad")) == 401
     assert run(store.address("bad"), mended, keep_columns=["n"], ignore_changes=True).ok == 0
+
+
+@pytest.mark.parametrize("name", ["sqlite", "postgresql"])
+def test_null_in_a_column_of_dicts_is_null_to_the_database(
+    name: str, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also in a table that was there before, whose types are those that the database tells."""
+    monkeypatch.chdir(tmp_path)
+    store = make(name, tmp_path, request)
+    connect = sqlite3.connect if name == "sqlite" else pytest.importorskip("psycopg").connect
+    rows = [{"id": "a", "text": "a", "more": {"n": 1}}, {"id": "b", "text": "b", "more": None}]
+    for again in (False, True):
+        run(store.address("nulls"), rows, keep_columns=["more"], overwrite=again)
+        with contextlib.closing(connect(tmp_path / "rows.db" if name == "sqlite" else store.base)) as database:
+            assert list(database.execute("SELECT id FROM nulls WHERE more IS NULL")) == [("b",)]
 
 
 def test_rows_of_others_are_not_replaced_unasked(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -71,11 +71,15 @@ class SqlTable:
             # A type of an extension, such as vector, takes values as they are.
             warnings.filterwarnings("ignore", "Did not recognize type", sa.exc.SAWarning)
             try:
-                return sa.Table(
+                table = sa.Table(
                     self._address.table, sa.MetaData(), schema=self._address.schema, autoload_with=connection
                 )
             except sa.exc.NoSuchTableError:
                 return None
+        for column in table.c:
+            if isinstance(column.type, sa.JSON):
+                column.type.none_as_null = True  # or null is a value of JSON, which IS NULL does not find
+        return table
 
     def _check(self, table: sa.Table, columns: Sequence[str], inspector: sa.Inspector) -> None:
         """Check that rows with these columns can be put. Raises ConfigError: a column or the key is missing."""
@@ -128,7 +132,7 @@ def _type_of(name: str, values: Sequence[object], dialect: str, has_vector: bool
         single = all(is_single(value) for value in found if is_vector(value))
         return postgresql.ARRAY(sa.REAL() if single else sa.Double())
     if isinstance(first, (dict, list)):
-        return postgresql.JSONB() if dialect == "postgresql" else sa.JSON()
+        return (postgresql.JSONB if dialect == "postgresql" else sa.JSON)(none_as_null=True)
     if isinstance(first, (datetime.date, datetime.datetime)) and dialect == "sqlite":
         return sa.Text()  # SQLite has no dates, and SQLAlchemy drops their time zones there
     if isinstance(first, datetime.datetime):
