@@ -100,7 +100,11 @@ def test_a_finished_job_is_finished_on_a_disk_that_takes_nothing(folder: Path) -
     for path in (fixed, *there):
         path.chmod(0o555)
     for place in ("fixed/out.jsonl", "fixed/parts/"):
-        for more, status, words in (((), 0, "already finished"), (("--overwrite",), 2, "is read-only for this user")):
+        for more, status, words in (
+            ((), 0, "already finished"),
+            (("--ignore-changes",), 0, "already finished"),
+            (("--overwrite",), 2, "is read-only for this user"),
+        ):
             ended = subprocess.run(
                 [*drop, *PROGRAM, "run", "-i", "in.jsonl", "-o", place, *FAKE, *more],
                 cwd=folder,

@@ -237,7 +237,8 @@ class JobOutput:
         begun = self._begin_finished(start, finished)
         if begun is finished and start.changes == "ignore":
             check_same_input(self._target, state["fingerprint"], start.fingerprint)
-            self._write_state(start, finished)
+            if not self._is_fixed:
+                self._write_state(start, finished)
         return begun
 
     def _begin_finished(self, start: StartMode, finished: FinishedJob) -> Pass | FinishedJob:
