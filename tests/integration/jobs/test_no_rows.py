@@ -113,6 +113,8 @@ def test_rows_that_all_fail_give_a_file_with_their_types(tmp_path: Path) -> None
 def test_the_output_has_the_type_of_its_task(tmp_path: Path, settings: dict[str, Any], kind: pa.DataType) -> None:
     run(ROWS.slice(0, 0), tmp_path / "out.parquet", **settings)
     assert pq.read_schema(tmp_path / "out.parquet").types[-1] == kind
+    run([], tmp_path / "unknown.parquet", **settings)
+    assert pq.read_schema(tmp_path / "unknown.parquet").types == [pa.int64(), *[pa.string()] * len(KEPT), kind]
 
 
 def test_a_table_of_a_database_is_made_though_all_rows_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -108,8 +108,9 @@ class ParquetWriter(RowWriter):
         other = ParquetWriter(self._column)
         other.fields, other._parsed = self.fields, self._parsed
         other.encode_rows(rows())
-        output = other._schema.field(self._column)
-        self._schema = other._schema.set(len(other._schema) - 1, output.with_type(_without_rows(output.type)))
+        *kept, output = [(field.name, field.type) for field in other._schema]
+        known = [(name, pa.string() if pa.types.is_null(kind) else kind) for name, kind in kept]
+        self._schema = pa.schema([*known, (output[0], _without_rows(output[1]))])
 
     def encode(self, outcomes: Sequence[Ok]) -> bytes:
         if not outcomes:
