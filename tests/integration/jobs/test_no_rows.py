@@ -107,6 +107,8 @@ def test_rows_that_all_fail_give_a_file_with_their_types(tmp_path: Path) -> None
         ({"task": "classify"}, pa.struct([("label", pa.string()), ("score", pa.float64())])),
         ({"task": "custom"}, pa.string()),
         ({"task": "embed"}, pa.list_(pa.float32())),
+        ({"task": "sparse-embed"}, pa.struct([("indices", pa.list_(pa.int32())), ("values", pa.list_(pa.float32()))])),
+        ({"task": "multi-vector-embed"}, pa.list_(pa.list_(pa.float32()))),
     ],
     ids=lambda one: one["task"] if isinstance(one, dict) else "",
 )

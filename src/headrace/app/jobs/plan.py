@@ -54,6 +54,8 @@ from headrace.records import LeftOut, Ok, Record, Unreadable, kept_value, outer
 logger = logging.getLogger("headrace")
 
 _TRIED_ROWS = 64
+_NUMBERS = {"int8": "int8", "uint8": "uint8", "binary": "int8", "ubinary": "uint8"}
+"""The types of numbers of vectors by ``output_dtype``, those of float16 and float32 apart."""
 _TOLD_BY_MEANING = frozenset(
     {
         "text_column",
@@ -352,7 +354,10 @@ def _check_kept(source: Source, names: Sequence[str], target: Target) -> None:
 
 def _expected(source: Source, columns: Columns, settings: JobSettings, form: AnswerForm | None) -> list[Ok]:
     """Rows as the output would have them, if their engine gave answers: the first ones, or one without values."""
-    answer = task_named(settings.config.task).example if settings.documents_column is None else candidates.EXAMPLE
+    task = task_named(settings.config.task)
+    answer = task.example if settings.documents_column is None else candidates.EXAMPLE
+    if "vector" in task.outputs:
+        answer = _in_arrays(answer, _NUMBERS.get(str(settings.config.engine_options.get("output_dtype")), "float32"))
     if isinstance(answer, dict):
         is_parsed = form is not None and form.validator is not None
         answer = answer | ({"parsed": None} if is_parsed else {})
@@ -366,6 +371,15 @@ def _expected(source: Source, columns: Columns, settings: JobSettings, form: Ans
         is_text = columns.id is not None and not is_integers(identity)
         rows = [Record(0, "" if is_text else 0, columns.kept(Record(0, 0, row_of_nulls(there))))]
     return [Ok(row, answer) for row in rows]
+
+
+def _in_arrays(answer: object, numbers: str) -> object:
+    """The answer with vectors as Headrace's engines give them, and not as a user's function may."""
+    import numpy
+
+    if isinstance(answer, dict):
+        return {name: _in_arrays(inner, "int32" if name == "indices" else numbers) for name, inner in answer.items()}
+    return numpy.array(answer, numbers)
 
 
 def _can_keep(row: Mapping[str, object], name: str) -> bool:

@@ -458,12 +458,11 @@ class ParquetWriter(RowWriter):
 
 
 def _without_rows(kind: pa.DataType) -> pa.DataType:
-    """The type with vectors as lists of float32, as no row tells their length; text if nothing is known."""
+    """The type with vectors as lists, as no row tells their length; text if nothing is known."""
     if pa.types.is_null(kind):
         return pa.string()
-    if pa.types.is_list(kind):
-        return pa.list_(_without_rows(kind.value_type))
-    return pa.list_(pa.float32()) if pa.types.is_fixed_size_list(kind) else kind
+    is_list = pa.types.is_list(kind) or pa.types.is_fixed_size_list(kind)
+    return pa.list_(_without_rows(kind.value_type)) if is_list else kind
 
 
 def _cast(run: pa.Array | list[None], kind: pa.DataType) -> pa.Array:
