@@ -197,3 +197,10 @@ def test_stdin_is_an_input_and_resumes(tmp_path: Path) -> None:
     assert said.endswith("; 'xls' is none of these; such as jsonl or csv.gz\n")
     del arguments[3:5]
     assert pipe(content)[1].endswith("behind it if compressed; such as jsonl or csv.gz\n")
+
+
+def test_standard_input_that_is_closed_is_called_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after `<&-`, or in a service without one."""
+    monkeypatch.setattr("sys.stdin", None)
+    with pytest.raises(ConfigError, match="which is closed here"):
+        open_source("-", "jsonl")

@@ -256,10 +256,11 @@ def spool(suffix: str) -> Path:
     content again resumes the job. The disk must have room for it (set `TMPDIR` to choose it).
 
     Raises:
-        ConfigError: stdin is a terminal, or the disk is full.
+        ConfigError: stdin is closed or a terminal, or the disk is full.
     """
     if sys.stdin is None or sys.stdin.isatty():
-        raise ConfigError("``source=-`` reads standard input, which is a terminal here: pipe a file in")
+        found = "closed" if sys.stdin is None else "a terminal"
+        raise ConfigError(f"``source=-`` reads standard input, which is {found} here: pipe a file in")
     folder = Path(tempfile.mkdtemp(prefix="headrace-stdin-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     path = folder / f"stdin{suffix}"
