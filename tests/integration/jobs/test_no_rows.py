@@ -133,6 +133,17 @@ def test_a_table_of_a_database_is_made_though_all_rows_fail(tmp_path: Path, monk
             assert database.execute(f"SELECT count(*) FROM {names[1]}").fetchone() == (0,)
 
 
+def test_a_database_that_has_no_type_for_a_column_gets_no_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("sqlalchemy")
+    monkeypatch.chdir(tmp_path)
+    rows = pa.table({"text": ["a"], "took": pa.array([1], pa.duration("s"))})
+    run(rows, f"sqlite:///{tmp_path}/db?table=t", task="custom", keep_columns=["took"])
+    [letters] = tmp_path.glob("*.job/_headrace/errors.jsonl")
+    assert "took" in json.loads(letters.read_text())["message"]
+
+
 def test_the_dead_letter_of_an_unreadable_row_has_no_id_that_another_record_may_have(tmp_path: Path) -> None:
     (tmp_path / "in.jsonl").write_text('{"id": 1, "text": "a"}\nno json\n{"text": "c"}\n{"id": 7, "text": null}\n')
     run(tmp_path / "in.jsonl", tmp_path / "out.jsonl", keep_columns=())

@@ -18,6 +18,7 @@ Its options are parameters of the address, such as `shelves`: `open` finds them 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from headrace.columns import FinishedRows
-from headrace.errors import BrokenOffError, ConfigError, JobError
+from headrace.errors import BrokenOffError, ConfigError, JobError, RecordError
 from headrace.io.formats.json_texts import row_columns
 from headrace.io.formats.strict_json import StrictJson, own_text
 from headrace.io.formats.values import as_python
@@ -192,7 +193,10 @@ class TableWriter(RowWriter):
     def publish(self, parts: Callable[[], Sequence[Path]], scratch: Path) -> None:  # noqa: ARG002 - the rows are there
         """Make the table of a job without rows, if the store can tell it from the expected ones."""
         if isinstance(self._store, EmptyTableStore) and self._expected:
-            self._call(functools.partial(self._store.create, self._expected))
+            with contextlib.suppress(
+                RecordError
+            ):  # a type that the store does not have, for which all rows have failed
+                self._call(functools.partial(self._store.create, self._expected))
 
     def _call(self, act: Callable[[], None]) -> None:
         try:
