@@ -74,14 +74,16 @@ def create_app(
             service = await on_daemon_thread(make_service, lambda late: late.engine.close())
             await service.start()
             state.draining = state.dead = False
+            before = state.ended
             try:
                 async with beside.running(service):
                     state.loaded = service
                     yield
                     state.draining = True
             finally:
-                if state.loaded is not None:
-                    state.ended, state.loaded = state.counted, None
+                state.ended, state.loaded = before + service.counted, None
+                await service.end_batches(state.limits.drain_s)
+                state.ended = before + service.counted  # with the last records; a closed engine has no figures
                 await service.stop(state.limits.drain_s)
                 if state.tracing is not None:
                     await asyncio.to_thread(state.tracing.flush)

@@ -195,10 +195,7 @@ class ModelRouter:
     def _chosen(self, name: object, offering: Sequence[ModelApp], path: str) -> ModelApp:
         if len(offering) == 1 and (name is None or (is_nameless(name) and name not in self._by_name)):
             return offering[0]
-        if name is None:
-            names = ", ".join(repr(model.names[0]) for model in offering)
-            raise ApiError(400, f"model is missing; {path} has {names}", code="missing_model", param="model")
-        model = self.named(name, path)
+        model = self.named(name, path, offering)
         if model not in offering:
             message = (
                 f"model {shown(name, 200)} ({model.task}) has no route {path}; it has {', '.join(sorted(model.paths))}"
@@ -206,8 +203,15 @@ class ModelRouter:
             raise ApiError(404, message, code="wrong_task", param="model")
         return model
 
-    def named(self, name: object, path: str = "") -> ModelApp:
-        """The model that a request to this path names. Raises ApiError: 404 if there is none."""
+    def named(self, name: object, path: str = "", offering: Sequence[ModelApp] | None = None) -> ModelApp:
+        """The model that a request to this path names, which `offering` or all have.
+
+        Raises:
+            ApiError: 400 if it names none, 404 for an unknown one.
+        """
+        if name is None:
+            names = ", ".join(repr(model.names[0]) for model in offering or self._models)
+            raise ApiError(400, f"model is missing; {path} has {names}", code="missing_model", param="model")
         model = self._by_name.get(name) if isinstance(name, str) else None
         if model is None and isinstance(name, str) and path.startswith("/api/"):
             model = self._by_name.get(name.removesuffix(OLLAMA_TAG))
@@ -326,7 +330,7 @@ def _admin_routes(pool: ModelPool, router: ModelRouter, state: ServerState) -> A
         if unknown := [name for name in fields if name != "model"]:
             message = f"unknown field {shown(unknown[0])}; known: model"
             raise ApiError(400, message, code="unknown_field", param=unknown[0])
-        return router.named(fields.get("model"))
+        return router.named(fields.get("model"), request.url.path)
 
     @routes.post("/models/load")
     async def load(request: Request) -> Response:

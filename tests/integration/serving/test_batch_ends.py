@@ -41,6 +41,7 @@ BAD: dict[str, tuple[list[Any], list[tuple[int | None, str]]]] = {
     "a wrong model": ([line(0), line(1, body={"model": "gpt-x", "input": "a"})], [(2, "model_not_found")]),
     "a wrong method": ([line(0, method="GET")], [(1, "invalid_method")]),
     "no id": ([line(0, custom_id=None), line(1, custom_id="")], [(1, "invalid_custom_id"), (2, "invalid_custom_id")]),
+    "a field that no request has": ([line(0), line(1, priority="high")], [(2, "unknown_field")]),
     "no body": ([line(0, body="x")], [(1, "invalid_body")]),
     "a long line": ([line(0, body={"input": "x" * 500_000})], [(1, "line_too_long")]),
     "many values": ([line(0, body={"input": ["x"] * 70_000})], [(1, "too_many")]),

@@ -209,7 +209,8 @@ def test_models_are_loaded_and_unloaded_by_hand(tmp_path: Path) -> None:
         until(lambda: phases(client)["small"] == "unloaded")
         assert refusal(client.post("/models/load", json={"model": "x"}))[:2] == (404, "model_not_found")
         assert refusal(client.post("/models/unload", json={"model": "small", "now": 1}))[:2] == (400, "unknown_field")
-        assert refusal(client.post("/models/load", json=[]))[:2] == (404, "model_not_found")
+        assert refusal(client.post("/models/load", json=[]))[:2] == (400, "missing_model")
+        assert "'small', 'org/large'" in refusal(client.post("/models/load", json={}))[2]
 
 
 def test_keys_decide_who_may_use_which_model(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from headrace import ModelPool
 from headrace.serving.app import create_app
+from headrace.serving.counted import ServiceCounts
 from headrace.serving.pooled import ModelRouter
 
 
@@ -56,3 +57,35 @@ def test_a_model_whose_loading_ends_too_late_is_closed() -> None:
 
     asyncio.run(main())
     assert closed.is_set()
+
+
+def test_what_ends_while_the_server_drains_is_counted() -> None:
+    """A closed engine has no figures any more."""
+
+    class Draining:
+        answered = 3
+
+        async def start(self) -> None:
+            self.open = True
+
+        @property
+        def counted(self) -> ServiceCounts:
+            assert self.open
+            return ServiceCounts(refused=self.answered)
+
+        async def end_batches(self, _: float) -> None:
+            self.answered = 5
+
+        async def stop(self, _: float) -> None:
+            self.open = False
+
+    async def main() -> None:
+        limits = SimpleNamespace(drain_s=1.0)
+        state: Any = SimpleNamespace(observed=None, ended=ServiceCounts(refused=2), limits=limits, tracing=None)
+        load: Any = Draining
+        app = create_app(state, load, "embed", version="0")
+        async with app.router.lifespan_context(app):
+            assert state.loaded.counted.refused == 3
+        assert state.loaded is None and state.ended.refused == 2 + 5
+
+    asyncio.run(main())

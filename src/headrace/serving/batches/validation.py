@@ -144,6 +144,8 @@ def _problem(row: Mapping[str, object], rules: LineRules) -> tuple[str, str, str
         return "mismatched_url", f"url is {shown(row.get('url'), 80)}: the batch's endpoint is {rules.url}", "url"
     if not isinstance(body, dict):
         return "invalid_body", f"body is of type {type(body).__name__}: it must be an object", "body"
+    if unknown := [name for name in row if name not in LINE_FIELDS]:
+        return "unknown_field", f"unknown field {shown(unknown[0])}; known: {', '.join(LINE_FIELDS)}", unknown[0]
     return problem_of_model(body, rules)
 
 
