@@ -226,6 +226,11 @@ class Failed:
             return cls(record, type(raised).__name__, words, attempts, error.code, error.param)
         return cls(record, type(raised).__name__, words, attempts)
 
+    def as_row(self) -> dict[str, object]:
+        """What a function that takes rows gets for it; with its position if its id cannot be read."""
+        place = {"position": self.record.position} if self.record.id is None else {}
+        return {"id": self.record.id, **place, "error": {"reason": self.reason, "message": self.message}}
+
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:

@@ -150,4 +150,4 @@ class _RowFeed:
         if not isinstance(answer, Exception):
             return row_of(Ok(record, answer, work.cost, work.row), self._column)
         failed = answer.failed if isinstance(answer, RefusedError) else Failed.of(work.original, answer, work.attempt)
-        return {"id": record.id, "error": {"reason": failed.reason, "message": failed.message}}
+        return failed.as_row()

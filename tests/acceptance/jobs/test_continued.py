@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 import tarfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -110,9 +111,20 @@ def output_of(place: Path) -> dict[str, object]:
     """The content of an output and of its dead letters; the parts of a folder are cut where the kill came."""
     if place.is_dir():
         table = ds.dataset(place, format="parquet", exclude_invalid_files=True).to_table()
-        letters = sorted(file.read_text() for file in (place / "_headrace").glob("*.errors"))
-        return {"rows": table.sort_by("number").to_pylist(), "errors": sorted("".join(letters).splitlines())}
-    return {path.name: path.read_bytes() for path in place.parent.glob("out*") if path.is_file()}
+        errors = list((place / "_headrace").glob("*.errors"))
+        return {"rows": table.sort_by("number").to_pylist(), "errors": letters_of(errors)}
+    found: dict[str, object] = {path.name: path.read_bytes() for path in place.parent.glob("out*") if path.is_file()}
+    return found | {errors.name: letters_of([errors]) for errors in place.parent.glob("out*.errors.jsonl")}
+
+
+def letters_of(files: Sequence[Path]) -> list[dict[str, object]]:
+    """Dead letters by position. The earlier version gave a line that is no JSON its position as its id."""
+    letters = [json.loads(line) for file in files for line in file.read_text().splitlines()]
+    for letter in letters:
+        if letter["record"] == "no JSON":
+            assert letter["id"] in (None, letter["position"])
+            letter["id"] = None
+    return sorted(letters, key=lambda letter: int(letter["position"])) if len(files) > 1 else letters
 
 
 @pytest.mark.parametrize(

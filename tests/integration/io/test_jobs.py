@@ -241,7 +241,7 @@ def test_a_function_takes_the_results(tmp_path: Path) -> None:
     assert sorted(row["n"] for row in good) == list(range(400))
     assert good[0]["embedding"] == FakeEngine().vector(f"text {good[0]['n']}")
     [bad] = [row for row in rows if "error" in row]
-    assert (bad["id"], bad["error"]["reason"]) == (200, "JSONDecodeError")
+    assert (bad["id"], bad["position"], bad["error"]["reason"]) == (None, 200, "JSONDecodeError")
 
     def full(rows: list[dict[str, Any]]) -> None:
         raise OSError("queue is full")

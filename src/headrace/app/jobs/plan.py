@@ -21,7 +21,7 @@ from headrace.engines.requests.generation import SAMPLING
 from headrace.engines.requests.long_prompts import splits
 from headrace.engines.requests.templates import chat_of, template_text
 from headrace.engines.tasks import task_named, tasks_for
-from headrace.errors import ConfigError, tried
+from headrace.errors import ConfigError, attempted
 from headrace.io.base import PartWriter, Source, needing, typed_columns
 from headrace.io.formats import openai_batch as openai
 from headrace.io.formats.cells import is_integers, row_of_nulls
@@ -181,7 +181,7 @@ def _checked(
         _check_unsent(shown, config, found, url)
         _check_sampling(shown, settings, found, own_engine=own_engine)
     _check_output(settings, output)
-    tried(output.writer.expect, lambda: _expected(shown, found, settings, form))
+    attempted(output.writer.expect, lambda: _expected(shown, found, settings, form))
     if own_engine:
         settings = replace(settings, config=resolved_for(settings, output))
     return Plan(settings, source, found, output, user, left_out, opened, form)
@@ -363,7 +363,7 @@ def _expected(source: Source, columns: Columns, settings: JobSettings, form: Ans
         answer = answer | ({"parsed": None} if is_parsed else {})
         answer |= {"labels": [""], "scores": [0.0]} if settings.config.engine_options.get("top_labels") else {}
     answer = None if settings.finish is not None else [answer] if settings.n > 1 else answer
-    found = [tried(columns.identify, row) for row in first_rows(source)[:_TRIED_ROWS]]
+    found = [attempted(columns.identify, row) for row in first_rows(source)[:_TRIED_ROWS]]
     rows = [row for row in found if isinstance(row, Record)]
     if not rows:
         there = typed_columns(source)

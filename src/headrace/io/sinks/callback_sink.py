@@ -107,7 +107,7 @@ class CallbackWriter(PartWriter):
     def encode_failures(self, failures: Sequence[Failed]) -> bytes:
         self._hand_over(
             _positions(failures),
-            [{"id": row.record.id, "error": {"reason": row.reason, "message": row.message}} for row in failures],
+            [row.as_row() for row in failures],
         )
         return encode_failures(failures)
 
