@@ -193,9 +193,7 @@ class TableWriter(RowWriter):
     def publish(self, parts: Callable[[], Sequence[Path]], scratch: Path) -> None:  # noqa: ARG002 - the rows are there
         """Make the table of a job without rows, if the store can tell it from the expected ones."""
         if isinstance(self._store, EmptyTableStore) and self._expected:
-            with contextlib.suppress(
-                RecordError
-            ):  # a type that the store does not have, for which all rows have failed
+            with contextlib.suppress(RecordError):  # a type that the store does not have: all rows failed for it
                 self._call(functools.partial(self._store.create, self._expected))
 
     def _call(self, act: Callable[[], None]) -> None:
