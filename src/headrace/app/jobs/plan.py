@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Literal, Self
 
 from headrace.app.jobs.downloads import model_state, resolved_for
+from headrace.app.jobs.expected_rows import expected_rows
 from headrace.engines.choosing import registry
 from headrace.engines.choosing.config import EngineConfig
 from headrace.engines.choosing.identity import identity
@@ -22,9 +23,8 @@ from headrace.engines.requests.long_prompts import splits
 from headrace.engines.requests.templates import chat_of, template_text
 from headrace.engines.tasks import task_named, tasks_for
 from headrace.errors import ConfigError, attempted
-from headrace.io.base import PartWriter, Source, needing, typed_columns
+from headrace.io.base import PartWriter, Source, needing
 from headrace.io.formats import openai_batch as openai
-from headrace.io.formats.cells import is_integers, row_of_nulls
 from headrace.io.formats.flat import Fields
 from headrace.io.formats.writer import Layout
 from headrace.io.sinks.callback_sink import CallbackWriter, Rows, check_receiver
@@ -49,13 +49,11 @@ from headrace.jobs.state.job_state import FinishedJob
 from headrace.jobs.state.output import JobOutput, StartMode
 from headrace.jobs.state.state_file import read_state
 from headrace.options import declared
-from headrace.records import LeftOut, Ok, Record, Unreadable, kept_value, outer
+from headrace.records import LeftOut, Unreadable, kept_value, outer
 
 logger = logging.getLogger("headrace")
 
 _TRIED_ROWS = 64
-_NUMBERS = {"int8": "int8", "uint8": "uint8", "binary": "int8", "ubinary": "uint8"}
-"""The types of numbers of vectors by ``output_dtype``, those of float16 and float32 apart."""
 _TOLD_BY_MEANING = frozenset(
     {
         "text_column",
@@ -181,7 +179,7 @@ def _checked(
         _check_unsent(shown, config, found, url)
         _check_sampling(shown, settings, found, own_engine=own_engine)
     _check_output(settings, output)
-    attempted(output.writer.expect, lambda: _expected(shown, found, settings, form))
+    attempted(output.writer.expect, lambda: expected_rows(shown, found, settings, form))
     if own_engine:
         settings = replace(settings, config=resolved_for(settings, output))
     return Plan(settings, source, found, output, user, left_out, opened, form)
@@ -350,36 +348,6 @@ def _check_kept(source: Source, names: Sequence[str], target: Target) -> None:
         values = [kept_value(row.data, name, exact=True) for row in rows[:_TRIED_ROWS] if _can_keep(row.data, name)]
         if target.check_column is not None:
             target.check_column(name, values)
-
-
-def _expected(source: Source, columns: Columns, settings: JobSettings, form: AnswerForm | None) -> list[Ok]:
-    """Rows as the output would have them, if their engine gave answers: the first ones, or one without values."""
-    task = task_named(settings.config.task)
-    answer = task.example if settings.documents_column is None else candidates.EXAMPLE
-    if "vector" in task.outputs:
-        answer = _in_arrays(answer, _NUMBERS.get(str(settings.config.engine_options.get("output_dtype")), "float32"))
-    if isinstance(answer, dict):
-        is_parsed = form is not None and form.validator is not None
-        answer = answer | ({"parsed": None} if is_parsed else {})
-        answer |= {"labels": [""], "scores": [0.0]} if settings.config.engine_options.get("top_labels") else {}
-    answer = None if settings.finish is not None else [answer] if settings.n > 1 else answer
-    found = [attempted(columns.identify, row) for row in first_rows(source)[:_TRIED_ROWS]]
-    rows = [row for row in found if isinstance(row, Record)]
-    if not rows:
-        there = typed_columns(source)
-        identity = there.get(columns.id) if columns.id is not None else None
-        is_text = columns.id is not None and not is_integers(identity)
-        rows = [Record(0, "" if is_text else 0, columns.kept(Record(0, 0, row_of_nulls(there))))]
-    return [Ok(row, answer) for row in rows]
-
-
-def _in_arrays(answer: object, numbers: str) -> object:
-    """The answer with vectors as Headrace's engines give them, and not as a user's function may."""
-    import numpy
-
-    if isinstance(answer, dict):
-        return {name: _in_arrays(inner, "int32" if name == "indices" else numbers) for name, inner in answer.items()}
-    return numpy.array(answer, numbers)
 
 
 def _can_keep(row: Mapping[str, object], name: str) -> bool:
