@@ -25,7 +25,7 @@ from headrace.serving.app import ALONE, Beside, bare_app, no_route, wrong_method
 from headrace.serving.errors import ApiError, ClientGoneError, one_line
 from headrace.serving.http.direct import DirectRoutes, read_body
 from headrace.serving.http.docs_page import documents_page
-from headrace.serving.http.middleware import RequestMiddleware, error_response
+from headrace.serving.http.middleware import RequestMiddleware, error_response, path_of
 from headrace.serving.protocol.requests import HEAVY_BYTES, MOST_TIMEOUT_S, check_doubled, check_values
 from headrace.serving.protocol.responses import JsonReply
 from headrace.serving.protocols import shape_of, tasks_by_path
@@ -93,7 +93,7 @@ class ModelRouter:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request. Raises ClientGoneError: the client left while it waited for the model."""
-        path: str = scope["path"].removeprefix(scope.get("root_path", ""))
+        path = path_of(scope)
         try:
             await self._answer(path, scope, receive, send)
         except ApiError as error:
@@ -153,7 +153,8 @@ class ModelRouter:
         using = self._pool.use(name)
         began = time.monotonic()
         await self._entered(using, name, replay.rest, timeout_s)
-        inner = {**scope, "root_path": "", "app_root_path": "", "headrace_waited_s": time.monotonic() - began}
+        waited_s = time.monotonic() - began
+        inner = {**scope, "path": path_of(scope), "root_path": "", "app_root_path": "", "headrace_waited_s": waited_s}
         try:
             await model.app(inner, replay, send)
         finally:

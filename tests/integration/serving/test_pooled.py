@@ -19,6 +19,8 @@ from urllib.parse import quote
 import httpx
 import openai
 import pytest
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
 from prometheus_client.parser import text_string_to_metric_families
 from tests.waiting import until
 
@@ -319,6 +321,20 @@ def test_a_client_that_leaves_its_model_is_counted_as_one_that_left(tmp_path: Pa
             client.post("/v1/completions", json=long, timeout=0.3)
         until(lambda: 'model="talker",route="/v1/completions",status="499"' in client.get("/metrics").text)
         assert 'status="500"' not in client.get("/metrics").text
+
+
+def test_a_pool_can_be_mounted(tmp_path: Path) -> None:
+    file = tmp_path / "models.yaml"
+    file.write_text(MODELS)
+    inner, _ = build_pooled(read_models(file), ServerSettings())
+    outer = FastAPI(lifespan=lambda _: inner.router.lifespan_context(inner))
+    outer.mount("/ai", inner)
+    with TestClient(outer) as client:
+        body = {"model": "small", "input": "some words"}
+        assert len(client.post("/ai/v1/embeddings", json=body).json()["data"][0]["embedding"]) == 4
+        asked = client.get("/ai/v1/models/small")
+        assert (asked.status_code, asked.json()["status"]) == (200, "loaded")
+        assert client.post("/ai/v1/nothing", json=body).status_code == 404
 
 
 def phases_of(client: httpx.Client, headers: dict[str, str]) -> dict[str, str]:

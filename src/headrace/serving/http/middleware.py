@@ -66,12 +66,10 @@ def _log(identity: str, scope: Scope, done: RequestDone) -> None:
 
 def _canonical(scope: Scope) -> Scope:
     """The request with the usual spelling of its path: without slashes at its end and doubled ones at its start."""
-    path: str = scope["path"]
-    root: str = scope.get("root_path", "")
-    given = path.removeprefix(root)
+    given = path_of(scope)
     route = "/" + given.strip("/") if given.endswith("/") or given.startswith("//") else given
     route = _PROBES.get(route, route)
-    return scope if route == given else {**scope, "path": root + route}
+    return scope if route == given else {**scope, "path": scope.get("root_path", "") + route}
 
 
 class RequestMiddleware:
@@ -143,7 +141,7 @@ class RequestMiddleware:
         for routes in self._shapes:
             if isinstance(route, DirectRoute):
                 break
-            found = routes.find(scope["method"], _path(scope))
+            found = routes.find(scope["method"], path_of(scope))
             route = None if found is None else found[0]
         return route.shape if isinstance(route, DirectRoute) else as_openai
 
@@ -156,7 +154,7 @@ class RequestMiddleware:
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._state.hosts.check(scope["headers"])
-        path = _path(scope)
+        path = path_of(scope)
         if path in OPEN_PATHS:
             await self._app(scope, receive, send)
             return
@@ -204,7 +202,8 @@ class RequestMiddleware:
                 account.leave()
 
 
-def _path(scope: Scope) -> str:
+def path_of(scope: Scope) -> str:
+    """The path below the one that the app is mounted at."""
     path: str = scope["path"]
     return path.removeprefix(scope.get("root_path", ""))
 
