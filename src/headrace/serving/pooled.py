@@ -136,6 +136,9 @@ class ModelRouter:
         fields = _fields(body) if len(body) <= HEAVY_BYTES else await asyncio.to_thread(_fields, body)
         model = self._chosen(fields.get("model"), offering, path)
         self._check_key(model, scope)
+        if model.state.loaded is None:  # it is not loaded for a body that it would refuse
+            for direct in (route for one, route, _ in named if one is model):
+                await direct.check(body, scope)
         timeout_s = self._state.time_limit(scope["headers"], _timeout(fields))
         replay = _Replay(body, receive)
         del body, fields  # they may be long, and the answer may take long

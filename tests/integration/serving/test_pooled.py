@@ -323,6 +323,23 @@ def test_a_client_that_leaves_its_model_is_counted_as_one_that_left(tmp_path: Pa
         assert 'status="500"' not in client.get("/metrics").text
 
 
+def test_no_model_is_loaded_for_a_body_that_it_refuses(tmp_path: Path) -> None:
+    """Or a client with a wrong field makes the models drive each other out."""
+    with serving(tmp_path) as client:
+        for body, code in (
+            ({"input": "a", "nonsense": 1}, "unknown_field"),
+            ({}, "missing"),
+            ({"input": "a", "dimensions": "x"}, "int_type"),
+        ):
+            answer = client.post("/v1/embeddings", json={"model": "small", **body})
+            assert refusal(answer)[:2] == (400, code)
+            assert phases(client)["small"] == "unloaded"
+        before = refusal(answer)
+        assert embed(client, "small").status_code == 200
+        loaded = client.post("/v1/embeddings", json={"model": "small", "input": "a", "dimensions": "x"})
+        assert refusal(loaded) == before
+
+
 def test_a_pool_can_be_mounted(tmp_path: Path) -> None:
     file = tmp_path / "models.yaml"
     file.write_text(MODELS)

@@ -68,6 +68,10 @@ class DirectRoute(APIRoute):
             response = await route._answer(body, Request(scope, receive))
         await response(scope, receive, send)
 
+    async def check(self, raw: bytes, scope: Scope) -> None:
+        """Check what a body tells without the model. Raises ApiError: it is invalid."""
+        await (self._meant(raw) if self.others else self)._read(raw, scope)
+
     def _meant(self, raw: bytes) -> DirectRoute:
         """Which route of this path a body is for: the one most of whose required fields it has, and none is missing."""
         routes = (self, *self.others)
