@@ -14,6 +14,8 @@ from headrace.jobs.settings import JobSettings
 from headrace.records import Ok, Record
 
 _FIRST_ROWS = 64
+_FIRST_CHARS = 1 << 20
+"""Characters or bytes of kept values, after which no more rows are taken: they are encoded to learn their types."""
 _NUMBERS = {"int8": "int8", "uint8": "uint8", "binary": "int8", "ubinary": "uint8"}
 """The types of numbers of vectors by ``output_dtype``, those of float16 and float32 apart."""
 
@@ -29,14 +31,25 @@ def expected_rows(source: Source, columns: Columns, settings: JobSettings, form:
         answer = answer | ({"parsed": None} if is_parsed else {})
         answer |= {"labels": [""], "scores": [0.0]} if settings.config.engine_options.get("top_labels") else {}
     answer = None if settings.finish is not None else [answer] if settings.n > 1 else answer
-    found = [attempted(columns.identify, row) for row in first_rows(source)[:_FIRST_ROWS]]
-    rows = [row for row in found if isinstance(row, Record)]
+    rows = _first(source, columns)
     if not rows:
         there = typed_columns(source)
         identity = there.get(columns.id) if columns.id is not None else None
         is_text = columns.id is not None and not is_integers(identity)
         rows = [Record(0, "" if is_text else 0, columns.kept(Record(0, 0, row_of_nulls(there))))]
     return [Ok(row, answer) for row in rows]
+
+
+def _first(source: Source, columns: Columns) -> list[Record]:
+    found, length = list[Record](), 0
+    for given in first_rows(source)[:_FIRST_ROWS]:
+        row = attempted(columns.identify, given)
+        if isinstance(row, Record):
+            found.append(row)
+            length += sum(len(value) for value in row.data.values() if isinstance(value, (str, bytes)))
+        if length > _FIRST_CHARS:
+            break
+    return found
 
 
 def _in_arrays(answer: object, numbers: str) -> object:
