@@ -35,7 +35,7 @@ class Allowed:
         bits = [sum(1 << token % 32 for token in tokens if token // 32 == word) for word in range(-(-VOCABULARY // 32))]
         self._bits = torch.tensor(bits).to(torch.int32)
 
-    def fill(self, generated: Sequence[int]) -> torch.Tensor | None:
+    def fill(self, generated: Sequence[int]) -> torch.Tensor:
         return self._bits
 
     def chosen(self, token: int) -> None:
@@ -46,11 +46,11 @@ class Allowed:
 def rows(draw: st.DrawFn) -> tuple[TokenSampler, list[int]]:
     ids = st.lists(st.integers(0, VOCABULARY - 1), max_size=6)
     sampling = Sampling(**{name: draw(values) for name, values in PARAMETERS.items()})
-    mask = Allowed(draw(ids.filter(len))) if draw(st.booleans()) else None
+    guide = Allowed(draw(ids.filter(len))) if draw(st.booleans()) else None
     sampler = TokenSampler(
         sampling, draw(ids), draw(st.integers(0, 99)), frozenset({2}), draw(st.sampled_from([None, 2]))
     )
-    sampler.mask = mask
+    sampler.guide = guide
     return sampler, draw(ids)
 
 
@@ -106,7 +106,7 @@ def test_a_mask_allows_only_its_tokens_even_an_end_token_before_its_time(tempera
     logits[0, 7] = 50.0
     sampler = TokenSampler(Sampling(temperature=temperature, min_tokens=5), [], 0, frozenset({2}))
     for allowed in ([40], [2], [31], [69, 2]):
-        sampler.mask = Allowed(allowed)
+        sampler.guide = Allowed(allowed)
         assert choose(logits, [sampler], [[]]) == [allowed[0]]
 
 

@@ -10,7 +10,7 @@ import torch
 from transformers import PretrainedConfig
 
 from headrace.engines.generation.causal_lm import CausalLM, TokenizedRequest
-from headrace.engines.generation.sampling import Choose, Ids, TokenSampler
+from headrace.engines.generation.sampling import TokenSampler
 from headrace.engines.requests.generation import Sampling
 from headrace.records import Json
 
@@ -27,27 +27,8 @@ others less than 1e-6 in float32; in 16 bits, rounding adds up over layers, and 
 _WINDOWS = ("sliding_window", "attention_chunk_size", "local_attention", "attention_window", "window_size")
 
 
-class ForcedSampler(TokenSampler):
-    """The sampler of a request whose tokens are given, and whose scores are noted."""
-
-    def __init__(self, tokens: Sequence[int]) -> None:
-        super().__init__(Sampling(), (), 0, frozenset())
-        self.tokens = tokens
-        self.scores: list[torch.Tensor] = []
-
-
-def choose_forced(logits: torch.Tensor, samplers: Sequence[TokenSampler], generated: Sequence[Ids]) -> list[int]:
-    """The given tokens; notes the model's scores."""
-    tokens = []
-    for row, sampler in enumerate(samplers):
-        assert isinstance(sampler, ForcedSampler), "of a trial"
-        sampler.scores.append(logits[row].detach().to("cpu", torch.float32, copy=True))
-        tokens.append(sampler.tokens[len(generated[row])])
-    return tokens
-
-
-AnswerAll: TypeAlias = Callable[[list[TokenizedRequest], Sequence[TokenSampler], Choose], object]
-"""Answers requests with these samplers, and with what chooses their tokens."""
+AnswerAll: TypeAlias = Callable[[list[TokenizedRequest], Sequence[TokenSampler]], object]
+"""Answers requests with these samplers."""
 
 
 class Trial:
@@ -85,8 +66,8 @@ class Trial:
 
     def _scores(self, run: AnswerAll, places: Sequence[int]) -> list[torch.Tensor]:
         """The scores of each of these requests, of shape (steps, vocabulary)."""
-        noted = [ForcedSampler(self._tokens[place]) for place in places]
-        run([self._asks[place] for place in places], noted, choose_forced)
+        noted = [TokenSampler(Sampling(), (), 0, frozenset(), given=self._tokens[place]) for place in places]
+        run([self._asks[place] for place in places], noted)
         return [torch.stack(one.scores) for one in noted]
 
 

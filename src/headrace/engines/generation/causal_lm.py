@@ -17,10 +17,10 @@ from headrace.device.placement import release
 from headrace.device.sleeping import to_device, to_host
 from headrace.engines.base import PartialAnswer, Prepared, PreparedRecords
 from headrace.engines.generation import logprobs
-from headrace.engines.generation.grammars import Grammars, TokenGuide
+from headrace.engines.generation.grammars import Grammars
 from headrace.engines.generation.model_rules import ModelRules
 from headrace.engines.generation.options import LanguageModelOptions
-from headrace.engines.generation.sampling import TokenMask, TokenSampler
+from headrace.engines.generation.sampling import TokenSampler
 from headrace.engines.model_folder import adapter_facts, check_tokenizer, digest, find_folder
 from headrace.engines.networks.files import load_tokenizer
 from headrace.engines.networks.pytorch import load_pretrained
@@ -72,8 +72,6 @@ class TokenizedRequest:
     """The place of the request among others, which its seed depends on; see `Placed`."""
     structure: Structure | None = None
     """The form of the answer."""
-    mask: Callable[[], TokenMask] | None = None
-    """Makes what says which tokens the answer may have; None for all."""
     reader: AnswerReader | None = None
     """Takes the answer apart; None for one that is text alone."""
     bias: Mapping[int, float] = field(default_factory=dict)
@@ -308,9 +306,8 @@ class CausalLM(Vocabulary):
         rules = self._rules.processors(ask.prompt, ask.sampling.max_tokens)
         after = None if ask.reader is None else self._thinks_until(ask.reader)
         forces = forces and not ask.sampling.stop and ask.logprobs is None  # which look at each token
-        make = ask.mask if ask.structure is None else self._grammars.compiled(ask.structure, after, forces=forces)
-        mask = None if make is None else make()
-        return TokenSampler(ask.sampling, ask.prompt, seed, self.ends, ask.logprobs, rules, mask, ask.bias)
+        guide = None if ask.structure is None else self._grammars.guide(ask.structure, after, forces=forces)
+        return TokenSampler(ask.sampling, ask.prompt, seed, self.ends, ask.logprobs, rules, guide, ask.bias)
 
     def _thinks_until(self, reader: AnswerReader) -> int | None:
         """The token that ends reasoning which the prompt has begun, before which no form holds."""
@@ -347,8 +344,8 @@ class CausalLM(Vocabulary):
         self, ask: TokenizedRequest, generated: Sequence[int], sampler: TokenSampler
     ) -> GeneratedText | RecordError:
         """The result for the tokens of a finished answer."""
-        if isinstance(sampler.mask, TokenGuide) and sampler.mask.failed is not None:
-            return sampler.mask.failed
+        if sampler.guide is not None and sampler.guide.failed is not None:
+            return sampler.guide.failed
         ended = bool(generated) and generated[-1] in self._ends_of(ask)
         cut = self._stop_at(ask, generated)
         text = self._decode(ask, generated)[:cut]

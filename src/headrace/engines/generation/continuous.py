@@ -30,7 +30,7 @@ from headrace.engines.generation.paging import (
     step_sizes,
 )
 from headrace.engines.generation.prefix_cache import PrefixCache
-from headrace.engines.generation.sampling import Choose, TokenSampler, choose
+from headrace.engines.generation.sampling import TokenSampler, choose
 from headrace.engines.generation.scheduler import AnswerTokens, PageScheduler, PlannedPart
 from headrace.engines.generation.static import StaticGenerationEngine, trial_of
 from headrace.engines.generation.tensor_parallel import is_follower, load_options, loaded_together, start_ranks
@@ -50,27 +50,16 @@ from headrace.errors import (
 logger = logging.getLogger("headrace")
 
 
-@dataclass(frozen=True, slots=True)
-class ActiveAnswer:
-    """A request in the engine."""
-
-    ask: TokenizedRequest
-    sampler: TokenSampler
-    tokens: AnswerTokens
-
-
 _APART = 8
 """Steps that only continue answers, at most, while a few prompts wait: such steps are replayed as CUDA graphs."""
 
 
-@dataclass(frozen=True, slots=True)
-class ResumedAnswer:
-    """A removed request with the tokens it has generated."""
+@dataclass(slots=True, eq=False, kw_only=True)
+class Answer(AnswerTokens):
+    """A request that has begun. Where it is removed and added again, its tokens are not generated again."""
 
     ask: TokenizedRequest
     sampler: TokenSampler
-    generated: tuple[int, ...]
-    cached: int | None
 
 
 def load(options: Generation) -> GenerationEngine | StaticGenerationEngine:
@@ -107,8 +96,7 @@ class GenerationEngine(TokenizedEngine):
     def __init__(self, options: Generation) -> None:
         size = options.tensor_parallel_size
         self._shares = options.enable_prefix_caching is not False
-        self._answers: dict[int, ActiveAnswer] = {}
-        self._choose: Choose = choose
+        self._answers: dict[int, Answer] = {}
         self._clock = time.monotonic
         self._stats = PrefixCacheStats(0, 0, 0)
         self._paged: PagedModel | None = None
@@ -119,7 +107,7 @@ class GenerationEngine(TokenizedEngine):
             self.tokens = self._lm = CausalLM(options, split, options.adapters)
             failed.callback(self._lm.close)
             self._adapters = NamedAdapters(self._lm.model, options.adapters) if options.adapters else None
-            self._variants = {name: number for number, name in enumerate(options.adapters or (), 1)}
+            self._variants = {name: number for number, name in enumerate((None, *(options.adapters or ())))}
             check_length(self._lm)
             trial = trial_of(self._lm)  # before its attention is replaced; all ranks of a split model take part
             kind = self._lm.device.type
@@ -194,15 +182,11 @@ class GenerationEngine(TokenizedEngine):
             return f"its first step fails: {error}"
         return "" if agrees else "its answers beside others would not be those that it gives alone"
 
-    def _together(
-        self, asks: Sequence[TokenizedRequest], samplers: Sequence[TokenSampler], choose_forced: Choose
-    ) -> None:
-        self._choose = choose_forced
+    def _together(self, asks: Sequence[TokenizedRequest], samplers: Sequence[TokenSampler]) -> None:
         for key, (ask, sampler) in enumerate(zip(asks, samplers, strict=True)):
-            self.add(key, ResumedAnswer(ask, sampler, (), None))
+            self.add(key, self._answer(ask, sampler))
         while self._answers:
             self.step()
-        self._choose = choose
 
     def describe(self) -> Mapping[str, object]:
         """The model digest and all parameters that affect an answer."""
@@ -212,14 +196,14 @@ class GenerationEngine(TokenizedEngine):
         """The device, its threads and PyTorch's version."""
         return hardware(self._lm.device)
 
-    def span(self, record: TokenizedRequest | ResumedAnswer) -> tuple[float, float]:
+    def span(self, record: TokenizedRequest | Answer) -> tuple[float, float]:
         """Tokens of the prompt with the first token of the answer, and with the longest allowed answer."""
-        ask = record.ask if isinstance(record, ResumedAnswer) else record
+        ask = record.ask if isinstance(record, Answer) else record
         return len(ask.prompt) + 1, len(ask.prompt) + ask.sampling.max_tokens
 
-    def group(self, record: TokenizedRequest | ResumedAnswer) -> int:
+    def group(self, record: TokenizedRequest | Answer) -> int:
         """The first page of the prompt, which requests of one kind have in common."""
-        ask = record.ask if isinstance(record, ResumedAnswer) else record
+        ask = record.ask if isinstance(record, Answer) else record
         return hash((ask.adapter, ask.prompt[:PAGE]))
 
     def follow(self, payload: TokenizedRequest, listener: Callable[[PartialAnswer], None]) -> TokenizedRequest:
@@ -228,21 +212,16 @@ class GenerationEngine(TokenizedEngine):
     def count_cached(self, payload: TokenizedRequest) -> TokenizedRequest:
         return replace(payload, counts_cached=True)
 
-    def add(self, key: int, record: TokenizedRequest | ResumedAnswer) -> None:
+    def add(self, key: int, record: TokenizedRequest | Answer) -> None:
         if isinstance(record, TokenizedRequest):
-            sampler = self._lm.sampler(record, forces=self._forces)
-            record = ResumedAnswer(record, sampler, tuple(sampler.forced(0)), None)
-        tokens = self._tokens(record, key)
-        self._answers[key] = ActiveAnswer(record.ask, record.sampler, tokens)
-        self._scheduler.add(tokens)
+            record = self._answer(record, self._lm.sampler(record, forces=self._forces))
+            record.generated.extend(record.sampler.forced(0))
+        record.key, record.computed = key, 0
+        self._answers[key] = record
+        self._scheduler.add(record)
 
-    def _tokens(self, record: TokenizedRequest | ResumedAnswer, key: int = 0) -> AnswerTokens:
-        if isinstance(record, ResumedAnswer):
-            found = self._tokens(record.ask, key)
-            found.generated.extend(record.generated)
-            found.cached = record.cached
-            return found
-        return AnswerTokens(key, record.prompt, [], variant=self._variants.get(record.adapter or "", 0))
+    def _answer(self, ask: TokenizedRequest, sampler: TokenSampler) -> Answer:
+        return Answer(0, ask.prompt, [], variant=self._variants[ask.adapter], ask=ask, sampler=sampler)
 
     def step(self) -> list[tuple[int, GeneratedText | Exception]]:
         """Generate one token for each answer, or process a part of a prompt.
@@ -267,18 +246,18 @@ class GenerationEngine(TokenizedEngine):
         self.steps.ran(*counts, self._clock() - clocked)
         finished: list[tuple[int, GeneratedText | Exception]] = []
         for answer, token in zip(choosing, tokens, strict=True):
-            generated, ask = answer.tokens.generated, answer.ask
+            generated, ask = answer.generated, answer.ask
             generated.append(token)
             if self._lm.ended(ask, generated):
-                finished.append((answer.tokens.key, self._generation(answer)))
-                self.remove(answer.tokens.key)
+                finished.append((answer.key, self._generation(answer)))
+                self.remove(answer.key)
                 continue
             generated.extend(answer.sampler.forced(len(generated)))
             if ask.listener is not None:
                 ask.listener(self._lm.grown(ask, generated))
         return finished
 
-    def _compute(self, planned: Sequence[PlannedPart], choosing: Sequence[ActiveAnswer]) -> list[int]:
+    def _compute(self, planned: Sequence[PlannedPart], choosing: Sequence[Answer]) -> list[int]:
         """Run a step; the next token of each answer that has one."""
         parts = []
         for part in planned:
@@ -293,7 +272,7 @@ class GenerationEngine(TokenizedEngine):
                 self._adapters.place((self._answers[one.tokens.key].ask.adapter, one.length) for one in planned)
             logits = self._run(parts)
             samplers = [answer.sampler for answer in choosing]
-            return self._choose(logits, samplers, [answer.tokens.generated for answer in choosing]) if choosing else []
+            return choose(logits, samplers, [answer.generated for answer in choosing]) if choosing else []
 
     def _run(self, parts: Sequence[StepPart]) -> torch.Tensor:
         assert self._paged is not None, "not asleep"
@@ -305,36 +284,34 @@ class GenerationEngine(TokenizedEngine):
         with naming_device_errors(self._lm.device, lambda: f"a step of {len(parts)} answers"):
             self._run(parts)
 
-    def _generation(self, answer: ActiveAnswer) -> GeneratedText | RecordError:
-        result = self._lm.answer(answer.ask, answer.tokens.generated, answer.sampler)
+    def _generation(self, answer: Answer) -> GeneratedText | RecordError:
+        result = self._lm.answer(answer.ask, answer.generated, answer.sampler)
         if isinstance(result, RecordError):
             return result
-        return {**result, "cached_tokens": answer.tokens.cached or 0} if answer.ask.counts_cached else result
+        return {**result, "cached_tokens": answer.cached or 0} if answer.ask.counts_cached else result
 
     def needs(self, key: int) -> float:
         """Tokens of the prompt and the answer, including the next token."""
-        return self._answers[key].tokens.count + 1
+        return self._answers[key].count + 1
 
     def shared(self, key: int) -> float:
         """Tokens of the prompt in pages of an earlier request."""
         return self._scheduler.shared(key)
 
-    def overlap(self, record: TokenizedRequest | ResumedAnswer) -> float:
+    def overlap(self, record: TokenizedRequest | AnswerTokens) -> float:
         """Tokens of the prompt in pages of requests that are in the engine."""
-        tokens = self._tokens(record)
-        return self._scheduler.pages.held(tokens.opening(tokens.count))
+        if isinstance(record, TokenizedRequest):
+            record = AnswerTokens(0, record.prompt, [], variant=self._variants[record.adapter])
+        return self._scheduler.pages.held(record.opening(record.count))
 
     def prefix_cache_stats(self) -> PrefixCacheStats:
         """Counts of tokens, also if no pages are shared."""
         return self._scheduler.stats
 
-    def remove(self, key: int) -> ResumedAnswer | None:
+    def remove(self, key: int) -> Answer | None:
         """Remove a request. When it resumes, its generated tokens are prefilled, not generated again."""
-        answer = self._answers.pop(key, None)
-        if answer is None:
-            return None
         self._scheduler.remove(key)
-        return ResumedAnswer(answer.ask, answer.sampler, tuple(answer.tokens.generated), answer.tokens.cached)
+        return self._answers.pop(key, None)
 
     @property
     def sleeper(self) -> Sleeper | None:

@@ -11,9 +11,8 @@ import json
 import re
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -50,14 +49,12 @@ class Grammars:
         self._compiled: OrderedDict[Structure, Future[LLMatcher]] = OrderedDict()
         self._maker = MaskMaker()
 
-    def compiled(
-        self, structure: Structure, after: int | None = None, *, forces: bool = False
-    ) -> Callable[[], TokenGuide]:
-        """Makes the guide of an answer. The first call for a form compiles it, in the caller's thread.
+    def guide(self, structure: Structure, after: int | None, *, forces: bool) -> TokenGuide:
+        """The guide of an answer, see `TokenGuide`. Raises as `compiled`."""
+        return TokenGuide(self.compiled(structure), self._ends, self._maker, after, forces=forces)
 
-        Args:
-            after: the token after which it holds; None for the whole answer.
-            forces: whether tokens without a choice follow at once, see `TokenMask.forced`.
+    def compiled(self, structure: Structure) -> LLMatcher:
+        """The form, compiled by the first call, in the caller's thread.
 
         Raises:
             RecordError: no answer can be held to this form.
@@ -78,7 +75,7 @@ class Grammars:
             else:
                 found.set_result(matcher)
         try:
-            return partial(TokenGuide, found.result(), self._ends, self._maker, after, forces=forces)
+            return found.result()
         except RecordError as error:
             raise RecordError(str(error), param=structure.said_in, code=error.code) from None
 
@@ -174,9 +171,9 @@ class TokenGuide:
         compiled: LLMatcher,
         ends: frozenset[int],
         maker: MaskMaker,
-        after: int | None = None,
+        after: int | None,
         *,
-        forces: bool = False,
+        forces: bool,
     ) -> None:
         self._after = after
         self._matcher = compiled.deep_copy()
@@ -188,12 +185,14 @@ class TokenGuide:
         self._bits: bytes | None = None
         self._forces = forces
         self.forced: list[int] = []
+        """The tokens that must follow, which count as chosen; none unless it `forces`."""
         if forces and after is None:
             self._force()
         self.failed: RecordError | None = None
         """Why the answer could not be held to its form; it ends then."""
 
     def chosen(self, token: int) -> None:
+        """The answer goes on with this token: the next mask may be made while the model runs."""
         if self.failed is None:
             self._taken.append(token)
             self._bits = None
@@ -220,7 +219,11 @@ class TokenGuide:
         self._consumed = len(self._taken)
 
     def fill(self, generated: Sequence[int]) -> torch.Tensor:
-        """The tokens that may come after these, see `TokenMask`: before the form holds, all but those that end."""
+        """The tokens that may come after these of the answer; before the form holds, all but those that end it.
+
+        One bit each, lowest first, in an int32 tensor of shape (vocabulary / 32, rounded up) on the CPU. It is called
+        once for each token, and again from an earlier one where an answer begins anew.
+        """
         if self._after is not None and self._after not in generated:
             return self._only_ends() ^ -1
         if self._bits is None:

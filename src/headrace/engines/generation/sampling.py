@@ -6,13 +6,14 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
 from transformers.generation.logits_process import LogitsProcessorList
 
 from headrace.device.streams import to_device
+from headrace.engines.generation.grammars import TokenGuide
 from headrace.engines.requests.generation import Sampling
 
 Ids: TypeAlias = Sequence[int]
@@ -23,27 +24,6 @@ _HIGHEST = 1e30
 """Maximum logit after penalties: with it and `_COLDEST`, all values stay within float32."""
 _BITS = 52
 """Bits of a random number: with one less than float64 has, its product with a sum is below the sum."""
-
-
-class TokenMask(Protocol):
-    """Which tokens may come next in one answer, such as those that a grammar allows."""
-
-    def fill(self, generated: Ids) -> torch.Tensor | None:
-        """The allowed tokens after these of the answer: one bit each, lowest first, in an int32 tensor of shape
-        (vocabulary / 32, rounded up) on the CPU; None for all tokens.
-
-        It is called once for each token, and again from an earlier one where an answer begins anew.
-        """
-        ...
-
-    def chosen(self, token: int) -> None:
-        """The answer goes on with this token: the next mask may be made while the model runs."""
-        ...
-
-    @property
-    def forced(self) -> Ids:
-        """The tokens that must follow, which `fill` takes for chosen; none for an engine that cannot skip steps."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +47,15 @@ class TokenSampler:
     logprobs: int | None = None
     """How many alternatives to note for each token; None to note nothing."""
     rules: LogitsProcessorList | None = None
-    mask: TokenMask | None = None
+    guide: TokenGuide | None = None
+    """Says which tokens the answer may have; None for all."""
     bias: Mapping[int, float] = field(default_factory=dict)
     """What is added to the scores of tokens."""
     found: list[TokenLogprob] = field(default_factory=list)
     """One per token, if the request asks for log probabilities."""
+    given: Ids | None = None
+    """The answer of a trial, whose scores are noted; None for one that is chosen."""
+    scores: list[torch.Tensor] = field(default_factory=list)
 
     @cached_property
     def seen(self) -> torch.Tensor:
@@ -86,17 +70,14 @@ class TokenSampler:
 
     def forced(self, generated: int) -> Ids:
         """The tokens that must follow those generated, but for the last that the answer may have."""
-        return () if self.mask is None else self.mask.forced[: max(self.sampling.max_tokens - generated - 1, 0)]
+        return () if self.guide is None else self.guide.forced[: max(self.sampling.max_tokens - generated - 1, 0)]
 
     def changes(self, generated: int) -> bool:
         """Whether the next token may differ from greedy decoding, or is noted."""
         own = self.sampling
-        ruled = self.rules is not None or self.mask is not None or self.logprobs is not None or bool(self.bias)
+        asked = (self.rules, self.guide, self.logprobs, self.given)
+        ruled = any(one is not None for one in asked) or bool(self.bias)
         return own.temperature > 0 or generated < own.min_tokens or ruled or self.penalises
-
-
-Choose: TypeAlias = Callable[[torch.Tensor, Sequence[TokenSampler], Sequence[Ids]], list[int]]
-"""A function like `choose`: the next token of each row."""
 
 
 @torch.inference_mode()  # type: ignore[untyped-decorator]
@@ -118,8 +99,12 @@ def choose(logits: torch.Tensor, samplers: Sequence[TokenSampler], generated: Se
         own.note(tokens[own.places])
     chosen = list(map(int, tokens.tolist()))
     for row in rows:
-        if (mask := samplers[row].mask) is not None:
-            mask.chosen(chosen[row])
+        sampler = samplers[row]
+        if sampler.guide is not None:
+            sampler.guide.chosen(chosen[row])
+        if sampler.given is not None:
+            sampler.scores.append(logits[row].to("cpu", torch.float32, copy=True))
+            chosen[row] = sampler.given[len(generated[row])]
     return chosen
 
 
@@ -223,14 +208,10 @@ class _SampledRows:
                 scores[row] = sampler.rules(ids, scores[row][None])[0]
 
     def _mask(self, scores: torch.Tensor) -> None:
-        filled = [
-            (row, mask)
-            for row, sampler in enumerate(self._samplers)
-            if sampler.mask is not None and (mask := sampler.mask.fill(self._generated[row])) is not None
-        ]
-        if filled:
-            places = self._tensor([row for row, _ in filled], torch.long)
-            words = to_device(torch.stack([mask for _, mask in filled]), self._device)
+        guided = [(row, guide) for row, sampler in enumerate(self._samplers) if (guide := sampler.guide) is not None]
+        if guided:
+            places = self._tensor([row for row, _ in guided], torch.long)
+            words = to_device(torch.stack([guide.fill(self._generated[row]) for row, guide in guided]), self._device)
             bits = words[:, :, None] >> torch.arange(32, dtype=torch.int32, device=self._device) & 1
             refused = bits.flatten(1)[:, : scores.shape[1]] == 0
             scores[places] = scores[places].masked_fill(refused, -torch.inf)

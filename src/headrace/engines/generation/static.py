@@ -18,7 +18,7 @@ from headrace.engines.capabilities import Sleeper
 from headrace.engines.generation.batch_invariance import Trial, switches_at
 from headrace.engines.generation.causal_lm import CausalLM, TokenizedRequest
 from headrace.engines.generation.options import StaticGeneration
-from headrace.engines.generation.sampling import Choose, TokenSampler, choose, only
+from headrace.engines.generation.sampling import TokenSampler, choose, only
 from headrace.engines.profile import EngineProfile
 from headrace.engines.requests.generation import GeneratedText
 from headrace.engines.requests.vocabulary import TokenizedEngine
@@ -83,15 +83,11 @@ class StaticGenerationEngine(TokenizedEngine):
         if not batch:
             return []
         samplers = [lm.sampler(ask) for ask in batch]
-        answers = zip(batch, self._run(batch, samplers, choose, self._padding), samplers, strict=True)
+        answers = zip(batch, self._run(batch, samplers, self._padding), samplers, strict=True)
         return [lm.answer(ask, generated, sampler) for ask, generated, sampler in answers]
 
     def _run(
-        self,
-        batch: Sequence[TokenizedRequest],
-        samplers: Sequence[TokenSampler],
-        choose: Choose,
-        padding: PromptPadding,
+        self, batch: Sequence[TokenizedRequest], samplers: Sequence[TokenSampler], padding: PromptPadding
     ) -> list[tuple[int, ...]]:
         width = max(len(ask.prompt) for ask in batch)
         end = width + max(ask.sampling.max_tokens for ask in batch)
@@ -104,7 +100,7 @@ class StaticGenerationEngine(TokenizedEngine):
         found: dict[int, tuple[int, ...]] = {}
         for places in groups.values():
             asks, own = [batch[place] for place in places], [samplers[place] for place in places]
-            made = generate(self._lm, asks, own, choose)
+            made = generate(self._lm, asks, own)
             found.update(zip(places, made, strict=True))
         return [found[place] for place in range(len(batch))]
 
@@ -140,7 +136,7 @@ def trial_of(lm: CausalLM) -> Trial:
 
 
 def generate(
-    lm: CausalLM, batch: Sequence[TokenizedRequest], samplers: Sequence[TokenSampler], choose: Choose
+    lm: CausalLM, batch: Sequence[TokenizedRequest], samplers: Sequence[TokenSampler]
 ) -> list[tuple[int, ...]]:
     """The tokens of each answer. Prompts are padded on the left, so that all answers start at the same position.
 
@@ -154,7 +150,7 @@ def generate(
     for row, ask in enumerate(batch):
         ids[row, width - len(ask.prompt) :] = torch.tensor(ask.prompt)
         mask[row, width - len(ask.prompt) :] = 1
-    rows = _BatchAnswers(lm, batch, samplers, choose)
+    rows = _BatchAnswers(lm, batch, samplers)
     config = GenerationConfig(
         do_sample=False,
         max_new_tokens=max(ask.sampling.max_tokens for ask in batch),
@@ -173,10 +169,8 @@ def generate(
 
 
 class _BatchAnswers:
-    def __init__(
-        self, lm: CausalLM, batch: Sequence[TokenizedRequest], samplers: Sequence[TokenSampler], choose: Choose
-    ) -> None:
-        self._lm, self._batch, self._samplers, self._choose = lm, batch, samplers, choose
+    def __init__(self, lm: CausalLM, batch: Sequence[TokenizedRequest], samplers: Sequence[TokenSampler]) -> None:
+        self._lm, self._batch, self._samplers = lm, batch, samplers
         self.generated: list[tuple[int, ...]] = [() for _ in batch]
         self._done = [False] * len(batch)
 
@@ -184,7 +178,7 @@ class _BatchAnswers:
         """The scores of the next tokens, of shape (answers, vocabulary): the highest is that of the chosen token."""
         rows = [row for row, done in enumerate(self._done) if not done]
         own = scores[rows]
-        tokens = self._choose(own, [self._samplers[row] for row in rows], [self.generated[row] for row in rows])
+        tokens = choose(own, [self._samplers[row] for row in rows], [self.generated[row] for row in rows])
         scores[rows] = only(tokens, own)
         for row, token in zip(rows, tokens, strict=True):
             ask = self._batch[row]
