@@ -16,6 +16,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from headrace.device.step_sizes import StepSize
 from headrace.engines.choosing.registry import create
 from headrace.engines.generation import paged_attention, paging
+from headrace.engines.generation.options import Generation
 from headrace.engines.generation.paged_attention import PAGE, PagedModel, ShapeProbe, StepPart, forward
 from headrace.engines.generation.sampling import TokenSampler, choose
 from headrace.engines.requests.generation import Sampling
@@ -155,9 +156,9 @@ def test_the_cache_takes_four_fifths_of_a_gpu_with_weights_and_a_step(monkeypatc
     assert tokens * (28 + 1) * 4 * 256 * 2 == pytest.approx((64 - 15 - 1) * gib, rel=1e-3)
     lm: Any = SimpleNamespace(device=cuda, max_model_len=131_072)
     some, few = StepSize(256, 8_192), StepSize(2, 8_192)
-    assert paging.choose_size(lm, shapes, some, some, tokens, None, None).tokens == tokens
+    assert paging.choose_size(lm, shapes, some, some, Generation()).tokens == tokens
     assert lm.max_model_len == 131_072
-    assert paging.choose_size(lm, shapes, few, few, tokens, None, None).tokens == 2 * 131_072  # more is of no use
+    assert paging.choose_size(lm, shapes, few, few, Generation()).tokens == 2 * 131_072  # more is of no use
 
 
 def test_a_model_of_a_long_context_loads_and_says_what_fits(

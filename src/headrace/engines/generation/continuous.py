@@ -33,7 +33,7 @@ from headrace.engines.generation.prefix_cache import PrefixCache
 from headrace.engines.generation.sampling import TokenSampler, choose
 from headrace.engines.generation.scheduler import AnswerTokens, PageScheduler, PlannedPart
 from headrace.engines.generation.static import StaticGenerationEngine, trial_of
-from headrace.engines.generation.tensor_parallel import is_follower, load_options, loaded_together, start_ranks
+from headrace.engines.generation.tensor_parallel import is_follower, load_options, start_ranks
 from headrace.engines.networks.adapters import NamedAdapters
 from headrace.engines.profile import EngineProfile
 from headrace.engines.requests.generation import GeneratedText
@@ -102,7 +102,8 @@ class GenerationEngine(TokenizedEngine):
         self._paged: PagedModel | None = None
         self._graphs: DecodeGraphs | None = None
         self._ranks = start_ranks(folder_of(options.model), size, options.device, partial(GenerationEngine, options))
-        with loaded_together(self._ranks), contextlib.ExitStack() as failed:
+        together = contextlib.nullcontext() if self._ranks is None else self._ranks.loading()
+        with together, contextlib.ExitStack() as failed:
             split = load_options(size) if size > 1 else None
             self.tokens = self._lm = CausalLM(options, split, options.adapters)
             failed.callback(self._lm.close)
@@ -118,8 +119,7 @@ class GenerationEngine(TokenizedEngine):
             start, most = step_sizes(kind, options.max_num_seqs, options.max_num_batched_tokens)
             self.steps = StepTuner(start, most)
             self._shapes = CacheShapes(self._lm, most)
-            room, wanted = self._shapes.room(self._lm.device, size > 1), options.kv_cache_tokens
-            self._size = choose_size(self._lm, self._shapes, start, most, room, wanted, options.max_model_len)
+            self._size = choose_size(self._lm, self._shapes, start, most, options)
             self._open()
             failed.pop_all()
         self.profile = EngineProfile(

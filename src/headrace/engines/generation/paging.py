@@ -15,6 +15,7 @@ from headrace.device.memory import TARGET_SHARE, memory_limit
 from headrace.device.step_sizes import StepSize
 from headrace.engines.generation.batch_invariance import switches_at
 from headrace.engines.generation.causal_lm import CausalLM
+from headrace.engines.generation.options import Generation
 from headrace.engines.generation.paged_attention import (
     PAGE,
     AttentionShape,
@@ -81,10 +82,12 @@ class CacheShapes:
     def __init__(self, lm: CausalLM, most: StepSize) -> None:
         if not getattr(lm.model, "_supports_attention_backend", False):
             raise CannotBatchError("its attention does not support a paged cache")
-        device = lm.device
-        tokens = min(most.tokens, lm.max_model_len) if device.type == "cuda" else 2
+        device, on_gpu = lm.device, lm.device.type == "cuda"
+        tokens = min(most.tokens, lm.max_model_len) if on_gpu else 2
         probe = ShapeProbe()
-        before = self._restart(device)
+        if on_gpu:
+            torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device) if on_gpu else 0
         try:
             # A model may need what it is not given.
             with model_code(), naming_device_errors(device, lambda: f"a step of {tokens:,} tokens"):
@@ -94,18 +97,11 @@ class CacheShapes:
         except ModelCodeError as error:
             raise CannotBatchError(f"its first step fails: {error}") from error
         self.step_bytes = _SAMPLING * 4 * most.answers * logits.shape[-1]
-        if device.type == "cuda":
+        if on_gpu:
             self.step_bytes += torch.cuda.max_memory_allocated(device) - before
         self.shapes = probe.shapes
         if reason := _unpageable(lm.model, probe.shapes):
             raise CannotBatchError(reason)
-
-    @staticmethod
-    def _restart(device: torch.device) -> int:
-        if device.type != "cuda":
-            return 0
-        torch.cuda.reset_peak_memory_stats(device)
-        return int(torch.cuda.memory_allocated(device))
 
     @property
     def token_bytes(self) -> int:
@@ -122,15 +118,7 @@ class CacheShapes:
         return least_of_ranks(room, device) if is_split else room
 
 
-def choose_size(  # noqa: PLR0913 - one caller
-    lm: CausalLM,
-    shapes: CacheShapes,
-    start: StepSize,
-    most: StepSize,
-    room: int,
-    wanted: int | None,
-    longest: int | None,
-) -> CacheSize:
+def choose_size(lm: CausalLM, shapes: CacheShapes, start: StepSize, most: StepSize, options: Generation) -> CacheSize:
     """The size of the cache: what was asked for, else what the device has room for.
 
     If one answer of the model's longest length does not fit, its length is limited to what does.
@@ -138,14 +126,12 @@ def choose_size(  # noqa: PLR0913 - one caller
     Args:
         start: the first size of a step.
         most: the largest size of a step.
-        room: the tokens for which there is memory.
-        wanted: the tokens that were asked for.
-        longest: the longest answer that was asked for.
 
     Raises:
-        ConfigError: `wanted` is less than one answer may need.
+        ConfigError: one answer may need more tokens than were asked for.
         EngineError: the device has no room for it.
     """
+    wanted = options.kv_cache_tokens
     if wanted is not None and wanted < lm.max_model_len:
         raise ConfigError(
             f"``kv_cache_tokens`` is {wanted}: one answer may need {lm.max_model_len}; raise it or lower "
@@ -156,10 +142,10 @@ def choose_size(  # noqa: PLR0913 - one caller
             tokens = most.answers * lm.max_model_len
         else:
             tokens = start.answers * min(lm.max_model_len, _TOKENS_PER_SLOT)
-        tokens = min(max(tokens, lm.max_model_len), room)
+        tokens = min(max(tokens, lm.max_model_len), shapes.room(lm.device, options.tensor_parallel_size > 1))
     else:
         tokens = wanted
-    enough = tokens >= lm.max_model_len or (longest is None and tokens >= PAGE)
+    enough = tokens >= lm.max_model_len or (options.max_model_len is None and tokens >= PAGE)
     if not enough or (wanted is not None and wanted * shapes.token_bytes > _limit(lm.device)):
         raise EngineError(
             f"{lm.device} has no room for a cache of {max(tokens, lm.max_model_len):,} tokens; lower "

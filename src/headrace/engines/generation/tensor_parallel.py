@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -24,21 +24,12 @@ from headrace.engines.networks.files import load_config
 from headrace.errors import ConfigError, EngineDeadError, EngineError, MissingExtraError, WorkerDiedError, text_of
 from headrace.processes.actor import ActorProcess
 
+if TYPE_CHECKING:
+    from headrace.engines.generation.continuous import GenerationEngine
+
 _HOST = "127.0.0.1"
 _GRACE_S = 2.0
 """Seconds to wait for the news that a rank has ended, after a collective with it has failed."""
-
-
-class Follower(Protocol):
-    """The engine on another rank."""
-
-    def repeat_step(self, parts: Sequence[StepPart]) -> None:
-        """Run the step that rank 0 runs."""
-        ...
-
-    def close(self) -> None:
-        """Free its memory."""
-        ...
 
 
 class Ranks:
@@ -54,7 +45,7 @@ class Ranks:
         EngineError: a rank ended before it was ready.
     """
 
-    def __init__(self, size: int, device: str, load: Callable[[], Follower]) -> None:
+    def __init__(self, size: int, device: str, load: Callable[[], GenerationEngine]) -> None:
         if dist.is_initialized():
             raise ConfigError("another model of this process has ``tensor_parallel_size``; there can be only one")
         kind = _device_kind(size, device)
@@ -80,9 +71,22 @@ class Ranks:
         if kind == "cpu":
             torch.set_num_threads(each)
 
-    def wait_until_loaded(self) -> None:
-        """Wait for the other ranks to load their parts. Raises EngineError: one of them cannot."""
-        self._wait()
+    @contextmanager
+    def loading(self) -> Iterator[None]:
+        """The body loads this rank's part while the others load theirs. Ends them if any of them fails.
+
+        Raises:
+            EngineError: a rank cannot load its part.
+        """
+        with contextlib.ExitStack() as failed:
+            failed.callback(self.close)
+            try:
+                with self._together():
+                    yield
+                    self._wait()
+            except EngineDeadError as error:  # it was never alive
+                raise EngineError(str(error)) from error.__cause__
+            failed.pop_all()
 
     @contextmanager
     def step(self, parts: Sequence[StepPart]) -> Iterator[None]:
@@ -92,11 +96,11 @@ class Ranks:
             EngineDeadError: the step failed on one of the ranks, which have not the same state any more.
         """
         self._call("step", parts)
-        with self.together():
+        with self._together():
             yield
 
     @contextmanager
-    def together(self) -> Iterator[None]:
+    def _together(self) -> Iterator[None]:
         """The body does here what the others do in their processes.
 
         Raises:
@@ -107,9 +111,9 @@ class Ranks:
         except ConfigError:
             raise
         except Exception as error:
-            raise self.failure(error) from error
+            raise self._ended(error) from error
 
-    def failure(self, error: BaseException) -> EngineDeadError:
+    def _ended(self, error: BaseException) -> EngineDeadError:
         """What ended the model, if a step or loading raised `error` here."""
         waited = threading.Event()
         for _ in range(20):  # the news of a death may come after the broken connection
@@ -149,10 +153,10 @@ class Ranks:
     def _wait(self) -> None:
         for call in self._calls:
             if (error := call.exception()) is not None:
-                raise EngineError(str(self.failure(error))) from error
+                raise EngineError(str(self._ended(error))) from error
 
 
-def start_ranks(folder: Path, size: int, device: str, load: Callable[[], Follower]) -> Ranks | None:
+def start_ranks(folder: Path, size: int, device: str, load: Callable[[], GenerationEngine]) -> Ranks | None:
     """The other ranks of a model; None if it is not split, or in one of those ranks.
 
     Raises:
@@ -166,34 +170,13 @@ def start_ranks(folder: Path, size: int, device: str, load: Callable[[], Followe
     return Ranks(size, device, load)
 
 
-@contextmanager
-def loaded_together(ranks: Ranks | None) -> Iterator[None]:
-    """The body loads this rank's part while the others load theirs. Ends them if any of them fails.
-
-    Raises:
-        EngineError: a rank cannot load its part.
-    """
-    if ranks is None:
-        yield
-        return
-    with contextlib.ExitStack() as failed:
-        failed.callback(ranks.close)
-        try:
-            with ranks.together():
-                yield
-                ranks.wait_until_loaded()
-        except EngineDeadError as error:  # it was never alive
-            raise EngineError(str(error)) from error.__cause__
-        failed.pop_all()
-
-
 class _Rank:
     """Another rank, in its process; its methods are called in order."""
 
-    def __init__(self, load: Callable[[], Follower], rank: int, size: int, port: int, kind: str) -> None:
+    def __init__(self, load: Callable[[], GenerationEngine], rank: int, size: int, port: int, kind: str) -> None:
         self._load = load
         self._place = (rank, size, port, kind)
-        self._engine: Follower | None = None
+        self._engine: GenerationEngine | None = None
 
     async def ready(self) -> None:
         """Answered once the process has imported what it needs."""
