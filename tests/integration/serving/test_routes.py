@@ -77,6 +77,7 @@ def test_a_stream_says_each_word_once_and_then_that_it_is_done(talker: Running) 
     body = {"prompt": "one two three", "stream": True, "stream_options": {"include_usage": True}}
     with talker.client.stream("POST", "/v1/completions", json=body) as response:
         assert response.headers["content-type"].startswith("text/event-stream")
+        assert response.headers["x-accel-buffering"] == "no"  # else an nginx that compresses keeps it back
         events = [line.removeprefix("data: ") for line in response.iter_lines() if line]
     assert events[-1] == "[DONE]"
     chunks = [json.loads(event) for event in events[:-1]]

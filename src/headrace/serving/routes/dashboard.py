@@ -11,12 +11,13 @@ from starlette.types import Receive, Scope, Send
 from headrace.serving.admission.waiting import disconnected
 from headrace.serving.errors import ApiError
 from headrace.serving.live import LiveState, Observed
+from headrace.serving.routes.streams import UNBUFFERED
 from headrace.serving.state import ServerState
 
 _STREAM = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-store"),
-    (b"x-accel-buffering", b"no"),  # nginx would keep events back
+    UNBUFFERED,
 ]
 _FRESH = {"Cache-Control": "no-store"}
 

@@ -23,6 +23,9 @@ from headrace.serving.errors import ApiError, ClientGoneError
 from headrace.serving.protocol.requests import ChatRequest, CompletionRequest
 from headrace.serving.service import Call, RequestInFlight, Service
 
+UNBUFFERED = (b"x-accel-buffering", b"no")
+"""The header without which an nginx that compresses keeps events back."""
+
 
 class StreamChunks(abc.ABC):
     """Writes a stream as its protocol has it."""
@@ -235,7 +238,8 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 - ASGI signature
         with RequestInFlight(self._service, self._records, self._size, self._call) as request:
             futures = await request.submit(self._note)
-            headers = [(b"content-type", self._chunks.media_type.encode()), (b"cache-control", b"no-cache")]
+            kind = (b"content-type", self._chunks.media_type.encode())
+            headers = [kind, (b"cache-control", b"no-cache"), UNBUFFERED]
             await send({"type": "http.response.start", "status": 200, "headers": headers})
             await self._write(send, self._chunks.begin())
             await self._stream(futures, request.scope, send)
