@@ -16,13 +16,14 @@ from fastapi import APIRouter, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.routing import Match
+from starlette.types import Scope
 
 from headrace.concurrency.daemon_thread import on_daemon_thread
 from headrace.engines.tasks import task_named
 from headrace.serving.errors import ApiError, invalid
 from headrace.serving.http.direct import DirectRoute, DirectRoutes
 from headrace.serving.http.docs_page import documents_page
-from headrace.serving.http.middleware import RequestMiddleware, error_response
+from headrace.serving.http.middleware import RequestMiddleware, error_response, path_of
 from headrace.serving.protocol.responses import JsonReply
 from headrace.serving.protocols import routers_of, shape_of, tasks_by_path
 from headrace.serving.routes import dashboard as dashboard_routes
@@ -125,48 +126,43 @@ def add_error_handlers(app: FastAPI) -> None:
 
 
 async def _http_error(request: Request, error: Exception) -> JsonReply:
-    shape = shape_of(request.url.path)
+    path = path_of(request.scope)
+    shape = shape_of(path)
     if isinstance(error, ApiError):
         return error_response(error, shape)
     assert isinstance(error, HTTPException)
     if isinstance(error.__cause__, OSError):  # FastAPI takes a full temporary folder for a wrong body
         return error_response(disk_error(error.__cause__, "this upload in its temporary folder"))
-    if error.status_code == 405:
-        allowed = _allowed(request)
-        message = wrong_method(request.url.path, allowed, request.method)
-        refused = ApiError(405, message, code="method_not_allowed")
-        refused.headers = {"Allow": ", ".join(allowed)}
-        return error_response(refused, shape)
     status, message = error.status_code, str(error.detail)
-    if status == 404:
-        message = no_route(request.url.path, request.app)
+    if status in (404, 405):
+        return error_response(no_route(request.scope, [request.app]), shape)
     told = ApiError(status, message, code=HTTPStatus(status).name.lower())
     told.headers = {**(error.headers or {}), **(told.headers or {})}
     return error_response(told, shape)
 
 
-def no_route(path: str, app: FastAPI) -> str:
-    """What a server says of a path that it does not have."""
+def no_route(scope: Scope, apps: Sequence[FastAPI]) -> ApiError:
+    """The error of a server, which has the routes of these apps, about a path or a method that it does not have."""
+    path, (app, *_) = path_of(scope), apps
+    if (allowed := _allowed(scope, apps)) and scope["method"] not in allowed:
+        message = f"{path} accepts {' and '.join(allowed)}, not {scope['method']}"
+        refused = ApiError(405, message, code="method_not_allowed")
+        refused.headers = {"Allow": ", ".join(allowed)}
+        return refused
     way_out = "/docs lists all routes"
     has_batches = any(getattr(route, "path", "") == "/v1/batches" for route in app.router.routes)
     if _OF_BATCHES.match(path) and not has_batches:
         way_out = "the Batch API needs ``headrace serve state=DIR``"
     elif hasattr(app.state, "tasks_by_path") and (tasks := app.state.tasks_by_path().get(path)):
         way_out = f"it is of servers with {' or '.join(f'``task={name}``' for name in tasks)}"
-    return f"there is no route {shown(path, 200)} on this server; {way_out}"
+    return ApiError(404, f"there is no route {shown(path, 200)} on this server; {way_out}", code="not_found")
 
 
-def wrong_method(path: str, allowed: Sequence[str], method: str) -> str:
-    """What a server says of a method that a path does not have."""
-    for_people = "; for people there are /docs and /dashboard" if path == "/" else ""
-    return f"{path} accepts {' and '.join(allowed)}, not {method}{for_people}"
-
-
-def _allowed(request: Request) -> list[str]:
+def _allowed(scope: Scope, apps: Sequence[FastAPI]) -> list[str]:
     """The methods of all routes with this path. Starlette names only those of the first."""
     methods: set[str] = set()
-    for route in request.app.router.routes:
-        if route.matches(request.scope)[0] is not Match.NONE:
+    for route in (route for app in apps for route in app.router.routes):
+        if route.matches(scope)[0] is not Match.NONE:
             methods |= getattr(route, "methods", None) or set()
     return sorted(methods | ({"HEAD"} if "GET" in methods else set()))
 
@@ -181,7 +177,7 @@ async def _unexpected(request: Request, error: Exception) -> JsonReply:  # uvico
     logger.error("request %s failed: %s", identity, type(error).__name__)
     message = f"internal server error; see the server log for request {identity}"
     route = request.scope.get("route")
-    shape = route.shape if isinstance(route, DirectRoute) else shape_of(request.url.path)
+    shape = route.shape if isinstance(route, DirectRoute) else shape_of(path_of(request.scope))
     status, body = shape(ApiError(500, message, code="internal_error"))
     # Starlette raises the error again for uvicorn, which closes the connection.
     return JsonReply(body, status, {"X-Request-ID": identity, "Connection": "close"})

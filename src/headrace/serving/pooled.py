@@ -21,9 +21,9 @@ from headrace.errors import ConfigError, EngineError, HeadraceError, StoppedErro
 from headrace.pool.pool import ModelPool
 from headrace.records import Json, JsonObject
 from headrace.serving.admission.waiting import disconnected
-from headrace.serving.app import ALONE, Beside, bare_app, no_route, wrong_method
+from headrace.serving.app import ALONE, Beside, bare_app, no_route
 from headrace.serving.errors import ApiError, ClientGoneError, one_line
-from headrace.serving.http.direct import DirectRoutes, read_body
+from headrace.serving.http.direct import DirectRoutes, loaded, read_body
 from headrace.serving.http.docs_page import documents_page
 from headrace.serving.http.middleware import RequestMiddleware, error_response, path_of
 from headrace.serving.protocol.requests import HEAVY_BYTES, MOST_TIMEOUT_S, check_doubled, check_values
@@ -128,10 +128,8 @@ class ModelRouter:
             await self._use(model, scope, replay, send, self._state.time_limit(scope["headers"], None))
             return
         offering = [model for model in self._models if path in model.paths]
-        if not offering:
-            raise ApiError(404, no_route(path, scope["app"]), code="not_found")
-        if scope["method"] != "POST":
-            raise ApiError(405, wrong_method(path, ["POST"], scope["method"]), code="method_not_allowed")
+        if not offering or scope["method"] != "POST":
+            raise no_route(scope, [scope["app"], *(model.app for model in self._models)])
         body = await read_body(receive)
         fields = _fields(body) if len(body) <= HEAVY_BYTES else await asyncio.to_thread(_fields, body)
         model = self._chosen(fields.get("model"), offering, path)
@@ -240,18 +238,20 @@ class _Replay:
 
 
 def _fields(body: bytes) -> JsonObject:
-    """The fields of a JSON object; none of another value. The model's app reports malformed bodies.
+    """The fields of a JSON object.
 
     Raises:
-        ApiError: 400 for a body that is not JSON, or holds too many values.
+        ApiError: 400 for a body that is not a JSON object, or holds too many values.
     """
     if len(body) > HEAVY_BYTES:
         check_values(body)
     try:
         content = orjson.loads(body)
-    except orjson.JSONDecodeError as error:
-        raise ApiError(400, f"the body is not JSON: {error}", code="json_invalid") from error
-    return content if isinstance(content, dict) else {}
+    except orjson.JSONDecodeError:  # it is stricter than the models' apps
+        content = loaded(body)
+    if not isinstance(content, dict):
+        raise ApiError(400, "Input should be an object", code="model_type")
+    return content
 
 
 def _timeout(fields: JsonObject) -> float | None:

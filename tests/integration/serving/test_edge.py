@@ -174,15 +174,17 @@ def test_slashes_around_a_path_change_nothing(server: Running, path: str) -> Non
 
 
 @pytest.mark.parametrize(
-    "path", ["/healthz", "/livez", "/readyz", "/ping", "/v2/health/live", "/v2/health/ready", "/ready/", "/health/"]
+    "path",
+    ["/healthz", "/livez", "/readyz", "/ping", "/v2/health/live", "/v2/health/ready", "/ready/", "/health/", "/", "//"],
 )
 def test_probes_by_their_usual_names(path: str) -> None:
     settings = ServerSettings(EngineConfig("embed", engine=ENGINE), keys=read_keys(None, "k1"))
     with running(settings) as server:  # a probe has no key
-        assert server.client.get(path).status_code == 200
+        path = server.url + path
+        assert server.client.get(path).status_code == server.client.head(path).status_code == 200
         server.host.draining = True
         answer = server.client.get(path)
-        alive = path in ("/healthz", "/livez", "/v2/health/live", "/health/")
+        alive = path.endswith(("/healthz", "/livez", "/v2/health/live", "/health/"))
         assert answer.status_code == (200 if alive else 503)
         assert ("retry-after" in answer.headers) == (answer.status_code == 503)
         server.host.draining = False
@@ -192,6 +194,8 @@ def test_a_path_of_another_route_needs_its_key_in_every_spelling() -> None:
     with running(ServerSettings(EngineConfig("embed", engine=ENGINE), keys=read_keys(None, "k1"))) as server:
         for path in ("/metrics", "/metrics/", "//metrics", "/v1/models/", "/healthz/../metrics"):
             assert server.client.get(server.url + path).status_code in (401, 404), path
+        for path in ("/", "//", "/embed"):
+            assert server.client.post(server.url + path, json={"inputs": "a text"}).status_code == 401
 
 
 # -- hosts --------------------------------------------------------------------------------------------------------

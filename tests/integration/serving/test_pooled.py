@@ -22,11 +22,13 @@ import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from prometheus_client.parser import text_string_to_metric_families
+from tests.integration.serving.running import running
 from tests.waiting import until
 
 from headrace.app.servers import pooled as pooled_server
 from headrace.app.servers.pooled import build_pooled, read_models
 from headrace.app.servers.server import ServerSettings
+from headrace.engines.choosing.config import EngineConfig
 from headrace.errors import ConfigError
 from headrace.events import Event, RequestDone
 from headrace.serving.auth import read_keys
@@ -203,6 +205,63 @@ def loads_of(page: str) -> dict[str, dict[str, float]]:
     return {model: {kind: float(value)} for kind, model, value in found}
 
 
+@pytest.fixture(scope="module")
+def beside(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[httpx.Client, httpx.Client]]:
+    """A server of one model, and one of several."""
+    one = ServerSettings(EngineConfig("embed", engine="headrace.testing:FakeEngine"), name="small")
+    with running(one) as single, serving(tmp_path_factory.mktemp("pool")) as several:
+        yield single.client, several
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD", "OPTIONS", "PUT", "DELETE"])
+def test_a_method_is_answered_as_by_a_server_of_one_model(
+    beside: tuple[httpx.Client, httpx.Client], method: str
+) -> None:
+    of_status = ("/", "/health", "/ping", "/v1/models", "/v1/models/small", "/metrics", "/docs", "/dashboard")
+    of_models = ("/v1/embeddings", "/embed", "/api/tags", "/predictions/small", "/v2/models/small", "/v2")
+    for path in (*of_status, *of_models, "/nowhere"):
+        one, other = (client.request(method, path) for client in beside)
+        assert (one.status_code, one.headers.get("allow")) == (other.status_code, other.headers.get("allow")), path
+        assert one.status_code not in (404, 405) or one.content == other.content
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"null",
+        b"[1]",
+        b"\xef\xbb\xbf" + b'{"model": "small", "input": "a"}',
+        '{"model": "small", "input": "a"}'.encode("utf-16"),
+        b'{"model": "small", "input": "\\ud800"}',
+        b'{"model": "small", "input": "\xff"}',
+        b'{"model": "small", "input": "a", "timeout": NaN}',
+        b'{"model": "small", "input": "a", "timeout": 1e999}',
+        b'{"model": "small", "input": "a", "metadata": ' + b"[" * 3_000 + b"]" * 3_000 + b"}",
+    ],
+)
+def test_a_body_is_read_as_by_a_server_of_one_model(beside: tuple[httpx.Client, httpx.Client], body: bytes) -> None:
+    headers = {"content-type": "application/json"}
+    one, other = (client.post("/v1/embeddings", content=body, headers=headers) for client in beside)
+    assert one.status_code == other.status_code
+    assert one.json().get("error") == other.json().get("error")
+
+
+def test_a_web_page_loads_no_model_uploads_no_file_and_cancels_no_batch(tmp_path: Path) -> None:
+    page = {"origin": "http://a.example"}
+    with serving(tmp_path, state=tmp_path / "state") as client:
+        for path in ("/models/load", "/models/unload", "/v1/batches/batch_1/cancel"):
+            assert refusal(client.post(path, content=b'{"model": "small"}', headers=page))[:2] == (400, "not_json")
+        form: dict[str, Any] = {"files": {"file": b"{}"}, "data": {"purpose": "batch"}}
+        assert refusal(client.post("/v1/files", **form, headers=page))[:2] == (400, "not_json")
+        assert client.post("/v1/files", **form).status_code == 200
+        assert client.post("/models/load", json={"model": "small"}, headers=page).status_code == 200
+    keys = read_keys(None, "k1")
+    with serving(tmp_path, state=tmp_path / "state", keys=keys) as client:  # no page of another site knows the key
+        assert client.post("/v1/files", **form, headers={**page, "authorization": "Bearer k1"}).status_code == 200
+
+
 def test_models_are_loaded_and_unloaded_by_hand(tmp_path: Path) -> None:
     with serving(tmp_path) as client:
         assert client.post("/models/load", json={"model": "small"}).json()["status"] == "loaded"
@@ -211,7 +270,7 @@ def test_models_are_loaded_and_unloaded_by_hand(tmp_path: Path) -> None:
         until(lambda: phases(client)["small"] == "unloaded")
         assert refusal(client.post("/models/load", json={"model": "x"}))[:2] == (404, "model_not_found")
         assert refusal(client.post("/models/unload", json={"model": "small", "now": 1}))[:2] == (400, "unknown_field")
-        assert refusal(client.post("/models/load", json=[]))[:2] == (400, "missing_model")
+        assert refusal(client.post("/models/load", json=[]))[:2] == (400, "model_type")
         assert "'small', 'org/large'" in refusal(client.post("/models/load", json={}))[2]
 
 

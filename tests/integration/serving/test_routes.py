@@ -212,6 +212,7 @@ def test_an_app_can_be_mounted_and_wrapped() -> None:
         assert answer.json()["data"][0]["embedding"] == FakeEngine().vector("a b")
         assert answer.headers["x-mark"] == "seen"
         assert client.get("/models/v1/models").json()["data"][0]["id"] == "fake"
+        assert "no route '/api/nothing'" in client.get("/models/api/nothing").json()["error"]  # as Ollama has it
 
 
 def test_a_mounted_app_whose_lifespan_does_not_begin_says_so() -> None:

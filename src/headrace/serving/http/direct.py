@@ -88,9 +88,9 @@ class DirectRoute(APIRoute):
 
     async def _read(self, raw: bytes, scope: Scope) -> RequestFields | bytes:
         if self._model is bytes:
-            _check_type(scope["headers"], any_type=True)
+            check_type(scope["headers"], any_type=True)
             return raw
-        _check_type(scope["headers"], any_type=self.any_type)
+        check_type(scope["headers"], any_type=self.any_type)
         if len(raw) <= HEAVY_BYTES:
             return self._parse(raw)
         return await asyncio.get_running_loop().run_in_executor(_parsing, self._parse_heavy, raw)
@@ -100,29 +100,20 @@ class DirectRoute(APIRoute):
         return self._parse(raw)
 
     def _parse(self, raw: bytes) -> RequestFields:
-        if not raw:
-            raise ApiError(400, "the request has no body", code="missing")
         try:
             body: RequestFields = self._fields.__pydantic_validator__.validate_json(raw)
         except ValidationError as error:
             if error.errors(include_url=False, include_input=False)[0]["type"] != "json_invalid":
                 raise invalid(error, self._fields.model_fields) from None
-            body = self._loaded(raw, self._fields)
+            # pydantic's parser is stricter than JSON: json.loads also accepts an escaped lone surrogate.
+            try:
+                body = self._fields.model_validate(loaded(raw))
+            except ValidationError as refused:
+                raise invalid(refused, self._fields.model_fields) from None
         check_doubled(raw, len(body.model_fields_set))
         if body.model_extra:
             body.refuse_unknown()
         return body
-
-    @staticmethod
-    def _loaded(raw: bytes, model: type[RequestFields]) -> RequestFields:
-        # pydantic's parser is stricter than JSON: json.loads also accepts an escaped lone surrogate.
-        try:
-            return model.model_validate(json.loads(raw))
-        except ValidationError as error:
-            raise invalid(error, model.model_fields) from None
-        except (ValueError, RecursionError) as error:
-            why = error.msg if isinstance(error, json.JSONDecodeError) else "it cannot be parsed"
-            raise ApiError(400, f"the body is not valid JSON: {why}", code="json_invalid") from None
 
 
 class DirectRoutes:
@@ -169,7 +160,19 @@ async def read_body(receive: Receive) -> bytes:
         parts.append(part)
 
 
-def _check_type(headers: list[tuple[bytes, bytes]], *, any_type: bool = False) -> None:
+def loaded(raw: bytes) -> object:
+    """The JSON value of a body. Raises ApiError: 400 if it has none."""
+    if not raw:
+        raise ApiError(400, "the request has no body", code="missing")
+    try:
+        found: object = json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        why = error.msg if isinstance(error, json.JSONDecodeError) else "it cannot be parsed"
+        raise ApiError(400, f"the body is not valid JSON: {why}", code="json_invalid") from None
+    return found
+
+
+def check_type(headers: list[tuple[bytes, bytes]], *, any_type: bool = False) -> None:
     """Raise 400 unless the content type is JSON, which a browser sends across origins only after a CORS preflight.
 
     A request without the header `Origin` is not a web page's: it may leave out the type, or have any with `any_type`.
