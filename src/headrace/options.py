@@ -130,6 +130,7 @@ def _declared(kind: type) -> tuple[Declared, ...]:
         if (one := field.metadata.get("option")) is None:
             continue
         made = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+        one = dataclasses.replace(one, panel=one.panel or getattr(kind, "panel", None))
         found.append(Declared(field.name, hints[field.name], made, one))
     return tuple(found)
 

@@ -123,12 +123,12 @@ def with_settings(command: Callable[..., None], only: Collection[str] | None = N
             groups[parameter.name] = kind, kind is not hint
             wanted = only if kind is not hint else None
             every = [
-                (one, panel)
-                for one, panel in _with_panels(kind)
-                if one.name not in found and (wanted is None or one.name in wanted or panel == ENGINE_PANEL)
+                one
+                for one in _in_help(kind)
+                if one.name not in found and (wanted is None or one.name in wanted or one.option.panel == ENGINE_PANEL)
             ]
-            found |= {one.name: one for one, _ in every}
-            plain += [_parameter(one, panel) for one, panel in every]
+            found |= {one.name: one for one in every}
+            plain += map(_parameter, every)
         else:
             plain.append(parameter.replace(annotation=hint))
     if len(found) > _MOST_FLAGS and any(one.option.brief for one in found.values()):
@@ -155,17 +155,10 @@ def flags_of(kind: type) -> list[Declared]:
     return [one for one in all_declared(kind) if one.flags]
 
 
-def _with_panels(kind: type) -> Iterable[tuple[Declared, str]]:
-    own = {one.name: one for one in declared(kind)}
-    hints = get_type_hints(kind)
-    for field in dataclasses.fields(kind):
-        if kind is EngineConfig and field.name == "engine_options":
-            yield from ((one, ENGINE_PANEL) for one in engine_flags())
-        elif field.name in own:
-            if own[field.name].flags:
-                yield own[field.name], own[field.name].option.panel or kind.panel  # type: ignore[attr-defined]
-        elif dataclasses.is_dataclass(hints[field.name]):
-            yield from _with_panels(hints[field.name])
+def _in_help(kind: type) -> Iterable[Declared]:
+    """The same, with the options of engines in the place of `engine_options`."""
+    for one in all_declared(kind):
+        yield from engine_flags() if one.name == "engine_options" else [one] if one.flags else []
 
 
 @functools.cache
@@ -179,7 +172,7 @@ def engine_flags() -> tuple[Declared, ...]:
     return tuple(found.values())
 
 
-def _parameter(one: Declared, panel: str) -> inspect.Parameter:
+def _parameter(one: Declared) -> inspect.Parameter:
     default = inspect.Parameter.empty if one.required else one.option.shown or one.default
     if one.option.parse is not None and one.option.shown is None:
         default = None
@@ -188,7 +181,7 @@ def _parameter(one: Declared, panel: str) -> inspect.Parameter:
     kind = _kind(one)
     text = spelled(one.option.help, "flags")
     limits: Any = {"min": one.option.minimum, "max": one.option.maximum} if kind in (int, float) else {}
-    info = typer.Option(*one.flags, help=text, rich_help_panel=panel, metavar=one.option.metavar, **limits)
+    info = typer.Option(*one.flags, help=text, rich_help_panel=one.option.panel, metavar=one.option.metavar, **limits)
     hint: object = Annotated[kind | None if default is None else kind, info]
     return inspect.Parameter(one.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint)
 
