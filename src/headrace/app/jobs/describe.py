@@ -16,9 +16,9 @@ from headrace.engines.base import Engine
 from headrace.engines.choosing import registry
 from headrace.engines.choosing.config import EngineConfig
 from headrace.engines.profile import EngineProfile
+from headrace.events import RunDescribed
 from headrace.io.formats.jsonl import JsonlWriter
 from headrace.io.storage.locations import as_named
-from headrace.observe.live.recorder import Description
 from headrace.observe.live.server import ServerFacts
 from headrace.observe.reporting.run_facts import RunFacts
 
@@ -38,7 +38,7 @@ class WorkerRoom:
     """That the devices have room for, those of the job included."""
 
 
-def describe(plan: Plan, engine: Engine, profile: EngineProfile) -> Description:
+def describe(plan: Plan, engine: Engine, profile: EngineProfile, began: float) -> RunDescribed:
     """The settings of a job that matter for its speed, and the versions of what runs it."""
     settings, limits = plan.settings, plan.settings.limits
     config = settings.config
@@ -56,7 +56,7 @@ def describe(plan: Plan, engine: Engine, profile: EngineProfile) -> Description:
         "retry of failed records": "yes" if settings.retry else None,
     }
     shown = {name: _shown(name, value) for name, value in named.items() if value is not None}
-    return Description(remove_logins(as_named(plan.output.target)), shown, versions())
+    return RunDescribed(remove_logins(as_named(plan.output.target)), shown, versions(), began)
 
 
 def server_facts(config: EngineConfig, engine: Engine, profile: EngineProfile, most_records: int) -> ServerFacts:

@@ -41,7 +41,6 @@ from headrace.events import (
     JobDone,
     JobStarted,
     Listener,
-    RunDescribed,
     StepSizeChanged,
 )
 from headrace.io.sinks.callback_sink import CallbackWriter
@@ -161,8 +160,8 @@ def carry_out(  # noqa: PLR0913 - keyword-only, and each caller leaves most of t
             listeners += [listener for listener in (*watches, trace, spans, bar) if listener is not None]
             if (budget := plan.settings.config.batch_tokens) is not None:
                 listeners.append(BudgetWarning(budget))
-            described = describe(plan, engine, tuned_profile(plan.settings, engine))
-            broadcast(RunDescribed(described.name, described.settings, described.versions, began))
+            described = describe(plan, engine, tuned_profile(plan.settings, engine), began)
+            broadcast(described)
             if tuned.precision is not None:
                 broadcast(tuned.precision)
             if shared is None and (size := vllm_steps(plan.settings.config)) is not None:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 from typing import cast
 
 from headrace.device.process_memory import process_bytes
 from headrace.errors import ConfigError
-from headrace.events import Event, JobDone, JobStarted
+from headrace.events import Event, JobDone, JobStarted, RunDescribed
 from headrace.io.storage.atomic import atomic_file
 from headrace.io.storage.locations import is_remote
 from headrace.observe.live.frame import Frame, Window, wall_clock
@@ -31,15 +30,6 @@ _WORTH = 200
 """Times as long as a write takes, until the next one: 0.5 % of the time at most."""
 
 
-@dataclass(frozen=True, slots=True)
-class Description:
-    """What a run is, for its report."""
-
-    name: str
-    settings: Mapping[str, str]
-    versions: Mapping[str, str]
-
-
 class Recorder:
     """An event listener that keeps a run's summary and its present state on disk, or in memory for a dashboard.
 
@@ -52,7 +42,7 @@ class Recorder:
         builder: ReportBuilder,
         path: Path,
         live: Path,
-        description: Description,
+        described: RunDescribed,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._builder = builder
@@ -61,7 +51,7 @@ class Recorder:
         self._window = Window()
         self.frame: Frame | None = None
         """The newest state; None before the first."""
-        self._description = description
+        self._described = described
         self._clock = clock
         self._started_at = wall_clock()
         self._earlier: list[str] = []
@@ -108,7 +98,7 @@ class Recorder:
             self._show(state, now, report)
 
     def _show(self, state: str, now: float, report: Report) -> None:
-        self.frame = job_frame(self._description.name, state, report, self._window, now)
+        self.frame = job_frame(self._described.name, state, report, self._window, now)
         try:
             with atomic_file(self._live, durable=False) as file:
                 file.write(self.frame.as_json().encode())
@@ -116,7 +106,7 @@ class Recorder:
             logger.debug("headrace: cannot write %s: %s", self._live, error)
 
     def _write(self, state: RunState, report: Report) -> None:
-        described = self._description
+        described = self._described
         run = summary.summarize(report, state, self._started_at, described.settings, described.versions)
         try:
             summary.write(self._path, [*self._earlier, run.as_json()])
