@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TypeAlias, TypeVar
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 
-from headrace.pool.model import ModelStats
 from headrace.pool.pool import ModelPool
-from headrace.serving.auth import KeyUsage
 from headrace.serving.batches.batch import ENDED
 from headrace.serving.batches.store import Batches
 from headrace.serving.counted import ServiceCounts
@@ -31,52 +28,29 @@ class BulkState:
     """Inputs that wait for a gap between online requests."""
 
 
-T = TypeVar("T")
-Labelled: TypeAlias = tuple[type[GaugeMetricFamily] | type[CounterMetricFamily], str, str, Callable[[T], float]]
-"""Kind, name, description and value of a family with a label."""
+def families(state: ServerState, bulk: BulkState | None, pool: ModelPool | None = None) -> Iterator[Metric]:
+    """All metric families that are not updated by events; for several models, those that no single model has.
 
-_OF_MODELS: tuple[Labelled[ModelStats], ...] = (
-    (CounterMetricFamily, "model_loads", "Times that a model was loaded.", lambda of: of.loads),
-    (CounterMetricFamily, "model_failed_loads", "Loads of a model that failed.", lambda of: of.failed_loads),
-    (
-        CounterMetricFamily,
-        "model_wait_seconds",
-        "Time that requests waited for a model to be loaded.",
-        lambda of: of.wait_s,
-    ),
-    (GaugeMetricFamily, "model_loaded", "Whether a model is loaded.", lambda of: of.phase == "loaded"),
-)
-_OF_KEYS: tuple[Labelled[KeyUsage], ...] = (
-    (CounterMetricFamily, "key_requests", "Requests of a key.", lambda of: of.requests),
-    (CounterMetricFamily, "key_refused", "Requests refused by a key's own limits.", lambda of: of.refused),
-    (GaugeMetricFamily, "key_requests_running", "Requests of a key in progress.", lambda of: of.running),
-)
-_OPEN_BATCHES: tuple[Labelled[int], ...] = (
-    (GaugeMetricFamily, "bulk_batches", "Batches of the Batch API, by status.", float),
-)
-_ENDED_BATCHES: tuple[Labelled[int], ...] = (
-    (CounterMetricFamily, "bulk_batches_ended", "Batches that have ended.", float),
-)
-
-
-def families(state: ServerState, bulk: Callable[[], BulkState | None]) -> Iterator[Metric]:
-    """All metric families that are not updated by events."""
+    Args:
+        bulk: None if there is no Batch API now.
+        pool: loads the models, if there are several.
+    """
     yield _gauge("ready", "Whether the server accepts requests.", float(state.ready))
     if state.keys.required:
-        yield from _labelled("key", state.keys.use(), _OF_KEYS)
+        keys = state.keys.use().items()
+        yield _counter("key_requests", "Requests of a key.", {name: of.requests for name, of in keys}, "key")
+        refused = {name: of.refused for name, of in keys}
+        yield _counter("key_refused", "Requests refused by a key's own limits.", refused, "key")
+        running = {name: of.running for name, of in keys}
+        yield _gauge("key_requests_running", "Requests of a key in progress.", running, "key")
     if state.loaded is not None:
         yield from _of_service(state.loaded)
     if not state.parts:
         yield from _of_counters(state.counted)
-    bulk_state = bulk()
-    if bulk_state is not None:
-        yield from _of_batches(bulk_state)
-
-
-def families_of_pool(state: ServerState, pool: ModelPool, bulk: Callable[[], BulkState | None]) -> Iterator[Metric]:
-    """The metric families of a server of several models that no single model has."""
-    yield from families(state, bulk)
-    yield from _labelled("model", pool.stats(), _OF_MODELS)
+    if bulk is not None:
+        yield from _of_batches(bulk)
+    if pool is not None:
+        yield from _of_pool(pool)
 
 
 def _of_service(service: Service) -> Iterator[Metric]:
@@ -111,24 +85,33 @@ def _of_counters(counted: ServiceCounts) -> Iterator[Metric]:
 
 def _of_batches(bulk: BulkState) -> Iterator[Metric]:
     ended: dict[str, int] = {status: bulk.batches.ended[status] for status in ENDED}
-    yield from _labelled("status", bulk.batches.counts(), _OPEN_BATCHES)
-    yield from _labelled("status", ended, _ENDED_BATCHES)
+    yield _gauge("bulk_batches", "Batches of the Batch API, by status.", bulk.batches.counts(), "status")
+    yield _counter("bulk_batches_ended", "Batches that have ended.", ended, "status")
     yield _counter("bulk_records", "Batch inputs answered.", bulk.records)
     yield _gauge("bulk_records_waiting", "Batch inputs waiting for a gap between online requests.", bulk.waiting)
 
 
-def _labelled(label: str, values: Mapping[str, T], table: Sequence[Labelled[T]]) -> Iterator[Metric]:
-    """Families with a sample for each of these values."""
-    for kind, name, about, of in table:
-        family = kind(f"headrace_{name}", about, labels=(label,))
-        for whose, value in values.items():
-            family.add_metric((whose,), float(of(value)))
-        yield family
+def _of_pool(pool: ModelPool) -> Iterator[Metric]:
+    models = pool.stats().items()
+    yield _counter("model_loads", "Times that a model was loaded.", {name: of.loads for name, of in models}, "model")
+    failed = {name: of.failed_loads for name, of in models}
+    yield _counter("model_failed_loads", "Loads of a model that failed.", failed, "model")
+    waits = {name: of.wait_s for name, of in models}
+    yield _counter("model_wait_seconds", "Time that requests waited for a model to be loaded.", waits, "model")
+    loaded = {name: of.phase == "loaded" for name, of in models}
+    yield _gauge("model_loaded", "Whether a model is loaded.", loaded, "model")
 
 
-def _gauge(name: str, about: str, value: float) -> Metric:
-    return GaugeMetricFamily(f"headrace_{name}", about, value)
+def _gauge(name: str, about: str, value: float | Mapping[str, float], label: str = "") -> Metric:
+    return _filled(GaugeMetricFamily(f"headrace_{name}", about, labels=(label,) if label else ()), value)
 
 
-def _counter(name: str, about: str, value: float) -> Metric:
-    return CounterMetricFamily(f"headrace_{name}", about, value)
+def _counter(name: str, about: str, value: float | Mapping[str, float], label: str = "") -> Metric:
+    return _filled(CounterMetricFamily(f"headrace_{name}", about, labels=(label,) if label else ()), value)
+
+
+def _filled(family: GaugeMetricFamily | CounterMetricFamily, value: float | Mapping[str, float]) -> Metric:
+    """The family with this value, or with one for each name."""
+    for name, one in value.items() if isinstance(value, Mapping) else [(None, value)]:
+        family.add_metric(() if name is None else (name,), float(one))
+    return family

@@ -37,7 +37,7 @@ from headrace.pool.pool import ModelPool
 from headrace.serving.app import ALONE
 from headrace.serving.auth import Keys
 from headrace.serving.hosts import Hosts
-from headrace.serving.metrics import families_of_pool
+from headrace.serving.metrics import families
 from headrace.serving.pooled import ModelApp, create_pooled_app
 from headrace.serving.state import ServerState
 from headrace.wording import shown
@@ -170,7 +170,7 @@ def build_pooled(content: ModelsFile, shared: ServerSettings) -> tuple[FastAPI, 
         bulk.append(BatchModel(part, partial(list, model.names), UseOfPool(pool, part).use, model.keys))
 
     def pulled() -> Iterator[Metric]:
-        yield from families_of_pool(state, pool, lambda: api.state() if api is not None else None)
+        yield from families(state, None if api is None else api.state(), pool)
         yield device_seconds(account.seconds_by_cause())
 
     metrics = PrometheusListener(pulled, headrace.__version__)

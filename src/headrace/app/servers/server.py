@@ -93,7 +93,7 @@ def build(settings: ServerSettings, loaded: RunningModel | None = None) -> tuple
     api: BatchApi | None = None
 
     def pulled() -> Iterator[Metric]:
-        yield from families(server, lambda: api.state() if api is not None else None)
+        yield from families(server, None if api is None else api.state())
         yield device_seconds(account.seconds_by_cause())
 
     server, bulk, spans = _model(settings, account, pulled)
@@ -116,7 +116,7 @@ def build_part(settings: ServerSettings, device: Listener) -> tuple[FastAPI, Bul
         ConfigError: a task, engine or option that does not exist.
     """
     settings = check_settings(settings)
-    server, bulk, spans = _model(settings, device, lambda: families(server, lambda: None))
+    server, bulk, spans = _model(settings, device, lambda: families(server, None))
     make_service = functools.partial(_service, settings, server, None, spans)
     beside = ALONE if settings.state is None else Beside(running=bulk.running)
     return create_app(server, make_service, bulk.task, version=headrace.__version__, beside=beside), bulk
