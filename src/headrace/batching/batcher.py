@@ -27,7 +27,7 @@ from typing import Generic, Self, TypedDict, TypeVar, Unpack
 
 from headrace.batching.blocking import current_loop, iterate, raising
 from headrace.batching.dispatch.loop import DispatchContext, DispatchLoop
-from headrace.batching.dispatch.stream import RUN, MappedRun, MappedStream, StreamPort
+from headrace.batching.dispatch.stream import RUN, MappedRun, MappedStream
 from headrace.batching.dispatch.submission import Submission
 from headrace.batching.foreign_calls import current_task
 from headrace.batching.options import Options, number, optional
@@ -109,7 +109,7 @@ class Batcher(Generic[RecordT, ResultT]):
             raise AlreadyRunningError(f"{self._options.name} is already running; stop() it before starting it again")
         if self._task is not None:
             self._ended(self._task)  # its loop was closed while it ran
-        submission = self._submission = Submission(self._options, self._meter, self._make_dispatcher)
+        submission = self._submission = Submission(self._options, self._cost, self._meter, self._make_dispatcher)
         # An empty context: process_fn serves all callers and must not see the first caller's context variables.
         self._task = submission.loop.create_task(
             submission.dispatcher.run(), name=f"{self._options.name}-dispatcher", context=contextvars.Context()
@@ -144,7 +144,8 @@ class Batcher(Generic[RecordT, ResultT]):
             return  # it has stopped already
         submission.close()
         if not drain:
-            submission.refuse(StoppedError(f"{self._options.name} was stopped without processing the waiting records"))
+            cause = StoppedError(f"{self._options.name} was stopped without processing the waiting records")
+            submission.dispatcher.refuse(cause)
         submission.dispatcher.drain()
         _, late = await asyncio.wait({task}, timeout=timeout)
         if late:
@@ -321,8 +322,8 @@ class Batcher(Generic[RecordT, ResultT]):
         return self._stream(0, ordered=False).run_chunks(runs)
 
     def _stream(self, priority: int, *, ordered: bool) -> MappedStream:
-        port = StreamPort(self._open(), self._cost, self._options, priority)
-        return MappedStream(port, self._options.capacity + self._options.in_flight, ordered=ordered)
+        limit = self._options.capacity + self._options.in_flight
+        return MappedStream(self._open(), object(), limit, ordered=ordered, priority=priority)
 
     # -- from other threads and loops ----------------------------------------------------------------------------
 
@@ -358,14 +359,14 @@ class Batcher(Generic[RecordT, ResultT]):
         The calling thread reads `records`, as far ahead as the queue has room.
         """
         self._check_not_on_loop("map_blocking", "map")
-        port = StreamPort(self._open(), self._cost, self._options, 0)
+        submission, caller = self._open(), object()
 
         async def results_of(chunk: Sequence[RecordT]) -> list[ResultT]:
-            stream = MappedStream(port, len(chunk), ordered=True, flush=False)
+            stream = MappedStream(submission, caller, len(chunk), ordered=True, flush=False)
             return [result async for _, results, _ in stream.chunks(chunk) for result in results]
 
         async def flush() -> None:
-            port.flush()
+            submission.dispatcher.flush()
 
         ahead = max(self._options.capacity // RUN, 1) + 1
         results = iterate(

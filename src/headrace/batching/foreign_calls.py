@@ -1,20 +1,17 @@
-"""The running task, the border to foreign code, and the end of a batcher's loop."""
+"""The running task, and the border to foreign code."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import sys
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from typing import ParamSpec, TypeVar
 
-from headrace.errors import ProcessError, StoppedError, text_of
+from headrace.errors import ProcessError, text_of
 
 P = ParamSpec("P")
 T = TypeVar("T")
 R = TypeVar("R")
-
-logger = logging.getLogger("headrace")
 
 current_task: Callable[[asyncio.AbstractEventLoop], asyncio.Task[object] | None] = (
     asyncio.current_task if sys.version_info >= (3, 12) else asyncio.tasks._current_tasks.get  # type: ignore[attr-defined]
@@ -96,20 +93,3 @@ def called(name: str, fn: Callable[[T], R], value: T) -> R:
     """Call the function with the value; see `Foreign`."""
     with Foreign(name):
         return fn(value)
-
-
-async def run_to_the_end(
-    name: str, loop: Coroutine[None, None, None], abandon: Callable[[BaseException], None]
-) -> None:
-    """Run the loop of a batcher. However it ends, `abandon` is called with the error for records that are left."""
-    cause: BaseException = StoppedError(f"{name} stopped before this record was processed")
-    try:
-        await loop
-    except (asyncio.CancelledError, GeneratorExit):
-        raise
-    except BaseException as exc:
-        logger.critical("%s failed; all its waiting records fail too", name, exc_info=exc)
-        cause = exc
-        raise
-    finally:
-        abandon(cause)

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from headrace.batching.dispatch.admission import Admission
 from headrace.batching.dispatch.wakeup import Wakeup
-from headrace.batching.foreign_calls import run_to_the_end
 from headrace.batching.options import Options
 from headrace.batching.pending import fail
 from headrace.batching.policy.waiting_queue import WaitingQueue
 from headrace.batching.stats import BatchMeter
+from headrace.errors import StoppedError
 from headrace.events import Event
+
+logger = logging.getLogger("headrace")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +46,18 @@ class DispatchLoop(ABC):
 
     async def run(self) -> None:
         """Serve until drained. However this task ends, no caller is left waiting."""
-        await run_to_the_end(self._options.name, self._serve(), self._abandon)
+        name = self._options.name
+        cause: BaseException = StoppedError(f"{name} stopped before this record was processed")
+        try:
+            await self._serve()
+        except (asyncio.CancelledError, GeneratorExit):
+            raise
+        except BaseException as exc:
+            logger.critical("%s failed; all its waiting records fail too", name, exc_info=exc)
+            cause = exc
+            raise
+        finally:
+            self._abandon(cause)
 
     @abstractmethod
     async def _serve(self) -> None: ...

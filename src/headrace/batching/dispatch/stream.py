@@ -10,9 +10,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from headrace.batching.dispatch.submission import Submission
 from headrace.batching.foreign_calls import Raised, attempt, must_propagate
-from headrace.batching.options import Options
-from headrace.batching.pending import EntryHolder, fail, is_column, own_copy
-from headrace.batching.policy.cost import CostRule
+from headrace.batching.pending import EntryHolder, fail, own_copy
 from headrace.errors import ConfigError
 
 RecordT = TypeVar("RecordT")
@@ -89,63 +87,28 @@ class RunSlice:
         self.stream.finished(self)
 
 
-class StreamPort:
-    """Submits the records of a mapped stream; each stream is one caller."""
-
-    def __init__(self, submission: Submission, cost: CostRule, options: Options, priority: int) -> None:
-        self._submission = submission
-        self._estimate = cost.estimate
-        self._shared_cost = None if options.reject_oversized else cost.shared
-        self._priority = priority
-
-    def cost(self, record: object) -> float:
-        """The record's cost; raises what its estimator raises, or RecordTooLargeError."""
-        return self._submission.checked_cost(self._estimate(record), type(record))
-
-    def run_cost(self, records: Sequence[object]) -> float:
-        """The cost of each record of a run, as a column says, or that of its first; raises as `cost` does."""
-        if is_column(records):
-            return self._submission.checked_cost(records.cost, type(records))
-        return self.cost(records[0])
-
-    def shared_cost(self, records: Sequence[object]) -> float | None:
-        """The cost of each record if all are known to cost the same, else None."""
-        return None if self._shared_cost is None else self._shared_cost(records)
-
-    def enter(self, entry: RunSlice, reserved: int) -> bool:
-        """Queue the entry, or as many of its first records as there is room for; returns whether all were queued.
-
-        At least `reserved` records may enter.
-        """
-        submission = self._submission
-        submission.check_open()
-        room = max(submission.admission.room(entry.cost), reserved)
-        if not room:
-            return False
-        first = entry if room >= entry.count else entry.split(room)
-        first.arrival, first.holder = submission.clock(), submission
-        submission.queue.add(first, self._priority, self)
-        submission.queued(first.cost)
-        return first is entry
-
-    async def wait_for_room(self, cost: float) -> None:
-        """Wait until a record of this cost may enter; the place is reserved until the caller's next await."""
-        await self._submission.admission.enter(cost)
-
-    def flush(self) -> None:
-        """Dispatch waiting records without waiting for more."""
-        self._submission.dispatcher.flush()
-
-
 class MappedStream:
     """One mapped input, from reading its records to yielding their results.
 
-    At most `limit` records are read before their results are yielded. With `flush`, records that wait at the end of the
-    input are batched immediately.
+    Args:
+        caller: takes turns with other callers; the queue remembers it for a while.
+        limit: most records that are read before their results are yielded.
+        flush: whether records that wait at the end of the input are batched immediately.
     """
 
-    def __init__(self, port: StreamPort, limit: int, *, ordered: bool, flush: bool = True) -> None:
-        self._port = port
+    def __init__(
+        self,
+        submission: Submission,
+        caller: object,
+        limit: int,
+        *,
+        ordered: bool,
+        priority: int = 0,
+        flush: bool = True,
+    ) -> None:
+        self._submission = submission
+        self._caller = caller
+        self._priority = priority
         self._flush_at_end = flush
         self._limit = limit
         self._runs: deque[RecordRun] = deque()
@@ -228,7 +191,7 @@ class MappedStream:
     def _fed(self, _: asyncio.Task[None]) -> None:
         self._ended = True
         if self._flush_at_end:
-            self._port.flush()
+            self._submission.dispatcher.flush()
         _wake(self._reader)
 
     async def _feed(self, records: Iterable[object] | AsyncIterable[object]) -> None:
@@ -253,7 +216,7 @@ class MappedStream:
             if records:
                 await self._place(records, alike=True)
             else:
-                self._port.flush()
+                self._submission.dispatcher.flush()
             del records  # no run may stay referenced while the next one is made
 
     async def _place(self, records: Sequence[object], *, alike: bool = False) -> None:
@@ -270,13 +233,13 @@ class MappedStream:
         rest = RunSlice(self, run, 0, len(records))
         self.entries.add(rest)
         with _FailsWith(rest):  # for example when the batcher has stopped
-            shared = self._port.run_cost(records) if alike else self._port.shared_cost(records)
+            shared = self._submission.run_cost(records) if alike else self._submission.shared_cost(records)
             while shared is None and rest.count > 1:
                 await self._enter_alone(rest.split(1))
             await (self._enter_alone(rest) if shared is None else self._enter(rest, shared))
 
     async def _enter_alone(self, entry: RunSlice) -> None:
-        cost = attempt(self._port.cost, entry.records[0])
+        cost = attempt(self._submission.cost, entry.records[0])
         if not isinstance(cost, Raised):
             await self._enter(entry, cost)
         elif must_propagate(cost.cause):
@@ -285,12 +248,11 @@ class MappedStream:
             entry.set_exception(own_copy(cost.cause))
 
     async def _enter(self, entry: RunSlice, cost: float) -> None:
-        entry.cost = cost
+        entry.cost, reserved = cost, 0
         with _FailsWith(entry):
-            entered = self._port.enter(entry, 0)
-            while not entered:
-                await self._port.wait_for_room(cost)
-                entered = self._port.enter(entry, 1)
+            while not self._submission.enter(entry, reserved, self._priority, self._caller):
+                await self._submission.admission.enter(cost)
+                reserved = 1
 
 
 class _FailsWith:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 
 from headrace.batching.dispatch.admission import Admission
 from headrace.batching.dispatch.loop import DispatchContext, DispatchLoop
 from headrace.batching.dispatch.wakeup import Wakeup
 from headrace.batching.foreign_calls import current_task
 from headrace.batching.options import Options, number
-from headrace.batching.pending import PendingResult, QueueEntry, fail
-from headrace.batching.policy.cost import checked_cost
+from headrace.batching.pending import PendingResult, QueueEntry, fail, is_column
+from headrace.batching.policy.cost import CostRule, checked_cost
 from headrace.batching.policy.waiting_queue import WaitingQueue
 from headrace.batching.stats import BatchMeter
 from headrace.errors import ConfigError, DeadlineExceededError, NotRunningError, QueueFullError, RecordTooLargeError
@@ -23,7 +23,11 @@ class Submission:
     """One start-to-stop session of a batcher on one event loop: a waiting queue and its dispatcher."""
 
     def __init__(
-        self, options: Options, meter: BatchMeter, make_dispatcher: Callable[[DispatchContext], DispatchLoop]
+        self,
+        options: Options,
+        cost: CostRule,
+        meter: BatchMeter,
+        make_dispatcher: Callable[[DispatchContext], DispatchLoop],
     ) -> None:
         loop = asyncio.get_running_loop()
         self.loop = loop
@@ -36,6 +40,7 @@ class Submission:
         self.dispatcher = make_dispatcher(DispatchContext(self.queue, self.admission, self._wakeup, meter, options))
         self.thread = threading.get_ident()
         self._options = options
+        self._cost = cost
         if options.reject_oversized:
             self.admission.inspect_all()
         self._meter = meter
@@ -71,6 +76,35 @@ class Submission:
                 f'{self._options.limits.target_batch_cost}: shorten it, raise the budget, or pass oversized="alone"'
             )
         return cost
+
+    def cost(self, record: object) -> float:
+        """The record's cost; raises what its estimator raises, or as `checked_cost`."""
+        return self.checked_cost(self._cost.estimate(record), type(record))
+
+    def run_cost(self, records: Sequence[object]) -> float:
+        """The cost of each record of a run, as a column says, or that of its first; raises as `cost` does."""
+        if is_column(records):
+            return self.checked_cost(records.cost, type(records))
+        return self.cost(records[0])
+
+    def shared_cost(self, records: Sequence[object]) -> float | None:
+        """The cost of each record if all are known to cost the same, else None."""
+        return None if self._options.reject_oversized else self._cost.shared(records)
+
+    def enter(self, entry: QueueEntry, reserved: int, priority: int, caller: Hashable) -> bool:
+        """Queue the entry, or as many of its first records as there is room for; returns whether all were queued.
+
+        At least `reserved` records may enter.
+        """
+        self.check_open()
+        room = max(self.admission.room(entry.cost), reserved)
+        if not room:
+            return False
+        first = entry if room >= entry.count else entry.split(room)
+        first.arrival, first.holder = self.clock(), self
+        self.queue.add(first, priority, caller)
+        self.queued(first.cost)
+        return first is entry
 
     def enqueue(self, record: object, cost: float, priority: int, caller: Hashable) -> PendingResult:
         """Queue a record that was admitted."""
@@ -141,10 +175,6 @@ class Submission:
         """Stop forming batches; what still runs is abandoned."""
         self.close()
         self.dispatcher.end()
-
-    def refuse(self, cause: Exception) -> None:
-        """Fail all records that wait for a batch or for room."""
-        self.dispatcher.refuse(cause)
 
     def check_room(self, cost: float) -> None:
         """Raise QueueFullError if there is no room for a record of this cost."""
