@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from headrace.io.base import Chunk
-from headrace.io.sources.held_tables import HeldArrow, StreamSource, TableSource
+from headrace.io.formats.arrow_tables import HeldArrow
+from headrace.io.sources.held_tables import StreamSource, TableSource
 from headrace.io.storage.rows import CHUNK_BYTES
 
 pa: Any = pytest.importorskip("pyarrow")

@@ -1,132 +1,158 @@
-"""Record batches as chunks: as rows of Python objects, or as tables whose columns stay as they are."""
+"""Tables that are held in memory, or as batches of a file, as chunks: in rows, or in columns, made slice by slice."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, TypeAlias
+from abc import abstractmethod
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from headrace.errors import tried
 from headrace.io.base import Chunk
 from headrace.io.formats.cells import rows_of, taken
-from headrace.io.storage.row_tables import TABLE_ROWS, LazyRecords
+from headrace.io.storage.row_tables import TABLE_ROWS, RowMaker, SourceTable
 from headrace.io.storage.rows import CHUNK_BYTES, CHUNK_ROWS, positions_todo, share, todo
-from headrace.records import Record
+from headrace.records import outer
 
 if TYPE_CHECKING:
-    import numpy
     import pyarrow as pa
-    from numpy.typing import NDArray
 
-    from headrace.columns import RowNumbers
+_CROWD = 16
+"""Odd rows come in crowds, and each call of a library takes its time: some are made together."""
+_GROWTH = 4
+"""How many times longer than the last a slice may be: its bytes are known when it is made."""
 
-    Whole: TypeAlias = Callable[[pa.RecordBatch, int], pa.RecordBatch]
+
+class HeldTable(RowMaker):
+    """Rows of a table in memory, counted from 0."""
+
+    names: Sequence[str]
+    """The names of its columns."""
+    typed = True
+    """As in `headrace.columns.RowTable`."""
+    crowd = _CROWD
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def rows(self, start: int, stop: int) -> Sequence[object]:
+        """The rows start..stop-1 as Python objects, each a dict, or what else a record can be made of."""
+
+    @abstractmethod
+    def columns(self, names: Sequence[str], start: int, stop: int) -> Mapping[str, pa.Array | None]:
+        """The values of these columns, exactly those of the rows; None for one that Arrow cannot hold as it is."""
+
+    def rows_at(self, places: Sequence[int]) -> list[object]:
+        found, start = list[object](), 0
+        while start < len(places):
+            first = places[start]
+            stop = bisect_left(places, first + self.together, start)
+            rows = self.rows(first, places[stop - 1] + 1)
+            found += [rows[place - first] for place in places[start:stop]]
+            start = stop
+        return found
+
+    def lacks(self, name: str, column: pa.Array | None) -> bool:  # noqa: ARG002 - others need it
+        return name not in self.names
 
 
-@dataclass(slots=True)
-class ArrowTable:
-    """Rows of a record batch.
+class HeldArrow(HeldTable):
+    """The rows of an Arrow table or record batch.
 
     Args:
-        places: of the rows in the batch.
-        shown: what the batch is from, for messages.
-        number: the place of its first row there, counted from 0.
-        whole: adds the columns that were not read to rows from such a place on.
+        number: of its first row in what it belongs to, which is `shown` in messages.
+        whole: adds the columns that were not read to rows from such a number on; None if there are none.
     """
 
-    positions: NDArray[numpy.int64]
-    batch: pa.RecordBatch
-    places: RowNumbers
-    shown: str
-    number: int
-    whole: Whole
-    typed: bool = True
-
-    @property
-    def nbytes(self) -> int:
-        return int(self.batch.nbytes) + self.positions.nbytes + self.places.nbytes
+    def __init__(
+        self,
+        table: pa.Table | pa.RecordBatch,
+        number: int = 0,
+        shown: str = "the table",
+        whole: Callable[[pa.RecordBatch, int], pa.RecordBatch] | None = None,
+    ) -> None:
+        self.names: Sequence[str] = table.schema.names
+        self.crowd = _CROWD if whole is None else 1  # the columns that were not read may be large
+        self._table = table
+        self._number = number
+        self._shown = shown
+        self._whole = whole
 
     def __len__(self) -> int:
-        return len(self.positions)
-
-    def column(self, name: str) -> pa.Array | None:
-        """The values of a column; None if there is no such column, or if it has text that is not UTF-8."""
-        if self.lacks(name):
-            return None
-        column = self.batch.column(name)
-        if not self._is_whole:
-            column = taken(column, self.places.tolist())
-        return None if isinstance(tried(lambda: column.validate(full=True)), Exception) else column
-
-    def lacks(self, name: str) -> bool:
-        return name not in self.batch.schema.names
-
-    def record(self, row: int) -> Record:
-        place, position = int(self.places[row]), int(self.positions[row])
-        [data] = rows_of(self.whole(self.batch.slice(place, 1), self.number + place), self.shown, self.number + place)
-        return Record(position, position, data)
-
-    def records(self) -> Iterator[Record]:
-        rows = rows_of(self.whole(self.batch, self.number), self.shown, self.number, self.places.tolist())
-        for position, row in zip(self.positions.tolist(), rows, strict=True):
-            yield Record(position, position, row)
-
-    def slice(self, start: int, stop: int) -> ArrowTable:
-        positions, places = self.positions[start:stop], self.places[start:stop]
-        if not len(places):
-            return replace(self, positions=positions, batch=self.batch.slice(0, 0), places=places)
-        first, last = int(places[0]), int(places[-1])
-        batch = self.batch.slice(first, last + 1 - first)
-        return replace(self, positions=positions, batch=batch, places=places - first, number=self.number + first)
+        return int(self._table.num_rows)
 
     @property
-    def _is_whole(self) -> bool:
-        return len(self.places) == int(self.batch.num_rows)
+    def together(self) -> int:
+        return max(1, min(CHUNK_ROWS, CHUNK_BYTES * len(self) // max(1, int(self._table.nbytes))))
+
+    def rows(self, start: int, stop: int) -> list[dict[str, object]]:
+        part, number, rows = self._table.slice(start, stop - start), self._number + start, list[dict[str, object]]()
+        for batch in part.to_batches() if hasattr(part, "to_batches") else [part]:
+            rows += rows_of(batch if self._whole is None else self._whole(batch, number), self._shown, number)
+            number += batch.num_rows
+        return rows
+
+    def columns(self, names: Sequence[str], start: int, stop: int) -> dict[str, pa.Array | None]:
+        part = self._table.slice(start, stop - start)
+        return {name: as_one(part.column(name)) for name in names}
 
 
-@dataclass(frozen=True, slots=True)
-class Slicer:
-    """Makes chunks of the record batches of a table.
+def as_one(column: pa.Array | pa.ChunkedArray) -> pa.Array | None:
+    """The values as one array; None if their chunks cannot be joined."""
+    if not hasattr(column, "chunks"):
+        return column
+    joined = column.chunk(0) if column.num_chunks == 1 else tried(column.combine_chunks)
+    return None if isinstance(joined, Exception) or hasattr(joined, "chunks") else joined
+
+
+def chunks_of(  # noqa: PLR0913 - keyword-only, and each caller leaves some of them out
+    held: HeldTable,
+    base: int,
+    next_todo: Callable[[int], int],
+    names: Sequence[str] | None,
+    *,
+    rows: int = CHUNK_ROWS,
+    known: int = 0,
+    size: int = 0,
+) -> Iterator[Chunk]:
+    """The rows that are not done: 512 together; in columns about 4 MiB, and at most 32,768.
 
     Args:
-        shown: what the table is, for messages.
-        next_todo: see `headrace.io.base.Source.chunks`.
-        in_columns: whether chunks have a `table`.
-        whole: see `ArrowTable`.
+        base: the position of the first row.
+        names: the columns that the job uses, empty for all; None for rows.
+        rows: how many the first slice in columns has.
+        known: rows at lower positions are left out.
+        size: bytes of the table in the input.
     """
+    total, stop, told = len(held), max(0, known - base), 0
+    used = [name for name in held.names if not names or name in names or name in map(outer, names)]
+    while (start := max(stop, next_todo(base + stop) - base)) < total:
+        stop = min(start + rows, total)
+        columns = {} if names is None else held.columns(used, start, stop)
+        sound = {name: column for name, column in columns.items() if column is not None and _is_valid(column)}
+        if not sound:
+            rows = held.together
+            stop = min(start + rows, total)
+            positions = todo(base + start, base + stop, next_todo)
+            made = held.rows_at([position - base for position in positions])
+            yield Chunk.of(map(held.record, positions, made), share(size, told, stop, total))
+            told = stop
+            continue
+        places = positions_todo(base + start, base + stop, next_todo) - base
+        if len(places) < stop - start:
+            sound = {name: taken(column, (places - start).tolist()) for name, column in sound.items()}
+        table = SourceTable(places + base, places, held, sound, held.typed)
+        portion = max(1, CHUNK_BYTES * len(table) // max(1, table.nbytes))
+        read, told = share(size, told, stop, total), stop
+        for first in range(0, len(table), portion):
+            part = table.slice(first, first + portion)
+            yield Chunk(part, (), share(read, first, first + len(part), len(table)), table=part)
+        rows = min(TABLE_ROWS, _GROWTH * rows, portion)
+    if (rest := share(size, told, total, total)) or not stop:
+        yield Chunk((), (), rest)  # the reader of a stream without an end may end here
 
-    shown: str
-    next_todo: Callable[[int], int]
-    in_columns: bool = False
-    whole: Whole = lambda batch, _: batch
 
-    @property
-    def most_rows(self) -> int:
-        """Maximum rows of a chunk."""
-        return TABLE_ROWS if self.in_columns else CHUNK_ROWS
-
-    def chunks(self, batch: pa.RecordBatch, first: int, number: int, size: int) -> Iterator[Chunk]:
-        """A record batch as chunks of about 4 MiB or less.
-
-        Args:
-            first: the position of its first row.
-            number: the place of its first row in the table, counted from 0.
-            size: its bytes in the input.
-        """
-        total = batch.num_rows
-        rows = max(1, min(self.most_rows, CHUNK_BYTES * total // max(1, batch.nbytes)))
-        for start in range(0, total, rows):
-            part, stop = batch.slice(start, rows), min(start + rows, total)
-            bytes_read = share(size, start, stop, total)
-            if not self.in_columns:
-                yield Chunk(self._rows(part, first + start, number + start), (), bytes_read)
-                continue
-            positions = positions_todo(first + start, first + stop, self.next_todo)
-            table = ArrowTable(positions, part, positions - (first + start), self.shown, number + start, self.whole)
-            yield Chunk(LazyRecords(table), (), bytes_read, table=table) if len(table) else Chunk((), (), bytes_read)
-
-    def _rows(self, batch: pa.RecordBatch, first: int, number: int) -> list[Record]:
-        positions = todo(first, first + batch.num_rows, self.next_todo)
-        places = [position - first for position in positions]
-        rows = rows_of(self.whole(batch, number), self.shown, number, places) if places else ()
-        return [Record(position, position, row) for position, row in zip(positions, rows, strict=True)]
+def _is_valid(column: pa.Array) -> bool:
+    """Whether its text is UTF-8."""
+    return not isinstance(tried(lambda: column.validate(full=True)), Exception)

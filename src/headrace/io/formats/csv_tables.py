@@ -9,14 +9,14 @@ from __future__ import annotations
 import csv
 import math
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from headrace.extras import lazy
 from headrace.io.base import Chunk
-from headrace.io.formats.text_tables import TextLines, TextTable, places_of
+from headrace.io.formats.text_tables import LineRows, TextLines, places_of
 from headrace.io.storage.files import InputFile
-from headrace.io.storage.row_tables import TABLE_BYTES, TABLE_ROWS, LazyRecords
+from headrace.io.storage.row_tables import TABLE_BYTES, TABLE_ROWS, SourceTable
 from headrace.io.storage.rows import MAX_LINE_BYTES, NOT_UTF_8, changed, positions_todo, share, text_blocks
 from headrace.records import Failed, Record
 
@@ -35,16 +35,17 @@ LONGEST_ROW = 1_000_000
 """Bytes of a row; in longer ones a quote is probably not closed."""
 
 
-@dataclass(slots=True)
-class CsvTable(TextTable):
-    header: Sequence[str] = ()
-    delimiter: str = ","
+class _CsvFields(LineRows):
+    def __init__(self, lines: TextLines, header: Sequence[str], delimiter: str) -> None:
+        super().__init__(lines)
+        self._header = header
+        self._delimiter = delimiter
 
-    def lacks(self, name: str) -> bool:
-        return name not in self.header
+    def lacks(self, name: str, column: pa.Array | None) -> bool:  # noqa: ARG002 - others need it
+        return name not in self._header
 
-    def row(self, line: bytes) -> dict[str, object]:
-        return dict(zip(self.header, fields(line, self.delimiter), strict=True))
+    def row(self, line: bytes) -> dict[str, str]:
+        return dict(zip(self._header, fields(line, self._delimiter), strict=True))
 
 
 def fields(text: bytes, delimiter: str) -> list[str]:
@@ -160,10 +161,9 @@ class CsvTables:
                 found = [self._row(kept[line], int(places[line])) for line in range(len(kept))]
                 yield Chunk([row for row in found if isinstance(row, Record)], failures, bytes_read)
                 continue
-            table = CsvTable(
-                places, kept, numpy.arange(len(kept)), columns, header=self._header, delimiter=self._delimiter
-            )
-            yield Chunk(LazyRecords(table), failures, bytes_read, table=table)
+            maker = _CsvFields(kept, self._header, self._delimiter)
+            table = SourceTable(places, numpy.arange(len(kept)), maker, columns, typed=False)
+            yield Chunk(table, failures, bytes_read, table=table)
 
     def _row(self, line: bytes, position: int) -> Record | Failed:
         return row_of(self._header, fields(line, self._delimiter), position)

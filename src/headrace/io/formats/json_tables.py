@@ -17,9 +17,9 @@ from headrace.extras import lazy
 from headrace.io.base import Chunk
 from headrace.io.formats.arrow_memory import of_numbers, of_pieces
 from headrace.io.formats.json_alike import columns_of
-from headrace.io.formats.text_tables import TextLines, TextTable, places_of
+from headrace.io.formats.text_tables import LineRows, TextLines, places_of
 from headrace.io.storage.files import InputFile
-from headrace.io.storage.row_tables import TABLE_BYTES, TABLE_ROWS, LazyRecords, fewer_if_long
+from headrace.io.storage.row_tables import TABLE_BYTES, TABLE_ROWS, SourceTable, fewer_if_long
 from headrace.io.storage.rows import MAX_LINE_BYTES, object_of, parse_object, positions_todo, share, text_blocks
 from headrace.records import Failed, Json, Record
 
@@ -45,13 +45,12 @@ _ENDS = list(b" \t\r\n,]}")
 """What may follow a number."""
 
 
-class JsonTable(TextTable):
+class _JsonRows(LineRows):
     """Rows of a JSON Lines file. A column is null also for rows that lack it."""
 
-    def lacks(self, name: str) -> bool:
-        """Whether no row has the column, for sure: it is null everywhere, and no line holds a null."""
-        column = self.columns.get(name)
-        return column is not None and column.null_count == len(column) and b"null" not in self.lines.text
+    def lacks(self, name: str, column: pa.Array | None) -> bool:  # noqa: ARG002 - others need it
+        """Whether the column is null everywhere, and no line holds a null."""
+        return column is not None and column.null_count == len(column) and b"null" not in self._lines.text
 
     def row(self, line: bytes) -> dict[str, Json]:
         return parse_object(line)
@@ -173,8 +172,8 @@ def _chunk(
 ) -> Chunk:
     if not len(numbers):
         return Chunk((), failures, size)
-    table = JsonTable(positions[numbers], lines, numbers, columns)
-    return Chunk(LazyRecords(table), failures, size, table=table)
+    table = SourceTable(positions[numbers], numbers, _JsonRows(lines), columns, typed=False)
+    return Chunk(table, failures, size, table=table)
 
 
 def _by_rows(

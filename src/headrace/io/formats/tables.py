@@ -9,18 +9,17 @@ import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from headrace.errors import ConfigError, HeadraceError, JobError, line_of, tried
 from headrace.extras import lazy, require
 from headrace.io.base import Chunk
-from headrace.io.formats.arrow_tables import Slicer
+from headrace.io.formats.arrow_tables import HeldArrow, chunks_of
 from headrace.io.formats.known import Format
 from headrace.io.storage.files import InputFile
-from headrace.io.storage.row_tables import has_arrow
-from headrace.io.storage.rows import CHUNK_BYTES, FileFormat, share
+from headrace.io.storage.row_tables import TABLE_ROWS, has_arrow
+from headrace.io.storage.rows import CHUNK_BYTES, CHUNK_ROWS, FileFormat, share
 from headrace.records import outer
 
 if TYPE_CHECKING:
@@ -89,6 +88,14 @@ class _TableFormat(FileFormat):
     def needing(self, names: Sequence[str]) -> FileFormat:
         return type(self)(names=names)
 
+    @property
+    def _most_rows(self) -> int:
+        """Maximum rows of a chunk."""
+        return TABLE_ROWS if self._in_columns else CHUNK_ROWS
+
+    def _chunks(self, held: HeldArrow, base: int, next_todo: Callable[[int], int], size: int) -> Iterator[Chunk]:
+        return chunks_of(held, base, next_todo, () if self._in_columns else None, rows=self._most_rows, size=size)
+
 
 class ParquetFormat(_TableFormat):
     """The rows of a Parquet file, each a dict of its columns. Row groups that are done are not read.
@@ -127,18 +134,16 @@ class ParquetFormat(_TableFormat):
                     continue
                 file.check()
                 part[:] = [(group, used)]
-                slicer = Slicer(f"{file.path}, row group {group}", next_todo, self._in_columns)
                 whole = facts.total_byte_size
                 size = _bytes_of(table, group, used) if others else whole
-                rows = min(slicer.most_rows, CHUNK_BYTES * facts.num_rows // max(1, size))
+                rows = min(self._most_rows, CHUNK_BYTES * facts.num_rows // max(1, size))
                 rows = max(1, min(rows, _OTHERS_BYTES * facts.num_rows // max(1, whole - size)))
                 rest = _OtherColumns(functools.partial(_batches_of, file, group, others, rows))
                 for batch in table.iter_batches(rows, row_groups=[group], columns=used, use_threads=False):
-                    slicer = replace(slicer, whole=rest.of_next_batch(start, names).added)
-                    end = start + batch.num_rows
+                    end, whole_rows = start + batch.num_rows, rest.of_next_batch(start, names).added
+                    held = HeldArrow(batch, start, f"{file.path}, row group {group}", whole_rows)
                     # Repeated values are stored once, so rows may be larger than the group's size suggests.
-                    size = share(file.size or 0, start, end, total)
-                    yield from slicer.chunks(batch, base + start, start, size)
+                    yield from self._chunks(held, base + start, next_todo, share(file.size or 0, start, end, total))
                     start = end
             return int(total)
 
@@ -214,7 +219,6 @@ class ArrowFormat(_TableFormat):
 
     def read(self, file: InputFile, base: int, next_todo: Callable[[int], int]) -> Generator[Chunk, None, int]:
         """Chunks of at most 512 rows and about 4 MiB, each from one record batch; in columns of at most 32,768 rows."""
-        slicer = Slicer(str(file.path), next_todo, self._in_columns)
         with _damage(file, JobError), file.open() as stream:
             start, seen = 0, 0
             rest = _OtherColumns(functools.partial(self._others, file))
@@ -222,13 +226,9 @@ class ArrowFormat(_TableFormat):
                 file.check()
                 at = stream.tell()
                 size, seen = max(0, at - seen), max(at, seen)
-                end = start + batch.num_rows
-                slicer = replace(slicer, whole=rest.of_next_batch(start, names).added)
-                if not batch.num_rows or next_todo(base + start) >= base + end:
-                    yield Chunk((), (), size)
-                else:
-                    yield from slicer.chunks(batch, base + start, start, size)
-                start = end
+                held = HeldArrow(batch, start, str(file.path), rest.of_next_batch(start, names).added)
+                yield from self._chunks(held, base + start, next_todo, size)
+                start += batch.num_rows
             yield Chunk((), (), max(0, (file.size or 0) - seen))
             return start
 

@@ -1,18 +1,16 @@
-"""Tables of rows that are read from a text: the columns that are needed, and the text of each row."""
+"""The rows of a text, and how a table of them makes one."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Self, TypeAlias
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, TypeAlias
 
 from headrace.extras import lazy
-from headrace.records import Json, Record
+from headrace.io.storage.row_tables import RowMaker
+from headrace.records import Json
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     import numpy
     import pyarrow as pa
     from numpy.typing import NDArray
@@ -82,48 +80,18 @@ def places_of(codes: Codes, one: int, other: int | None = None) -> RowNumbers:
     return numpy.flatnonzero(codes == one if other is None else (codes == one) | (codes == other))
 
 
-@dataclass(slots=True)
-class TextTable(ABC):
-    """Rows of a text file, in columns and as texts."""
+class LineRows(RowMaker):
+    """The rows of some lines."""
 
-    positions: Positions
-    lines: TextLines
-    numbers: RowNumbers
-    """Which of the lines."""
-    columns: ArraysByName
-    typed: bool = False
-
-    @property
-    def nbytes(self) -> int:
-        text = int((self.lines.ends[self.numbers] - self.lines.starts[self.numbers]).sum())
-        arrays = sum(int(column.nbytes) for column in self.columns.values() if column is not None)
-        return text + arrays + self.positions.nbytes + self.numbers.nbytes
-
-    def __len__(self) -> int:
-        return len(self.positions)
-
-    def column(self, name: str) -> pa.Array | None:
-        """The values of a column; None if it was not asked for, or if no type of Arrow holds all values as they are."""
-        return self.columns.get(name)
+    def __init__(self, lines: TextLines) -> None:
+        self._lines = lines
 
     @abstractmethod
-    def lacks(self, name: str) -> bool:
-        """Whether no row has the column, for sure."""
-
-    @abstractmethod
-    def row(self, line: bytes) -> dict[str, Json]:
+    def row(self, line: bytes) -> Mapping[str, Json]:
         """The row of a line."""
 
-    def record(self, row: int) -> Record:
-        position = int(self.positions[row])
-        return Record(position, position, self.row(self.lines[int(self.numbers[row])]))
+    def rows_at(self, places: Sequence[int]) -> list[Mapping[str, Json]]:
+        return [self.row(self._lines[place]) for place in places]
 
-    def records(self) -> Iterator[Record]:
-        return map(self.record, range(len(self)))
-
-    def slice(self, start: int, stop: int) -> Self:
-        columns = {
-            name: None if column is None else column.slice(start, stop - start) for name, column in self.columns.items()
-        }
-        part = slice(start, stop)
-        return replace(self, positions=self.positions[part], numbers=self.numbers[part], columns=columns)
+    def bytes_at(self, places: RowNumbers) -> int:
+        return int((self._lines.ends[places] - self._lines.starts[places]).sum())

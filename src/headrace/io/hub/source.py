@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 from headrace.errors import ConfigError, raised_as
 from headrace.extras import require
 from headrace.io.base import SourcePlugin
+from headrace.io.formats.arrow_tables import HeldArrow, HeldTable
 from headrace.io.hub.names import DatasetAddress, is_dataset_address, parse_dataset
 from headrace.io.sources.arrow_batches import ArrowBatches
-from headrace.io.sources.held_tables import HeldArrow, TableSource
+from headrace.io.sources.held_tables import TableSource
 from headrace.io.storage.rows import CHUNK_ROWS
 
 if TYPE_CHECKING:
@@ -38,10 +39,8 @@ class DatasetSource(TableSource):
         return {"format": self._kind, "records": self.total_records, "fingerprint": self._fingerprint}
 
 
-class HeldDataset:
+class HeldDataset(HeldTable):
     """A dataset whose rows come as tables of Arrow."""
-
-    typed = True
 
     def __init__(self, dataset: datasets.Dataset) -> None:
         self.names: Sequence[str] = dataset.column_names

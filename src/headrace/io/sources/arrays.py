@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 from headrace.io.base import Chunk
 from headrace.io.sources.in_memory import ARRAY, SequenceSource
-from headrace.io.storage.row_tables import TABLE_BYTES, TABLE_ROWS, LazyRecords
+from headrace.io.storage.row_tables import TABLE_BYTES, TABLE_ROWS, RowMaker, SourceTable
 from headrace.io.storage.rows import positions_todo
-from headrace.records import Record
 
 if TYPE_CHECKING:
     import numpy
@@ -43,55 +41,45 @@ class ArraySource(SequenceSource):
 class _ArrayColumns(ArraySource):
     def chunks(self, next_todo: Callable[[int], int]) -> Iterator[Chunk]:
         """Chunks of about 1 MiB."""
-        total = len(self._array)
+        total, maker = len(self._array), _ArrayRows(self._array)
         rows = min(max(1, TABLE_BYTES * total // max(self._array.nbytes, 1)), TABLE_ROWS)
         for start in range(0, total, rows):
             positions = positions_todo(start, min(start + rows, total), next_todo)
             if len(positions):
-                table = ArrayTable(self._array, positions)
-                yield Chunk(LazyRecords(table), (), 0, table=table)
+                table = ArrayTable(positions, positions, maker, {ARRAY: maker.column(positions)}, typed=False)
+                yield Chunk(table, (), 0, table=table)
             else:
                 yield Chunk((), (), 0)
 
 
-@dataclass(slots=True)
-class ArrayTable:
-    array: NDArray[numpy.generic]
-    positions: NDArray[numpy.int64]
-    typed: bool = False
+class _ArrayRows(RowMaker):
+    def __init__(self, array: NDArray[numpy.generic]) -> None:
+        self._array = array
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes in memory, those of the array not counted."""
-        return self.positions.nbytes
+    def rows_at(self, places: Sequence[int]) -> list[dict[str, object]]:
+        return [{ARRAY: self._array[place]} for place in places]
 
-    def __len__(self) -> int:
-        return len(self.positions)
+    def lacks(self, name: str, column: pa.Array | None) -> bool:  # noqa: ARG002 - others need it
+        return name != ARRAY
 
-    def column(self, name: str) -> pa.Array | None:
-        """The rows as lists of a fixed size."""
-        if name != ARRAY:
-            return None
+    def column(self, positions: NDArray[numpy.int64]) -> pa.Array:
+        """Some rows as lists of a fixed size."""
         import numpy
         import pyarrow
 
-        first, last = int(self.positions[0]), int(self.positions[-1]) + 1
-        is_whole = last - first == len(self.positions)
-        rows = numpy.ascontiguousarray(self.array[first:last] if is_whole else self.array[self.positions])
+        first, last = int(positions[0]), int(positions[-1]) + 1
+        is_whole = last - first == len(positions)
+        rows = numpy.ascontiguousarray(self._array[first:last] if is_whole else self._array[positions])
         column = pyarrow.array(rows.reshape(-1))
         for size in reversed(rows.shape[1:]):
             column = pyarrow.FixedSizeListArray.from_arrays(column, size)
         return column
 
-    def lacks(self, name: str) -> bool:
-        return name != ARRAY
 
-    def record(self, row: int) -> Record:
-        position = int(self.positions[row])
-        return Record(position, position, {ARRAY: self.array[position]})
+class ArrayTable(SourceTable):
+    __slots__ = ()
 
-    def records(self) -> Iterator[Record]:
-        return map(self.record, range(len(self)))
-
-    def slice(self, start: int, stop: int) -> ArrayTable:
-        return ArrayTable(self.array, self.positions[start:stop])
+    @property
+    def nbytes(self) -> int:
+        """Bytes in memory, those of the array not counted."""
+        return self.positions.nbytes

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 from headrace.errors import BrokenOffError, ConfigError, raised_as
 from headrace.io.base import Chunk
-from headrace.io.formats.arrow_tables import Slicer
+from headrace.io.formats.arrow_tables import HeldArrow, chunks_of
 from headrace.io.formats.cells import rows_of
 from headrace.io.formats.tables import check_names
 from headrace.io.sources.in_memory import digest_of
-from headrace.io.storage.row_tables import has_arrow
+from headrace.io.storage.row_tables import TABLE_ROWS, has_arrow
 from headrace.io.storage.rows import CHUNK_ROWS
 
 if TYPE_CHECKING:
@@ -72,13 +72,13 @@ class ArrowBatches:
         """Chunks of at most 512 rows, in columns of at most 32,768. Finished rows are read, and not converted."""
         if self._head is None:
             return
-        slicer = Slicer(self._shown, next_todo, self._in_columns)
-        yield from slicer.chunks(self._head, 0, 0, 0)
-        kept, start = self._head.num_rows, 0
+        names = () if self._in_columns else None
+        yield from chunks_of(HeldArrow(self._head, 0, self._shown), 0, next_todo, names, rows=TABLE_ROWS)
+        known, start = self._head.num_rows, 0
         with contextlib.closing(self._batches()) as batches:
             while (batch := self._next(batches, start)) is not None:
-                skipped = min(max(0, kept - start), batch.num_rows)
-                yield from slicer.chunks(batch.slice(skipped), start + skipped, start + skipped, 0)
+                held = HeldArrow(batch, start, self._shown)
+                yield from chunks_of(held, start, next_todo, names, rows=TABLE_ROWS, known=known)
                 start += batch.num_rows
 
     def _next(self, batches: Iterator[pa.RecordBatch], start: int) -> pa.RecordBatch | None:

@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING, Any
 from headrace.errors import line_of, tried
 from headrace.extras import require
 from headrace.io.base import Source, SourcePlugin, class_names
+from headrace.io.formats.arrow_tables import HeldArrow, HeldTable, as_one
 from headrace.io.formats.cells import LazyColumns, is_of_python, objects_of, rows_with
 from headrace.io.formats.tables import check_names
-from headrace.io.sources.held_tables import HeldArrow, StreamSource, TableSource, as_one
-from headrace.records import Unreadable
+from headrace.io.sources.held_tables import StreamSource, TableSource
+from headrace.io.sources.in_memory import record_of
+from headrace.records import Failed, Record, Unreadable
 
 if TYPE_CHECKING:
     import duckdb
@@ -37,10 +39,8 @@ def _open(table: object, _query: str | None) -> Source:
     return _stream(lambda: _exported(table)) if make is None else make(table)
 
 
-class _Pandas:
+class _Pandas(HeldTable):
     """The rows of a DataFrame. A named index is a column; missing values (NaN, NaT, NA) are null."""
-
-    typed = True
 
     def __init__(self, frame: pandas.DataFrame) -> None:
         self._levels = [name for name in frame.index.names if name is not None]
@@ -103,10 +103,8 @@ def _as_rows_have(column: pandas.Series, start: int) -> pa.Array | None:
     return found if is_sure or Unreadable not in map(type, _objects(column, start)) else None
 
 
-class _Polars:
+class _Polars(HeldTable):
     """The rows of a DataFrame of polars, which is `number` rows into what it belongs to."""
-
-    typed = True
 
     def __init__(self, frame: polars.DataFrame, number: int = 0) -> None:
         check_names(frame.columns, "the polars DataFrame")
@@ -136,7 +134,7 @@ class _Polars:
         return {**dict.fromkeys(names), **HeldArrow(found).columns(sound, 0, stop - start)}
 
 
-class _Series:
+class _Series(HeldTable):
     """The values of one column, which are rows.
 
     Args:
@@ -151,11 +149,17 @@ class _Series:
         self, length: int, read: Callable[[int, int], Sequence[object]], texts: Callable[[int, int], pa.Array | None]
     ) -> None:
         self._length = length
-        self.rows = read
+        self._read = read
         self._texts = texts
 
     def __len__(self) -> int:
         return self._length
+
+    def rows(self, start: int, stop: int) -> Sequence[object]:
+        return self._read(start, stop)
+
+    def record(self, position: int, row: object) -> Record | Failed:
+        return record_of(position, row)
 
     def columns(self, names: Sequence[str], start: int, stop: int) -> dict[str, pa.Array | None]:
         """The texts, if all values are some."""

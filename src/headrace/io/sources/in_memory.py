@@ -158,10 +158,11 @@ def _run(rows: AsyncIterable[object]) -> Iterator[object]:
 
 def chunk_of(rows: Iterable[tuple[int, object]]) -> Chunk:
     """Convert (position, row) pairs to records; an invalid row becomes a `Failed`."""
-    return Chunk.of(itertools.starmap(_row, rows), 0)
+    return Chunk.of(itertools.starmap(record_of, rows), 0)
 
 
-def _row(position: int, row: object) -> Record | Failed:
+def record_of(position: int, row: object) -> Record | Failed:
+    """The record of a row; a `Failed` if it is none."""
     data = {"text": str(row)} if isinstance(row, str) else {ARRAY: row} if _is_array(row) else row
     if row is None:
         data = {"text": None}

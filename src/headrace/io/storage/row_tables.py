@@ -1,17 +1,26 @@
-"""Rows in columns, as sources give them: what all kinds of `RowTable` share."""
+"""Rows in columns, as sources give them."""
 
 from __future__ import annotations
 
 import importlib.util
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol, overload, runtime_checkable
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Self, TypeAlias, overload
 
-from headrace.columns import RowTable
-from headrace.records import Record
+from headrace.io.base import Chunk
+from headrace.records import Failed, Record
 
 if TYPE_CHECKING:
+    import numpy
     import pyarrow as pa
+    from numpy.typing import NDArray
 
+    from headrace.columns import RowNumbers
+
+CHUNK_ROWS = 512
+CHUNK_BYTES = 4 * 1024 * 1024
+"""Maximum size of a chunk's rows, in bytes."""
 TABLE_BYTES = 4 * 1024 * 1024
 """Input bytes of a table, about."""
 TABLE_ROWS = 32_768
@@ -26,93 +35,113 @@ def fewer_if_long(most: int, rows: int, size: int) -> int:
     return most if size <= rows * _LONG_ROW_BYTES else min(most, max(1, rows * _LONG_ROWS_BYTES // size))
 
 
-class LazyRecords(Sequence[Record]):
-    """The rows of a table, each made when it is asked for, and again when it is asked for again."""
-
-    def __init__(self, table: SourceTable) -> None:
-        self._table = table
-
-    def __len__(self) -> int:
-        return len(self._table)
-
-    @overload
-    def __getitem__(self, place: int, /) -> Record: ...
-    @overload
-    def __getitem__(self, place: slice, /) -> LazyRecords: ...
-    def __getitem__(self, place: int | slice, /) -> Record | LazyRecords:
-        if isinstance(place, slice):
-            start, stop, step = place.indices(len(self._table))
-            if step != 1:
-                raise ValueError(f"a slice of rows has no step, and this one has {step}")
-            return LazyRecords(self._table.slice(start, max(start, stop)))
-        row = place + len(self._table) if place < 0 else place
-        if not 0 <= row < len(self._table):
-            raise IndexError(f"row {place} of {len(self._table)}")
-        return self._table.record(row)
-
-    def __iter__(self) -> Iterator[Record]:
-        return self._table.records()
+_Slice: TypeAlias = slice  # whose name a method of the table has
 
 
-@runtime_checkable
-class SourceTable(RowTable, Protocol):
-    """A table of a file, which can tell whether a column is in none of its rows."""
+class RowMaker(ABC):
+    """What the rows of a table are made of, one by one."""
 
-    def lacks(self, name: str) -> bool:
-        """Whether no row has the column, for sure."""
-        ...
+    crowd = 1
+    """Rows that are made together where one is asked for."""
 
-    def records(self) -> Iterator[Record]:
-        """All rows, for less than one by one."""
-        ...
+    @property
+    def together(self) -> int:
+        """Rows that are made at a time, of all that are wanted."""
+        return CHUNK_ROWS
+
+    @abstractmethod
+    def rows_at(self, places: Sequence[int]) -> Sequence[object]:
+        """The rows at these places, ascending, as Python objects."""
+
+    @abstractmethod
+    def lacks(self, name: str, column: pa.Array | None) -> bool:
+        """Whether no row of a table with this column has a column of that name, for sure."""
+
+    def record(self, position: int, row: object) -> Record | Failed:
+        return Record(position, position, row)
+
+    def bytes_at(self, places: RowNumbers) -> int:  # noqa: ARG002 - subclasses need it
+        """Bytes in memory of these rows, beside their columns."""
+        return 0
 
 
-class WithConstants:
-    """The rows of a table, with columns of one value each for the rows that lack them.
+@dataclass(slots=True, eq=False)
+class SourceTable(Sequence[Record]):
+    """Rows in columns. A row is made when it is asked for, and again when it is asked for again.
 
     Args:
-        constants: integers, texts or null, by column.
+        places: of the rows in `maker`, ascending.
+        columns: their values; none, or None, for a column that was not asked for or that Arrow cannot hold as it is.
+        constants: columns of one value each for the rows that lack them: an integer, a text or null.
     """
 
-    def __init__(self, table: SourceTable, constants: Mapping[str, object]) -> None:
-        self._table = table
-        self._constants = constants
-        self.positions = table.positions
-        self.typed = table.typed
+    positions: NDArray[numpy.int64]
+    places: RowNumbers
+    maker: RowMaker
+    columns: Mapping[str, pa.Array | None]
+    typed: bool
+    constants: Mapping[str, object] = field(default_factory=dict)
+    _made: tuple[int, Sequence[Record]] = (-1, ())
+    """The first of the rows that were made last, and these."""
 
     @property
     def nbytes(self) -> int:
-        return self._table.nbytes
+        arrays = sum(int(column.nbytes) for column in self.columns.values() if column is not None)
+        return self.positions.nbytes + arrays + self.maker.bytes_at(self.places)
 
     def __len__(self) -> int:
         return len(self.positions)
 
     def column(self, name: str) -> pa.Array | None:
         """The values of a column; None for a null constant, or for one that some rows have a value of their own for."""
-        if name not in self._constants:
-            return self._table.column(name)
-        if self._constants[name] is None or not self._table.lacks(name):
+        if name not in self.constants:
+            return self.columns.get(name)
+        value = self.constants[name]
+        if value is None or not self.maker.lacks(name, self.columns.get(name)):
             return None
         import pyarrow
 
-        return pyarrow.repeat(pyarrow.scalar(self._constants[name]), len(self))
+        return pyarrow.repeat(pyarrow.scalar(value), len(self))
 
     def lacks(self, name: str) -> bool:
-        return name not in self._constants and self._table.lacks(name)
+        """Whether no row has the column, for sure."""
+        return name not in self.constants and self.maker.lacks(name, self.columns.get(name))
 
     def record(self, row: int) -> Record:
-        return self._completed(self._table.record(row))
+        first = row - row % self.maker.crowd
+        start, records = self._made
+        if start != first:
+            records = list(self.slice(first, first + self.maker.crowd))
+            self._made = first, records
+        return records[row - first]
 
-    def records(self) -> Iterator[Record]:
-        return map(self._completed, self._table.records())
+    @overload
+    def __getitem__(self, row: int, /) -> Record: ...
+    @overload
+    def __getitem__(self, row: _Slice, /) -> SourceTable: ...
+    def __getitem__(self, row: int | _Slice, /) -> Record | SourceTable:
+        if isinstance(row, slice):
+            start, stop, step = row.indices(len(self))
+            if step != 1:
+                raise ValueError(f"a slice of rows has no step, and this one has {step}")
+            return self.slice(start, max(start, stop))
+        if not -len(self) <= row < len(self):
+            raise IndexError(f"row {row} of {len(self)}")
+        return self.record(row % len(self))
 
-    def _completed(self, record: Record) -> Record:
-        for name, value in self._constants.items():
-            record.data.setdefault(name, value)
-        return record
+    def __iter__(self) -> Iterator[Record]:
+        for start in range(0, len(self), self.maker.together):
+            part = slice(start, start + self.maker.together)
+            rows = self.maker.rows_at(self.places[part].tolist())
+            for record in Chunk.of(map(self.maker.record, self.positions[part].tolist(), rows), 0).records:
+                for name, value in self.constants.items():
+                    record.data.setdefault(name, value)
+                yield record
 
-    def slice(self, start: int, stop: int) -> WithConstants:
-        return WithConstants(self._table.slice(start, stop), self._constants)
+    def slice(self, start: int, stop: int) -> Self:
+        columns = {name: None if column is None else column[start:stop] for name, column in self.columns.items()}
+        part = slice(start, stop)
+        return replace(self, positions=self.positions[part], places=self.places[part], columns=columns, _made=(-1, ()))
 
 
 def has_arrow() -> bool:

@@ -19,7 +19,9 @@ from headrace.io.base import Chunk
 from headrace.io.storage import compression
 from headrace.io.storage.files import BLOCK_BYTES, InputFile
 from headrace.io.storage.hive import partitions
-from headrace.io.storage.row_tables import LazyRecords, SourceTable, WithConstants
+from headrace.io.storage.row_tables import CHUNK_BYTES as CHUNK_BYTES
+from headrace.io.storage.row_tables import CHUNK_ROWS as CHUNK_ROWS
+from headrace.io.storage.row_tables import SourceTable
 from headrace.records import Failed, Json, LeftOut, Record
 
 if TYPE_CHECKING:
@@ -28,9 +30,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-CHUNK_ROWS = 512
-CHUNK_BYTES = 4 * 1024 * 1024
-"""Maximum size of a chunk's rows, in bytes."""
 WHOLE_DIGEST_BYTES = 64 * 1024 * 1024
 """Inputs up to this size are digested completely, larger ones by samples."""
 _SAMPLES = 64
@@ -186,8 +185,8 @@ class FileSource:
 def _with_columns(chunk: Chunk, columns: Mapping[str, object]) -> Chunk:
     """The chunk, whose rows get these columns unless they have them."""
     if isinstance(chunk.table, SourceTable):
-        table = WithConstants(chunk.table, columns)
-        return replace(chunk, records=LazyRecords(table), table=table)
+        table = replace(chunk.table, constants=columns)
+        return replace(chunk, records=table, table=table)
     for record in chunk.records:
         for name, value in columns.items():
             record.data.setdefault(name, value)
