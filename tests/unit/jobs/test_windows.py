@@ -94,10 +94,10 @@ def test_a_kill_while_a_window_is_put_in_order_loses_and_doubles_nothing(
         with pytest.raises(KeyboardInterrupt):
             commit(windows, window, 0, 52)
     windows, output = windows_in(tmp_path)
-    loaded = windows.load(output.resume()[0])
-    assert not list(loaded.staged)
-    assert not loaded.damaged
-    assert Ledger(loaded.kept).done == 52
+    finished, damaged = windows.load(output.resume()[0])
+    assert not list(windows.staged_positions)
+    assert not damaged
+    assert Ledger(finished).done == 52
     positions = [*range(50), 60, 70]
     assert content(output) == ([n for n in positions if n % 7], [n for n in positions if n % 7 == 0])
     assert not list((tmp_path / "order").iterdir())
@@ -108,8 +108,8 @@ def test_what_is_committed_of_a_window_is_known_after_a_kill(tmp_path: Path) -> 
     window = windows.create(shuffled(20))
     commit(windows, window, 5, 9)
     again, output = windows_in(tmp_path)
-    loaded = again.load(output.committed())
-    assert {one.start for one in loaded.staged} == set(window.positions[5:9])
+    again.load(output.committed())
+    assert {one.start for one in again.staged_positions} == set(window.positions[5:9])
     assert again.place(window.positions[0]) == STRIDE, "the order has not changed"
     assert again.count_errors() == sum(position % 7 == 0 for position in window.positions[5:9])
     assert again.create([30]).number == 2
@@ -131,10 +131,10 @@ def test_a_window_without_its_order_is_computed_again(tmp_path: Path, spoil: obj
     assert callable(spoil)
     spoil(window.parts.path / "order")
     again, output = windows_in(tmp_path)
-    loaded = again.load(output.committed())
-    assert not list(loaded.staged)
+    _, damaged = again.load(output.committed())
+    assert not list(again.staged_positions)
     assert not again.open
-    [damage] = loaded.damaged
+    [damage] = damaged
     assert reason in str(damage)
     assert damage.interval == Interval(0, 9), "as many records are computed again"
     assert damage.path == window.parts.path / "order"
@@ -149,9 +149,9 @@ def test_a_damaged_part_of_a_window_is_computed_again(tmp_path: Path) -> None:
     with pytest.raises(BrokenOffError, match="damaged since it was committed"):
         commit(windows, window, 12, 20)
     again, output = windows_in(tmp_path)
-    loaded = again.load(output.committed())
-    assert [damage.interval for damage in loaded.damaged] == [Interval(0, 9)]
-    assert {one.start for one in loaded.staged} == set(window.positions[9:])
+    _, damaged = again.load(output.committed())
+    assert [damage.interval for damage in damaged] == [Interval(0, 9)]
+    assert {one.start for one in again.staged_positions} == set(window.positions[9:])
 
 
 def test_an_order_survives_its_file(tmp_path: Path) -> None:
@@ -210,8 +210,8 @@ def test_a_kill_while_windows_are_merged_loses_and_doubles_nothing(
         with pytest.raises(KeyboardInterrupt):
             windows.finish()
     windows, output = windows_in(tmp_path)
-    loaded = windows.load(output.resume()[0])
-    assert Ledger([*loaded.kept, *loaded.staged]).done == 3 * 4096
+    finished, _ = windows.load(output.resume()[0])
+    assert Ledger(finished).done == 3 * 4096
     windows.finish()
     assert [interval.end - interval.start for interval in output.committed()] == [4096] * 3
     assert content(output) == ([n for n in range(3 * 4096) if n % 7], list(range(0, 3 * 4096, 7)))
@@ -227,10 +227,10 @@ def test_a_damaged_part_of_a_sorted_window_is_computed_again(tmp_path: Path) -> 
     with pytest.raises(BrokenOffError, match="damaged since it was committed"):
         windows.finish()
     windows, output = windows_in(tmp_path)
-    loaded = windows.load(output.resume()[0])
-    assert [damage.interval for damage in loaded.damaged] == [Interval(0, 40)]
+    _, damaged = windows.load(output.resume()[0])
+    assert [damage.interval for damage in damaged] == [Interval(0, 40)]
     [window] = windows.open
-    assert {one.start % 3 for one in loaded.staged} == {0, 2}
+    assert {one.start % 3 for one in windows.staged_positions} == {0, 2}
     commit(windows, window, 0, 40)
     windows.finish()
     assert content(output) == ([n for n in range(120) if n % 7], list(range(0, 120, 7)))

@@ -328,10 +328,10 @@ def _check_output(settings: JobSettings, output: JobOutput) -> None:
         if settings.overwrite or settings.retry or not output.is_finished:
             for place in (target_of(output.target), output.work):  # which may be on two disks
                 check_room(place)
+        if not (settings.overwrite or settings.retry):
+            output.refuse_foreign_files()
     except OSError as error:
         raise ConfigError(f"cannot write {output.name}: {error.strerror or error}") from error
-    if not (settings.overwrite or settings.retry):
-        output.refuse_foreign_files()
     if not output.is_finished:
         output.writer.check(begun=settings.overwrite or output.has_begun)
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager, nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 
 import headrace
-from headrace.app.servers.batch_run import BatchWork, BulkModel, ModelRun, UseModel
+from headrace.app.servers.batch_run import BatchModel, BatchWork, BulkModel, ModelRun
 from headrace.app.servers.batch_split import MANIFEST, SplitRun
-from headrace.engines.tasks import task_named, tasks_for
+from headrace.engines.tasks import tasks_for
 from headrace.errors import ConfigError, NotRunningError
 from headrace.io.storage.atomic import atomic_file
 from headrace.jobs.state.lock import exclusive
@@ -52,23 +51,6 @@ def _check_format(state: Path) -> None:
             f"Headrace {version} has written {state} in format {found}; this version, {headrace.__version__}, reads up "
             f"to format {_FORMAT}: use that version, or another folder as ``state``"
         )
-
-
-@dataclass(frozen=True, slots=True)
-class BatchModel:
-    """A model that batches may use."""
-
-    bulk: BulkModel
-    names: Callable[[], Sequence[str]]
-    """In requests; the first is its name in answers."""
-    use: UseModel = lambda _: nullcontext()
-    """Keeps it loaded."""
-    keys: frozenset[str] | None = None
-    """Names of the API keys that may use it; None for all."""
-
-    @property
-    def endpoints(self) -> tuple[str, ...]:
-        return task_named(self.bulk.task).endpoints
 
 
 class BatchApi:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from headrace.app.jobs import job as jobs
 from headrace.engines.choosing.config import EngineConfig
 from headrace.engines.profile import profile_of
+from headrace.engines.tasks import task_named
 from headrace.errors import ConfigError
 from headrace.events import Event, JobStarted, Listener, PartCommitted
 from headrace.io.formats.openai_batch import OpenAIWriter, url_of
@@ -91,6 +92,23 @@ class BatchWork:
 
 UseModel = Callable[[Callable[[], None]], AbstractAsyncContextManager[object]]
 """Makes a context in which the model is loaded. The function that it takes is called when the run is to leave it."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchModel:
+    """A model that batches may use."""
+
+    bulk: BulkModel
+    names: Callable[[], Sequence[str]]
+    """In requests; the first is its name in answers."""
+    use: UseModel = lambda _: nullcontext()
+    """Keeps it loaded."""
+    keys: frozenset[str] | None = None
+    """Names of the API keys that may use it; None for all."""
+
+    @property
+    def endpoints(self) -> tuple[str, ...]:
+        return task_named(self.bulk.task).endpoints
 
 
 class _Stop(StopRequest):

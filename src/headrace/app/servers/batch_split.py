@@ -9,9 +9,9 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Generic, Protocol, TypeVar
+from typing import BinaryIO
 
-from headrace.app.servers.batch_run import BulkModel, ModelRun
+from headrace.app.servers.batch_run import BatchModel, ModelRun
 from headrace.engines.choosing.served import is_nameless
 from headrace.errors import HeadraceError, ResumeMismatchError
 from headrace.io.storage.atomic import atomic_file
@@ -24,21 +24,13 @@ MANIFEST = "models.json"
 _OUTPUTS = ("output.jsonl", "errors.jsonl")
 
 
-class _SplitModel(Protocol):
-    @property
-    def bulk(self) -> BulkModel: ...
-
-
-ModelT = TypeVar("ModelT", bound=_SplitModel)
-
-
 @dataclass(frozen=True, slots=True)
 class _BatchPart:
     run: ModelRun
     folder: Path
 
 
-class SplitRun(Generic[ModelT]):
+class SplitRun:
     """One job for each model that the requests name; those of loaded models come first.
 
     Args:
@@ -52,8 +44,8 @@ class SplitRun(Generic[ModelT]):
         self,
         source: Path,
         folder: Path,
-        models: Mapping[str, ModelT],
-        run_of: Callable[[ModelT | None, Path, Path, str], ModelRun],
+        models: Mapping[str, BatchModel],
+        run_of: Callable[[BatchModel | None, Path, Path, str], ModelRun],
     ) -> None:
         self._source = source
         self._folder = folder

@@ -19,8 +19,8 @@ import headrace
 from headrace.app.jobs.describe import versions
 from headrace.app.jobs.job import Broadcast, Guarded
 from headrace.app.jobs.tracing import server_spans
-from headrace.app.servers.batch_api import BatchApi, BatchModel
-from headrace.app.servers.batch_run import BulkModel
+from headrace.app.servers.batch_api import BatchApi
+from headrace.app.servers.batch_run import BatchModel, BulkModel
 from headrace.app.servers.observed import ObservedServer
 from headrace.app.servers.server import ServerSettings, build_part, check_settings
 from headrace.app.settings_file import from_keys, read_settings

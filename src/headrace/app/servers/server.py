@@ -20,8 +20,8 @@ from headrace.app.jobs.job import Broadcast, Guarded
 from headrace.app.jobs.running import RunningModel
 from headrace.app.jobs.tracing import ServerTracing, server_spans
 from headrace.app.keywords import ServerKeywords
-from headrace.app.servers.batch_api import BatchApi, BatchModel
-from headrace.app.servers.batch_run import MOST_WAITING, BulkModel
+from headrace.app.servers.batch_api import BatchApi
+from headrace.app.servers.batch_run import MOST_WAITING, BatchModel, BulkModel
 from headrace.app.servers.observed import ObservedServer
 from headrace.app.servers.settings import SERVER_SETTINGS as SERVER_SETTINGS
 from headrace.app.servers.settings import ServerSettings as ServerSettings

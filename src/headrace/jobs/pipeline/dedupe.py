@@ -10,24 +10,13 @@ import pickle
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Generic, Protocol, TypeVar
+
+from headrace.jobs.pipeline.work import Work
 
 logger = logging.getLogger("headrace")
 
 _KEYS_PER_QUERY = 500
 _CACHE_KIB = 16 * 1024
-
-
-class Keyed(Protocol):
-    """An item with a key."""
-
-    @property
-    def key(self) -> bytes | None:
-        """Equal for equal inputs; None for an item that is always computed."""
-        ...
-
-
-ItemT = TypeVar("ItemT", bound=Keyed)
 
 
 def key_of(value: object) -> bytes | None:
@@ -73,7 +62,7 @@ class RepeatCounter:
         return len(hashes), len(hashes) - len(fresh)
 
 
-class Deduplicator(Generic[ItemT]):
+class Deduplicator:
     """Decides which items are computed, which wait for an equal one, and which have a known output.
 
     Memory holds the items in progress and a cache of 16 MiB. The outputs are in a temporary file without a name, which
@@ -83,20 +72,20 @@ class Deduplicator(Generic[ItemT]):
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, "headrace-dedupe")
         self._connection: sqlite3.Connection | None = None
-        self._in_progress: dict[bytes, list[ItemT]] = {}
+        self._in_progress: dict[bytes, list[Work]] = {}
         self._fresh: dict[bytes, object] = {}
         """New outputs, not yet in the file."""
         self._stores = True
         self.waiting = 0
         """Items that wait for an equal one."""
 
-    async def sort_out(self, items: Sequence[ItemT]) -> tuple[list[ItemT], list[tuple[ItemT, object]]]:
+    async def sort_out(self, items: Sequence[Work]) -> tuple[list[Work], list[tuple[Work, object]]]:
         """The items to compute now, and those with a known output. The others wait. One call at a time."""
         fresh, self._fresh = self._fresh, {}
         keys = {item.key for item in items if item.key is not None}
         known = await self._known(fresh, keys)
-        to_do: list[ItemT] = []
-        done: list[tuple[ItemT, object]] = []
+        to_do: list[Work] = []
+        done: list[tuple[Work, object]] = []
         for item in items:
             key = item.key
             if key is None:
@@ -124,13 +113,13 @@ class Deduplicator(Generic[ItemT]):
                 logger.warning("headrace: cannot keep outputs for equal inputs, which are computed again: %s", error)
         return {}
 
-    def computed(self, item: ItemT, output: object) -> list[ItemT]:
+    def computed(self, item: Work, output: object) -> list[Work]:
         """Store the output of an item; returns the items that waited for it."""
         if item.key is not None:
             self._fresh[item.key] = output
         return self.given_up(item)
 
-    def given_up(self, item: ItemT) -> list[ItemT]:
+    def given_up(self, item: Work) -> list[Work]:
         """Forget an item that failed; returns the items that waited for it."""
         waiting = [] if item.key is None else self._in_progress.pop(item.key, [])
         self.waiting -= len(waiting)

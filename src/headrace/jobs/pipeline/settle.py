@@ -50,7 +50,7 @@ class Settling:
         self._memory = memory
         limits, config = job.settings.limits, job.settings.config
         self._retries = RetryQueue(RetryPolicy(limits.max_attempts, limits.retry_wait_s))
-        self._dedupe: Deduplicator[Work] | None = None
+        self._dedupe: Deduplicator | None = None
         """Made for the first record that may be equal to another."""
         self._suspects = SuspectFailures(profile_of(job.engine).kind, config.call_timeout_s)
         self._in_flight = self._done = 0

@@ -114,17 +114,11 @@ class JobOutput:
         Raises:
             ConfigError: the output or its errors file exists, and not from a job here.
         """
-        try:
-            self._refuse_foreign_files()
-        except OSError as error:
-            raise ConfigError(f"cannot write {self.name}: {error.strerror or error}") from error
-
-    def _refuse_foreign_files(self) -> None:
         for path in (self.target, self.errors):
             is_output_folder = self.is_folder and path == self.target
             # An empty folder is accepted, and so is what a job left that was killed before it wrote its state.
             taken = bool(set(file_names(path)) - {self.work.name}) if is_output_folder else exists(path)
-            if taken and not exists(self._state):
+            if taken and not self.has_begun:
                 raise ConfigError(
                     f"{path} exists and was not written by a job here; pass ``overwrite=True`` to replace it, "
                     "or choose another output"
@@ -260,8 +254,8 @@ class JobOutput:
         intervals, damaged = self.parts.resume()
         if self.windows is None:
             return self._pass(start, Ledger(intervals), damaged)
-        loaded = self.windows.load(intervals)
-        return self._pass(start, Ledger(loaded.finished), damaged + loaded.damaged)
+        finished, lost = self.windows.load(intervals)
+        return self._pass(start, Ledger(finished), damaged + lost)
 
     def _reopen(self, start: StartMode) -> Pass:
         """Continue a finished job whose output was removed."""

@@ -17,8 +17,7 @@ from __future__ import annotations
 import shutil
 from array import array
 from bisect import bisect
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 
@@ -39,22 +38,6 @@ _SORTING = ".sorting"
 _SORTED = ".sorted"
 _MORE_PARTS = 16
 """A window is written at once if it takes at most this many parts more than necessary, else it is sorted first."""
-
-
-@dataclass(frozen=True, slots=True)
-class Loaded:
-    """What earlier runs have left."""
-
-    kept: list[Interval]
-    """The parts of the output that count."""
-    staged: Iterable[Interval]
-    """Positions that are finished in windows; may be read once."""
-    damaged: list[Damage]
-
-    @property
-    def finished(self) -> Iterator[Interval]:
-        """All positions that are finished; may be read once."""
-        return chain(self.kept, self.staged)
 
 
 class Windows:
@@ -125,8 +108,11 @@ class Windows:
 
     # -- beginning ---------------------------------------------------------------------------------------------------
 
-    def load(self, committed: Sequence[Interval]) -> Loaded:
-        """Continue with the windows of earlier runs; `committed` are the parts of the output."""
+    def load(self, committed: Sequence[Interval]) -> tuple[Iterator[Interval], list[Damage]]:
+        """Continue with the windows of earlier runs; `committed` are the parts of the output.
+
+        Returns all positions that are finished, which may be read once, and the damaged parts.
+        """
         damaged: list[Damage] = []
         self._open.clear()
         self._sorted.clear()
@@ -158,7 +144,7 @@ class Windows:
         for window in self.open:
             if not window.left:
                 kept += self._close(window)
-        return Loaded(kept, self.staged_positions, damaged)
+        return chain(kept, self.staged_positions), damaged
 
     def look(self) -> Windows:
         """Read what there is, without a change: a job may be running. Leaves out windows that cannot be read."""
