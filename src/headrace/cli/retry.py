@@ -68,7 +68,7 @@ def retry(
 
 def _settings(output: str, limits: Limits, ignore_changes: bool) -> JobSettings:
     _, state = state_of(output)
-    settings = state.get("settings")
+    settings = state.settings
     if settings is None:
         raise ConfigError(
             f"{display_name(output)} was made from rows or functions of a Python program: call headrace.run there with "

@@ -214,7 +214,7 @@ def _frame(name: str, output: str) -> Frame:
         return replace(frame, state=f"{_LOADING}, by {holder}", eta_s=None)
     if holder:
         return replace(frame, state=f"running, by {holder}")
-    if state["finished"]:
+    if state.finished:
         return replace(frame, state="finished", fraction=1.0, eta_s=None)
     return replace(frame, state="stopped" if frame.state in ("running", "interrupted") else frame.state, eta_s=None)
 

@@ -21,7 +21,7 @@ from headrace.io.storage.parts import PartFolder
 from headrace.jobs.pipeline import write
 from headrace.jobs.pipeline.job import JobEnd, StopRequest
 from headrace.jobs.settings import Limits
-from headrace.jobs.state.job_state import Pass
+from headrace.jobs.state.job_state import JobState, Pass
 from headrace.jobs.state.output import JobOutput, StartMode
 from headrace.testing import FakeEngine
 
@@ -256,7 +256,7 @@ def test_parts_that_contradict_each_other_are_refused(runner: Runner) -> None:
 def test_a_gap_is_never_merged(runner: Runner) -> None:
     output: JobOutput = runner.job().output
     with output.locked():
-        todo = output.begin(StartMode({}))
+        todo = output.begin(StartMode(JobState({})))
         assert isinstance(todo, Pass)
         output.parts.commit(parts.Interval(0, 10), b"", b"")
         output.parts.commit(parts.Interval(11, 15), b"", b"")

@@ -9,6 +9,7 @@ from headrace.engines.choosing.config import EngineConfig
 from headrace.engines.choosing.resolving import moved, remote_model_of, resolve
 from headrace.jobs.settings import JobSettings
 from headrace.jobs.state.fingerprint import check_same
+from headrace.jobs.state.job_state import ModelState
 from headrace.jobs.state.output import JobOutput
 from headrace.wording import spelled
 
@@ -51,7 +52,7 @@ def resolved_for(settings: JobSettings, output: JobOutput) -> EngineConfig:
     return config
 
 
-def model_state(settings: JobSettings) -> dict[str, str] | None:
+def model_state(settings: JobSettings) -> ModelState | None:
     """The name and commit of a downloaded model, which a resume asks for again; None for a local one."""
     config = settings.config
     return None if config.commit is None else {"name": str(config.model), "commit": config.commit}

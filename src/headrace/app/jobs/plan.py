@@ -45,7 +45,7 @@ from headrace.jobs.planning.columns import first_rows, resolve
 from headrace.jobs.planning.forecast import check_room
 from headrace.jobs.settings import SETTING_NAMES, JobSettings, StepSettings, anchored, as_json, check_values
 from headrace.jobs.state.fingerprint import has_other_input, with_options
-from headrace.jobs.state.job_state import FinishedJob
+from headrace.jobs.state.job_state import FinishedJob, JobState
 from headrace.jobs.state.output import JobOutput, StartMode
 from headrace.jobs.state.state_file import read_state
 from headrace.options import declared
@@ -399,7 +399,7 @@ def _check_sampling(source: Source, settings: JobSettings, columns: Columns, *, 
 def _begun(settings: JobSettings, target: Target) -> str | None:
     """The source with which the job that is resumed was begun; None for a new job, or one without stored settings."""
     state = None if settings.overwrite else read_state(target.work / "job.json")
-    kept = None if state is None else state.get("settings")
+    kept = None if state is None else state.settings
     return str(kept["source"]) if kept else None
 
 
@@ -517,23 +517,23 @@ def finished_before(plan: Plan) -> FinishedJob | None:
     """
     settings, output = plan.settings, plan.output
     state = None if settings.overwrite else output.read_state()
-    facts = None if state is None else state["fingerprint"].get("engine")
+    facts = None if state is None else state.fingerprint.get("engine")
     if state is None or not isinstance(facts, dict):
         return None
-    asked = (state.get("settings") or {}).get("engine_options")
+    asked = (state.settings or {}).get("engine_options")
     options = asked if isinstance(asked, Mapping) else {}
     start = start_mode(plan, with_options(facts, options, settings.config.engine_options))
     output.refuse_changes(state, start, retry=settings.retry)
-    if not output.is_finished or state["finished"] is None:
+    if not output.is_finished or state.finished is None:
         return None
     if settings.ignore_changes:
-        if not settings.retry and has_other_input(state["fingerprint"], start.fingerprint):
+        if not settings.retry and has_other_input(state.fingerprint, start.state.fingerprint):
             with output.locked():
                 output.begin(start)
         return None
-    if start.made_of is None or start.made_of != state.get("made_of"):
+    if start.state.made_of is None or start.state.made_of != state.made_of:
         return None
-    if settings.retry and state["finished"]["failed"]:
+    if settings.retry and state.finished.failed:
         return None
     with output.locked():
         ended = output.begin_retry(start) if settings.retry else output.begin(start)
@@ -543,13 +543,8 @@ def finished_before(plan: Plan) -> FinishedJob | None:
 def start_mode(plan: Plan, engine: Mapping[str, object]) -> StartMode:
     """How the job starts on its output, with an engine of this description."""
     settings = plan.settings
-    return StartMode(
-        fingerprint(plan, engine),
-        as_json(settings),
-        changes(settings),
-        engine_identity(settings),
-        model_state(settings),
-    )
+    state = JobState(fingerprint(plan, engine), as_json(settings), engine_identity(settings), model_state(settings))
+    return StartMode(state, changes(settings))
 
 
 def engine_identity(settings: JobSettings) -> str | None:

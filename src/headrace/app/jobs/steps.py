@@ -166,7 +166,7 @@ def steps_here(name: str) -> list[StepHere]:
     target = known_target(name)
     found = read_manifest(target)
     state = read_state(target.work / "job.json")
-    if found is None or (state is not None and "step" not in state["fingerprint"]):  # or by a job of one model since
+    if found is None or (state is not None and "step" not in state.fingerprint):  # or by a job of one model since
         return []
     outputs = [str(target.work / FOLDER / step["file"]) if step["file"] else name for step in found["steps"]]
     return [
@@ -244,7 +244,7 @@ def _as_begun(settings: JobSettings) -> JobSettings:
         state = read_state(target.work / "job.json")
     except JobError:
         return settings  # starting the step reports it
-    facts = state and state["fingerprint"].get("step")
+    facts = state and state.fingerprint.get("step")
     if not isinstance(facts, dict):
         return settings  # not begun, or not by steps, which its start refuses
     return replace(settings, overwrite=settings.overwrite or facts.get("begun") != _step(settings).begun)
@@ -279,22 +279,21 @@ def _finished(last: Plan) -> StepsEnd | None:
 def _verify(plan: Plan) -> JobEnd | None:
     """How a finished step ended; None if it is to be run. Its output may be gone, once no step needs it."""
     settings, output = plan.settings, plan.output
-    if changes(settings) != "refuse" or (state := output.read_state()) is None or state["finished"] is None:
+    if changes(settings) != "refuse" or (state := output.read_state()) is None or state.finished is None:
         return None
-    facts = state["fingerprint"].get("engine")
+    facts = state.fingerprint.get("engine")
     made_of = engine_identity(settings)
-    if made_of is None or made_of != state.get("made_of") or not isinstance(facts, dict):
+    if made_of is None or made_of != state.made_of or not isinstance(facts, dict):
         engine = load(plan)
         try:
             facts = describe_engine(engine)
         finally:
             engine.close()
-    asked = state.get("settings"), as_json(settings)
-    check_same(output.target, state["fingerprint"], fingerprint(plan, facts), asked, finished=True)
-    finished = state["finished"]
-    if not exists(output.target) or output.target.stat().st_size != finished["bytes"]:
+    asked = state.settings, as_json(settings)
+    check_same(output.target, state.fingerprint, fingerprint(plan, facts), asked, finished=True)
+    if not exists(output.target) or output.target.stat().st_size != state.finished.bytes:
         return None  # running it finds out more
-    return JobEnd("already_finished", finished["records"], finished["failed"])
+    return JobEnd("already_finished", state.finished.records, state.finished.failed)
 
 
 def _clear(settings: Sequence[JobSettings], end: JobEnd) -> None:

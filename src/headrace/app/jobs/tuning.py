@@ -69,7 +69,7 @@ def settings_to_load(plan: Plan) -> JobSettings:
         state = plan.output.read_state()
     except JobError:
         return settings  # starting the job reports the error
-    facts = state["fingerprint"].get("engine") if state else None
+    facts = state.fingerprint.get("engine") if state else None
     dtype = facts.get("dtype") if isinstance(facts, Mapping) else None
     if config.declaration is None and not (isinstance(facts, Mapping) and "module" in facts):
         return settings  # an engine of the user's own that may not have the option

@@ -166,10 +166,10 @@ class ModelRun:
     def _earlier_end(self) -> BatchEnd:
         plan = self._plan()
         state = plan.output.read_state() if plan.output.is_finished else None
-        if state is None or state["finished"] is None:
+        if state is None or state.finished is None:
             return BatchEnd(complete=False, output=None, errors=None)
-        self.failed = state["finished"]["failed"]
-        self.completed = state["finished"]["records"] - self.failed
+        self.failed = state.finished.failed
+        self.completed = state.finished.records - self.failed
         return _end(plan, complete=True)
 
     async def _take_turn(self, on_thread: OnThread) -> BatchEnd:

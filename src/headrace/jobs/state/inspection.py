@@ -101,7 +101,7 @@ def state_of(name: str | Path) -> tuple[Target, JobState]:
             f"no job has written {display_name(name)}: there is no {target.work / 'job.json'}, "
             "which a job writes once its model is loaded"
         )
-    chosen = (state.get("settings") or {}).get("output_format")
+    chosen = (state.settings or {}).get("output_format")
     return find_target(name, chosen if isinstance(chosen, str) else target.format), state
 
 
@@ -119,8 +119,7 @@ def inspect(name: str | Path, *, verify: bool = False) -> Inspection:
     parts = PartFolder(folder, f".{target.format}{target.compression}", target.work)
     windows = windows_of(target, parts)
     committed = windows.others(parts.committed())
-    finished = FinishedJob(**state["finished"]) if state["finished"] else None
-    swapping = bool(state.get("swap"))
+    finished, swapping = state.finished, state.swap
     retry = PartFolder(target.work / "retry", f".{target.format}{target.compression}")
     again = sum(end - start for start, end in retry.committed())
     holder = job_holder(target)
@@ -147,7 +146,7 @@ def inspect(name: str | Path, *, verify: bool = False) -> Inspection:
         parts=len(committed) + sum(len(window.committed) for window in windows.all),
         retried=(again, finished.failed) if finished and again and not swapping else None,
         swapping=swapping,
-        settings=state.get("settings"),
+        settings=state.settings,
         damaged=damaged,
     )
 

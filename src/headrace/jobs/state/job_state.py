@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NotRequired, TypedDict
+from typing import TypedDict
 
 from headrace.io.storage.checksums import Damage
 from headrace.io.storage.parts import PartFolder
@@ -27,14 +27,6 @@ class FinishedJob:
     """The checksum of the file of dead letters; empty if there is none, or if unknown."""
 
 
-class FinishedState(TypedDict):
-    records: int
-    failed: int
-    bytes: int
-    digest: NotRequired[str]
-    errors_digest: NotRequired[str]
-
-
 class ModelState(TypedDict):
     """A downloaded model in `job.json`."""
 
@@ -43,24 +35,25 @@ class ModelState(TypedDict):
     commit: str
 
 
-class JobState(TypedDict):
+@dataclass(frozen=True, slots=True)
+class JobState:
     """The content of `job.json`."""
 
     fingerprint: JsonObject
     """The facts that determine the output."""
-    settings: NotRequired[JsonObject | None]
-    """The settings as `jobs.settings.as_json` gives them."""
-    made_of: NotRequired[str | None]
-    """The identity of the engine, from `engines.choosing.identity`."""
-    model: NotRequired[ModelState | None]
+    settings: JsonObject | None = None
+    """The settings as `jobs.settings.as_json` gives them; None if JSON cannot hold them."""
+    made_of: str | None = None
+    """The identity of the engine, from `engines.choosing.identity`; None if unknown."""
+    model: ModelState | None = None
     """The model that the job was begun with, if it was downloaded."""
-    before: NotRequired[dict[str, list[int] | None]]
+    before: dict[str, list[int] | None] | None = None
     """The stamps of the files, at the places of the output and of the dead letters, that the job is to replace."""
-    finished: FinishedState | None
+    finished: FinishedJob | None = None
     """None while records are left to do."""
-    swap: NotRequired[bool]
+    swap: bool = False
     """Whether the new files of a retry are being moved into place."""
-    clearing: NotRequired[bool]
+    clearing: bool = False
     """Whether the files of an earlier job are being removed."""
 
 

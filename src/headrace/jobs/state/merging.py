@@ -53,7 +53,7 @@ def merge(name: str | Path, into: str | Path, *, overwrite: bool) -> Merged:
     windows = windows_of(source, parts)
     committed = windows.others(parts.committed())
     if not committed and not windows.staged:
-        is_merged = state["finished"] and not source.is_folder
+        is_merged = state.finished and not source.is_folder
         why = f"the job is finished, and {source.place} holds all its rows" if is_merged else "none is committed yet"
         raise ConfigError(f"{folder} holds no parts: {why}")
     writer: PartWriter = source.writer(Layout("output"))
@@ -73,7 +73,7 @@ def merge(name: str | Path, into: str | Path, *, overwrite: bool) -> Merged:
         raise ConfigError(f"cannot write {into}: {error.strerror or error}") from error
     ledger = Ledger([*committed, *windows.staged_positions])
     failed = parts.count_errors(committed) + windows.count_errors()
-    return Merged(ledger.done, failed, ledger.is_whole, bool(state["finished"]), target.errors)
+    return Merged(ledger.done, failed, ledger.is_whole, bool(state.finished), target.errors)
 
 
 class _Piece(NamedTuple):

@@ -16,8 +16,8 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import BinaryIO, Literal, cast
 
@@ -50,16 +50,10 @@ LIVE = "live.json"
 class StartMode:
     """How a run starts on an output."""
 
-    fingerprint: Mapping[str, object]
-    """Facts that determine the output, as JSON."""
-    settings: Mapping[str, object] | None = None
-    """The settings of the job, as JSON; None if JSON cannot hold them."""
+    state: JobState
+    """What it writes of itself: all but what becomes of the output."""
     changes: Literal["refuse", "ignore", "overwrite"] = "refuse"
     """What to do if the output was started with other settings."""
-    made_of: str | None = None
-    """Identity of the engine: see `engines.choosing.identity`; None if unknown."""
-    model: Mapping[str, str] | None = None
-    """Name and commit of the model, if it was downloaded."""
 
 
 class JobOutput:
@@ -130,7 +124,7 @@ class JobOutput:
             return
         for other in self._siblings:
             state = read_state(other.work / "job.json")
-            if state and state["finished"] and state["finished"]["failed"]:
+            if state and state.finished and state.finished.failed:
                 raise ConfigError(
                     f"{self.errors} holds the dead letters of {other}: give this output another name, or retry them "
                     "first; committed records are kept"
@@ -152,7 +146,7 @@ class JobOutput:
             state = self.read_state()
         except JobError:
             return False
-        return state is not None and state["finished"] is not None
+        return state is not None and state.finished is not None
 
     @property
     def _is_fixed(self) -> bool:
@@ -209,10 +203,10 @@ class JobOutput:
             JobError: the parts contradict each other.
         """
         state = None if start.changes == "overwrite" else self.read_state()
-        if state is None or state["finished"] is None:
+        if state is None or state.finished is None:
             self._check_errors()
         if state is not None:
-            self._before = state.get("before")
+            self._before = state.before
         else:
             self._before = {path.name: _stamp(path) for path in self._files}
             if exists(self._state):  # no kill may leave it with some of its parts, or old parts with the new state
@@ -230,7 +224,7 @@ class JobOutput:
             return self._resume(start)
         begun = self._begin_finished(start, finished)
         if begun is finished and start.changes == "ignore":
-            check_same_input(self._target, state["fingerprint"], start.fingerprint)
+            check_same_input(self._target, state.fingerprint, start.state.fingerprint)
             if not self._is_fixed:
                 self._write_state(start, finished)
         return begun
@@ -320,20 +314,19 @@ class JobOutput:
                 "``output_format``, choose another output, or pass ``overwrite=True`` to start again"
             )
         if start.changes != "ignore":
-            asked = state.get("settings"), start.settings
-            ended = state["finished"] is not None
-            check_same(self._target, state["fingerprint"], start.fingerprint, asked, retry=retry, finished=ended)
+            asked = state.settings, start.state.settings
+            ended = state.finished is not None
+            check_same(self._target, state.fingerprint, start.state.fingerprint, asked, retry=retry, finished=ended)
 
     def _resumed(self, state: JobState, start: StartMode, *, retry: bool = False) -> FinishedJob | None:
         """How the job ended; None if it has not. Completes the end of a retry that was killed."""
         self.refuse_changes(state, start, retry=retry)
-        finished = FinishedJob(**state["finished"]) if state["finished"] else None
-        if state.get("swap"):
+        if state.swap:
             self._retrying.swap()
             self._push()
-        if state.get("swap") or (start.changes == "ignore" and finished is None):
-            self._write_state(start, finished)
-        return finished
+        if state.swap or (start.changes == "ignore" and state.finished is None):
+            self._write_state(start, state.finished)
+        return state.finished
 
     def _pass(self, start: StartMode, ledger: Ledger, damaged: Sequence[Damage] = ()) -> Pass:
         failed = self.parts.count_errors()
@@ -441,24 +434,15 @@ class JobOutput:
             state = self.read_state()
         except JobError:
             return None  # whoever begins the job will say so
-        begun = state and state.get("model")
+        begun = state and state.model
         return begun if isinstance(begun, dict) and {"name", "commit"} <= begun.keys() else None
 
     def _write_state(
         self, start: StartMode, finished: FinishedJob | None, *, swap: bool = False, clearing: bool = False
     ) -> None:
-        state = {
-            "fingerprint": start.fingerprint,
-            "settings": start.settings,
-            "made_of": start.made_of,
-            "model": start.model,
-            "before": self._before,
-            "finished": asdict(finished) if finished else None,
-            "swap": swap,
-            "clearing": clearing,
-        }
+        state = replace(start.state, before=self._before, finished=finished, swap=swap, clearing=clearing)
         with atomic_file(self._state) as file:
-            file.write(json.dumps(state, indent=1).encode())
+            file.write(json.dumps(asdict(state), indent=1).encode())
 
 
 def _stamp(path: Path) -> list[int] | None:

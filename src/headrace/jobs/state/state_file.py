@@ -11,6 +11,7 @@ from typing import TypeGuard
 from headrace.errors import JobError
 from headrace.io.storage.locations import as_os_errors
 from headrace.jobs.state.job_state import FinishedJob, JobState
+from headrace.records import Json
 
 
 def read_state(path: Path) -> JobState | None:
@@ -20,17 +21,19 @@ def read_state(path: Path) -> JobState | None:
         JobError: it cannot be read.
     """
     try:
-        state = json.loads(as_os_errors(path.read_text)(encoding="utf-8"))
-        if not _is_state(state):
+        found = json.loads(as_os_errors(path.read_text)(encoding="utf-8"))
+        if not _is_state(found):
             raise ValueError("it lacks fields of a job's state")
     except FileNotFoundError:
         return None
     except (ValueError, RecursionError) as error:
         raise JobError(f"{path} is damaged ({error}); start again with ``overwrite=True``") from error
-    return None if state.get("clearing") else state
+    known = {field.name: found[field.name] for field in fields(JobState) if field.name in found}
+    state = JobState(**known | {"finished": found["finished"] and FinishedJob(**found["finished"])})
+    return None if state.clearing else state
 
 
-def _is_state(state: object) -> TypeGuard[JobState]:
+def _is_state(state: object) -> TypeGuard[dict[str, Json]]:
     if not isinstance(state, dict) or not {"fingerprint", "finished"} <= state.keys():
         return False
     finished, settings = state["finished"], state.get("settings")
