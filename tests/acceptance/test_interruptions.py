@@ -59,6 +59,15 @@ def test_a_signal_while_modules_load_ends_without_a_traceback(tmp_path: Path) ->
     assert job.returncode == 130
 
 
+def test_sigterm_ends_the_first_process_of_a_container_while_its_model_loads(tmp_path: Path) -> None:
+    """There the system ignores a signal that the process does not handle."""
+    server = start("serve", "--port", "0", *LOADING, folder=tmp_path, before="import os; os.getpid = lambda: 1; ")
+    wait_for(tmp_path, "loading")
+    server.send_signal(signal.SIGTERM)
+    ended, said = end(server)
+    assert (ended, said.splitlines()[-1]) == (143, "headrace: interrupted")
+
+
 def test_a_second_signal_ends_at_once(folder: Path) -> None:
     job = start("run", "-i", "in.jsonl", "-o", "out.jsonl", *STUCK, folder=folder)
     wait_for(folder, "stuck")  # in the batch that never ends

@@ -63,6 +63,8 @@ def main() -> None:
     """Run the command line; ends the process with its exit status."""
     # Outside a job there is nothing to finish: end without a traceback.
     signal.signal(signal.SIGINT, _interrupted)
+    if os.getpid() == 1:  # the first process of a container, which the system ends by no signal that it does not handle
+        signal.signal(signal.SIGTERM, _interrupted)
     # A process may be started without streams.
     output, errors = (_safe_stream(stream) for stream in (sys.stdout, sys.stderr))
     sys.stdout, sys.stderr = output, errors  # they have the methods of a stream
