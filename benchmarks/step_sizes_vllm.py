@@ -146,7 +146,7 @@ class Sized:
             options = config.engine_options
             return self.engine(source, StepSize(*map(options.__getitem__, SIZES)))
 
-        with new_cache(), patch.object(step_grid, "load_engine", loaded):
+        with new_cache(), patch.multiple(step_grid, load_engine=loaded, ADDITIONS={}):
             grid = step_grid.measure_steps(self.settings(source, [].extend), 60)
         return [grid.chosen.size.answers, grid.chosen.size.tokens, len(grid.rows)]
 

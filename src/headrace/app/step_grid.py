@@ -9,18 +9,20 @@ import operator
 import time
 from collections.abc import Callable, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
-from headrace.app.jobs.budgets import find_key, kept_steps, vllm_key, with_steps
+from headrace.app.jobs.budgets import find_key, kept_steps
 from headrace.app.jobs.job import Broadcast, build, check
 from headrace.app.jobs.plan import Plan
+from headrace.app.jobs.vllm_arguments import ADDITIONS, as_arguments, keep, with_arguments
 from headrace.batching.continuous import ContinuousBatcher
 from headrace.device.cache import TuningCache, described_cpu
 from headrace.device.step_sizes import StepSize, StepTuner
 from headrace.engines.base import Engine
 from headrace.engines.capabilities import STEPPING
 from headrace.engines.choosing.loading import load_engine
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, EngineError
 from headrace.jobs.pipeline.chunks import answers
 from headrace.jobs.pipeline.infer import in_order, streamed
 from headrace.jobs.pipeline.job import BatcherPort, StopRequest
@@ -34,6 +36,8 @@ _AS_GOOD = 0.97
 """The first size stays if it has this share of the best one's speed: less may be noise."""
 _RECORDS = 256
 """Records of the sample, each of which every size answers."""
+_OTHER_ANSWERS = 0.01
+"""An addition may change this share of the answers more than another size of the steps does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +51,22 @@ class StepRow:
     step_s: float | None
     """Seconds of a step, on average; None if the engine does not tell."""
     took_s: float
+    texts: Mapping[int, object] = field(default_factory=dict, repr=False)
+    """The answers, by the positions of the records; None for one that failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Addition:
+    """What another argument of vLLM does at the best size."""
+
+    name: str
+    arguments: Mapping[str, object]
+    speed: float
+    """Times as many records a second as without it; 0 if vLLM refuses it."""
+    same: float
+    """Share of the answers that are the same as without it."""
+    stays: bool
+    why_not: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +76,13 @@ class StepGrid:
     rows: tuple[StepRow, ...]
     chosen: StepRow
     cpu: str
+    additions: tuple[Addition, ...] = ()
+
+    @property
+    def arguments(self) -> dict[str, object]:
+        """Those of the additions that stay."""
+        stay = [addition.arguments for addition in self.additions if addition.stays]
+        return {name: value for arguments in stay for name, value in arguments.items()}
 
 
 _SPEED = operator.attrgetter("records_per_s")
@@ -77,8 +104,12 @@ def measure_steps(settings: JobSettings, seconds: float) -> StepGrid:
     """
     with check(settings) as plan:
         if plan.settings.config.engine == "vllm":
-            grid = _searched(StepSize(128, 2_048), _OF_VLLM, seconds, functools.partial(_restarted, plan))
-            return _kept(grid, vllm_key(plan.settings.config))
+            config, row = plan.settings.config, functools.partial(_restarted, plan)
+            grid = _searched(StepSize(128, 2_048), _OF_VLLM, seconds, row)
+            if not config.engine_options.get("temperature"):  # drawn answers are others with speculation
+                grid = _with_additions(grid, config.engine_options, row)
+            keep(config, grid.chosen.size, grid.arguments)
+            return grid
         with contextlib.closing(load_engine(plan.settings.config)) as engine:
             return _measured(plan, engine, seconds)
 
@@ -103,17 +134,13 @@ def _measured(plan: Plan, engine: Engine, seconds: float) -> StepGrid:
     first = tuner.best  # a job's, if it knows of no other
     asyncio.run(_answered(batcher, work[:8]))  # the first steps of a shape are slower
     grid = _searched(first, tuner.choices, seconds, row)
-    return _kept(grid, find_key(stepping, plan.settings.config.task or ""))
-
-
-def _kept(grid: StepGrid, key: Mapping[str, object]) -> StepGrid:
-    TuningCache().write(key, kept_steps(grid.chosen.size))
+    TuningCache().write(find_key(stepping, plan.settings.config.task or ""), kept_steps(grid.chosen.size))
     return grid
 
 
-def _restarted(plan: Plan, size: StepSize) -> StepRow:
-    """What vLLM does at a size, which it takes when it starts."""
-    config = with_steps(plan.settings.config, size)
+def _restarted(plan: Plan, size: StepSize, additions: Mapping[str, object] = MappingProxyType({})) -> StepRow:
+    """What vLLM does with a size and other arguments, which it takes when it starts."""
+    config = with_arguments(plan.settings.config, {**as_arguments(size), **additions})
     with contextlib.closing(load_engine(config)) as engine:
         batcher, work = _sample(replace(plan, settings=replace(plan.settings, config=config)), engine)
         asyncio.run(_answered(batcher, work[:8]))
@@ -149,6 +176,42 @@ def _searched(
     return StepGrid(tuple(ordered), rows[first if stays() else best], described_cpu())
 
 
+def _with_additions(grid: StepGrid, options: Mapping[str, object], row: Callable[..., StepRow]) -> StepGrid:
+    """Try one after the other what else may make vLLM faster at the chosen size.
+
+    An addition stays if it is clearly faster and changes no more answers than another size does.
+
+    Args:
+        options: of the user, whose own arguments stay as they are.
+        row: what vLLM does with a size and more arguments.
+    """
+    size, base = grid.chosen.size, grid.chosen
+    others = [_same(base, other) for other in grid.rows if other is not base]
+    usual = sum(others) / len(others) if others else 1.0
+    for name, arguments in ADDITIONS.items():
+        if any(options.get(argument) is not None for argument in arguments):
+            continue
+        try:
+            found = row(size, {**grid.arguments, **arguments})
+            if _AS_GOOD * found.records_per_s > base.records_per_s:  # once more, as for sizes
+                base = max(base, row(size, grid.arguments), key=_SPEED)
+        except (ConfigError, EngineError) as error:
+            addition = Addition(name, arguments, 0.0, 0.0, stays=False, why_not=str(error))
+        else:
+            speed, same = found.records_per_s / base.records_per_s, _same(base, found)
+            slow, differs = _AS_GOOD * speed <= 1, same < usual - _OTHER_ANSWERS
+            why_not = "other answers" if differs else "no faster" if slow else ""
+            addition = Addition(name, arguments, speed, same, not why_not, why_not)
+            base = found if addition.stays else base
+        grid = replace(grid, additions=(*grid.additions, addition))
+    return grid
+
+
+def _same(one: StepRow, other: StepRow) -> float:
+    """The share of the answers of `one` that `other` has too."""
+    return sum(other.texts.get(position) == text for position, text in one.texts.items()) / max(len(one.texts), 1)
+
+
 def _sample(plan: Plan, engine: Engine) -> tuple[BatcherPort, list[Work]]:
     job = build(plan, engine, StopRequest(), Broadcast(()))
     found = survey(job, spread=True).work
@@ -160,17 +223,21 @@ def _sample(plan: Plan, engine: Engine) -> tuple[BatcherPort, list[Work]]:
 def _row(batcher: BatcherPort, size: StepSize, work: list[Work]) -> StepRow:
     stepping = batcher if isinstance(batcher, ContinuousBatcher) else None
     before, started = stepping.stats.total_batches if stepping else 0, time.perf_counter()
-    tokens = asyncio.run(_answered(batcher, work))
+    texts: dict[int, object] = {}
+    tokens = asyncio.run(_answered(batcher, work, texts))
     took = time.perf_counter() - started
     step_s = took / max(stepping.stats.total_batches - before, 1) if stepping else None
-    return StepRow(size, tokens / took, len(work) / took, step_s, took)
+    return StepRow(size, tokens / took, len(work) / took, step_s, took, texts)
 
 
-async def _answered(batcher: BatcherPort, work: list[Work]) -> float:
-    """Answer these; how many tokens they and their answers have."""
-    tokens = 0.0
+async def _answered(batcher: BatcherPort, work: list[Work], texts: dict[int, object] | None = None) -> float:
+    """Answer these, and put the answers into `texts`; how many tokens they and their answers have."""
+    tokens, texts = 0.0, {} if texts is None else texts
     async with batcher, aclosing(answers(batcher, streamed(in_order(work)))) as results:
         async for run, outputs, _ in results:
             tokens += sum(item.cost for item in run)
-            tokens += sum(one["completion_tokens"] for one in outputs if isinstance(one, dict))
+            for item, one in zip(run, outputs, strict=True):
+                answer = one if isinstance(one, dict) else {}
+                tokens += answer.get("completion_tokens", 0)
+                texts[item.record.position] = answer.get("text")
     return tokens

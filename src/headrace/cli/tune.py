@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import json
+import shlex
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -122,8 +124,24 @@ def step_lines(grid: StepGrid) -> list[str]:
         rates = f"{row.tokens_per_s:,.0f}", f"{row.records_per_s:,.1f}", step
         table.append((f"{row.size.answers:,}", f"{row.size.tokens:,}", *rates, mark))
     size = grid.chosen.size
-    chosen = f"chosen: --max-num-seqs {size.answers} --max-num-batched-tokens {size.tokens}"
-    return [*aligned(table, 0), "", chosen, f"measured on {grid.cpu}"]
+    flags = {"max_num_seqs": size.answers, "max_num_batched_tokens": size.tokens, **grid.arguments}
+    chosen = " ".join(f"--{name.replace('_', '-')} {_value(value)}" for name, value in flags.items())
+    lines = [*aligned(table, 0), "", *_addition_lines(grid)]
+    return [*lines, f"chosen: {chosen}", f"measured on {grid.cpu}"]
+
+
+def _addition_lines(grid: StepGrid) -> list[str]:
+    """What the additions do, with an empty line after them; nothing if none was tried."""
+    table = [("with it", "x records/s", "same answers", "")]
+    for one in grid.additions:
+        rates = (f"{one.speed:.2f}", f"{one.same:.1%}") if one.speed else ("", "")
+        table.append((one.name, *rates, "<- chosen" if one.stays else one.why_not))
+    return [*aligned(table, 1), ""] if grid.additions else []
+
+
+def _value(value: object) -> str:
+    """An option's value as a shell takes it."""
+    return shlex.quote(value if isinstance(value, str) else json.dumps(value))
 
 
 def as_lines(grid: Grid) -> list[str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +14,7 @@ from headrace.app.jobs.budgets import (
     BudgetListener,
     StepListener,
     follow,
-    kept_steps,
     steps_in,
-    vllm_key,
-    vllm_steps,
-    with_steps,
 )
 from headrace.batching.continuous import ContinuousBatcher
 from headrace.batching.dynamic import DynamicBatcher
@@ -209,16 +204,3 @@ def test_as_many_answers_join_as_steps_may_have_and_the_size_is_kept(tmp_path: P
 @pytest.mark.parametrize("found", [None, {}, {"step_answers": 0, "step_tokens": 5}, {"step_answers": "8"}])
 def test_a_size_that_nobody_wrote_is_ignored(found: Any) -> None:
     assert steps_in(found) is None
-
-
-def test_a_job_on_vllm_starts_it_with_the_size_that_was_kept(tmp_path: Path) -> None:
-    cache, size = TuningCache(tmp_path), StepSize(512, 4_096)
-    config = EngineConfig("generate", "a/model", "vllm", {"dtype": "float32", "max_tokens": 8})
-    assert vllm_steps(config, cache) is None
-    cache.write(vllm_key(config), kept_steps(size))
-    longer = replace(config, engine_options={"dtype": "float32", "max_tokens": 9})
-    assert vllm_steps(config, cache) == vllm_steps(longer, cache) == size
-    assert with_steps(config, size).engine_options["max_num_batched_tokens"] == 4_096
-    for other in ({"dtype": "bfloat16"}, {"dtype": "float32", "max_num_seqs": 8}):
-        assert vllm_steps(replace(config, engine_options=other), cache) is None
-    assert vllm_steps(replace(config, engine="torch"), cache) is None

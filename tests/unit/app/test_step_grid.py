@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Mapping
 
-from headrace.app.step_grid import StepGrid, StepRow, _searched
+from headrace.app.step_grid import StepGrid, StepRow, _searched, _with_additions
+from headrace.cli.tune import step_lines
 from headrace.device.step_sizes import StepSize
+from headrace.errors import ConfigError
 
 COUNTS, LENGTHS = [16, 32, 64, 128], [128, 256, 512]
 
@@ -49,3 +52,58 @@ def test_the_first_size_stays_unless_another_is_clearly_faster() -> None:
 
 def test_the_first_size_stays_if_only_other_work_made_it_slower() -> None:
     assert searched(70, loss=1, disturbed=0).chosen.size == StepSize(64, 512)
+
+
+TEXTS = {position: f"answer {position}" for position in range(100)}
+
+
+def row(size: StepSize, speed: float, changed: int = 0) -> StepRow:
+    """Of 100 answers, `changed` are others than usual."""
+    return StepRow(size, 0, speed, None, 1, {**TEXTS, **dict.fromkeys(range(changed), "another")})
+
+
+def with_additions(
+    speculation: tuple[float, int], cache: tuple[float, int], options: Mapping[str, object] | None = None
+) -> StepGrid:
+    """Of a model with a speed of 10, whose other size changes 2 of 100 answers: the speed and the changes of each."""
+    size = StepSize(64, 512)
+    usual = row(size, 10)
+    grid = StepGrid((usual, row(StepSize(32, 512), 9, 2)), usual, "a CPU")
+
+    def measured(size: StepSize, arguments: Mapping[str, object]) -> StepRow:
+        effects = {"speculative_config": speculation, "kv_cache_dtype": cache}
+        speed, changed = 10.0, 0
+        for times, more in (effects[name] for name in arguments):
+            if not times:
+                raise ConfigError("vLLM refuses it")
+            speed, changed = speed * times, changed + more
+        return row(size, speed, changed)
+
+    return _with_additions(grid, options or {}, measured)
+
+
+def test_an_addition_stays_if_it_is_faster_and_changes_no_more_answers_than_another_size() -> None:
+    grid = with_additions((1.5, 0), (1.2, 3))
+    assert [(round(one.speed, 2), one.same, one.stays) for one in grid.additions] == [(1.5, 1, True), (1.2, 0.97, True)]
+    assert grid.arguments["kv_cache_dtype"] == "fp8"
+    [line] = [line for line in step_lines(grid) if line.startswith("chosen: ")]
+    assert '--max-num-seqs 64 --max-num-batched-tokens 512 --speculative-config \'{"method": "ngram"' in line
+    assert line.endswith("--kv-cache-dtype fp8")
+
+
+def test_an_addition_that_loses_or_changes_answers_does_not() -> None:
+    grid = with_additions((0.5, 0), (2, 4))
+    assert [one.why_not for one in grid.additions] == ["no faster", "other answers"]
+    assert grid.arguments == {}
+    assert with_additions((1.02, 0), (1, 0)).arguments == {}
+
+
+def test_an_addition_that_vllm_refuses_is_told() -> None:
+    grid = with_additions((0, 0), (1.5, 0))
+    assert [one.why_not for one in grid.additions] == ["vLLM refuses it", ""]
+    assert any("vLLM refuses it" in line for line in step_lines(grid))
+
+
+def test_what_the_user_sets_is_not_tried() -> None:
+    grid = with_additions((1.5, 0), (1.5, 0), {"kv_cache_dtype": "auto", "speculative_config": None})
+    assert [one.name for one in grid.additions] == ["n-gram speculation"]

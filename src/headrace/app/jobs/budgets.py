@@ -6,21 +6,18 @@ import functools
 import math
 import time
 from collections.abc import Mapping
-from dataclasses import replace
 from importlib.metadata import version
 
 from headrace.batching.continuous import ContinuousBatcher
 from headrace.batching.dynamic import DynamicBatcher
 from headrace.device.budget import BudgetTuner
 from headrace.device.cache import TuningCache, cpu_facts
-from headrace.device.cuda import cuda_devices
 from headrace.device.memory import MemoryWatch
 from headrace.device.step_sizes import StepSize, StepTuner
 from headrace.engines.base import Engine
 from headrace.engines.capabilities import STEPPING, TUNING, SteppingEngine, TunableEngine, memory_of
 from headrace.engines.choosing.config import EngineConfig
 from headrace.engines.profile import EngineProfile, profile_of
-from headrace.engines.vllm.options import VllmGeneration
 from headrace.events import (
     BatchDone,
     BatchSplit,
@@ -35,8 +32,6 @@ from headrace.events import (
 
 _RANGE = (4, 32)
 """How many times smaller and larger the budget may become than the engine's default."""
-_SIZES = ("max_num_seqs", "max_num_batched_tokens")
-"""vLLM's arguments for the size of a step."""
 _START = 4
 """On a CPU, a job begins with this multiple of the engine's default, which must also suit requests of a server."""
 
@@ -48,14 +43,15 @@ def find_key(engine: TunableEngine | SteppingEngine, task: str) -> dict[str, obj
         "task": task,
         "model_digest": facts.get("model_digest"),
         "dtype": facts.get("dtype", ""),
-        "headrace": _own_version(),
+        "headrace": own_version(),
         **cpu_facts(),
         **engine.hardware(),
     }
 
 
 @functools.cache
-def _own_version() -> str:
+def own_version() -> str:
+    """The version of Headrace, whose results another version does not use."""
     return version("headrace")
 
 
@@ -204,36 +200,6 @@ def steps_in(found: Mapping[str, object] | None) -> StepSize | None:
 
 def kept_steps(size: StepSize) -> dict[str, object]:
     return {"step_answers": size.answers, "step_tokens": size.tokens}
-
-
-def vllm_key(config: EngineConfig) -> dict[str, object]:
-    """What the size of vLLM's steps depends on, known before it starts."""
-    given = VllmGeneration.of(config.model, config.engine_options).engine_args()
-    return {
-        "task": config.task,
-        "engine": "vllm",
-        "model": str(config.model),
-        "arguments": {name: str(value) for name, value in given.items() if name not in _SIZES},
-        "devices": cuda_devices(),
-        "headrace": _own_version(),
-        **cpu_facts(),
-    }
-
-
-def vllm_steps(config: EngineConfig, cache: TuningCache | None = None) -> StepSize | None:
-    """What `headrace tune` found for this job on vLLM; None if nothing, or if the user has set a size."""
-    is_set = any(config.engine_options.get(name) is not None for name in _SIZES)
-    if is_set or (config.engine, config.task) != ("vllm", "generate"):
-        return None
-    return steps_in((cache or TuningCache()).read(vllm_key(config)))
-
-
-def with_steps(config: EngineConfig, size: StepSize | None) -> EngineConfig:
-    """The same engine on vLLM with this size of its steps; None leaves it as it is."""
-    if size is None:
-        return config
-    sizes = dict(zip(_SIZES, (size.answers, size.tokens), strict=True))
-    return replace(config, engine_options={**config.engine_options, **sizes})
 
 
 class StepListener:

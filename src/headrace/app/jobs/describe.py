@@ -7,6 +7,7 @@ import os
 import platform
 import re
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 
@@ -68,6 +69,8 @@ def server_facts(config: EngineConfig, engine: Engine, profile: EngineProfile, m
 
 def _of_engine(config: EngineConfig, engine: Engine, profile: EngineProfile) -> dict[str, object]:
     described = engine.describe()
+    found = described.get("options")  # such as those that `headrace tune` found for vLLM
+    options = {**(found if isinstance(found, Mapping) else {}), **config.engine_options}
     return {
         "task": config.task,
         "model": config.model or "(default)",
@@ -76,7 +79,7 @@ def _of_engine(config: EngineConfig, engine: Engine, profile: EngineProfile) -> 
         "dtype": described.get("dtype"),
         "batch cost limit": f"{profile.batch_cost:,.0f} {profile.cost_unit}" if profile.batch_cost else None,
         "batch size limit": profile.batch_size or profile.max_in_flight or None,
-        **{f"engine option {name}": value for name, value in config.engine_options.items()},
+        **{f"engine option {name}": value for name, value in options.items()},
     }
 
 

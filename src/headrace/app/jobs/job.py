@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from headrace.app.jobs.budgets import follow, follow_steps, starting_budget, vllm_steps
+from headrace.app.jobs.budgets import follow, follow_steps, starting_budget
 from headrace.app.jobs.describe import WorkerRoom, describe, host_of
 from headrace.app.jobs.device_use import watch_device
 from headrace.app.jobs.downloads import downloaded_model
@@ -23,6 +23,7 @@ from headrace.app.jobs.plan import finished_before, start_mode
 from headrace.app.jobs.prefix_caching import prefix_cache_listener
 from headrace.app.jobs.tracing import job_spans
 from headrace.app.jobs.tuning import Tuned, in_dtype, load, tune, wants_sample
+from headrace.app.jobs.vllm_arguments import found_size
 from headrace.batching.batcher import Batcher
 from headrace.concurrency.short_turns import short_turns
 from headrace.device.cuda import cuda_devices
@@ -164,7 +165,7 @@ def carry_out(  # noqa: PLR0913 - keyword-only, and each caller leaves most of t
             broadcast(described)
             if tuned.precision is not None:
                 broadcast(tuned.precision)
-            if shared is None and (size := vllm_steps(plan.settings.config)) is not None:
+            if shared is None and (size := found_size(plan.settings.config)) is not None:
                 broadcast(StepSizeChanged(size.answers, size.tokens, time.monotonic()))
             listeners.append(Recorder(report, plan.output.work / REPORT, plan.output.work / LIVE, described))
             for left_out in plan.left_out:

@@ -9,8 +9,8 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from headrace.app.jobs.budgets import vllm_steps, with_steps
 from headrace.app.jobs.plan import Plan
+from headrace.app.jobs.vllm_arguments import found_arguments, with_arguments
 from headrace.device.precision import INT8, LEAST_GAIN, candidates, compare, likely_saving
 from headrace.engines.base import BatchEngine, Engine
 from headrace.engines.capabilities import BATCHES, TUNING, TunableEngine
@@ -65,17 +65,23 @@ def settings_to_load(plan: Plan) -> JobSettings:
         return settings
     if config.declaration is not None and not config.has_option("dtype"):
         return settings
-    try:
-        state = plan.output.read_state()
-    except JobError:
-        return settings  # starting the job reports the error
-    facts = state.fingerprint.get("engine") if state else None
-    dtype = facts.get("dtype") if isinstance(facts, Mapping) else None
-    if config.declaration is None and not (isinstance(facts, Mapping) and "module" in facts):
+    facts = _started(plan) or {}
+    dtype = facts.get("dtype")
+    if config.declaration is None and "module" not in facts:
         return settings  # an engine of the user's own that may not have the option
     if not isinstance(dtype, str):
         return settings
     return replace(settings, config=in_dtype(settings.config, dtype))
+
+
+def _started(plan: Plan) -> Mapping[str, object] | None:
+    """What the engine of a resumed job said of itself when the job began; None for a new one."""
+    try:
+        state = None if plan.settings.overwrite else plan.output.read_state()
+    except JobError:
+        return None  # starting the job reports the error
+    facts = state.fingerprint.get("engine") if state else None
+    return facts if isinstance(facts, Mapping) else None
 
 
 def in_dtype(config: EngineConfig, dtype: str | None) -> EngineConfig:
@@ -96,7 +102,7 @@ def exact(config: EngineConfig) -> EngineConfig:
 
 
 def load(plan: Plan) -> Engine:
-    """Load the model; a resumed job keeps the dtype it was started with. Blocks.
+    """Load the model; a resumed job keeps what it was started with and the user leaves open. Blocks.
 
     Raises:
         ConfigError, EngineError: the model cannot be loaded.
@@ -105,7 +111,7 @@ def load(plan: Plan) -> Engine:
     settings = settings_to_load(plan)
     if settings is plan.settings:
         config = exact(settings.config)
-        return load_engine(with_steps(config, vllm_steps(config)))
+        return load_engine(with_arguments(config, found_arguments(config, _started(plan))))
     engine = load_engine(settings.config)
     _check_native(plan, str(settings.config.engine_options.get("dtype", INT8)), engine)
     return engine
