@@ -18,7 +18,7 @@ from headrace.cli.tune import step_lines
 from headrace.device.step_sizes import StepSize
 from headrace.engines.choosing.config import EngineConfig
 from headrace.engines.vllm.engine import VllmEngine
-from headrace.errors import EngineDeadError
+from headrace.errors import BrokenOffError, EngineDeadError
 
 
 @pytest.mark.timeout(900)
@@ -65,7 +65,7 @@ def test_a_resumed_job_keeps_the_speculation_that_it_began_with(
     options = {"dtype": "float32", "enforce_eager": True, "max_tokens": 8, "ignore_eos": True}
     given = {"model": str(folder), "task": "generate", "engine": "vllm", "progress": False, **options}
     config = EngineConfig("generate", str(folder), "vllm", options)
-    usual = headrace.run(texts, sink="list", **given).rows
+    usual = headrace.run(texts, sink="list", **given)
     vllm_arguments.keep(config, StepSize(16, 1_024), vllm_arguments.ADDITIONS["n-gram speculation"])
     output, infer, started = tmp_path / "answers.jsonl", VllmEngine.infer, []
 
@@ -77,12 +77,13 @@ def test_a_resumed_job_keeps_the_speculation_that_it_began_with(
 
     with monkeypatch.context() as patched:
         patched.setattr(VllmEngine, "infer", dies)
-        with pytest.raises(EngineDeadError):
-            headrace.run(texts, output, **given)
+        with pytest.raises(BrokenOffError):
+            headrace.run(texts, sink=output, **given)
     assert started[0]["speculative_config"]["method"] == "ngram"
     vllm_arguments.keep(config, StepSize(32, 1_024), {})
-    report = headrace.run(texts, output, **given)
+    report = headrace.run(texts, sink=output, **given)
     assert report.step_size is not None and report.step_size.answers == 32
-    assert "ngram" in report.settings["engine option speculative_config"]
-    rows = [json.loads(line) for line in output.read_text().splitlines()]
-    assert [row["output"] for row in sorted(rows, key=lambda row: int(row["id"]))] == [row["output"] for row in usual]
+    summary = json.loads((tmp_path / "answers.jsonl.parts" / "report.json").read_text())
+    assert "ngram" in summary["runs"][-1]["settings"]["engine option speculative_config"]
+    answers = {row["id"]: row["generation"] for row in map(json.loads, output.read_text().splitlines())}
+    assert answers == {row["id"]: row["generation"] for row in usual}
