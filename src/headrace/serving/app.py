@@ -24,6 +24,7 @@ from headrace.serving.errors import ApiError, invalid
 from headrace.serving.http.direct import DirectRoute, DirectRoutes
 from headrace.serving.http.docs_page import documents_page
 from headrace.serving.http.middleware import RequestMiddleware, error_response, path_of
+from headrace.serving.http.request_id import HEADERS
 from headrace.serving.protocol.responses import JsonReply
 from headrace.serving.protocols import routers_of, shape_of, tasks_by_path
 from headrace.serving.routes import dashboard as dashboard_routes
@@ -180,4 +181,5 @@ async def _unexpected(request: Request, error: Exception) -> JsonReply:  # uvico
     shape = route.shape if isinstance(route, DirectRoute) else shape_of(path_of(request.scope))
     status, body = shape(ApiError(500, message, code="internal_error"))
     # Starlette raises the error again for uvicorn, which closes the connection.
-    return JsonReply(body, status, {"X-Request-ID": identity, "Connection": "close"})
+    ids = {name.decode(): identity for name in HEADERS}
+    return JsonReply(body, status, {**ids, "Connection": "close"})

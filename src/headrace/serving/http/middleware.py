@@ -15,7 +15,7 @@ from headrace.serving.admission.controller import AdmissionController
 from headrace.serving.auth import KeyAccount, Keys
 from headrace.serving.errors import ApiError, ClientGoneError, ErrorShape, as_openai
 from headrace.serving.http.direct import DirectRoute, DirectRoutes, check_type
-from headrace.serving.http.request_id import HEADER, request_id
+from headrace.serving.http.request_id import HEADERS, request_id
 from headrace.serving.limits import ServeLimits
 from headrace.serving.protocol.responses import JsonReply
 from headrace.serving.state import ServerState
@@ -111,7 +111,8 @@ class RequestMiddleware:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 if not inner:
-                    message["headers"] = [*message.get("headers", ()), (HEADER, identity.encode())]
+                    told = identity.encode()
+                    message["headers"] = [*message.get("headers", ()), *((name, told) for name in HEADERS)]
             elif method == "HEAD" and "body" in message:
                 message["body"] = b""
             await send(message)

@@ -8,6 +8,8 @@ import secrets
 from collections.abc import Iterable
 
 HEADER = b"x-request-id"
+HEADERS = HEADER, b"request-id"
+"""Those that tell it; Anthropic's clients read the second."""
 _VALID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
 _process = secrets.token_hex(8)
 _numbers = itertools.count(1)
