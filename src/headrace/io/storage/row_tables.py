@@ -81,7 +81,7 @@ class SourceTable(Sequence[Record]):
     columns: Mapping[str, pa.Array | None]
     typed: bool
     constants: Mapping[str, object] = field(default_factory=dict)
-    _made: tuple[int, Sequence[Record]] = (-1, ())
+    _made: tuple[int, Sequence[Record]] = field(default=(-1, ()), init=False)
     """The first of the rows that were made last, and these."""
 
     @property
@@ -141,7 +141,7 @@ class SourceTable(Sequence[Record]):
     def slice(self, start: int, stop: int) -> Self:
         columns = {name: None if column is None else column[start:stop] for name, column in self.columns.items()}
         part = slice(start, stop)
-        return replace(self, positions=self.positions[part], places=self.places[part], columns=columns, _made=(-1, ()))
+        return replace(self, positions=self.positions[part], places=self.places[part], columns=columns)
 
 
 def has_arrow() -> bool:

@@ -19,8 +19,10 @@ from headrace.errors import BrokenOffError, JobError
 from headrace.events import InputLeftOut, PipelineWaited, StageDone
 from headrace.io.base import Chunk, ColumnSource
 from headrace.io.sources.unique_ids import Found, SeenIds
+from headrace.io.storage.row_tables import SourceTable
 from headrace.io.storage.rows import positions_todo
 from headrace.jobs.pipeline import arrow
+from headrace.jobs.pipeline.blocks import taken
 from headrace.jobs.pipeline.concurrency_tuner import ConcurrencyTuner
 from headrace.jobs.pipeline.dedupe import RepeatCounter
 from headrace.jobs.pipeline.inputs import id_text, table_columns
@@ -158,7 +160,7 @@ class Reader:
                 yield chunk
                 continue
             _add_ids(seen, chunk, column, known)
-            yield from _todo_of(chunk, next_todo)
+            yield _unfinished(chunk, next_todo)
         if not later:
             seen.look()
 
@@ -342,29 +344,22 @@ def _id_in(record: Record, column: str) -> str | None:
     return id_text(value_at(record.data, column) if has_value(record.data, column) else None)
 
 
-def _todo_of(chunk: Chunk, next_todo: Callable[[int], int]) -> Iterator[Chunk]:
+def _unfinished(chunk: Chunk, next_todo: Callable[[int], int]) -> Chunk:
+    """The rows of a chunk that are not done."""
     failures = [failed for failed in chunk.failures if next_todo(failed.record.position) == failed.record.position]
-    if chunk.table is None or not chunk.records:
+    table = chunk.table
+    if not isinstance(table, SourceTable):
         records = [record for record in chunk.records if next_todo(record.position) == record.position]
-        yield replace(chunk, records=records, failures=failures)
-        return
+        return replace(chunk, records=records, failures=failures, table=None)
     import numpy
 
-    whole = replace(chunk, failures=failures)
-    positions = chunk.table.positions
-    first, last = int(positions[0]), int(positions[-1])
-    if next_todo(first) == first and getattr(next_todo, "next_done", lambda _: 0)(first) > last:
-        yield whole
-        return
-    todo = positions_todo(first, last + 1, next_todo)
-    done = ~numpy.isin(positions, todo)
-    if not done.any():
-        yield whole
-        return
-    for is_done, group in itertools.groupby(done.tolist()):
-        part, whole = whole.split(len(list(group)))
-        yield replace(part, records=(), table=None) if is_done else part
-    yield Chunk((), (), whole.bytes)
+    todo = positions_todo(int(table.positions[0]), int(table.positions[-1]) + 1, next_todo)
+    rows = numpy.flatnonzero(numpy.isin(table.positions, todo))
+    if len(rows) == len(table):
+        return replace(chunk, failures=failures)
+    columns = {name: None if column is None else taken(column, rows) for name, column in table.columns.items()}
+    left = replace(table, positions=table.positions[rows], places=table.places[rows], columns=columns)
+    return replace(chunk, records=left, failures=failures, table=left if len(left) else None)
 
 
 def _keeping(chunks: Iterator[Chunk], names: Sequence[str]) -> Iterator[Chunk]:
