@@ -19,6 +19,7 @@ from headrace.engines.generation import paged_attention, paging
 from headrace.engines.generation.options import Generation
 from headrace.engines.generation.paged_attention import PAGE, PagedModel, ShapeProbe, StepPart, forward
 from headrace.engines.generation.sampling import TokenSampler, choose
+from headrace.engines.networks import packing
 from headrace.engines.requests.generation import Sampling
 from headrace.errors import EngineError
 
@@ -97,8 +98,8 @@ def test_gathered_keys_give_the_scores_of_each_answer_alone(
         assert "enable_gqa" not in more or way == "varlen"
         return varlen_attn(*given, window_size=window_size, **more)
 
-    monkeypatch.setattr(paged_attention, "varlen_attn", noted)
-    monkeypatch.setattr(paged_attention, "_SHARES_HEADS", way == "varlen")
+    monkeypatch.setattr(packing, "varlen_attn", noted)
+    monkeypatch.setattr(packing, "_VARLEN", {"window_size", "enable_gqa"} if way == "varlen" else {"window_size"})
     engine = create("generate", family_model(tmp_path, family, "ForCausalLM"), device="cpu", dtype=dtype)
     model, shapes = engine._lm.model, engine._shapes.shapes
     alone, gathered = (PagedModel(model, shapes, 40, gathers=gathers) for gathers in (False, True))
@@ -125,7 +126,7 @@ def test_a_step_on_a_device_never_waits_for_it(dtype: str, way: str, monkeypatch
         return [0] * tensor.numel()
 
     if way == "padded":
-        monkeypatch.setattr(paged_attention, "varlen_attn", None)
+        monkeypatch.setattr(packing, "_VARLEN", frozenset())
     monkeypatch.setattr(torch.Tensor, "tolist", to_list)
     sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
     config = LlamaConfig(vocab_size=400, intermediate_size=96, **sizes)

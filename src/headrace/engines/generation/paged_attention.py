@@ -17,21 +17,13 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, PreTrainedModel
 
 from headrace.device.streams import to_device
-
-try:
-    from torch.nn.attention.varlen import varlen_attn
-except ImportError:  # an older PyTorch
-    varlen_attn = None
+from headrace.engines.networks.packing import varlen, varlen_takes
 
 NAME = "headrace_paged"
 PAGE = 32
 """Tokens per page of the key-value cache."""
-_HALVES = (torch.float16, torch.bfloat16)
-_WIDEST = 256
-"""Components of a head that FlashAttention takes."""
-_SHARES_HEADS = varlen_attn is not None and "enable_gqa" in inspect.signature(varlen_attn).parameters
 _FLASH_SINCE = (8, 0)
-"""The compute capability that it needs."""
+"""The compute capability that FlashAttention needs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +151,7 @@ class PagedModel:
 
     On a CPU, each answer's attention is computed by itself: its time is that of its own keys. On another device, one
     kernel reads the pages of all answers that have one new token each; without it, their keys are gathered and padded.
-    The keys of the others are gathered for FlashAttention over texts of different lengths, where PyTorch has it.
+    The keys of the others are gathered for FlashAttention over texts of different lengths, where it runs.
 
     Args:
         model: after `use_paged_attention`.
@@ -181,7 +173,7 @@ class PagedModel:
         self.model = model
         self.device = model.device
         self.gathers = self.device.type != "cpu" if gathers is None else gathers
-        self.has_varlen = has_varlen(self.device)
+        self.has_varlen = self.device.type != "cuda" or torch.cuda.get_device_capability(self.device) >= _FLASH_SINCE
         self.kernels = kernels
         self.spare_page = pages
         with torch.inference_mode():
@@ -282,9 +274,8 @@ class _PagedStep:
         return self._on_device.int()
 
     def _takes_varlen(self, call: AttentionCall) -> bool:
-        width = call.key.shape[-1]
-        fits = width == call.value.shape[-1] <= _WIDEST and width % 8 == 0
-        return self._paged.has_varlen and call.is_plain and fits and call.query.dtype in _HALVES
+        is_usual = call.is_plain and call.key.shape[-1] == call.value.shape[-1]
+        return self._paged.has_varlen and is_usual and varlen_takes(call.query, (-1, 0))
 
     def _varlen(self, call: AttentionCall, stored: Stored, begin: int) -> torch.Tensor:
         """The parts from `begin` in one kernel, over the keys of each one after the other."""
@@ -299,25 +290,10 @@ class _PagedStep:
             self._packed = places, (self._starts[begin:] - begin).int(), starts.int()
         places, queries, starts = self._packed
         keys, values = (one.index_select(0, places) for one in stored)
-        group = call.query.shape[1] // call.key.shape[1]
-        options = {}
-        if group > 1 and _SHARES_HEADS:
-            options["enable_gqa"] = True
-        elif group > 1:
-            keys, values = keys.repeat_interleave(group, 1), values.repeat_interleave(group, 1)
-        found: torch.Tensor = varlen_attn(
-            call.query[0, :, begin:].transpose(0, 1).contiguous(),
-            keys,
-            values,
-            queries,
-            starts,
-            max(self._lengths[begin:]),
-            max(self._counts[begin:]),
-            scale=call.scaling,
-            window_size=(-1 if call.window is None else call.window - 1, 0),
-            **options,
-        )
-        return found
+        new = call.query[0, :, begin:].transpose(0, 1).contiguous()
+        longest = max(self._lengths[begin:]), max(self._counts[begin:])
+        window = -1 if call.window is None else call.window - 1, 0
+        return varlen((new, keys, values), (queries, starts), longest, call.scaling, window)
 
     def _padded(self, call: AttentionCall, stored: Stored) -> torch.Tensor:
         """The first parts, which have one new token each, in one kernel; of shape (1, heads, tokens, width)."""
@@ -358,13 +334,6 @@ class _PagedStep:
             if window is not None:
                 seen &= other > own - window
         return _attention(call, query, keys, values, seen)
-
-
-def has_varlen(device: torch.device) -> bool:
-    """Whether PyTorch has attention over texts of different lengths there, with windows."""
-    if varlen_attn is None or "window_size" not in inspect.signature(varlen_attn).parameters:
-        return False
-    return device.type != "cuda" or bool(torch.cuda.get_device_capability(device) >= _FLASH_SINCE)
 
 
 def store(call: AttentionCall, stored: Stored, slots: torch.Tensor) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -253,17 +253,10 @@ def attend(  # noqa: PLR0913 - the signature that transformers calls
     window = _window(module, is_causal, sliding_window)
     tokens = [states[0].transpose(0, 1) for states in (query, key, value)]  # (tokens, heads, width)
     groups = query.shape[1] // key.shape[1]
-    is_variable = _is_variable(query, window)
-    shares = groups > 1 and is_variable and "enable_gqa" in _VARLEN
-    if groups > 1 and not shares:
+    if query.is_cuda and varlen_takes(query, window):
+        return varlen(tokens, (row.starts, row.starts), (row.plan.longest,) * 2, scaling, window)[None], None
+    if groups > 1:
         tokens[1:] = [states.repeat_interleave(groups, dim=1) for states in tokens[1:]]
-    if is_variable:
-        longest = row.plan.longest
-        options: dict[str, object] = {"window_size": window} if window != (-1, -1) else {}
-        if shares:
-            options["enable_gqa"] = True
-        packed = varlen_attn(*tokens, row.starts, row.starts, longest, longest, scale=scaling, **options)
-        return packed[None], None
     outputs, start = [], 0
     for run in row.plan.runs:
         outputs.append(_attend_run(tokens, run, start, scaling, window))
@@ -281,13 +274,36 @@ def _window(module: torch.nn.Module, is_causal: bool | None, sliding_window: int
     return side, 0 if is_causal else side
 
 
-def _is_variable(query: torch.Tensor, window: tuple[int, int]) -> bool:
-    """Whether PyTorch's variable-length attention computes this."""
-    if not query.is_cuda or query.dtype not in HALVES:
-        return False
-    if query.shape[-1] > _WIDEST_HEAD or query.shape[-1] % 8:
-        return False
-    return window == (-1, -1) or "window_size" in _VARLEN
+def varlen_takes(query: torch.Tensor, window: tuple[int, int]) -> bool:
+    """Whether PyTorch's variable-length attention computes this on a GPU."""
+    width = query.shape[-1]
+    fits = width <= _WIDEST_HEAD and width % 8 == 0
+    return query.dtype in HALVES and fits and (window == (-1, -1) or "window_size" in _VARLEN)
+
+
+def varlen(
+    states: Sequence[torch.Tensor],
+    starts: tuple[torch.Tensor, torch.Tensor],
+    longest: tuple[int, int],
+    scale: float | None,
+    window: tuple[int, int],
+) -> torch.Tensor:
+    """PyTorch's variable-length attention, in which some query heads share a key head.
+
+    Args:
+        states: queries, keys and values of shape (tokens, heads, width).
+        starts: of each text among the queries, and among the keys; and the end of the last.
+        longest: the most queries of a text, and keys.
+    """
+    query, key, value = states
+    options: dict[str, object] = {} if window == (-1, -1) else {"window_size": window}
+    group = query.shape[1] // key.shape[1]
+    if group > 1 and "enable_gqa" in _VARLEN:
+        options["enable_gqa"] = True
+    elif group > 1:
+        key, value = key.repeat_interleave(group, 1), value.repeat_interleave(group, 1)
+    found: torch.Tensor = varlen_attn(query, key, value, *starts, *longest, scale=scale, **options)
+    return found
 
 
 def _attend_run(
