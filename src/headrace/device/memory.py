@@ -102,7 +102,8 @@ class PeakMeter:
 
     def peak(self) -> int | None:
         """In bytes; None if the system does not say."""
-        return _from_status(self._status, "VmHWM:")
+        lines = read_text(self._status).splitlines()
+        return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:")), None)
 
     def peaks(self) -> tuple[int, ...]:
         """The same, counted in each way that the device knows; empty if it cannot be measured."""
@@ -198,11 +199,6 @@ def _limit_files(groups: Path, own: Path) -> list[Path]:
         folder = root / place.lstrip("/")
         files += [above / name for above in (folder, *folder.parents) if above.is_relative_to(root)]
     return files
-
-
-def _from_status(status: Path, name: str) -> int | None:
-    line = next((line for line in read_text(status).splitlines() if line.startswith(name)), None)
-    return int(line.split()[1]) * 1024 if line else None
 
 
 def read_text(path: Path) -> str:

@@ -112,10 +112,5 @@ def test_parameters_must_agree() -> None:
         sampling_from({"min_tokens": 8}, DEFAULTS)
 
 
-def test_every_option_of_an_engine_is_a_known_one() -> None:
-    with pytest.raises(ConfigError, match=r"unknown option 'max_token'; .*max_tokens"):
-        default_sampling({"max_token": 3})
-
-
 def test_top_k_of_minus_one_is_all_as_in_vllm() -> None:
     assert sampling_from({"top_k": -1}) == Sampling()

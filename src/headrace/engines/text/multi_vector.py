@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from sentence_transformers import MultiVectorEncoder
 from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
 
-from headrace.columns import Column, PreparedColumn
+from headrace.columns import Column, PreparedColumn, values_of
 from headrace.device.pipeline import OutputRows
 from headrace.engines.base import Prepared, PreparedRecords, PromptedText
 from headrace.engines.capabilities import TokenSpans
@@ -23,7 +23,7 @@ from headrace.engines.text.engine import TextEngine
 from headrace.engines.text.modules import Encoder, open_encoder
 from headrace.engines.text.options import MultiVectorEmbedding
 from headrace.engines.text.token_rows import TokenRows, Tokens, offsets_of
-from headrace.engines.text.tokenizing import TOKEN_PLACES, TextTokens, listed
+from headrace.engines.text.tokenizing import TOKEN_PLACES, TextTokens
 from headrace.errors import EngineError, RecordError
 from headrace.records import Json
 
@@ -131,7 +131,7 @@ class _LateTokens:
         return [self._expanded(next(queries)) if is_query else next(documents) for is_query in are_queries]
 
     def prepare_column(self, inputs: Column) -> PreparedColumn:
-        values = listed(inputs)
+        values = values_of(inputs)
         if any(map(self._is_query, values)):
             return self.documents.column_of(self.prepare(values)).prepared()
         return self.documents.prepare_column(values)

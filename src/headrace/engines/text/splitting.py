@@ -4,22 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import get_args
 
 from tokenizers import Encoding
 
-from headrace.batching.options import whole
 from headrace.engines.options import ChunkJoin, ChunkOptions, TooLong
 from headrace.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
 class LongTexts:
-    """What happens to texts that are too long for the model.
-
-    Raises:
-        ConfigError: a value is out of range, or needs `on_too_long="split"`.
-    """
+    """What happens to texts that are too long for the model, as the options of an engine say, which are checked."""
 
     on_too_long: TooLong = "truncate"
     """Truncate it, fail its record, or split it into chunks."""
@@ -27,15 +21,6 @@ class LongTexts:
     """Tokens that neighbouring chunks have in common; None for none."""
     chunk_join: ChunkJoin | None = None
     """How the outputs for the chunks become one; None for the default of the task."""
-
-    def __post_init__(self) -> None:
-        if self.on_too_long not in get_args(TooLong):
-            raise ConfigError(f"``on_too_long`` is {self.on_too_long!r}; it must be 'truncate', 'error' or 'split'")
-        for name, value in (("chunk_overlap", self.chunk_overlap), ("chunk_join", self.chunk_join)):
-            if value is not None and not self.splits:
-                raise ConfigError(f"``{name}`` is {value!r}, but no text is split: use ``on_too_long=split``")
-        if self.chunk_overlap is not None:
-            whole("``chunk_overlap``", self.chunk_overlap, 0)
 
     @classmethod
     def of(cls, options: ChunkOptions) -> LongTexts:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from tokenizers import Encoding, Tokenizer
 from tokenizers.processors import TemplateProcessing
 
-from headrace.columns import Column, PreparedColumn
+from headrace.columns import Column, PreparedColumn, values_of
 from headrace.device.pipeline import OutputRows
 from headrace.engines.base import Chunks, Part, Prepared, PreparedRecords, PromptedText, TokenIds
 from headrace.engines.model_config import ModelConfig
@@ -139,7 +139,7 @@ class TextTokens(Vocabulary):
         """Each input's tokens or error, as `prepare` gives them, if no text is split."""
         if (looked_up := self._looked_up(inputs)) is not None:
             return looked_up.prepared()
-        values = listed(inputs)
+        values = values_of(inputs)
         if self._are_plain(values):
             return self._encoded(values).prepared()
         plain = {row: value for row, value in enumerate(values) if self._is_plain(value)}
@@ -443,13 +443,6 @@ def _scattered(values: NDArray[np.int32], real: NDArray[np.bool_], filling: int)
     array = np.full(real.shape, filling, dtype=np.int64)
     array[real] = values
     return array
-
-
-def listed(column: Column) -> Sequence[object]:
-    if isinstance(column, Sequence):
-        return column
-    values: list[object] = column.to_pylist()
-    return values
 
 
 def without_special_tokens(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
