@@ -133,7 +133,7 @@ def test_a_step_on_a_device_never_waits_for_it(dtype: str, way: str, monkeypatch
     model = LlamaForCausalLM(config).to("meta", getattr(torch, dtype)).eval()
     paged_attention.use_paged_attention(model)
     probe, places = ShapeProbe(), torch.arange(8, device="meta")
-    forward(model, places, places, places[-1:], probe)
+    forward(model, places, places, places[-1:], probe.attend)
     paged = PagedModel(model, probe.shapes, 40)
     assert paged.gathers
     for step in steps(400):

@@ -52,6 +52,7 @@ logger = logging.getLogger("headrace")
 
 _APART = 8
 """Steps that only continue answers, at most, while a few prompts wait: such steps are replayed as CUDA graphs."""
+_NOTHING = PrefixCacheStats(0, 0, 0)
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -98,7 +99,7 @@ class GenerationEngine(TokenizedEngine):
         self._shares = options.enable_prefix_caching is not False
         self._answers: dict[int, Answer] = {}
         self._clock = time.monotonic
-        self._stats = PrefixCacheStats(0, 0, 0)
+        self._scheduler = PageScheduler(PrefixCache((), PAGE, self._shares), _NOTHING)
         self._paged: PagedModel | None = None
         self._graphs: DecodeGraphs | None = None
         self._ranks = start_ranks(folder_of(options.model), size, options.device, partial(GenerationEngine, options))
@@ -146,14 +147,11 @@ class GenerationEngine(TokenizedEngine):
         self._paged = open_cache(self._lm, self._shapes.shapes, self._size, self._kernels)
         replays = self._kernels and self._ranks is None and not is_follower() and self._adapters is None
         self._graphs = DecodeGraphs(self._paged) if replays else None
-        self._schedule(self._stats)
+        self.forget()
 
     def forget(self) -> None:
-        self._schedule(self._scheduler.stats)
-
-    def _schedule(self, stats: PrefixCacheStats) -> None:
         pages = PrefixCache(range(self._size.pages), PAGE, self._shares)
-        self._scheduler = PageScheduler(pages, stats, _APART if self._graphs is not None else 0)
+        self._scheduler = PageScheduler(pages, self._scheduler.stats, _APART if self._graphs is not None else 0)
 
     def _try(self, trial: Trial) -> None:
         """Answer a few prompts together: some attentions load, and then fail at the first step, or compute nonsense.
@@ -171,7 +169,7 @@ class GenerationEngine(TokenizedEngine):
             reason = self._fault(trial)
         if reason:
             raise CannotBatchError(reason)
-        self._scheduler.stats = self._stats
+        self._scheduler.stats = _NOTHING
 
     def _fault(self, trial: Trial) -> str:
         """Why answers must not be computed together; empty if they may."""
@@ -331,7 +329,6 @@ class GenerationEngine(TokenizedEngine):
     def _drop_cache(self) -> None:
         self._answers.clear()
         self._paged = self._graphs = None
-        self._stats = self._scheduler.stats
 
     def close(self) -> None:
         """Free the model's memory. Safe to call twice."""

@@ -85,25 +85,13 @@ def rounded(answers: int) -> int:
 
 def _forward(paged: PagedModel, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
     ids, positions, slots = tensors["numbers"]
-    step = _DecodeStep(paged, slots, tensors["tables"], tensors["lengths"])
-    return forward(paged.model, ids, positions, tensors["last"], step)
+    tables, lengths, layers = tensors["tables"], tensors["lengths"], iter(paged.layers)
 
-
-class _DecodeStep:
-    """The attentions of a step in which each answer has one new token."""
-
-    def __init__(self, paged: PagedModel, slots: torch.Tensor, tables: torch.Tensor, lengths: torch.Tensor) -> None:
-        self._layers = iter(paged.layers)
-        self._slots, self._tables, self._lengths = slots, tables, lengths
-
-    def attend(self, call: AttentionCall) -> torch.Tensor:
-        """Store the new keys and values; outputs of shape (1, tokens, heads, width).
-
-        Raises:
-            RuntimeError: no kernel computes this attention.
-        """
+    def attend(call: AttentionCall) -> torch.Tensor:
         if not call.is_plain:
-            raise RuntimeError("its attention has a cap or sinks")
-        stored = next(self._layers)
-        store(call, stored, self._slots)
-        return decode(call, stored, len(self._lengths), self._tables, self._lengths)[None]
+            raise RuntimeError("its attention has a cap or sinks")  # no kernel computes it
+        stored = next(layers)
+        store(call, stored, slots)
+        return decode(call, stored, len(lengths), tables, lengths)[None]
+
+    return forward(paged.model, ids, positions, tensors["last"], attend)

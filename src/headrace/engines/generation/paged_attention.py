@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
@@ -75,12 +75,9 @@ class AttentionCall:
         return self.softcap is None and self.sinks is None
 
 
-class Attending(Protocol):
-    """Computes the attentions of one forward pass, in the order in which the model calls them."""
-
-    def attend(self, call: AttentionCall) -> torch.Tensor:
-        """Outputs of shape (1, tokens, heads, width)."""
-        ...
+Attending: TypeAlias = Callable[[AttentionCall], torch.Tensor]
+"""Computes the attentions of one forward pass, in the order in which the model calls them: outputs of shape
+(1, tokens, heads, width)."""
 
 
 def _attend(  # noqa: PLR0913 - the signature that transformers calls
@@ -100,7 +97,7 @@ def _attend(  # noqa: PLR0913 - the signature that transformers calls
         raise ValueError("its layers do not pass on what their attention needs")
     if others.get("position_bias") is not None:
         raise ValueError("its attention adds a bias to positions")
-    return headrace_paged.attend(AttentionCall(query, key, value, scaling, sliding_window, softcap, s_aux)), None
+    return headrace_paged(AttentionCall(query, key, value, scaling, sliding_window, softcap, s_aux)), None
 
 
 def use_paged_attention(model: PreTrainedModel) -> None:
@@ -203,7 +200,7 @@ class PagedModel:
         known = [part.known for part in parts]
         moved = self._moved([ids, positions, slots, last, tables, known, [0, *ends]])
         step = _PagedStep(self, parts, moved[2], moved[4].view(len(parts), most), moved[5], moved[6])
-        return forward(self.model, moved[0], moved[1], moved[3], step)
+        return forward(self.model, moved[0], moved[1], moved[3], step.attend)
 
     def _moved(self, lists: Sequence[Sequence[int]]) -> Sequence[torch.Tensor]:
         """The lists as tensors on the device, by one copy."""

@@ -93,7 +93,7 @@ class CacheShapes:
             with model_code(), naming_device_errors(device, lambda: f"a step of {tokens:,} tokens"):
                 use_paged_attention(lm.model)
                 places = torch.arange(tokens, device=device)
-                logits = forward(lm.model, torch.zeros_like(places), places, places[-most.answers :], probe)
+                logits = forward(lm.model, torch.zeros_like(places), places, places[-most.answers :], probe.attend)
         except ModelCodeError as error:
             raise CannotBatchError(f"its first step fails: {error}") from error
         self.step_bytes = _SAMPLING * 4 * most.answers * logits.shape[-1]

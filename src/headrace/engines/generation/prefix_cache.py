@@ -5,37 +5,35 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left
 from collections.abc import Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 
 
+@dataclass(slots=True, eq=False)
 class _Node:
     """A full page of tokens, after the tokens of its parents."""
 
-    __slots__ = ("children", "holders", "key", "page", "parent", "ready")
-
-    def __init__(self, parent: _Node | None, key: bytes, holder: Hashable | None) -> None:
-        self.parent = parent
-        self.key = key
-        """The token ids of the page, as bytes."""
-        self.children: dict[bytes, _Node] = {}
-        self.holders: dict[Hashable, None] = {} if holder is None else {holder: None}
-        """The requests that use it, in the order in which they came. Who holds a page also holds its parents."""
-        self.page = -1
-        self.ready = False
-        """Whether its keys and values are computed. Until then, its only holder is the request that computes it."""
+    parent: _Node | None
+    key: bytes
+    """The token ids of the page, as bytes."""
+    holders: dict[Hashable, None]
+    """The requests that use it, in the order in which they came. Who holds a page also holds its parents."""
+    children: dict[bytes, _Node] = field(default_factory=dict)
+    page: int = -1
+    ready: bool = False
+    """Whether its keys and values are computed. Until then, its only holder is the request that computes it."""
 
 
+@dataclass(slots=True)
 class _HeldPages:
     """The pages of one request."""
 
-    __slots__ = ("closed", "path", "ready", "table")
-
-    def __init__(self, path: list[_Node], table: list[int], closed: bool) -> None:
-        self.path = path
-        """The first pages of the table, which others may use."""
-        self.table = table
-        self.ready = len(path)
-        self.closed = closed
-        """Whether later pages are private, because another request has pages of the same tokens."""
+    path: list[_Node]
+    """The first pages of the table, which others may use."""
+    table: list[int]
+    ready: int
+    """How many of the path are computed."""
+    closed: bool
+    """Whether later pages are private, because another request has pages of the same tokens."""
 
 
 class PrefixCache:
@@ -52,7 +50,7 @@ class PrefixCache:
         self._free = list(pages)
         self._size = page_tokens
         self._share = share
-        self._root = _Node(None, b"", None)
+        self._root = _Node(None, b"", {})
         self._held: dict[Hashable, _HeldPages] = {}
         self._idle: dict[_Node, None] = {}
         """Pages that no request holds, least recently used first."""
@@ -75,7 +73,7 @@ class PrefixCache:
             if not node.holders:
                 del self._idle[node]
             node.holders[request] = None
-        held = _HeldPages(path, [node.page for node in path], closed=not self._share)
+        held = _HeldPages(path, [node.page for node in path], len(path), closed=not self._share)
         self._held[request] = held
         self.tables[request] = held.table
         found = len(path) * self._size
@@ -164,7 +162,7 @@ class PrefixCache:
         if key in parent.children:
             held.closed = True
             return False
-        node = _Node(parent, key, request)
+        node = _Node(parent, key, {request: None})
         parent.children[key] = node
         held.path.append(node)
         return True

@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from hashlib import blake2b
 
 from headrace.engines.base import AnswerParts, ToolCall
@@ -164,15 +165,11 @@ class AnswerReader:
     """Whether the prompt ends with the beginning of the reasoning."""
     key: str = ""
     """Distinguishes the ids of calls from those of other requests."""
-    _calls: CallReader = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "_calls", CallReader(FAMILIES[self.family], self.tools, self.key))
 
     @property
     def marks(self) -> tuple[str, ...]:
         """What the decoded text must keep, although it may be a special token."""
-        return (() if self.tools is None else FAMILIES[self.family].marks) + THINKING.get(self.thinking or "", ())
+        return (() if self.tools is None else self._way.marks) + THINKING.get(self.thinking or "", ())
 
     def parts(self, text: str, *, ended: bool = True) -> AnswerParts:
         """The parts of an answer, or of its beginning."""
@@ -181,98 +178,72 @@ class AnswerReader:
             thought, text = _split(text, THINKING[self.thinking], opened=self.opened, ended=ended)
         if self.tools is None:
             return AnswerParts(text, thought)
-        return self._calls.read(text, thought, ended=ended)
+        return self._read(text, thought, ended=ended)
 
     def stops(self, text: str) -> bool:
         """Whether the answer ends here, with its only call."""
         return self.single and self.parts(text, ended=False).whole_calls > 0
+
+    @cached_property
+    def _way(self) -> CallFamily:
+        return FAMILIES[self.family]
+
+    @cached_property
+    def _schemas(self) -> Mapping[str, Json]:
+        return {} if self.tools is None else self.tools.schemas
 
     @property
     def single(self) -> bool:
         """Whether the answer may have one call alone."""
         return self.tools is not None and self.tools.single
 
-
-def _split(text: str, marks: tuple[str, str], *, opened: bool, ended: bool) -> tuple[str, str]:
-    """The reasoning and the text after it."""
-    begin, end = marks
-    lead = text.lstrip()
-    if lead.startswith(begin):
-        lead = lead[len(begin) :]
-    elif not opened:
-        return "", text if ended or not begin.startswith(lead) else ""
-    thought, found, rest = lead.partition(end)
-    if not found and not ended:
-        thought = _certain(thought, (end,))
-    return thought.strip(), rest.lstrip()
-
-
-def _certain(text: str, marks: Sequence[str]) -> str:
-    """The text without an end that may be the beginning of a mark."""
-    held = max((n for mark in marks for n in range(1, len(mark)) if text.endswith(mark[:n])), default=0)
-    return text[: len(text) - held]
-
-
-class CallReader:
-    """Reads the calls in an answer."""
-
-    def __init__(self, family: CallFamily, tools: ToolUse | None, key: str) -> None:
-        self._family = family
-        self._schemas = {} if tools is None else tools.schemas
-        self._key = key
-        self._begin, self._head, self._tail = map(re.compile, (family.begin, family.head, family.tail))
-
-    def read(self, text: str, thought: str | None, *, ended: bool) -> AnswerParts:
+    def _read(self, text: str, thought: str | None, *, ended: bool) -> AnswerParts:
         """The text and the calls; what looks like a call and is none stays in the text."""
         said: list[str] = []
         calls: list[ToolCall] = []
         problems: list[str] = []
+        begin, ending = re.compile(self._way.begin), re.compile(self._way.tail)
         at, more, whole = 0, False, 0
         while at < len(text) or more:
-            begun = None if more else self._begin.search(text, at)
+            begun = None if more else begin.search(text, at)
             start = at if more else len(text) if begun is None else begun.start()
-            said.append(text[at:start] if ended or start < len(text) else _certain(text[at:], self._family.marks))
+            said.append(text[at:start] if ended or start < len(text) else _certain(text[at:], self._way.marks))
             if start == len(text):
                 break
             name, value, end = self._call(text, start, start if begun is None else begun.end())
             if name is None:
-                at, more = self._next(text, max(start + 1, begun.end() if begun is not None else 0)), False
+                found = begin.search(text, max(start + 1, begun.end() if begun is not None else 0))
+                at, more = len(text) if found is None else found.start(), False
                 if not ended and at == len(text):
                     break
                 said.append(text[start:at])
                 problems += self._no_call(text[start:at])
                 continue
             calls.append(ToolCall(self._id(len(calls)), name, value))
-            tail = None if end is None else self._tail.match(text, end)
+            tail = None if end is None else ending.match(text, end)
             if end is None or (tail is None and not ended):
                 problems += [f"the call of {name!r} is cut"] if ended else []
                 break
             problems += self._problems(name, value)
             whole += 1
-            more = tail is not None and "more" in self._tail.groupindex and tail["more"] is not None
+            more = tail is not None and tail.groupdict().get("more") is not None
             at = len(text) - len(text[end:].lstrip("} \n\t]")) if tail is None else tail.end()
-        found = "".join(said)
-        return AnswerParts(
-            found.rstrip() if calls or not ended else found, thought, tuple(calls), tuple(problems), whole
-        )
-
-    def _next(self, text: str, at: int) -> int:
-        found = self._begin.search(text, at)
-        return len(text) if found is None else found.start()
+        text = "".join(said)
+        return AnswerParts(text.rstrip() if calls or not ended else text, thought, tuple(calls), tuple(problems), whole)
 
     def _call(self, text: str, start: int, after: int) -> tuple[str | None, str, int | None]:
         """The name, the arguments and their end of a call that begins at `start`, with a mark up to `after`."""
-        head = self._head.match(text, start)
+        head = re.compile(self._way.head).match(text, start)
         return self._object(text, start, after) if head is None else (head["name"], *self._arguments(text, head))
 
     def _no_call(self, text: str) -> list[str]:
-        is_marked = any(text.startswith(mark) for mark in self._family.marks)
+        is_marked = any(text.startswith(mark) for mark in self._way.marks)
         return [f"what begins a call of a tool is none: {shown(text)}"] if is_marked else []
 
     def _arguments(self, text: str, head: re.Match[str]) -> tuple[str, int | None]:
         """The arguments after the head of a call, and where they end; None if they go on."""
         start = head.end()
-        if self._family.parameters:
+        if self._way.parameters:
             end = text.find("</function>", start)
             return ("", None) if end < 0 else (self._elements(head["name"], text[start:end]), end)
         found = value_end(text, start)
@@ -317,7 +288,27 @@ class CallReader:
 
     def _id(self, number: int) -> str:
         """Nine letters and digits, as templates of Mistral ask for."""
-        return blake2b(f"{self._key}:{number}".encode(), digest_size=5).hexdigest()[:9]
+        return blake2b(f"{self.key}:{number}".encode(), digest_size=5).hexdigest()[:9]
+
+
+def _split(text: str, marks: tuple[str, str], *, opened: bool, ended: bool) -> tuple[str, str]:
+    """The reasoning and the text after it."""
+    begin, end = marks
+    lead = text.lstrip()
+    if lead.startswith(begin):
+        lead = lead[len(begin) :]
+    elif not opened:
+        return "", text if ended or not begin.startswith(lead) else ""
+    thought, found, rest = lead.partition(end)
+    if not found and not ended:
+        thought = _certain(thought, (end,))
+    return thought.strip(), rest.lstrip()
+
+
+def _certain(text: str, marks: Sequence[str]) -> str:
+    """The text without an end that may be the beginning of a mark."""
+    held = max((n for mark in marks for n in range(1, len(mark)) if text.endswith(mark[:n])), default=0)
+    return text[: len(text) - held]
 
 
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
