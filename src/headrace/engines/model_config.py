@@ -1,8 +1,11 @@
-"""Types of a model's config.json."""
+"""Types of a model's config.json, and what is read of it for all kinds of models."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TypedDict
+
+from headrace.records import Json
 
 
 class SentenceTransformersConfig(TypedDict, total=False):
@@ -30,3 +33,9 @@ class ModelConfig(TypedDict, total=False):
     sbert_ce_default_activation_function: str | None
     sentence_transformers: SentenceTransformersConfig | None
     text_config: ModelConfig | None
+
+
+def ropes_by_length(parameters: Json) -> list[Mapping[str, Json]]:
+    """The rotary embeddings that depend on the longest text of a batch, of those of all layers or of each type."""
+    every = [parameters, *parameters.values()] if isinstance(parameters, Mapping) else []
+    return [one for one in every if isinstance(one, Mapping) and one.get("rope_type") in ("longrope", "dynamic")]

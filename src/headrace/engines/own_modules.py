@@ -23,6 +23,7 @@ from headrace.device.native import gpu_uuid, hardware, speeds
 from headrace.device.placement import DTYPES, choose_device, choose_dtype, release
 from headrace.device.streams import pipeline_on
 from headrace.engines.base import ModelInput, Prepared
+from headrace.engines.networks.base import in_groups
 from headrace.engines.profile import EngineProfile
 from headrace.errors import BadResultError, EngineDeadError, RecordError, attempted, text_of
 from headrace.wording import shown
@@ -85,15 +86,6 @@ class ModuleInputs:
         if len(arrays) < len(pieces) or len({_kinds(one) for one in arrays}) > 1:
             return cls(None, [piece[row] for piece in pieces for row in range(len(piece))])
         return cls({name: np.concatenate([one[name] for one in arrays]) for name in arrays[0]})
-
-    @classmethod
-    def of(cls, rows: Sequence[ModelInput]) -> Self:
-        """Inputs of the same shapes as arrays."""
-        columns: dict[str, list[Array]] = {}
-        for row in rows:
-            for name, array in row.items() if isinstance(row, dict) else ((_ONE, row),):
-                columns.setdefault(name, []).append(array)
-        return cls({name: np.stack(column) for name, column in columns.items()})
 
 
 class ModuleEngine:
@@ -178,7 +170,7 @@ class ModuleEngine:
         payloads: list[ModelInput] = [answer.payload if isinstance(answer, Prepared) else None for answer in answers]
         costs = np.ones(len(payloads), np.int64)
         if not errors and self._collate is None and len({_key(row) for row in payloads}) == 1:
-            return PreparedColumn(ModuleInputs.of(payloads), costs)
+            return PreparedColumn(ModuleInputs(_stacked(payloads)), costs)
         return PreparedColumn(ModuleInputs(None, payloads), costs, errors)
 
     def _prepared(self, value: object) -> object:
@@ -216,14 +208,7 @@ class ModuleEngine:
             return self._run(batch.arrays)
         if self._collate is not None:
             return self._run_on(self._collate(rows), len(rows))
-        outputs: list[object] = [None] * len(rows)
-        for places in _alike(rows):
-            arrays = ModuleInputs.of([rows[place] for place in places]).arrays
-            assert arrays is not None, "they have the same shapes"
-            found = self._run(arrays)
-            for place, output in zip(places, found, strict=True):
-                outputs[place] = output
-        return outputs
+        return in_groups(rows, _key, lambda some: self._run(_stacked(some)))
 
     def close(self) -> None:
         self._own = self._call = None
@@ -427,12 +412,13 @@ def _key(row: ModelInput) -> object:
     return row.shape, row.dtype.kind
 
 
-def _alike(batch: Sequence[ModelInput]) -> list[list[int]]:
-    """The places of inputs of the same shapes."""
-    groups: dict[object, list[int]] = {}
-    for place, row in enumerate(batch):
-        groups.setdefault(_key(row), []).append(place)
-    return list(groups.values())
+def _stacked(rows: Sequence[ModelInput]) -> Mapping[str, Array]:
+    """Inputs of the same shapes as arrays."""
+    columns: dict[str, list[Array]] = {}
+    for row in rows:
+        for name, array in row.items() if isinstance(row, dict) else ((_ONE, row),):
+            columns.setdefault(name, []).append(array)
+    return {name: np.stack(column) for name, column in columns.items()}
 
 
 def _bytes(value: object) -> int:

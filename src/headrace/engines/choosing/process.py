@@ -50,13 +50,8 @@ class _Facts:
     description: Mapping[str, object]
     hardware: Mapping[str, object]
     dtype_speeds: Mapping[str, float]
-    meter: _MeterFacts | None
-
-
-@dataclass(frozen=True, slots=True)
-class _MeterFacts:
-    gpu: str
-    device: str
+    meter: tuple[str, str] | None
+    """The GPU and the device of its meter."""
     has_memory: bool
 
 
@@ -111,9 +106,8 @@ class ProcessEngine:
         self._timeout_s = timeout_s
         self._meter: _RemoteMeter | None = None
         self._start()
-        self.profile, measured = self._facts.profile, self._facts.meter
-        if measured is not None:
-            self._meter = _RemoteMeter(measured, self._ask)
+        self.profile = self._facts.profile
+        self._meter = _RemoteMeter(*self._facts.meter, self._facts.has_memory, self._ask) if self._facts.meter else None
         self._prepare, self._forward = (
             CrashIsolation(partial(self._call, name), partial(self._call, name, alone=True))
             for name in ("prepare", "forward")
@@ -270,8 +264,8 @@ class _RemotePeaks(PeakMeter):
 class _RemoteMeter(ForwardMeter):
     """The forward passes in the process, and in those before it."""
 
-    def __init__(self, facts: _MeterFacts, ask: Callable[..., object]) -> None:
-        super().__init__(None, facts.gpu, self._memory if facts.has_memory else None, facts.device)
+    def __init__(self, gpu: str, device: str, has_memory: bool, ask: Callable[..., object]) -> None:
+        super().__init__(None, gpu, self._memory if has_memory else None, device)
         self._ask = ask
         self._peaks = _RemotePeaks(ask)
         self._last: tuple[ActorProcess | None, Forwarded] = (None, Forwarded())
@@ -313,15 +307,13 @@ class _Host:
             "forward": ThreadPoolExecutor(2 if profile.overlaps else 1, "headrace-forward"),
             "prepare": ThreadPoolExecutor(min(os.cpu_count() or 1, _PREPARERS), "headrace-prepare"),
         }
-        measured = None
-        if self._meter is not None:
-            measured = _MeterFacts(self._meter.gpu, self._meter.device, self._memory[1] is not None)
         self._facts = _Facts(
             replace(profile, followable=False, tokenizes=False, prepares_columns=False),  # it takes lists
             dict(engine.describe()),
             dict(tunable.hardware()) if tunable else {},
             dict(tunable.dtype_speeds()) if tunable else {},
-            measured,
+            (self._meter.gpu, self._meter.device) if self._meter is not None else None,
+            self._memory[1] is not None,
         )
 
     async def load(self) -> _Facts:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 import torch
@@ -11,8 +11,8 @@ from transformers import PretrainedConfig
 
 from headrace.engines.generation.causal_lm import CausalLM, TokenizedRequest
 from headrace.engines.generation.sampling import TokenSampler
+from headrace.engines.model_config import ropes_by_length
 from headrace.engines.requests.generation import Sampling
-from headrace.records import Json
 
 _STEPS = 3
 _SHORT, _LONG = 4, 36
@@ -82,25 +82,15 @@ def _long_prompt(lm: CausalLM) -> int:
 
 
 def switches_at(config: PretrainedConfig) -> int | None:
-    """The length beyond which a model computes all positions of a batch otherwise; None for a model that does not.
-
-    The rotary embeddings `longrope` and `dynamic` depend on the longest text of a batch.
-    """
+    """The length beyond which a model computes all positions of a batch otherwise; None for a model that does not."""
     text = config.get_text_config()
     lengths = [
         int(length)
-        for rope in _ropes(getattr(text, "rope_parameters", None) or {})
-        if rope.get("rope_type") in ("longrope", "dynamic")
-        and (
+        for rope in ropes_by_length(getattr(text, "rope_parameters", None))
+        if (
             length := rope.get("original_max_position_embeddings")
             or getattr(text, "original_max_position_embeddings", None)
             or getattr(text, "max_position_embeddings", None)
         )
     ]
     return min(lengths, default=None)
-
-
-def _ropes(parameters: Mapping[str, Json]) -> Iterator[Mapping[str, Json]]:
-    """The parameters of all layers, or those of each type of layer."""
-    yield parameters
-    yield from (one for one in parameters.values() if isinstance(one, Mapping))

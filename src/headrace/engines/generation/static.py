@@ -19,6 +19,7 @@ from headrace.engines.generation.batch_invariance import Trial, switches_at
 from headrace.engines.generation.causal_lm import CausalLM, TokenizedRequest
 from headrace.engines.generation.options import StaticGeneration
 from headrace.engines.generation.sampling import TokenSampler, choose, only
+from headrace.engines.networks.base import in_groups
 from headrace.engines.profile import EngineProfile
 from headrace.engines.requests.generation import GeneratedText
 from headrace.engines.requests.vocabulary import TokenizedEngine
@@ -93,16 +94,14 @@ class StaticGenerationEngine(TokenizedEngine):
         end = width + max(ask.sampling.max_tokens for ask in batch)
         if padding == "left" and self._switch is not None and end > self._switch:
             padding = "equal lengths"
-        groups: dict[int, list[int]] = {}
-        for place, ask in enumerate(batch):
-            group = {"left": 0, "equal lengths": len(ask.prompt), "one at a time": place}[padding]
-            groups.setdefault(group, []).append(place)
-        found: dict[int, tuple[int, ...]] = {}
-        for places in groups.values():
-            asks, own = [batch[place] for place in places], [samplers[place] for place in places]
-            made = generate(self._lm, asks, own)
-            found.update(zip(places, made, strict=True))
-        return [found[place] for place in range(len(batch))]
+
+        def group(place: int) -> int:
+            return {"left": 0, "equal lengths": len(batch[place].prompt), "one at a time": place}[padding]
+
+        def run(places: Sequence[int]) -> list[tuple[int, ...]]:
+            return generate(self._lm, [batch[place] for place in places], [samplers[place] for place in places])
+
+        return in_groups(range(len(batch)), group, run)
 
     def _choose_padding(self) -> PromptPadding:
         """The first that changes no answer. Raises EngineError: the model cannot answer a prompt at all."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Protocol, Self
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +12,9 @@ from headrace.columns import RowNumbers
 from headrace.device.forward import ForwardMeter
 from headrace.device.pipeline import Arrays, OutputRows
 from headrace.engines.capabilities import BesideLane, Sleeper
+
+ItemT = TypeVar("ItemT")
+OutputT = TypeVar("OutputT")
 
 BATCH_TOKENS = {"cpu": 1_024, "cuda": 65_536}
 """The most tokens of a batch. On CPUs, 1,024 were the fastest of 256 to 8,192 with MiniLM: larger batches do not fit in
@@ -101,6 +104,19 @@ class Network(Protocol):
     def close(self) -> None:
         """Free its memory. Safe to call twice."""
         ...
+
+
+def in_groups(
+    items: Sequence[ItemT], key: Callable[[ItemT], object], run: Callable[[list[ItemT]], Sequence[OutputT]]
+) -> list[OutputT]:
+    """One output for each item, in order; those of one key run together."""
+    places: dict[object, list[int]] = {}
+    for place, item in enumerate(items):
+        places.setdefault(key(item), []).append(place)
+    found: dict[int, OutputT] = {}
+    for some in places.values():
+        found.update(zip(some, run([items[place] for place in some]), strict=True))
+    return [found[place] for place in range(len(items))]
 
 
 class NetworkEngine:

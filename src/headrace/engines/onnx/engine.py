@@ -23,7 +23,6 @@ from headrace.engines.onnx.options import (
     OnnxEmbedding,
     OnnxImageClassification,
     OnnxImageEmbedding,
-    OnnxOptions,
     OnnxScoring,
     OnnxZeroShot,
 )
@@ -162,39 +161,35 @@ def _pooled(
 
 def embed(options: OnnxEmbedding) -> TextEngine:
     """Embed texts: the model's output `sentence_embedding`, else its pooled token states."""
-    long_texts = LongTexts.of(options)
     folder = named_folder(options.model, ONNX_WEIGHTS)
     pooling = pooling_of(folder, _POOLING, "the engine onnx", way_out=_EXPORT)
     network = OnnxNetwork(folder, options.providers, _VECTORS[:1], pooling)
-    tokens = _tokens(folder, "text", options.max_model_len, long_texts)
+    tokens = tokens_for(load_tokenizer(folder), _config(folder), "text", options.max_model_len, LongTexts.of(options))
     output_dtype = options.output_dtype
     facts = {"engine": "embedding"} | ({} if output_dtype == "float32" else {"output_dtype": output_dtype})
     return TextEngine(network, tokens, VectorHead(None, output_dtype=output_dtype), facts)
 
 
 def classify(options: OnnxClassification) -> TextEngine:
-    long_texts = LongTexts.of(options)
-    folder, network = _with_logits(options)
-    tokens = _tokens(folder, "either", options.max_model_len, long_texts)
-    return classifier(network, tokens, _config(folder), options.top_labels)
+    return classifier(*_with_logits(options, "either", LongTexts.of(options)), options.top_labels)
 
 
 def score(options: OnnxScoring) -> TextEngine:
-    long_texts = LongTexts.of(options)
-    folder, network = _with_logits(options)
-    return scorer(network, _tokens(folder, "pair", options.max_model_len, long_texts), _config(folder))
+    return scorer(*_with_logits(options, "pair", LongTexts.of(options)))
 
 
 def zero_shot(options: OnnxZeroShot) -> ZeroShotEngine:
     candidates = Candidates(options.labels, options.hypothesis_template, options.multi_label)
-    folder, network = _with_logits(options)
-    tokens = _tokens(folder, "premise", options.max_model_len, not_split(options.on_too_long))
-    return ZeroShotEngine(network, tokens, candidates, _config(folder))
+    network, tokens, config = _with_logits(options, "premise", not_split(options.on_too_long))
+    return ZeroShotEngine(network, tokens, candidates, config)
 
 
-def _with_logits(options: OnnxOptions) -> tuple[Path, OnnxNetwork]:
+def _with_logits(
+    options: OnnxClassification | OnnxScoring | OnnxZeroShot, takes: Takes, long_texts: LongTexts
+) -> tuple[OnnxNetwork, TextTokens, ModelConfig]:
     folder = named_folder(options.model, ONNX_WEIGHTS)
-    return folder, OnnxNetwork(folder, options.providers, ["logits"])
+    network, config = OnnxNetwork(folder, options.providers, ["logits"]), _config(folder)
+    return network, tokens_for(load_tokenizer(folder), config, takes, options.max_model_len, long_texts), config
 
 
 def image_classify(options: OnnxImageClassification) -> ImageEngine:
@@ -253,10 +248,6 @@ def _model_file(folder: Path) -> Path:
             f"the model in {folder} has several ONNX files ({names}); rename the one to use to model.onnx"
         )
     return found[0]
-
-
-def _tokens(folder: Path, takes: Takes, max_model_len: int | None, long_texts: LongTexts) -> TextTokens:
-    return tokens_for(load_tokenizer(folder), _config(folder), takes, max_model_len, long_texts)
 
 
 def _config(folder: Path) -> ModelConfig:

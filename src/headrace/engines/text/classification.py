@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
-from transformers import AutoModelForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoModelForSequenceClassification, PreTrainedModel
 
 from headrace.engines.library_settings import with_own_settings
 from headrace.engines.model_config import ModelConfig
@@ -20,31 +20,27 @@ from headrace.engines.text.options import Classification, Scoring, SequenceClass
 from headrace.engines.text.quantizing import check_quantize, to_int8
 from headrace.engines.text.sequence_classifiers import Candidates, ZeroShotEngine, classifier, scorer
 from headrace.engines.text.splitting import LongTexts, not_split
-from headrace.engines.text.tokenizing import tokens_for
+from headrace.engines.text.tokenizing import Takes, TextTokens, tokens_for
 from headrace.errors import EngineError
 
 
 def classify(options: Classification) -> TextEngine:
-    long_texts = LongTexts.of(options)
-    network, tokenizer, config = _load(options)
-    tokens = tokens_for(tokenizer, config, "either", options.max_model_len, long_texts)
-    return classifier(network, tokens, config, options.top_labels)
+    return classifier(*_load(options, "either", LongTexts.of(options)), options.top_labels)
 
 
 def score(options: Scoring) -> TextEngine:
-    long_texts = LongTexts.of(options)
-    network, tokenizer, config = _load(options)
-    return scorer(network, tokens_for(tokenizer, config, "pair", options.max_model_len, long_texts), config)
+    return scorer(*_load(options, "pair", LongTexts.of(options)))
 
 
 def zero_shot(options: ZeroShot) -> ZeroShotEngine:
     candidates = Candidates(options.labels, options.hypothesis_template, options.multi_label)
-    network, tokenizer, config = _load(options)
-    tokens = tokens_for(tokenizer, config, "premise", options.max_model_len, not_split(options.on_too_long))
+    network, tokens, config = _load(options, "premise", not_split(options.on_too_long))
     return ZeroShotEngine(network, tokens, candidates, config)
 
 
-def _load(options: SequenceClassifierOptions) -> tuple[TorchNetwork, PreTrainedTokenizerBase, ModelConfig]:
+def _load(
+    options: SequenceClassifierOptions, takes: Takes, long_texts: LongTexts
+) -> tuple[TorchNetwork, TextTokens, ModelConfig]:
     folder = named_folder(options.model)
     check_tokenizer(folder)
     int8 = check_quantize(options.quantize, options.dtype)
@@ -69,7 +65,8 @@ def _load(options: SequenceClassifierOptions) -> tuple[TorchNetwork, PreTrainedT
     network.allow_graphs(options.enforce_eager)
     if takes_threads(module):
         network.allow_parts()
-    return network, tokenizer, with_own_settings(folder, module.config.to_dict())
+    config = with_own_settings(folder, module.config.to_dict())
+    return network, tokens_for(tokenizer, config, takes, options.max_model_len, long_texts), config
 
 
 def _give_padding(module: PreTrainedModel) -> None:

@@ -11,6 +11,7 @@ import functools
 import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
+from headrace.engines.model_config import ropes_by_length
 from headrace.engines.networks import packing
 from headrace.engines.networks.fusing import can_fuse, fuse, unfuse
 from headrace.engines.networks.prepacking import UNFIT, keep_if_equal, prepack, unpack
@@ -21,9 +22,6 @@ _LEAST_WIDTH = 256
 
 _LENGTHS = (160, 7, 3, 7, 1)
 """Token counts of the test texts; the longest exceeds usual attention windows."""
-
-_ROPE_BY_LENGTH = frozenset({"dynamic", "longrope"})
-"""Rotary embeddings whose frequencies depend on the longest text of a batch."""
 
 
 def tune(model: torch.nn.Module) -> bool:
@@ -81,14 +79,7 @@ def by_length(model: torch.nn.Module) -> bool:
 
         base.forward = as_loaded
         return True
-    return any(kind in _ROPE_BY_LENGTH for kind in _rope_types(getattr(config, "rope_parameters", None)))
-
-
-def _rope_types(parameters: object) -> list[object]:
-    """The rotary embedding types of a model, which may have one per layer type."""
-    if not isinstance(parameters, dict):
-        return []
-    return [parameters.get("rope_type"), *(kind for part in parameters.values() for kind in _rope_types(part))]
+    return bool(ropes_by_length(getattr(config, "rope_parameters", None)))
 
 
 def _states(base: PreTrainedModel) -> torch.Tensor:

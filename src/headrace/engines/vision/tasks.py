@@ -9,7 +9,7 @@ import numpy as np
 from headrace.columns import Column, PreparedColumn
 from headrace.engines.base import Prepared
 from headrace.engines.model_config import ModelConfig
-from headrace.engines.networks.base import BATCH_IMAGES, Network, NetworkEngine
+from headrace.engines.networks.base import BATCH_IMAGES, Network, NetworkEngine, in_groups
 from headrace.engines.networks.heads import Head, LabelHead, VectorHead, label_function, label_names
 from headrace.engines.profile import EngineProfile
 from headrace.engines.vision.images import ImageInputs
@@ -63,15 +63,11 @@ class ImageEngine(NetworkEngine):
             if RAW_PIXELS in self.network.inputs:
                 return self._head(self.network.run({RAW_PIXELS: batch.values}))
             return self._head(self.network.run({"pixel_values": batch.normalization(batch.values)}))
-        outputs: list[object] = [None] * len(batch)
-        by_shape: dict[tuple[int, ...], list[int]] = {}
-        for index, pixels in enumerate(batch):
-            by_shape.setdefault(pixels.shape, []).append(index)
-        for indices in by_shape.values():
-            rows = self.network.run({"pixel_values": np.stack([batch[index] for index in indices])})
-            for index, output in zip(indices, self._head(rows), strict=True):
-                outputs[index] = output
-        return outputs
+        return in_groups(
+            batch,
+            lambda pixels: pixels.shape,
+            lambda some: self._head(self.network.run({"pixel_values": np.stack(some)})),
+        )
 
 
 def image_classifier(network: Network, images: ImageInputs, config: ModelConfig, top_labels: int | None) -> ImageEngine:
