@@ -17,10 +17,9 @@ from numpy.typing import NDArray
 from headrace.batching.options import whole
 from headrace.columns import Column, PreparedColumn, RowNumbers, values_of
 from headrace.device.cuda_memory import cuda_memory
-from headrace.device.failures import naming_device_errors
 from headrace.device.forward import ForwardMeter
 from headrace.device.native import gpu_uuid, hardware, speeds
-from headrace.device.placement import DTYPES, choose_device, choose_dtype, release
+from headrace.device.placement import DTYPES, choose_device, choose_dtype, naming_device_errors, release
 from headrace.device.streams import pipeline_on
 from headrace.engines.base import ModelInput, Prepared
 from headrace.engines.networks.base import in_groups

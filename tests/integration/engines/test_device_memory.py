@@ -7,8 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from headrace.device.failures import naming_device_errors
-from headrace.device.placement import choose_device
+from headrace.device.placement import choose_device, naming_device_errors
 from headrace.errors import EngineDeadError, EngineOutOfMemoryError
 
 CPU = torch.device("cpu")

@@ -23,7 +23,7 @@ from tests.small_models import text_model
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.activations import GELUActivation
 
-from headrace.device.failures import naming_device_errors
+from headrace.device.placement import naming_device_errors
 from headrace.engines.choosing.registry import create
 from headrace.engines.networks import cpu_attention, packing
 from headrace.engines.networks.prepacking import PrepackedLinear

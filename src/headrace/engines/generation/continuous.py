@@ -11,8 +11,8 @@ from functools import partial
 
 import torch
 
-from headrace.device.failures import naming_device_errors
 from headrace.device.native import hardware, has_kernels
+from headrace.device.placement import naming_device_errors
 from headrace.device.step_sizes import StepTuner
 from headrace.engines.base import PartialAnswer
 from headrace.engines.capabilities import PrefixCacheStats, Sleeper

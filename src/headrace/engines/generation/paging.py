@@ -10,8 +10,8 @@ import torch
 from transformers import PreTrainedModel
 
 from headrace.device.cuda_memory import cuda_memory
-from headrace.device.failures import naming_device_errors
 from headrace.device.memory import TARGET_SHARE, memory_limit
+from headrace.device.placement import naming_device_errors
 from headrace.device.step_sizes import StepSize
 from headrace.engines.generation.batch_invariance import switches_at
 from headrace.engines.generation.causal_lm import CausalLM

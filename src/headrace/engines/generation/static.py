@@ -13,7 +13,7 @@ from transformers import GenerationConfig
 from transformers.generation.logits_process import LogitsProcessorList
 from transformers.generation.stopping_criteria import StoppingCriteriaList
 
-from headrace.device.failures import naming_device_errors
+from headrace.device.placement import naming_device_errors
 from headrace.engines.capabilities import Sleeper
 from headrace.engines.generation.batch_invariance import Trial, switches_at
 from headrace.engines.generation.causal_lm import CausalLM, TokenizedRequest

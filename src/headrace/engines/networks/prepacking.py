@@ -14,7 +14,7 @@ import torch
 from transformers import PreTrainedModel
 from transformers.activations import GELUActivation
 
-from headrace.device.failures import naming_device_errors
+from headrace.device.placement import naming_device_errors
 from headrace.engines.networks.pytorch import TOLERANCE
 from headrace.errors import EngineOutOfMemoryError, ModelCodeError, model_code
 

@@ -18,13 +18,12 @@ from headrace.columns import RowNumbers
 from headrace.device.cpu_lanes import cpu_lanes, dealt
 from headrace.device.cuda_graphs import cuda_graphs
 from headrace.device.cuda_memory import cuda_memory
-from headrace.device.failures import naming_device_errors
 from headrace.device.forward import ForwardMeter, NetworkSize
 from headrace.device.graph_runner import GraphRunner
 from headrace.device.memory import memory_limit
 from headrace.device.native import gpu_uuid, hardware, speeds
 from headrace.device.pipeline import Arrays, Computed, NetworkCall, OutputRows, Pipeline
-from headrace.device.placement import choose_device, choose_dtype, release
+from headrace.device.placement import choose_device, choose_dtype, naming_device_errors, release
 from headrace.device.precision import INT8
 from headrace.device.sleeping import to_device, to_host
 from headrace.device.streams import pipeline_on
