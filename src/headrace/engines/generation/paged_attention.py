@@ -185,56 +185,39 @@ class PagedModel:
 
     def run(self, parts: Sequence[StepPart]) -> torch.Tensor:
         """Compute a step; the logits after each part that chooses a token, of shape (those, vocabulary)."""
-        ids = [token for part in parts for token in part.ids]
-        spans = [range(part.known, part.known + len(part.ids)) for part in parts]
-        positions = [position for span in spans for position in span]
+        step = _PagedStep(self, parts)
+        return forward(self.model, step.ids, step.positions, step.last, step.attend)
+
+
+class _PagedStep:
+    """The attentions of one step, and what it gives the model."""
+
+    def __init__(self, paged: PagedModel, parts: Sequence[StepPart]) -> None:
+        self._paged, self._parts, self._layers = paged, parts, iter(paged.layers)
+        self._lengths = [len(part.ids) for part in parts]
+        self._counts = [part.known + len(part.ids) for part in parts]
+        spans = [range(part.known, count) for part, count in zip(parts, self._counts, strict=True)]
         slots = [
             part.pages[position // PAGE] * PAGE + position % PAGE
             for part, span in zip(parts, spans, strict=True)
             for position in span
         ]
-        ends = list(accumulate(len(part.ids) for part in parts))
-        last = [end - 1 for part, end in zip(parts, ends, strict=True) if part.chooses]
+        ends = list(accumulate(self._lengths))
         most = max(len(part.pages) for part in parts)
-        tables = [page for part in parts for page in (*part.pages, *[part.pages[0]] * (most - len(part.pages)))]
-        known = [part.known for part in parts]
-        moved = self._moved([ids, positions, slots, last, tables, known, [0, *ends]])
-        step = _PagedStep(self, parts, moved[2], moved[4].view(len(parts), most), moved[5], moved[6])
-        return forward(self.model, moved[0], moved[1], moved[3], step.attend)
-
-    def _moved(self, lists: Sequence[Sequence[int]]) -> Sequence[torch.Tensor]:
-        """The lists as tensors on the device, by one copy."""
+        lists = (
+            [token for part in parts for token in part.ids],
+            [position for span in spans for position in span],
+            slots,
+            [end - 1 for part, end in zip(parts, ends, strict=True) if part.chooses],
+            [page for part in parts for page in (*part.pages, *[part.pages[0]] * (most - len(part.pages)))],
+            self._counts,
+            [0, *ends],
+        )
         host = torch.tensor([number for numbers in lists for number in numbers])
-        moved: Sequence[torch.Tensor] = to_device(host, self.device).split([len(one) for one in lists])
-        return moved
-
-
-class _PagedStep:
-    """The attentions of one step.
-
-    Args:
-        paged: the cache.
-        parts: what is computed.
-        slots: where the new keys and values are stored.
-        tables: the pages of each part, of shape (parts, pages).
-        known: tokens of each part that are stored.
-        starts: the first new token of each part, and the number of all.
-    """
-
-    def __init__(
-        self,
-        paged: PagedModel,
-        parts: Sequence[StepPart],
-        slots: torch.Tensor,
-        tables: torch.Tensor,
-        known: torch.Tensor,
-        starts: torch.Tensor,
-    ) -> None:
-        self._paged, self._parts, self._slots, self._tables, self._starts = paged, parts, slots, tables, starts
-        self._call = 0
-        self._lengths = [len(part.ids) for part in parts]
-        self._counts = [part.known + len(part.ids) for part in parts]
-        self._on_device = known + starts.diff()
+        moved = to_device(host, paged.device).split([len(one) for one in lists])  # by one copy
+        self.ids, self.positions, self._slots, self.last, tables, self._on_device, self._starts = moved
+        self._tables = tables.view(len(parts), most)
+        """The pages of each part, of shape (parts, pages)."""
         singles = next((n for n, length in enumerate(self._lengths) if length > 1), len(parts))
         fits = singles * max(self._counts) <= len(paged.layers[0][0])  # in the memory left for what is gathered
         self._singles = singles if paged.gathers and (fits or paged.kernels) else 0
@@ -243,8 +226,7 @@ class _PagedStep:
 
     def attend(self, call: AttentionCall) -> torch.Tensor:
         """Store the new keys and values; outputs of shape (1, tokens, heads, width)."""
-        stored = self._paged.layers[self._call]
-        self._call += 1
+        stored = next(self._layers)
         store(call, stored, self._slots)
         outputs = []
         at = begin = self._singles
