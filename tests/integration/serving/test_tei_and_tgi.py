@@ -15,6 +15,8 @@ from tests.small_models import text_model
 
 from headrace.app.servers.server import ServerSettings
 from headrace.engines.choosing.config import EngineConfig
+from headrace.serving.errors import ApiError
+from headrace.serving.routes import tei, tgi
 from headrace.testing import FakeEngine
 
 TEXTS = ["a mill", "a canal", "a b"]
@@ -178,6 +180,13 @@ def test_a_parameter_that_cannot_be_obeyed_is_named(talker: Running, parameters:
         response = talker.post(path, {"inputs": "a", "parameters": parameters})
         assert (response.status_code, response.json()["error_type"]) == (422, "validation")
         assert field in response.json()["error"]
+
+
+def test_a_timeout_is_no_mistake_of_the_request() -> None:
+    """Hugging Face's client goes by the type of the error."""
+    late = ApiError(408, "the request timed out", code="deadline_exceeded")
+    assert tgi.errors(late) == (408, {"error": "the request timed out", "error_type": "generation"})
+    assert tei.errors(late) == (408, {"error": "the request timed out", "error_type": "Backend"})
 
 
 @pytest.mark.parametrize("name", ["tgi", "dummy", "http://127.0.0.1:8000"])

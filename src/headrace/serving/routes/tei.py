@@ -41,7 +41,7 @@ from headrace.serving.state import ServerState
 from headrace.wording import shown
 
 _STATUS = {400: 422, 500: 424, 504: 424}
-_TYPES = {413: "Validation", 422: "Validation", 424: "Backend", 429: "Overloaded", 503: "Unhealthy"}
+_TYPES = {408: "Backend", 413: "Validation", 422: "Validation", 424: "Backend", 429: "Overloaded", 503: "Unhealthy"}
 
 Texts = Annotated[list[str], FailFast()]
 

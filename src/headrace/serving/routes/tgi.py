@@ -22,7 +22,14 @@ from headrace.serving.routes.tokens import token_entries
 from headrace.serving.state import ServerState
 
 _STATUS = {400: 422, 500: 424, 504: 424}
-_TYPES = {413: "validation", 422: "validation", 424: "generation", 429: "overloaded", 503: "unhealthy"}
+_TYPES = {
+    408: "generation",
+    413: "validation",
+    422: "validation",
+    424: "generation",
+    429: "overloaded",
+    503: "unhealthy",
+}
 
 
 def errors(error: ApiError) -> tuple[int, JsonObject]:
