@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import sys
 from typing import Annotated, Any, TypeAlias
 
 import typer
@@ -87,16 +88,21 @@ def declare_settings() -> None:
 def _command(name: str) -> Click:
     from headrace.cli.engine_flags import PASS_ON, EngineCommand
     from headrace.cli.flags import Command
+    from headrace.cli.outcome import guarded
 
     declare_settings()
     module = importlib.import_module(f"headrace.cli.{'listing' if name == 'list' else name}")
     kind = getattr(module, "COMMAND", Command)
     said = [getattr(module, part) for part in ("STATUSES", "EXAMPLES") if hasattr(module, part)]
+    function = getattr(module, "list_plugins" if name == "list" else name)
+
+    @functools.wraps(function)
+    def command(**given: Click) -> None:
+        sys.exit(guarded(functools.partial(function, **given), given.get("context")))
+
     alone = typer.Typer(add_completion=False, context_settings=app.info.context_settings)
     settings = PASS_ON if issubclass(kind, EngineCommand) else None
-    alone.command(name, cls=kind, context_settings=settings, epilog="\n\n".join(said) or None)(
-        getattr(module, "list_plugins" if name == "list" else name)
-    )
+    alone.command(name, cls=kind, context_settings=settings, epilog="\n\n".join(said) or None)(command)
     return typer.main.get_command(alone)
 
 

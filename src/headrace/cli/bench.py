@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sys
 from dataclasses import MISSING, dataclass
 from pathlib import Path
 from types import FrameType
@@ -14,7 +13,7 @@ from typing import ClassVar, Literal
 from headrace.app.bench import BenchResult, BenchRow, BenchSettings, compare, contenders_for, read_texts
 from headrace.argument_types import comma_separated
 from headrace.cli.flags import positive_numbers, with_settings
-from headrace.cli.outcome import aligned, guarded, say
+from headrace.cli.outcome import aligned, say
 from headrace.cli.report import check_file, check_target
 from headrace.engines.choosing.config import EngineConfig
 from headrace.engines.choosing.resolving import resolve
@@ -65,17 +64,13 @@ class HowFlags:
 
 
 @with_settings
-def bench(what: WhatFlags, how: HowFlags) -> None:
+def bench(what: WhatFlags, how: HowFlags) -> int:
     """Compare Headrace with what else is installed, on your machine, model and texts.
 
     Each contender runs in its own process, at its default and at its best batch size.
 
     Prints a table; writes one HTML page and the figures as JSON. docs/bench.md explains both.
     """
-    sys.exit(guarded(lambda: _bench(what, how)))
-
-
-def _bench(what: WhatFlags, how: HowFlags) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _stop)
     page, figures = how.output_file, how.json_file or how.output_file.with_suffix(".json")

@@ -106,8 +106,10 @@ _HELP_ALL = inspect.Parameter(
 )
 
 
-def with_settings(command: Callable[..., None], only: Collection[str] | None = None) -> Callable[..., None]:
+def with_settings(command: Callable[..., int], only: Collection[str] | None = None) -> Callable[..., int]:
     """Expand each parameter of a command that is an object of settings into one parameter per flag.
+
+    The command returns its exit status; what it raises becomes one: see `outcome.guarded`.
 
     Args:
         only: of a `Given`, the settings that the command takes, beside those of the engine; None for all.
@@ -136,13 +138,13 @@ def with_settings(command: Callable[..., None], only: Collection[str] | None = N
     plain = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in plain]
 
     @functools.wraps(command)
-    def expanded(**given: object) -> None:
+    def expanded(**given: object) -> int:
         given.pop(_HELP_ALL.name, None)
         values = {name: given.pop(name) for name in found}
         for name, (kind, later) in groups.items():
             one = Given(kind, values)
             given[name] = one if later else one.build()
-        command(**given)
+        return command(**given)
 
     expanded.__signature__ = inspect.Signature(plain)  # type: ignore[attr-defined]  # what typer reads
     expanded.__annotations__ = {one.name: one.annotation for one in plain}

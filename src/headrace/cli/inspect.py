@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
@@ -10,12 +9,13 @@ import typer
 
 from headrace.app.jobs.steps import StepHere, steps_here
 from headrace.cli.flags import with_settings
-from headrace.cli.outcome import guarded, say
+from headrace.cli.outcome import say
 from headrace.cli.report import runs_of
 from headrace.cli.top import job_frame
 from headrace.errors import ConfigError, HeadraceError
 from headrace.jobs.state.inspection import Inspection, LoadingError, job_holder, known_target
 from headrace.jobs.state.inspection import inspect as look_at
+from headrace.observe.live.frame import Frame
 from headrace.observe.reporting.job_figures import figures
 from headrace.options import option
 from headrace.wording import spelled
@@ -40,38 +40,38 @@ class CheckFlags:
 
 
 @with_settings
-def inspect(output: Output, flags: CheckFlags) -> None:
+def inspect(output: Output, flags: CheckFlags) -> int:
     """Show the state of a job: while it runs, after a kill, or when it is finished. Only its files are read.
 
     Exit status 1 if a file of the output is missing or its size has changed; with --verify, also if its content has.
     """
-    sys.exit(guarded(lambda: _inspect(output, verify=flags.verify)))
-
-
-def _inspect(output: str, *, verify: bool) -> int:
     steps = steps_here(output)
     for number, step in enumerate(steps, 1):
         print(f"step {number}    {step.name}: {_brief(step)}")
     if steps and not steps[-1].has_begun:
         return 0
     try:
-        found = look_at(output, verify=verify)
+        found = look_at(output, verify=flags.verify)
     except LoadingError as loading:
         print(f"state     loading the model, by {loading.holder}")
         return 0
-    return _show(found, output, verify=verify)
+    return _show(found, output, verify=flags.verify)
 
 
 def _show(found: Inspection, output: str, *, verify: bool) -> int:
-    print(f"state     {_state(found, output)}")
+    frame = _frame(output) if found.holder else None
+    running = frame.state if frame else f"running, by {found.holder}"
+    print(f"state     {running if found.holder else found.state}")
     if found.settings:
         chosen = [str(found.settings[key]) for key in ("task", "model", "engine") if found.settings.get(key)]
         print(f"job       {' '.join(chosen)} of {found.settings['source']}")
     print(f"records   {found.records - found.failed:,} ok, {found.failed:,} failed")
     for reason, count in found.reasons.items():
         print(f"  {count:>9,}  {reason}")
-    if found.holder and (computed := _computed(output)) > found.records:
-        print(f"          {computed - found.records:,} more are computed and not committed yet")
+    if frame is not None:
+        computed = round(sum(frame.counts.get(name, 0.0) for name in ("records", "failed", "skipped")))
+        if computed > found.records:
+            print(f"          {computed - found.records:,} more are computed and not committed yet")
     if found.retried:
         print(f"retry     {found.retried[0]:,} of {found.retried[1]:,} failed records have been tried again")
     if found.swapping and not found.holder:
@@ -88,13 +88,12 @@ def _show(found: Inspection, output: str, *, verify: bool) -> int:
     return 0
 
 
-def _state(found: Inspection, output: str) -> str:
-    if found.holder is None:
-        return found.state
+def _frame(output: str) -> Frame | None:
+    """What a running job does, its earlier runs included; None if it does not say."""
     try:
-        return job_frame(output).state
+        return job_frame(output)
     except HeadraceError:  # it has just started, or an earlier version runs it
-        return f"running, by {found.holder}"
+        return None
 
 
 def _time(output: str) -> str:
@@ -103,15 +102,6 @@ def _time(output: str) -> str:
     except ConfigError:  # the first note is made a second after the start
         return "not noted yet"
     return f"{found.wall_s:,.1f} s in {found.runs} {'run' if found.runs == 1 else 'runs'}"
-
-
-def _computed(output: str) -> int:
-    """Records that a running job has computed, those of its earlier runs included; 0 if it does not say."""
-    try:
-        counts = job_frame(output).counts
-    except HeadraceError:  # it has just started, or an earlier version runs it
-        return 0
-    return round(sum(counts.get(name, 0.0) for name in ("records", "failed", "skipped")))
 
 
 def _brief(step: StepHere) -> str:

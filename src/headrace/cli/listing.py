@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Annotated, ClassVar
@@ -11,7 +10,6 @@ from typing import Annotated, ClassVar
 import typer
 
 from headrace.cli.flags import with_settings
-from headrace.cli.outcome import guarded
 from headrace.cluster.base import Cluster
 from headrace.engines.choosing.registry import declaration
 from headrace.engines.declaring import Task
@@ -88,18 +86,15 @@ class Listed:
 
 
 @with_settings
-def list_plugins(flags: ListFlags, which: Which = None) -> None:
+def list_plugins(flags: ListFlags, which: Which = None) -> int:
     """List the tasks, engines, formats, sources, sinks, exporters, protocols and clusters that are registered.
 
     Each is shown with the package that registers it, and whether what it needs is installed. A plugin that cannot be
     used is shown with its reason, and the exit status is 0 all the same: it costs only itself.
     """
-    sys.exit(guarded(lambda: _list(GROUPS if which is None else (which,), as_json=flags.as_json)))
-
-
-def _list(groups: Sequence[Group], *, as_json: bool) -> int:
+    groups = GROUPS if which is None else (which,)
     found = [_listed(plugin) for group in groups for plugin in (*known(group).values(), *left_out(group))]
-    if as_json:
+    if flags.as_json:
         print(json.dumps([asdict(one) for one in found], indent=2))
         return 0
     for group in groups:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import MISSING, dataclass
 from typing import Annotated, ClassVar
 
 import typer
 
 from headrace.cli.flags import with_settings
-from headrace.cli.outcome import guarded, say
+from headrace.cli.outcome import say
 from headrace.jobs.state.merging import merge as merge_parts
 from headrace.options import option
 
@@ -34,18 +33,14 @@ class FileFlags:
 
 
 @with_settings
-def merge(output: Output, file: FileFlags) -> None:
+def merge(output: Output, file: FileFlags) -> int:
     """Merge the parts of an output into one file, in input order, and their failed records into a file beside it.
 
     The parts are kept, and an unfinished job can continue.
     """
-    sys.exit(guarded(lambda: _merge(output, file.into, overwrite=file.overwrite)))
-
-
-def _merge(output: str, into: str, *, overwrite: bool) -> int:
-    merged = merge_parts(output, into, overwrite=overwrite)
+    merged = merge_parts(output, file.into, overwrite=file.overwrite)
     failed = f", {merged.failed:,} failed, see {merged.errors}" if merged.failed else ""
     gaps = "" if merged.whole else ", and records between these are missing"
     more = "" if merged.finished else f"; the job is not finished{gaps}"
-    say(f"wrote {into}: {merged.records - merged.failed:,} of {merged.records:,} records{failed}{more}")
+    say(f"wrote {file.into}: {merged.records - merged.failed:,} of {merged.records:,} records{failed}{more}")
     return 0

@@ -57,6 +57,8 @@ _NOT_STARTED = (ConfigError, EngineError, ResumeMismatchError, OutputLockedError
 def guarded(command: Callable[[], int], context: typer.Context | None = None) -> int:
     """Run a command and return its exit status. An error prints one line, never a traceback.
 
+    What click tells of wrong usage passes.
+
     Args:
         context: the command's, whose flags are suggested for an unknown option.
     """
@@ -74,7 +76,7 @@ def guarded(command: Callable[[], int], context: typer.Context | None = None) ->
     except OSError as error:  # from outside a job: a job raises BrokenOffError
         say(f"cannot continue: {error}", "error")
         return 2
-    except StoppedEarly:
+    except (StoppedEarly, typer.BadParameter):
         raise
     except BaseException as error:  # noqa: BLE001 - the user must never see a traceback
         place, words = traceback.extract_tb(error.__traceback__)[-1], " ".join(text_of(error).split())

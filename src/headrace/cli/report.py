@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,7 +13,7 @@ import typer
 
 from headrace.app.jobs.steps import steps_here
 from headrace.cli.flags import with_settings
-from headrace.cli.outcome import guarded, say
+from headrace.cli.outcome import say
 from headrace.errors import ConfigError
 from headrace.io.storage.addresses import display_name
 from headrace.io.storage.locations import no_folder
@@ -55,17 +54,13 @@ class PageFlags:
 
 
 @with_settings
-def report(outputs: Outputs, page: PageFlags) -> None:
+def report(outputs: Outputs, page: PageFlags) -> int:
     """Show where the time of a job went: while it runs, after a kill, or when it is finished.
 
     Writes one HTML page that needs no network, or prints the figures as JSON. docs/report.md explains each figure.
     """
     if page.as_json and page.output_file is not None:
         raise typer.BadParameter("it goes to standard output; leave out -o", param_hint="--json")
-    sys.exit(guarded(lambda: _report(outputs, page)))
-
-
-def _report(outputs: Sequence[str], page: PageFlags) -> int:
     price = page.gpu_hour_price
     if page.as_json:
         jobs = [job for name in outputs for job in reported_jobs(name)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import sys
 from dataclasses import replace
 from typing import Annotated
 
@@ -17,8 +16,8 @@ from headrace.cli.engine_flags import EngineCommand, changed, config_of
 from headrace.cli.flags import Given, with_settings
 from headrace.cli.logs import LogFlags
 from headrace.cli.outcome import STATUSES as STATUSES
-from headrace.cli.outcome import conclude, guarded, own_streams
-from headrace.cli.signals import Stopper, stop_on_signals
+from headrace.cli.outcome import conclude, own_streams
+from headrace.cli.signals import stop_on_signals
 from headrace.errors import ConfigError
 from headrace.io.storage.addresses import display_name
 from headrace.jobs.settings import JobSettings, Limits, anchored, from_json
@@ -38,7 +37,7 @@ Output = Annotated[str, typer.Argument(help="The output of a finished job: its f
 @functools.partial(with_settings, only=("max_errors", "max_attempts", "ignore_changes"))
 def retry(
     context: typer.Context, output: Output, given: Given[JobSettings], cluster: ClusterFlags, messages: LogFlags
-) -> None:
+) -> int:
     """Run the failed records of a finished job again, with the settings of the job.
 
     Engine flags given here replace those of the job.
@@ -50,8 +49,7 @@ def retry(
     messages.apply()
     run = cluster.run() or functools.partial(own_streams()(execute), progress=True)
     ignore_changes: bool = given.values["ignore_changes"]
-
-    def command(stopper: Stopper) -> int:
+    with stop_on_signals() as stopper:
         config, limits = config_of(given, context.args), Given(Limits, given.values).build()
         if steps_found := steps_here(output):
             if named := config.given():
@@ -61,9 +59,6 @@ def retry(
         settings = _settings(output, limits, ignore_changes)
         settings = replace(settings, config=changed(settings.config, config))
         return conclude(settings, stopper, *run(settings, stopper))
-
-    with stop_on_signals() as stopper:
-        sys.exit(guarded(lambda: command(stopper), context))
 
 
 def _settings(output: str, limits: Limits, ignore_changes: bool) -> JobSettings:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,6 +14,7 @@ import typer
 
 from headrace.app.jobs.job import JobSettings, execute, rehearse
 from headrace.app.jobs.step_settings import Step, read_steps
+from headrace.app.jobs.steps import prepare_steps
 from headrace.cli import steps
 from headrace.cli.cluster_flags import ClusterFlags
 from headrace.cli.engine_flags import EngineCommand, config_of, engine_and_model
@@ -22,9 +22,9 @@ from headrace.cli.flags import Given, filed, with_settings
 from headrace.cli.forecasts import as_figures, print_forecast, print_survey
 from headrace.cli.logs import LogFlags
 from headrace.cli.outcome import STATUSES as STATUSES
-from headrace.cli.outcome import conclude, guarded, own_streams, say
+from headrace.cli.outcome import conclude, own_streams, say
 from headrace.cli.report import check_file, check_target, reported_jobs
-from headrace.cli.signals import Stopper, stop_on_signals
+from headrace.cli.signals import stop_on_signals
 from headrace.cli.steps import StepFlags
 from headrace.cli.top import ObservedJob
 from headrace.errors import ConfigError, HeadraceError, MissingExtraError
@@ -139,7 +139,7 @@ def run(
     cluster: ClusterFlags,
     several: StepFlags,
     messages: LogFlags,
-) -> None:
+) -> int:
     """Run a bulk job. Run the same command again to continue a job that was stopped.
 
     Flags that are not listed here go to the engine, under the engine's own names. With --engine vllm, they are vLLM's.
@@ -165,25 +165,19 @@ def run(
         job = anchored(given.build(config=config, listeners=estimate.trackers()))
         return job, steps.steps_of(several, models, job)
 
-    def rehearse_job() -> int:
+    if estimate.dry_run:
         job, found = settings()
         if found is None:
             return _rehearse(job, estimate.gpu_hour_price, as_json=messages.log_json)
         return steps.rehearse(job, *found, estimate.gpu_hour_price, as_json=messages.log_json)
-
-    def run_job(stopper: Stopper) -> int:
+    with stop_on_signals() as stopper:
         job, found = settings()
         execute_job = on_cluster or locally
         if found is None:
             return _reported(job, estimate, lambda: conclude(job, stopper, *execute_job(job, stopper)))
         if job.trace is not None:
             raise ConfigError("a trace is of one model, and these are several steps: leave out ``trace``")
-        return _reported(job, estimate, lambda: steps.run(job, *found, stopper, execute_job))
-
-    if estimate.dry_run:
-        sys.exit(guarded(rehearse_job, context))
-    with stop_on_signals() as stopper:
-        sys.exit(guarded(lambda: run_job(stopper), context))
+        return _reported(job, estimate, lambda: steps.carry_out(prepare_steps(job, *found), stopper, execute_job))
 
 
 def _reported(settings: JobSettings, wanted: ReportFlags, run_job: Callable[[], int]) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import ssl
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -19,7 +18,7 @@ from headrace.cli.cluster_flags import cluster_at, refuse_without_cluster
 from headrace.cli.engine_flags import EngineCommand, config_of, engine_and_model
 from headrace.cli.flags import ACCESS_PANEL, Given, with_settings
 from headrace.cli.logs import LogFlags
-from headrace.cli.outcome import guarded, say
+from headrace.cli.outcome import say
 from headrace.engines.choosing.resolving import resolve
 from headrace.errors import ConfigError, MissingExtraError
 from headrace.extras import require
@@ -155,7 +154,7 @@ def serve(
     access: AccessFlags,
     cluster: ReplicaFlags,
     messages: LogFlags,
-) -> None:
+) -> int:
     """Serve a model over HTTP: OpenAI's routes, and /generate, /classify, /score, /rerank, /health, /metrics, /docs.
 
     Flags that are not listed here go to the engine, under the engine's own names. With --engine vllm, they are vLLM's.
@@ -166,21 +165,17 @@ def serve(
     """
     messages.apply()
     refuse_without_cluster(cluster)
-
-    def command() -> int:
-        config = config_of(given, context.args, "--model {}?")
-        try:
-            if server.config_file is not None:
-                return _serve_pool(server.config_file, given.build(config=config), server, access, cluster)
-            settings = given.build(config=config.resolved())
-            if cluster.on is not None:
-                return _serve_on(cluster, settings, server, access)
-            return serve_one(settings, server, access)
-        except ModuleNotFoundError as error:
-            why = f"the server needs {error.name}, which is not installed"
-            raise MissingExtraError(f'{why}: pip install "headrace[serve]"') from error
-
-    sys.exit(guarded(command, context))
+    config = config_of(given, context.args, "--model {}?")
+    try:
+        if server.config_file is not None:
+            return _serve_pool(server.config_file, given.build(config=config), server, access, cluster)
+        settings = given.build(config=config.resolved())
+        if cluster.on is not None:
+            return _serve_on(cluster, settings, server, access)
+        return serve_one(settings, server, access)
+    except ModuleNotFoundError as error:
+        why = f"the server needs {error.name}, which is not installed"
+        raise MissingExtraError(f'{why}: pip install "headrace[serve]"') from error
 
 
 def _with_access(settings: ServerSettings, server: ServerFlags, access: AccessFlags) -> ServerSettings:

@@ -67,11 +67,6 @@ def steps_of(flags: StepFlags, models: Sequence[str], job: JobSettings) -> tuple
     return [replace(step, config=replace(job.config, model=model)) for model in models], flags.model_column
 
 
-def run(job: JobSettings, steps: Sequence[Step], model_column: str | None, stopper: Stopper, execute: Execute) -> int:
-    """Run all steps; returns the exit status."""
-    return carry_out(prepare_steps(job, steps, model_column), stopper, execute)
-
-
 def carry_out(settings: Sequence[JobSettings], stopper: Stopper, execute: Execute) -> int:
     """Run steps, print the report of each and a table of all; returns the exit status."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import time
 import urllib.error
 import urllib.request
@@ -17,7 +16,7 @@ import typer
 
 from headrace.app.jobs.steps import steps_here, steps_holder
 from headrace.cli.flags import with_settings
-from headrace.cli.outcome import guarded, say
+from headrace.cli.outcome import say
 from headrace.cli.report import reported_jobs
 from headrace.errors import ConfigError, HeadraceError
 from headrace.io.storage.locations import as_os_errors, is_remote
@@ -56,7 +55,7 @@ class LookFlags:
 
 
 @with_settings
-def top(what: What, look: LookFlags) -> None:
+def top(what: What, look: LookFlags) -> int:
     """Show what a job or a server does now: stages, rates, causes, queues, errors and workers.
 
     It ends with the job, or with Ctrl-C. A job that has not started yet is waited for.
@@ -65,12 +64,8 @@ def top(what: What, look: LookFlags) -> None:
     """
     for number in (signal.SIGINT, signal.SIGTERM):  # so that the terminal is left as it was
         signal.signal(number, signal.default_int_handler)
-    sys.exit(guarded(lambda: _until_interrupted(what, look.interval, once=look.once)))
-
-
-def _until_interrupted(what: str, interval: float, *, once: bool) -> int:
     try:
-        return _top(what, interval, once=once)
+        return _top(what, look.interval, once=look.once)
     except KeyboardInterrupt:
         return 0
 

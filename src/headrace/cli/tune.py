@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import json
 import shlex
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -19,7 +18,7 @@ from headrace.argument_types import comma_separated
 from headrace.cli.curve import check_picture, draw, draw_steps
 from headrace.cli.engine_flags import EngineCommand, config_of
 from headrace.cli.flags import Given, positive_numbers, with_settings
-from headrace.cli.outcome import aligned, guarded, say
+from headrace.cli.outcome import aligned, say
 from headrace.device.precision import INT8
 from headrace.engines.choosing.config import EngineConfig
 from headrace.engines.tasks import task_named
@@ -81,7 +80,7 @@ class GridFlags:
 
 
 @functools.partial(with_settings, only=_OF_JOBS)
-def tune(context: typer.Context, given: Given[JobSettings], grid: GridFlags) -> None:
+def tune(context: typer.Context, given: Given[JobSettings], grid: GridFlags) -> int:
     """Measure a model on your records: throughput, latency, memory and padding by batch budget, dtype and engine.
 
     For a language model: throughput by the answers and tokens in a step.
@@ -92,26 +91,22 @@ def tune(context: typer.Context, given: Given[JobSettings], grid: GridFlags) -> 
 
     Flags that are not listed here go to the engine.
     """
-
-    def work() -> int:
-        if grid.plot is not None:
-            check_picture(grid.plot)
-        config = config_of(given, context.args, "-i {}?")
-        settings = given.build(config=config, sink=lambda rows: None)  # noqa: ARG005 - nothing is written
-        if config.task is not None and task_named(config.task).outputs == "text":
-            steps = measure_steps(settings, grid.seconds)
-            print(*step_lines(steps), sep="\n")
-            picture = functools.partial(draw_steps, steps)
-        else:
-            found = measure(settings, grid.options(config), say)
-            print(*as_lines(found), sep="\n")
-            picture = functools.partial(draw, found)
-        if grid.plot is not None:
-            picture(grid.plot)
-            say(f"drew {grid.plot}")
-        return 0
-
-    sys.exit(guarded(work, context))
+    if grid.plot is not None:
+        check_picture(grid.plot)
+    config = config_of(given, context.args, "-i {}?")
+    settings = given.build(config=config, sink=lambda rows: None)  # noqa: ARG005 - nothing is written
+    if config.task is not None and task_named(config.task).outputs == "text":
+        steps = measure_steps(settings, grid.seconds)
+        print(*step_lines(steps), sep="\n")
+        picture = functools.partial(draw_steps, steps)
+    else:
+        found = measure(settings, grid.options(config), say)
+        print(*as_lines(found), sep="\n")
+        picture = functools.partial(draw, found)
+    if grid.plot is not None:
+        picture(grid.plot)
+        say(f"drew {grid.plot}")
+    return 0
 
 
 def step_lines(grid: StepGrid) -> list[str]:
