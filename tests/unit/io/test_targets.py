@@ -126,3 +126,11 @@ def test_a_name_in_the_root_folder_has_one_slash(
 ) -> None:
     monkeypatch.chdir("/")
     assert anchored(name) == whole
+
+
+@pytest.mark.parametrize("name", ["~/a.jsonl", "~/a/", Path("~/a.parquet"), "~/*.jsonl"])
+def test_a_name_in_the_users_folder_is_found_without_a_shell(name: str | Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/anyone")
+    whole = anchored(name)
+    assert str(whole) == str(name).replace("~", "/home/anyone")
+    assert str(anchored("a/~/b")).endswith("/a/~/b")

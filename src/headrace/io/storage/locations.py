@@ -88,7 +88,7 @@ def locate(name: str | Path) -> Path:
 def anchored(name: str | Path) -> str | Path:
     """A path with the folder that it is in, so that it stays the same if user code changes the current folder.
 
-    Absolute paths and addresses stay as they are, and so does "-".
+    Absolute paths and addresses stay as they are, and so does "-". A `~/` is the user's folder.
 
     Raises:
         ConfigError: it has a null character, or the current folder has been deleted.
@@ -98,6 +98,8 @@ def anchored(name: str | Path) -> str | Path:
         raise ConfigError(f"cannot use {text!r}: no file has a name with a null character; leave it out")
     if text in ("", "-") or "://" in text or text.startswith("/"):
         return name
+    if text.startswith("~/"):  # which no shell has replaced, as in Python and YAML
+        return type(name)(os.path.expanduser(text))  # noqa: PTH111 - a trailing slash says that the name is a folder
     try:
         here = os.getcwd()  # noqa: PTH109 - a trailing slash says that the name is a folder
     except FileNotFoundError:
