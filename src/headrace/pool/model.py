@@ -206,6 +206,11 @@ class PoolEntry:
         for waiter in self.waiters():
             waiter.granted.set_exception(error)
 
+    def fail_requests(self, error: Exception) -> None:
+        for waiter in self.waiting:
+            if not waiter.granted.done():
+                waiter.granted.set_exception(error)
+
     def check_size(self, budget: float) -> None:
         """Raise ConfigError if it is larger than the pool."""
         if self.size is not None and self.size > budget:

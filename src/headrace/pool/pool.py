@@ -184,6 +184,11 @@ class ModelPool:
         finally:
             self._release(entry, waiter)
 
+    def turn_away(self) -> None:
+        """Fail the requests that wait for a model. Background work waits on."""
+        for entry in self._entries.values():
+            entry.fail_requests(StoppedError("the model pool is closing"))
+
     def unload(self, name: str) -> None:
         """Unload a model as soon as its requests are done, though no other needs its room; nothing if it is not loaded.
 

@@ -290,6 +290,7 @@ def create_pooled_app(
     app = bare_app("Dynamic batching for several models on one device.", version, lifespan)
     app.state.tasks_by_path = functools.cache(functools.partial(tasks_by_path, state))
     router = ModelRouter(pool, models, state)
+    state.on_abandon = pool.turn_away
     watching = dashboard_routes.server_router(state)
     status, admin = _status_routes(pool, models, router, state), _admin_routes(pool, router, state)
     for routes in (status, watching, admin, *beside.routers):

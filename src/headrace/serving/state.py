@@ -66,6 +66,8 @@ class ServerState:
     """Traces requests; None for no traces."""
     bodies: AdmissionController = field(init=False)
     """Counts the bytes of the bodies of requests under way."""
+    on_abandon: Callable[[], None] = field(default=lambda: None)
+    """Called to fail the requests that no service has yet."""
     on_dead: Callable[[], None] = field(default=lambda: None)
     """Called when the engine has died. The server then exits, so that its supervisor restarts it."""
 
@@ -106,6 +108,7 @@ class ServerState:
 
     async def abandon(self) -> None:
         """Fail all unfinished requests with 503."""
+        self.on_abandon()
         for state in (self, *self.parts):
             if state.loaded is not None:
                 await state.loaded.end_batches(0.1, drain=False)

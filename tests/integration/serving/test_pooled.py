@@ -35,6 +35,7 @@ from headrace.serving.auth import read_keys
 from headrace.serving.http.server import DrainingServer
 from headrace.serving.limits import ServeLimits
 from headrace.serving.state import ServerState
+from headrace.testing import FakeEngine
 
 MODELS = """
 pool: {max_models: 1}
@@ -70,6 +71,15 @@ def server_of(path: Path, text: str, **settings: Any) -> Iterator[tuple[Draining
         server.should_exit = True
         thread.join(60)
         assert not thread.is_alive()
+
+
+_may_load = threading.Event()
+
+
+def held(model: str | None = None) -> FakeEngine:
+    """A model that is not loaded before it may be."""
+    assert _may_load.wait(60)
+    return FakeEngine(model)
 
 
 def embed(client: httpx.Client, model: str | None, **more: Any) -> httpx.Response:
@@ -260,6 +270,23 @@ def test_a_web_page_loads_no_model_uploads_no_file_and_cancels_no_batch(tmp_path
     keys = read_keys(None, "k1")
     with serving(tmp_path, state=tmp_path / "state", keys=keys) as client:  # no page of another site knows the key
         assert client.post("/v1/files", **form, headers={**page, "authorization": "Bearer k1"}).status_code == 200
+
+
+def test_who_waits_for_a_model_at_the_end_of_a_drain_is_told_to_come_again(tmp_path: Path) -> None:
+    text = f"models: [{{name: small, task: embed, engine: '{__name__}:held'}}]"
+    _may_load.clear()
+    with (
+        ThreadPoolExecutor(1) as threads,
+        server_of(tmp_path, text, limits=ServeLimits(drain_s=0.1)) as (server, _, client),
+    ):
+        try:
+            waiting = threads.submit(httpx.post, f"{client.base_url}/v1/embeddings", json={"input": "a"}, timeout=60)
+            until(lambda: phases(client)["small"] == "loading")
+            server.handle_exit(signal.SIGTERM, None)
+            assert refusal(waiting.result())[:2] == (503, "stopping")
+            assert waiting.result().headers["retry-after"]
+        finally:
+            _may_load.set()
 
 
 def test_models_are_loaded_and_unloaded_by_hand(tmp_path: Path) -> None:
