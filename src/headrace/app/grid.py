@@ -7,7 +7,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 
 from headrace.app.jobs.budgets import find_key
@@ -20,7 +20,7 @@ from headrace.device.budget import Measured, knee
 from headrace.device.cache import TuningCache, described_cpu
 from headrace.device.precision import candidates, compare
 from headrace.engines.base import BatchEngine
-from headrace.engines.capabilities import TUNING, memory_of
+from headrace.engines.capabilities import TUNING, TunableEngine, memory_of
 from headrace.engines.choosing import registry
 from headrace.engines.choosing.loading import load_engine
 from headrace.engines.profile import profile_of
@@ -107,11 +107,12 @@ def measure(settings: JobSettings, options: GridOptions, say: Callable[[str], No
         JobError: the input cannot be read.
         EngineError: a model cannot be loaded.
     """
-    plan = check(settings)
-    if (model := downloaded_model(plan.settings)) is not None:
-        say(f"measuring {model}")
-    measuring = _Measuring(plan, options)
-    try:
+    points: list[_Point] = []
+    work: list[Work] = []
+    reference: list[object] = []
+    with check(settings) as plan, ExitStack() as loaded:
+        if (model := downloaded_model(plan.settings)) is not None:
+            say(f"measuring {model}")
         for name in options.engines or _engines(plan.settings):
             todo = (
                 ["as exported"]
@@ -121,73 +122,55 @@ def measure(settings: JobSettings, options: GridOptions, say: Callable[[str], No
             while todo:
                 dtype = todo.pop(0)
                 say(f"loading {name} in {dtype} ...")
-                faster = measuring.add(name, dtype)
+                engine = _loaded(plan, name, dtype)
+                loaded.callback(engine.close)
+                work = work or _sample(plan, engine)
+                off, passes = _compared(engine, work, reference)
+                key = find_key(engine, plan.settings.config.task or "")
+                for threads in (options.threads if name != "onnx" else ()) or (None,):
+                    way = _LoadedSetting(Setting(name, dtype, threads), engine, key, off, passes)
+                    points += _points(way, work, options.budgets)
                 if not options.dtypes and dtype == "float32":
-                    todo += faster
-        return measuring.result()
-    finally:
-        measuring.close()
-        plan.close()
+                    todo += candidates(engine.dtype_speeds())
+        return _measured(points, work, options)
 
 
-class _Measuring:
-    """The engines and their points. The first engine is the reference for the others."""
+def _loaded(plan: Plan, name: str, dtype: str) -> TunableEngine:
+    config = replace(plan.settings.config, engine=name)
+    loaded = load_engine(in_dtype(config, None if name == "onnx" else dtype))
+    engine = TUNING.of(loaded)
+    if engine is None:
+        loaded.close()
+        raise ConfigError(f"task {config.task!r} has no batches to tune: its engine batches by itself")
+    return engine
 
-    def __init__(self, plan: Plan, options: GridOptions) -> None:
-        self._plan = plan
-        self._options = options
-        self._points: list[_Point] = []
-        self._engines: list[BatchEngine] = []
-        self._work: list[Work] = []
-        self._reference: list[object] = []
 
-    def add(self, name: str, dtype: str) -> list[str]:
-        """Load the model; returns the dtypes that its device computes faster."""
-        config = replace(self._plan.settings.config, engine=name)
-        loaded = load_engine(in_dtype(config, None if name == "onnx" else dtype))
-        engine = TUNING.of(loaded)
-        if engine is None:
-            loaded.close()
-            raise ConfigError(f"task {config.task!r} has no batches to tune: its engine batches by itself")
-        self._engines.append(engine)
-        if not self._work:
-            self._work = self._sample(engine)
-        off, passes = _compared(engine, self._work, self._reference)
-        key = find_key(engine, config.task or "")
-        for threads in (self._options.threads if name != "onnx" else ()) or (None,):
-            way = _LoadedSetting(Setting(name, dtype, threads), engine, key, off, passes)
-            self._points += _points(way, self._work, self._options.budgets)
-        return candidates(engine.dtype_speeds())
+def _sample(plan: Plan, engine: BatchEngine) -> list[Work]:
+    job = build(plan, engine, StopRequest(), Broadcast(()))
+    work = sorted(survey(job, spread=True).work, key=lambda item: item.cost, reverse=True)
+    if not work:
+        raise ConfigError(f"{plan.settings.source} has no record that the model takes")
+    return work
 
-    def _sample(self, engine: BatchEngine) -> list[Work]:
-        job = build(self._plan, engine, StopRequest(), Broadcast(()))
-        work = sorted(survey(job, spread=True).work, key=lambda item: item.cost, reverse=True)
-        if not work:
-            raise ConfigError(f"{self._plan.settings.source} has no record that the model takes")
-        return work
 
-    def result(self) -> Grid:
-        """Measure all points. The best budget is stored if it is for the default number of threads, as in jobs."""
-        for point in self._points:
-            point.weigh()  # also because the first batch of a shape is slower
-        ends = time.perf_counter() + self._options.seconds
-        while True:
-            for point in self._points:
-                point.run()
-            if time.perf_counter() > ends:
-                break
-        rows = {id(row): (row, point.way) for point in self._points if (row := point.row()) is not None}
-        best = _choose([row for row, _ in rows.values()], self._options.latency_target_s)
-        way = rows[id(best)][1]
-        if best.setting.threads is None:
-            TuningCache().write(way.key, {"budget": best.measured.budget})
-        with _threads(best.setting.threads):
-            one, many = _one_and_many(way.engine, self._work)
-        return Grid(tuple(row for row, _ in rows.values()), best, one, many, described_cpu())
-
-    def close(self) -> None:
-        for engine in self._engines:
-            engine.close()
+def _measured(points: Sequence[_Point], work: Sequence[Work], options: GridOptions) -> Grid:
+    """Measure all points. The best budget is stored if it is for the default number of threads, as in jobs."""
+    for point in points:
+        point.weigh()  # also because the first batch of a shape is slower
+    ends = time.perf_counter() + options.seconds
+    while True:
+        for point in points:
+            point.run()
+        if time.perf_counter() > ends:
+            break
+    rows = [(row, point.way) for point in points if (row := point.row()) is not None]
+    best = _choose([row for row, _ in rows], options.latency_target_s)
+    way = next(way for row, way in rows if row is best)
+    if best.setting.threads is None:
+        TuningCache().write(way.key, {"budget": best.measured.budget})
+    with _threads(best.setting.threads):
+        one, many = _one_and_many(way.engine, work)
+    return Grid(tuple(row for row, _ in rows), best, one, many, described_cpu())
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +200,7 @@ def _engines(settings: JobSettings) -> tuple[str, ...]:
 
 
 def _compared(engine: BatchEngine, work: Sequence[Work], reference: list[object]) -> tuple[str, bool]:
-    """The deviation of the outputs from the first engine's, and whether they are good enough."""
+    """The deviation of the outputs from the first engine's, which become the reference; and if they are good enough."""
     step = max(1, len(work) // _COMPARED)
     outputs: list[object] = []
     for batch in pack(work[::step], profile_of(engine)):
