@@ -6,15 +6,14 @@ Types are recognized by name, so that none of these libraries needs to be instal
 from __future__ import annotations
 
 import importlib
-import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from headrace.errors import line_of, tried
 from headrace.extras import require
 from headrace.io.base import Source, SourcePlugin, class_names
 from headrace.io.formats.arrow_tables import HeldArrow, HeldTable, as_one
-from headrace.io.formats.cells import LazyColumns, is_of_python, objects_of, rows_with
+from headrace.io.formats.cells import LazyColumns, is_of_python, rows_with
 from headrace.io.formats.tables import check_names
 from headrace.io.sources.held_tables import StreamSource, TableSource
 from headrace.io.sources.in_memory import record_of
@@ -138,32 +137,31 @@ class _Series(HeldTable):
     """The values of one column, which are rows.
 
     Args:
-        read: returns the values start..stop-1.
-        texts: returns them as an Arrow array.
+        table: has the column `text` alone.
+        read: returns the values start..stop-1, if they are others than in the table.
     """
 
     names: Sequence[str] = ("text",)
     typed = False
 
-    def __init__(
-        self, length: int, read: Callable[[int, int], Sequence[object]], texts: Callable[[int, int], pa.Array | None]
-    ) -> None:
-        self._length = length
+    def __init__(self, table: HeldTable, read: Callable[[int, int], Sequence[object]] | None = None) -> None:
+        self._table = table
         self._read = read
-        self._texts = texts
 
     def __len__(self) -> int:
-        return self._length
+        return len(self._table)
 
     def rows(self, start: int, stop: int) -> Sequence[object]:
-        return self._read(start, stop)
+        if self._read is not None:
+            return self._read(start, stop)
+        return [row["text"] for row in cast("Sequence[Mapping[str, object]]", self._table.rows(start, stop))]
 
     def record(self, position: int, row: object) -> Record | Failed:
         return record_of(position, row)
 
     def columns(self, names: Sequence[str], start: int, stop: int) -> dict[str, pa.Array | None]:
         """The texts, if all values are some."""
-        found = self._texts(start, stop)
+        found = self._table.columns(["text"], start, stop)["text"]
         is_text = found is not None and str(found.type) in ("string", "large_string") and not found.null_count
         return dict.fromkeys(names, found if is_text else None)
 
@@ -174,28 +172,16 @@ def _arrow(table: pa.Table | pa.RecordBatch) -> Source:
 
 
 def _arrow_column(column: pa.Array | pa.ChunkedArray) -> Source:
-    def read(start: int, stop: int) -> list[object]:
-        part = column.slice(start, stop - start)
-        numbers, found = iter(range(start, stop)), list[object]()
-        for chunk in getattr(part, "chunks", [part]):
-            found += objects_of(chunk, "the Arrow array", list(itertools.islice(numbers, len(chunk))))
-        return found
-
-    return TableSource("arrow", _Series(len(column), read, lambda a, b: as_one(column.slice(a, b - a))))
+    table = importlib.import_module("pyarrow").table({"text": column})
+    return TableSource("arrow", _Series(HeldArrow(table, shown="the Arrow array")))
 
 
 def _pandas_column(column: pandas.Series) -> Source:
-    def read(start: int, stop: int) -> list[object]:
-        return _objects(column.iloc[start:stop], start)
-
-    return TableSource("pandas", _Series(len(column), read, lambda a, b: _as_rows_have(column.iloc[a:b], a)))
+    return TableSource("pandas", _Series(_Pandas(column.to_frame("text").reset_index(drop=True))))
 
 
 def _polars_column(column: polars.Series) -> Source:
-    def texts(start: int, stop: int) -> pa.Array | None:
-        return _Polars(column.slice(start, stop - start).to_frame("text")).columns(["text"], 0, stop - start)["text"]
-
-    return TableSource("polars", _Series(len(column), lambda a, b: column.slice(a, b - a).to_list(), texts))
+    return TableSource("polars", _Series(_Polars(column.to_frame("text")), lambda a, b: column[a:b].to_list()))
 
 
 def _arrow_stream(reader: pa.RecordBatchReader) -> Source:
