@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,7 +16,7 @@ from headrace.io.formats.flat import Fields
 from headrace.io.formats.strict_json import OnNan, StrictJson
 from headrace.io.formats.values import plain
 from headrace.io.storage.compression import compress
-from headrace.io.storage.lines import interleaved, lines_of, rearranged, taker
+from headrace.io.storage.lines import interleaved, lines_of
 from headrace.records import Failed, Ok, Shape
 
 _WRITTEN_BYTES = 4 * 1024 * 1024
@@ -93,13 +94,18 @@ class LineWriter(RowWriter):
 
     def interleave(self, base: Path, more: Sequence[Path], turns: Iterable[tuple[int, int]], target: BinaryIO) -> None:
         """Alternate rows of both; if compressed, one stream per 4 MiB."""
-        rows = interleaved(taker(self._rows([base])), taker(self._rows(more)), turns)
+        old, new = (functools.partial(itertools.islice, self._rows(parts)) for parts in ([base], more))
+        rows = interleaved(old, new, turns)
         self._write(itertools.chain([self._header_of([base, *more])], rows), target)
 
     def rearrange(self, runs: Sequence[Sequence[Path]], takes: Iterable[Take]) -> Iterator[bytes]:
         header = self._header_of([part for parts in runs for part in parts])
-        for content in rearranged([self._rows(parts, closed=True) for parts in runs], takes):
-            yield self._packed(header + content) if header or content else b""
+        readers = [self._rows(parts, closed=True) for parts in runs]
+        for counts, orders in takes:
+            rows = [row for run, count in zip(readers, counts, strict=True) for row in itertools.islice(run, count)]
+            for order in orders:
+                content = b"".join([header, *(rows[number] for number in order)])
+                yield self._packed(content) if content else b""
 
     def _header_of(self, parts: Sequence[Path]) -> bytes:  # noqa: ARG002 - subclasses need it
         """What each part begins with."""

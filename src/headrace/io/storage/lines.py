@@ -1,15 +1,13 @@
-"""The lines of Headrace's own files, in order, in turns or in another order."""
+"""The lines of Headrace's own files, in order or in turns."""
 
 from __future__ import annotations
 
 import collections
-import itertools
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
-from headrace.io.base import Take
 from headrace.io.storage import compression
 
 T = TypeVar("T")
@@ -22,13 +20,7 @@ _CLOSED_BLOCK = 32 * 1024
 def interleaved(
     base: Callable[[int], Iterable[T]], more: Callable[[int], Iterable[T]], turns: Iterable[tuple[int, int]]
 ) -> Iterator[T]:
-    """Rows of two files by turns, then the rest of the first: see `PartWriter.interleave`.
-
-    Args:
-        base: takes the next rows of the first file.
-        more: takes the next rows of the second file.
-        turns: the numbers of rows.
-    """
+    """Rows of two files, each of which gives its next rows, by turns: see `PartWriter.interleave`."""
     for of_base, of_more in turns:
         yield from base(of_base)
         rows = more(abs(of_more))
@@ -37,10 +29,6 @@ def interleaved(
         else:
             yield from rows
     yield from base(sys.maxsize)
-
-
-def taker(rows: Iterator[T]) -> Callable[[int], Iterable[T]]:
-    return lambda count: itertools.islice(rows, count)
 
 
 def lines_of(path: Path, *, closed: bool = False) -> Iterator[bytes]:
@@ -75,11 +63,3 @@ def _closed_blocks(path: Path) -> Iterator[bytes]:
             block = file.read(_CLOSED_BLOCK)
         place += len(block)
         yield block
-
-
-def rearranged(runs: Sequence[Iterator[bytes]], takes: Iterable[Take]) -> Iterator[bytes]:
-    """Rows of several runs as new texts: see `PartWriter.rearrange`."""
-    for counts, orders in takes:
-        rows = [row for run, count in zip(runs, counts, strict=True) for row in itertools.islice(run, count)]
-        for order in orders:
-            yield b"".join([rows[number] for number in order])
