@@ -68,7 +68,7 @@ def _timed(call: Callable[[Texts, int | None], Sequence[object]]) -> RunTexts:
     return run
 
 
-def _headrace(request: BenchRequest, engine_name: str | None = None) -> RunTexts:
+def _headrace(request: BenchRequest) -> RunTexts:
     """A job from a list to a list, its model loaded before the clock starts, as for the others."""
     from headrace.app.jobs.job import carry_out
     from headrace.app.jobs.plan import check
@@ -84,7 +84,7 @@ def _headrace(request: BenchRequest, engine_name: str | None = None) -> RunTexts
         options: dict[str, object] = {"dtype": request["dtype"], "device": request["device"]}
         if request["task"] == "generate":
             options |= {"max_tokens": request["max_tokens"], "temperature": 0.0}
-        config = EngineConfig(request["task"], request["model"], engine_name, options, batch_size=size)
+        config = EngineConfig(request["task"], request["model"], None, options, batch_size=size)
         plan = check(JobSettings(texts, rows.extend, config, on_nan="null", dedupe=False))
         engine = load(plan)
         started = time.perf_counter()

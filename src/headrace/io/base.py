@@ -30,11 +30,11 @@ class Chunk:
     """The same rows as `records`, in columns, if the source was asked for columns and can give them."""
 
     @classmethod
-    def of(cls, rows: Iterable[Record | Failed], size: int, *, in_order: bool = False) -> Chunk:
+    def of(cls, rows: Iterable[Record | Failed], size: int) -> Chunk:
         """A chunk of these rows, from `size` bytes of the input."""
         rows = list(rows)
         records = [row for row in rows if isinstance(row, Record)]
-        return cls(records, [row for row in rows if isinstance(row, Failed)], size, in_order=in_order)
+        return cls(records, [row for row in rows if isinstance(row, Failed)], size)
 
     @property
     def rows(self) -> int:

@@ -122,24 +122,17 @@ class LazyColumns(Mapping[str, object]):
         return len(self._names)
 
 
-def rows_of(
-    batch: pa.RecordBatch, table: str, first: int, places: Sequence[int] | None = None
-) -> list[dict[str, object]]:
+def rows_of(batch: pa.RecordBatch, table: str, first: int) -> list[dict[str, object]]:
     """The rows of a record batch. A value that Python cannot hold becomes an `Unreadable`.
 
     Args:
         table: what they are from, for messages.
         first: the number of the first row there.
-        places: the rows to take; None for all.
     """
     names, columns = batch.schema.names, batch.columns
-    if places is None or len(places) == batch.num_rows:
-        places = range(batch.num_rows)
-    else:
-        columns = [taken(column, places) for column in columns]
-    numbers = [first + place for place in places]
+    numbers = range(first, first + batch.num_rows)
     values = [objects_of(column, table, numbers) for column in columns]
-    rows: Iterable[Iterable[object]] = zip(*values, strict=True) if values else [()] * len(places)
+    rows: Iterable[Iterable[object]] = zip(*values, strict=True) if values else [()] * batch.num_rows
     return rows_with([zip(names, row, strict=True) for row in rows], dict(zip(names, columns, strict=True)))
 
 
