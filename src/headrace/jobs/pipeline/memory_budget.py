@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from bisect import bisect_left, bisect_right
+import operator
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from sys import getsizeof
@@ -27,8 +28,12 @@ _DEEPEST = 64
 _PLAIN = (int, float, bool, type(None))
 
 
+_start = operator.attrgetter("start")
+
+
 @dataclass(slots=True)
 class _HeldChunk:
+    start: int
     mean: float
     left: int
 
@@ -53,8 +58,8 @@ class Memory:
         """Called when reading begins to wait."""
         self._rows = 0.0
         self._last_chunk: int | None = None
-        self._starts: list[int] = []
         self._chunks: list[_HeldChunk] = []
+        """By their first place, ascending."""
         self._waits = False
         self._released = asyncio.Event()
 
@@ -67,9 +72,7 @@ class Memory:
         self._last_chunk = size
         if not count:
             return
-        place = bisect_left(self._starts, start)
-        self._starts.insert(place, start)
-        self._chunks.insert(place, _HeldChunk(size / count, count))
+        insort(self._chunks, _HeldChunk(start, size / count, count), key=_start)
         self.records += count
         self._rows += size
 
@@ -77,13 +80,13 @@ class Memory:
         """Release the records at these places, in ascending order."""
         done = 0
         while done < len(positions):
-            place = bisect_right(self._starts, positions[done]) - 1
-            chunk, last = self._chunks[place], place + 1 == len(self._starts)
-            end = len(positions) if last else bisect_left(positions, self._starts[place + 1], done)
+            place = bisect_right(self._chunks, positions[done], key=_start) - 1
+            chunk, last = self._chunks[place], place + 1 == len(self._chunks)
+            end = len(positions) if last else bisect_left(positions, self._chunks[place + 1].start, done)
             chunk.left -= end - done
             self._rows -= chunk.mean * (end - done)
             if chunk.left <= 0:
-                del self._starts[place], self._chunks[place]
+                del self._chunks[place]
             done = end
         self.records -= len(positions)
         self._released.set()

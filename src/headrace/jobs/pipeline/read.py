@@ -61,19 +61,15 @@ class Reader:
 
     def __init__(self, job: Job, todo: Pass, ordering: Ordering | None, memory: Memory) -> None:
         self._ordering = ordering
-        self._place = todo.place
-        self._next_todo = todo.next_todo
-        self._may_be = todo.may_be
-        self._listener = job.listener
+        self._job = job
+        self._todo = todo
         self._source = job.source
-        self._user = job.user
-        self._columns = job.columns
         self._memory = memory
         self._seen: SeenIds | None = None
         """Made on the thread, because it reads files."""
         if job.in_blocks and ordering is None and job.columns.are_plain and isinstance(self._source, ColumnSource):
             self._source = self._source.in_columns(job.columns.used())
-        chunks = self._with_unique_ids(job) if job.unique_ids else self._source.chunks(todo.next_todo)
+        chunks = self._with_unique_ids() if job.unique_ids else self._source.chunks(todo.next_todo)
         self._kept = job.columns.keep if job.columns.exact else ()
         chunks = _keeping(chunks, self._kept)
         if ordering is not None:
@@ -100,14 +96,14 @@ class Reader:
         """
         loaded = await asyncio.get_running_loop().run_in_executor(self._thread, self._load)
         for chosen in self._ordering.chosen() if self._ordering is not None else ():
-            self._listener(chosen)
+            self._job.listener(chosen)
         if loaded is None:
             return None
         chunk, size, event = loaded
-        self._listener(event)
+        self._job.listener(event)
         for left_out in chunk.left_out:
-            self._listener(InputLeftOut(left_out, event.at))
-        self._memory.hold(*chunk.extent(self._place), size)
+            self._job.listener(InputLeftOut(left_out, event.at))
+        self._memory.hold(*chunk.extent(self._todo.place), size)
         return chunk
 
     async def check_ids(self, chunk: PreparedChunk | None) -> None:
@@ -116,16 +112,16 @@ class Reader:
         Raises:
             JobError: an id occurs twice, or in a retry another record is at the place of the one that failed.
         """
-        if chunk is not None and self._may_be is not None:
+        if chunk is not None and (may_be := self._todo.may_be) is not None:
             rows = [work.record for work in (*chunk.work, *(work for work, _ in chunk.answered))]
             for record in itertools.chain(rows, *(block.identities() for block in chunk.blocks)):
-                if not self._may_be(record.position, record.id):
+                if not may_be(record.position, record.id):
                     raise JobError(
                         f"record {record.position} has the id {shown(record.id)}, and is not the one that "
                         "failed there: put all rows back to their places, or run the whole job again with "
                         "``overwrite=True``"
                     )
-        if self._seen is None or not self._user.prepares:
+        if self._seen is None or not self._job.user.prepares:
             return
         before = [] if chunk is None else chunk.work
         done = await asyncio.get_running_loop().run_in_executor(self._thread, self._check_made, self._seen, chunk)
@@ -143,16 +139,17 @@ class Reader:
         new = [work.record for work in chunk.work if work.record.position >= seen.known]
         end = positions[-1] + 1 if positions else 0
         seen.add([id_text(record.id) for record in new], [record.position for record in new], end)
-        done = [position for position in positions if self._next_todo(position) != position]
+        done = [position for position in positions if self._todo.next_todo(position) != position]
         chunk.drop(frozenset(done))
         return done
 
-    def _with_unique_ids(self, job: Job) -> Iterator[Chunk]:
+    def _with_unique_ids(self) -> Iterator[Chunk]:
         """The unfinished rows. Their ids are unique so far; those that user code makes are left to `check_ids`.
 
         Finished rows are read again if no run in the working folder contains their ids.
         """
-        column, next_todo, later = job.columns.id or "", self._next_todo, self._user.prepares
+        job, next_todo = self._job, self._todo.next_todo
+        column, later = job.columns.id or "", job.user.prepares
         seen = self._seen = SeenIds(job.output.scratch, functools.partial(self._all_ids, column), column)
         known = seen.known
         for chunk in self._source.chunks(seen.unseen(next_todo)):
@@ -167,7 +164,7 @@ class Reader:
     def _all_ids(self, column: str) -> Iterator[Found]:
         """The position and the id of each record of the input, read once more."""
         for chunk in self._source.chunks(lambda position: position):
-            for _, record in self._user.prepared(chunk.records):
+            for _, record in self._job.user.prepared(chunk.records):
                 if isinstance(record, Record):
                     yield record.position, _id_in(record, column)
 
@@ -183,7 +180,7 @@ class Reader:
         if chunk is None:
             return None
         if (table := chunk.table) is not None and (
-            table.nbytes > _LONG_ROW_BYTES * len(table) or table_columns(self._columns, table) is None
+            table.nbytes > _LONG_ROW_BYTES * len(table) or table_columns(self._job.columns, table) is None
         ):
             # Its rows become Python objects: they are counted as such, and the table is not held beside them.
             [chunk] = _keeping(iter([replace(chunk, records=list(chunk.records), table=None)]), self._kept)

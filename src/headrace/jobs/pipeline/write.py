@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import operator
 import time
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right, insort
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -50,6 +51,7 @@ def part_rows(done: int, age_s: float) -> int:
 
 
 OutcomePiece: TypeAlias = RecordPiece | BlockPiece
+_start = operator.attrgetter("start")
 
 
 @dataclass(slots=True)
@@ -80,9 +82,8 @@ class Coalescer:
         self._by_start: dict[int, _Stretch] = {}
         self._by_end: dict[int, _Stretch] = {}
         self._full: deque[_Stretch] = deque()
-        self._starts: list[int] = []
-        """The first place of each block that has rows without an outcome, ascending."""
         self._blocks: list[Block] = []
+        """Those that have rows without an outcome, by their first place, ascending."""
 
     def __len__(self) -> int:
         return self._count
@@ -94,9 +95,7 @@ class Coalescer:
 
     def open(self, block: Block) -> None:
         """Expect the outcomes of a block's rows."""
-        at = bisect_left(self._starts, block.start)
-        self._starts.insert(at, block.start)
-        self._blocks.insert(at, block)
+        insort(self._blocks, block, key=_start)
 
     def add_rows(self, done: RowsDone, now: float) -> None:
         """Add outputs of rows of a block that is open."""
@@ -122,7 +121,7 @@ class Coalescer:
 
     def _add_to_block(self, place: int, outcome: Outcome, now: float) -> bool:
         """Add an outcome to the open block that has this place; returns whether there is one."""
-        at = bisect_right(self._starts, place) - 1
+        at = bisect_right(self._blocks, place, key=_start) - 1
         if at < 0 or place >= self._blocks[at].end:
             return False
         block = self._blocks[at]
@@ -134,8 +133,7 @@ class Coalescer:
         self._count += rows
         block.oldest = min(block.oldest, now)
         if not block.open:
-            at = bisect_left(self._starts, block.start)
-            del self._starts[at], self._blocks[at]
+            self._blocks.remove(block)
             self._give_out(block)
 
     def _give_out(self, block: Block) -> None:
@@ -192,11 +190,8 @@ class OutcomeWriter:
 
     def __init__(self, job: Job, todo: Pass, tally: Tally, memory: Memory) -> None:
         limits = job.settings.limits
-        self._writer = job.output.writer
         self._parts = todo.sink
-        self._user = job.user
-        self._listener = job.listener
-        self._stop = job.stop
+        self._job = job
         self._tally = tally
         self._memory = memory
         self._tick_s = limits.commit_interval_s / 2
@@ -271,11 +266,11 @@ class OutcomeWriter:
             self._raise_if_dead()
             await self._room.wait()
         ended = time.monotonic()
-        self._listener(PipelineWaited("sink", ended - started, ended))
+        self._job.listener(PipelineWaited("sink", ended - started, ended))
 
     def _report(self, failures: Sequence[Failed]) -> None:
         for failed in failures:
-            self._listener(RecordFailed(failed.record.position, failed.reason, failed.message))
+            self._job.listener(RecordFailed(failed.record.position, failed.reason, failed.message))
 
     def _raise_if_dead(self) -> None:
         if self._committer is not None and self._committer.done():
@@ -293,7 +288,7 @@ class OutcomeWriter:
                 events, unfinished = await loop.run_in_executor(self._thread, self._commit, *run)
                 self._release(run[0])
                 for event in events:
-                    self._listener(event)
+                    self._job.listener(event)
                 self._report(unfinished)
                 self._tally.count(0, unfinished)
                 self._room.set()
@@ -313,7 +308,7 @@ class OutcomeWriter:
         """
         if closing or self._memory.wants(len(self._coalescer)):
             return float("inf")
-        return float("-inf") if self._stop.requested else time.monotonic()
+        return float("-inf") if self._job.stop.requested else time.monotonic()
 
     def _release(self, interval: Interval) -> None:
         places = range(interval.start, interval.end)
@@ -326,7 +321,7 @@ class OutcomeWriter:
         Writes several parts if `finish` makes the outputs longer than a part's share of memory.
         """
         started = time.monotonic()
-        if not self._user.finishes:
+        if not self._job.user.finishes:
             return self._write(interval, pieces, [], started)
         outcomes = [outcome for piece in pieces if isinstance(piece, RecordPiece) for outcome in piece.outcomes]
         room, size, done = self._memory.limit / PARTS, 0, 0
@@ -336,7 +331,7 @@ class OutcomeWriter:
         failed: list[Failed] = []  # failures of the current part
         while done < len(outcomes):
             rows = max(1, int(room / self._finished_bytes)) if self._finished_bytes else _FIRST_FINISHED
-            finished, failures = finish_all(outcomes[done : done + rows], self._user)
+            finished, failures = finish_all(outcomes[done : done + rows], self._job.user)
             finished_bytes = outputs_bytes(finished)
             self._finished_bytes = max(finished_bytes / len(finished), 1.0)
             held, failed, size, done = held + finished, failed + failures, size + finished_bytes, done + len(finished)
@@ -351,7 +346,7 @@ class OutcomeWriter:
         self, interval: Interval, pieces: Sequence[OutcomePiece], unfinished: list[Failed], started: float
     ) -> tuple[tuple[Event, ...], list[Failed]]:
         try:
-            written = self._parts.write(interval, pieces, self._writer)
+            written = self._parts.write(interval, pieces, self._job.output.writer)
         except OSError as error:
             raise BrokenOffError(
                 f"cannot write to {self._parts.path}: {error.strerror or error}; "
