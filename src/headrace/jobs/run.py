@@ -26,7 +26,7 @@ from headrace.jobs.pipeline.settle import Settling
 from headrace.jobs.pipeline.work import Work
 from headrace.jobs.pipeline.write import OutcomeWriter
 from headrace.jobs.state.job_state import FinishedJob, Pass
-from headrace.jobs.state.stalls import StallDetector
+from headrace.jobs.state.stalls import judge_stall
 
 
 async def pump(job: Job, todo: Pass, tally: Tally) -> bool:
@@ -112,7 +112,7 @@ def run(job: Job) -> JobEnd:
             state = "interrupted" if end.state == "interrupted" else "finished"
         except BrokenOffError as error:
             if isinstance(todo, Pass) and not job.stop.requested:
-                StallDetector(job.output.work).judge(todo, error)
+                judge_stall(job.output.work, todo, error)
             raise
         except OSError as error:
             raise BrokenOffError(f"cannot write {job.output.name}: {error}; run again to continue") from error

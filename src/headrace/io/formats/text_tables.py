@@ -6,6 +6,7 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
+from headrace.errors import tried
 from headrace.extras import lazy
 from headrace.io.storage.row_tables import RowMaker
 from headrace.records import Json
@@ -63,16 +64,8 @@ class TextLines:
         try:
             whole.validate(full=True)
         except pa.ArrowInvalid:
-            return numpy.array([not _decodes(self[line]) for line in range(len(self))])
+            return numpy.array([isinstance(tried(self[line].decode), Exception) for line in range(len(self))])
         return numpy.zeros(len(self), bool)
-
-
-def _decodes(line: bytes) -> bool:
-    try:
-        line.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
 
 
 def places_of(codes: Codes, one: int, other: int | None = None) -> RowNumbers:

@@ -149,7 +149,5 @@ def rows_in(path: Path) -> int | None:
 
         with path.open("rb") as stream, ParquetFile(stream) as file:
             return int(file.metadata.num_rows)
-    except FileNotFoundError:
-        return None
-    except (JobError, ValueError, OSError):  # raised for damaged files
+    except (JobError, ValueError, OSError):  # it is missing or damaged
         return None

@@ -36,7 +36,7 @@ from headrace.jobs.state.ledger import Ledger
 from headrace.jobs.state.lock import locked_folder
 from headrace.jobs.state.retrying import Retrying
 from headrace.jobs.state.running_merge import RunningMerge
-from headrace.jobs.state.stalls import StallDetector
+from headrace.jobs.state.stalls import STALLS
 from headrace.jobs.state.state_file import read_state
 from headrace.jobs.state.windows import Windows
 
@@ -214,9 +214,8 @@ class JobOutput:
             self._retrying.clear()
             self.parts.clear()
             self._clear_scratch()
-            StallDetector(self.work).forget()
-            remove(self.work / REPORT)
-            remove(self.work / LIVE)
+            for name in (STALLS, REPORT, LIVE):
+                remove(self.work / name)
             self._write_state(start, None)
             return self._pass(start, Ledger([]))
         finished = self._resumed(state, start)
