@@ -157,7 +157,7 @@ class ProcessEngine:
                 actor = self._start()
             except (HeadraceError, OSError) as error:
                 raise EngineDeadError(f"the model cannot be loaded again: {text_of(error)}") from error
-            answer = actor.call(method, rows)
+            answer = actor.call("answer", method, rows)
             if not wait([answer], self._timeout_s).done:
                 self._lose(actor)
                 raise ProcessTimeoutError(
@@ -319,11 +319,8 @@ class _Host:
     async def load(self) -> _Facts:
         return self._facts
 
-    async def prepare(self, rows: list[object]) -> _Reply:
-        return await self._answer("prepare", rows)
-
-    async def forward(self, rows: list[object]) -> _Reply:
-        return await self._answer("forward", rows)
+    async def answer(self, method: str, rows: list[object]) -> _Reply:
+        return await asyncio.get_running_loop().run_in_executor(self._threads[method], self._run, method, rows)
 
     async def memory_limit(self) -> AvailableMemory:
         self._memory = memory_of(self._engine)
@@ -339,9 +336,6 @@ class _Host:
 
     async def close(self) -> None:
         await asyncio.to_thread(self._engine.close)
-
-    async def _answer(self, method: str, rows: list[object]) -> _Reply:
-        return await asyncio.get_running_loop().run_in_executor(self._threads[method], self._run, method, rows)
 
     def _run(self, method: str, rows: list[object]) -> _Reply:
         size = len(rows)  # the engine may change the list

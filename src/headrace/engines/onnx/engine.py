@@ -179,7 +179,7 @@ def score(options: OnnxScoring) -> TextEngine:
 
 
 def zero_shot(options: OnnxZeroShot) -> ZeroShotEngine:
-    candidates = Candidates(options.labels, options.hypothesis_template, options.multi_label)
+    candidates = Candidates(options)
     network, tokens, config = _with_logits(options, "premise", not_split(options.on_too_long))
     return ZeroShotEngine(network, tokens, candidates, config)
 

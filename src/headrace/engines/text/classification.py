@@ -33,7 +33,7 @@ def score(options: Scoring) -> TextEngine:
 
 
 def zero_shot(options: ZeroShot) -> ZeroShotEngine:
-    candidates = Candidates(options.labels, options.hypothesis_template, options.multi_label)
+    candidates = Candidates(options)
     network, tokens, config = _load(options, "premise", not_split(options.on_too_long))
     return ZeroShotEngine(network, tokens, candidates, config)
 

@@ -22,6 +22,7 @@ from headrace.engines.networks.heads import (
     label_function,
     label_names,
 )
+from headrace.engines.options import CandidateOptions
 from headrace.engines.text.engine import TextEngine, TextRows, text_profile
 from headrace.engines.text.token_rows import TokenRows, Tokens
 from headrace.engines.text.tokenizing import TextTokens
@@ -102,16 +103,12 @@ class ZeroShotEngine(NetworkEngine):
 class Candidates:
     """The candidate labels of a zero-shot classifier.
 
-    Args:
-        labels: at least one, without duplicates; a string is split at commas.
-        template: the sentence for a label, which replaces `{}`.
-        multi_label: whether several may apply at once; each is then scored independently.
-
     Raises:
         ConfigError: no label, a duplicate label, or a template without `{}`.
     """
 
-    def __init__(self, labels: str | Sequence[str], template: str, multi_label: bool) -> None:
+    def __init__(self, options: CandidateOptions) -> None:
+        labels, template = options.labels, options.hypothesis_template
         if isinstance(labels, str):
             labels = [label.strip() for label in labels.split(",")]
         if not labels or len(set(labels)) != len(labels) or not all(labels):
@@ -120,13 +117,13 @@ class Candidates:
             raise ConfigError(f"``hypothesis_template`` is {template!r}; it must contain {{}} for the label")
         self.labels = list(labels)
         self.template = template
-        self.multi_label = multi_label
+        self.multi_label = options.multi_label
         self.hypotheses = [template.replace("{}", label) for label in labels]
 
     def check_length(self, tokens: TextTokens) -> None:
         """Check that every hypothesis leaves room for a text. Raises ConfigError: a label is too long."""
         for label, hypothesis in zip(self.labels, self.hypotheses, strict=True):
-            if tokens.length("", hypothesis) >= tokens.max_model_len:
+            if tokens.pair_length(hypothesis) >= tokens.max_model_len:
                 raise ConfigError(
                     f"the label {label!r} leaves no room for a text in the model's {tokens.max_model_len} tokens"
                 )

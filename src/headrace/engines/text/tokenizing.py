@@ -97,7 +97,7 @@ class TextTokens(Vocabulary):
         sample = self._pair_sample or self._sample
         self._typed = "token_type_ids" in tokenizer.model_input_names and any(sample.type_ids)
         self._types_texts = self._typed and any(self._sample.type_ids)
-        self._pair_room = max_model_len - tokenizer.num_special_tokens_to_add(pair=True)
+        self._pair_room: int = max_model_len - tokenizer.num_special_tokens_to_add(pair=True)
         self._join: Join | None = None
         self._prompts = prompts or Prompts()
         first = self._prompts.default
@@ -242,11 +242,9 @@ class TextTokens(Vocabulary):
             return RecordError(f"the input is {kind_of(value)}, not a pair of texts")
         return text_refusal(value)
 
-    def length(self, first: str, second: str) -> int:
-        """The number of tokens of a pair, without truncation."""
-        unlimited: Tokenizer = Tokenizer.from_str(self._tokenizer.to_str())
-        unlimited.no_truncation()
-        return len(unlimited.encode(first, second).ids)
+    def pair_length(self, second: str) -> int:
+        """The number of tokens of a pair with an empty first text, without truncation."""
+        return self.max_model_len - self._pair_room + len(self._cutter.ids(second))
 
     def tokenize(self, value: object, add_special_tokens: bool) -> list[int]:
         """The ids of a text with its prompt, before they are cut."""
