@@ -397,3 +397,13 @@ def test_a_job_finds_the_size_of_its_steps_and_gives_the_same_answers(
     assert again == expected
     first = next(event.size for event in events if isinstance(event, StepDone))
     assert first >= 4, "the next job begins with it"
+
+
+def test_a_folder_here_comes_before_the_included_model_of_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(Path(registry.__file__).parents[2] / "models" / "arithmetic", tmp_path / "arithmetic")
+    monkeypatch.chdir(tmp_path)
+    engine = registry.create("generate", "arithmetic", engine="static")
+    found = registry.folder_of("generate", "arithmetic", "static")  # which a job's identity is made of
+    assert engine._lm._folder == found == (tmp_path / "arithmetic").resolve()

@@ -91,8 +91,7 @@ class TokenizedRequest:
 
 def folder_of(model: str | Path | None) -> Path:
     """The folder of the model; None for the arithmetic model. Raises ConfigError: no such folder."""
-    name = None if model is None else str(model)
-    return ARITHMETIC if name in (None, "arithmetic") else find_folder(name)
+    return ARITHMETIC if model is None else find_folder(model)
 
 
 class CausalLM(Vocabulary):
