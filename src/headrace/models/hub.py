@@ -9,8 +9,8 @@ import logging
 import re
 import sys
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -81,13 +81,15 @@ class HubModel:
         if not (cached and all(isinstance(path, str) for path in cached)):
             self._list_files(commit, next((name for name in files if name in _SMALL), files[0]))
             shown = progress and sys.stderr.isatty()
-            with self._as_own_errors():
+            try:
                 hub.snapshot_download(
                     self.name,
                     revision=commit,
                     allow_patterns=[glob.escape(name) for name in files],
                     tqdm_class=None if shown else _no_bar(),
                 )
+            except (hub.errors.HTTPError, OSError, ValueError, RuntimeError) as error:
+                raise self._broken_off(error) from error
         folder = self._cache() / "snapshots" / commit
         if lost := next((name for name in files if not (folder / name).is_file()), None):
             raise EngineError(f"model {self.typed!r}: {lost} is missing after the download; run the same command again")
@@ -159,14 +161,6 @@ class HubModel:
             ref.write_text(commit)
         except OSError as error:  # a cache that this user may only read
             logger.debug("cannot write %s: %s", ref, error)
-
-    @contextmanager
-    def _as_own_errors(self) -> Iterator[None]:
-        hub = _library()
-        try:
-            yield
-        except (hub.errors.HTTPError, OSError, ValueError, RuntimeError) as error:
-            raise self._broken_off(error) from error
 
     def _broken_off(self, error: Exception) -> HeadraceError:
         """What a failure means in the middle of a download, of a model that was there a moment ago."""
