@@ -76,17 +76,6 @@ def is_local(model: str | Path) -> bool:
     return isinstance(model, Path) or name in (*_PACKAGED, *own_models()) or Path(model).expanduser().exists()
 
 
-def named_folder(model: str | Path | None, weights: frozenset[str] = WEIGHTS) -> Path:
-    """Like `find_folder`, for tasks without a default model.
-
-    Raises:
-        ConfigError: no model is named, or as `find_folder`.
-    """
-    if model is None:
-        raise ConfigError("this task has no default model; set one: ``model=FOLDER`` or org/name")
-    return find_folder(model, weights)
-
-
 def adapter_config(folder: str | Path) -> dict[str, Json]:
     """The configuration of an adapter of PEFT. Raises ConfigError: the folder has none that can be read."""
     path = Path(folder).expanduser() / "adapter_config.json"

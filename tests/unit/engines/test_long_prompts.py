@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from headrace.engines.base import Chunks, Prepared
+from headrace.engines.generation.options import Generation
 from headrace.engines.requests.generation import GeneratedText
 from headrace.engines.requests.long_prompts import LongPrompts, PromptSplitter
 from headrace.engines.requests.templates import FilledTemplate
@@ -168,16 +169,16 @@ def test_a_prompt_that_cannot_be_split_is_refused(request_: Any, words_: str, mo
 @pytest.mark.parametrize(
     ("rules", "words_"),
     [
-        ({"on_too_long": "truncate"}, "are not cut"),
+        ({"on_too_long": "truncate"}, "must be one of error, split or None"),
         ({"chunk_overlap": 3}, "no prompt is split"),
         ({"on_too_long": "split"}, "needs a reduce template with {answers}"),
         ({"on_too_long": "split", "reduce_template": "{text}"}, "needs a reduce template with {answers}"),
         ({**REDUCE, "no_answer": "none"}, "goes with chunk_join 'first'"),
         ({**REDUCE, "chunk_join": "first"}, "not 'first'"),
-        ({**REDUCE, "chunk_join": "mean"}, "'map-reduce' or 'first'"),
+        ({**REDUCE, "chunk_join": "mean"}, "must be one of map-reduce, first or None"),
         ({**FIRST, "no_answer": " "}, "it must be a text"),
     ],
 )
 def test_rules_that_make_no_sense_are_refused(rules: dict[str, Any], words_: str) -> None:
     with pytest.raises(ConfigError, match=words_):
-        LongPrompts(**rules)
+        Generation(**rules).check()

@@ -10,7 +10,7 @@ from typing import Any, TypeGuard, get_args
 from headrace.device.cuda import cuda_devices
 from headrace.engines.custom import load
 from headrace.engines.declaring import EngineOptions
-from headrace.engines.model_folder import WEIGHTS, is_local, named_folder
+from headrace.engines.model_folder import WEIGHTS, find_folder, is_local
 from headrace.engines.model_kinds import check_kind, warn_unused_head
 from headrace.engines.tasks import known_tasks, task_named
 from headrace.errors import ConfigError, EngineError, HeadraceError, StoppedEarly, UnknownOptionError, nearest, text_of
@@ -145,7 +145,7 @@ def folder_of(task: str, model: str | Path | None, engine: object) -> Path | Non
     if kind is None or kind.weights is None or is_downloaded(task, model, engine):
         return None
     _check_named(model, kind)
-    return named_folder(kind.default_model if model is None else model, kind.weights)
+    return find_folder(kind.default_model if model is None else model, kind.weights)
 
 
 def is_downloaded(task: str, model: str | Path | None, engine: object) -> bool:

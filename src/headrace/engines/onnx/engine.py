@@ -14,7 +14,7 @@ from headrace.device.pipeline import Arrays, OutputRows
 from headrace.engines.capabilities import BesideLane, Sleeper
 from headrace.engines.library_settings import with_own_settings
 from headrace.engines.model_config import ModelConfig
-from headrace.engines.model_folder import ONNX_WEIGHTS, digest, named_folder
+from headrace.engines.model_folder import ONNX_WEIGHTS, digest, find_folder
 from headrace.engines.networks.base import BATCH_TOKENS, TextBatch
 from headrace.engines.networks.files import load_config, load_tokenizer
 from headrace.engines.networks.heads import VectorHead, check_columns, label_names
@@ -161,7 +161,7 @@ def _pooled(
 
 def embed(options: OnnxEmbedding) -> TextEngine:
     """Embed texts: the model's output `sentence_embedding`, else its pooled token states."""
-    folder = named_folder(options.model, ONNX_WEIGHTS)
+    folder = find_folder(options.model, ONNX_WEIGHTS)
     pooling = pooling_of(folder, _POOLING, "the engine onnx", way_out=_EXPORT)
     network = OnnxNetwork(folder, options.providers, _VECTORS[:1], pooling)
     tokens = tokens_for(load_tokenizer(folder), _config(folder), "text", options.max_model_len, LongTexts.of(options))
@@ -187,13 +187,13 @@ def zero_shot(options: OnnxZeroShot) -> ZeroShotEngine:
 def _with_logits(
     options: OnnxClassification | OnnxScoring | OnnxZeroShot, takes: Takes, long_texts: LongTexts
 ) -> tuple[OnnxNetwork, TextTokens, ModelConfig]:
-    folder = named_folder(options.model, ONNX_WEIGHTS)
+    folder = find_folder(options.model, ONNX_WEIGHTS)
     network, config = OnnxNetwork(folder, options.providers, ["logits"]), _config(folder)
     return network, tokens_for(load_tokenizer(folder), config, takes, options.max_model_len, long_texts), config
 
 
 def image_classify(options: OnnxImageClassification) -> ImageEngine:
-    folder = named_folder(options.model, ONNX_WEIGHTS)
+    folder = find_folder(options.model, ONNX_WEIGHTS)
     config, images = _config(folder), images_for(folder, options.max_pixels, options.pixels)
     network = _ImageNetwork(folder, options.providers, ["logits"])
     engine = image_classifier(network, images, config, options.top_labels)
@@ -203,7 +203,7 @@ def image_classify(options: OnnxImageClassification) -> ImageEngine:
 
 def image_embed(options: OnnxImageEmbedding) -> ImageEngine:
     """Embed images: the output `image_embeds` or `pooler_output`, else the first."""
-    folder = named_folder(options.model, ONNX_WEIGHTS)
+    folder = find_folder(options.model, ONNX_WEIGHTS)
     images = images_for(folder, options.max_pixels, options.pixels)
     network = _ImageNetwork(folder, options.providers, _VECTORS)
     network.width(images)

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Literal, Protocol, TypeAlias
 
-from headrace.batching.options import whole
 from headrace.engines.base import Chunks, Placed, Prepared
 from headrace.engines.requests.formed import FormedRequest
 from headrace.engines.requests.generation import GeneratedText
@@ -28,10 +27,10 @@ _AT_LINE = 8
 
 @dataclass(frozen=True, slots=True)
 class LongPrompts:
-    """What happens to prompts that are too long for the model.
+    """What happens to prompts that are too long for the model, as the options of an engine say.
 
     Raises:
-        ConfigError: a value is out of range, or does not go with another.
+        ConfigError: a value does not go with another.
     """
 
     on_too_long: Literal["error", "split"] = "error"
@@ -46,16 +45,6 @@ class LongPrompts:
     """For "first": how an answer begins that is none; None if only an empty answer is none."""
 
     def __post_init__(self) -> None:
-        if self.on_too_long not in ("error", "split"):
-            raise ConfigError(
-                f"``on_too_long`` is {self.on_too_long!r}; the prompts of a language model are not cut: it must be "
-                "'error' or 'split'"
-            )
-        if self.chunk_join not in (None, "map-reduce", "first"):
-            raise ConfigError(
-                f"``chunk_join`` is {self.chunk_join!r}; the answers to the chunks of a prompt become one by "
-                "'map-reduce' or 'first'"
-            )
         if self.splits:
             self._check_rule()
         else:
@@ -66,11 +55,9 @@ class LongPrompts:
                     )
 
     def _check_rule(self) -> None:
-        if self.chunk_overlap is not None:
-            whole("``chunk_overlap``", self.chunk_overlap, 0)
         for name in ("reduce_template", "no_answer"):
             value = getattr(self, name)
-            if not (value is None or (isinstance(value, str) and value.strip())):
+            if value is not None and not value.strip():
                 raise ConfigError(f"{name} is {shown(value)}: it must be a text")
         if self.chunk_join == "first":
             if self.reduce_template is not None:

@@ -9,7 +9,7 @@ from transformers import AutoModelForSequenceClassification, PreTrainedModel
 
 from headrace.engines.library_settings import with_own_settings
 from headrace.engines.model_config import ModelConfig
-from headrace.engines.model_folder import check_tokenizer, named_folder
+from headrace.engines.model_folder import check_tokenizer, find_folder
 from headrace.engines.model_kinds import use_instead
 from headrace.engines.networks import packing
 from headrace.engines.networks.files import load_tokenizer
@@ -41,7 +41,7 @@ def zero_shot(options: ZeroShot) -> ZeroShotEngine:
 def _load(
     options: SequenceClassifierOptions, takes: Takes, long_texts: LongTexts
 ) -> tuple[TorchNetwork, TextTokens, ModelConfig]:
-    folder = named_folder(options.model)
+    folder = find_folder(options.model)
     check_tokenizer(folder)
     int8 = check_quantize(options.quantize, options.dtype)
     module, place, missing = load_pretrained(

@@ -17,7 +17,6 @@ from headrace.columns import Column, PreparedColumn, values_of
 from headrace.device.pipeline import OutputRows
 from headrace.engines.base import Prepared, PreparedRecords, PromptedText
 from headrace.engines.capabilities import TokenSpans
-from headrace.engines.model_folder import named_folder
 from headrace.engines.networks import packing
 from headrace.engines.text.engine import TextEngine
 from headrace.engines.text.modules import Encoder, open_encoder
@@ -52,7 +51,6 @@ class MultiVectorEngine(TextEngine):
         output_dtype = options.output_dtype
         if options.prompt_name is None and options.prompt is None:
             options = replace(options, prompt_name=_DOCUMENT)
-        named_folder(options.model)
         encoder = open_encoder(MultiVectorEncoder, options)
         mask = _mask_of(encoder)
         named = encoder.prompts.named

@@ -16,7 +16,6 @@ from sentence_transformers.sparse_encoder.modules import SpladePooling
 from transformers.modeling_outputs import BaseModelOutput
 
 from headrace.device.pipeline import OutputRows
-from headrace.engines.model_folder import named_folder
 from headrace.engines.networks import packing
 from headrace.engines.text.engine import TextEngine
 from headrace.engines.text.modules import open_encoder
@@ -48,7 +47,6 @@ class SparseEngine(TextEngine):
 
     def __init__(self, options: SparseEmbedding) -> None:
         most = options.max_active_dims
-        named_folder(options.model)
         encoder = open_encoder(SparseEncoder, options)
         most = encoder.module.max_active_dims if most is None else most
         facts: dict[str, object] = {"engine": "sparse-embedding", "max_active_dims": most, **encoder.facts}

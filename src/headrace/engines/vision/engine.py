@@ -11,7 +11,7 @@ from transformers import AutoModel, AutoModelForImageClassification, PreTrainedM
 from transformers.utils import ModelOutput
 
 from headrace.device.pipeline import NetworkCall
-from headrace.engines.model_folder import named_folder
+from headrace.engines.model_folder import find_folder
 from headrace.engines.networks import cpu_attention
 from headrace.engines.networks.fusing import can_fuse, fuse, unfuse
 from headrace.engines.networks.prepacking import UNFIT, can_prepack, keep_if_equal, prepack, unpack
@@ -24,7 +24,7 @@ from headrace.errors import EngineError, RecordError
 
 
 def image_classify(options: ImageClassification) -> ImageEngine:
-    folder = named_folder(options.model)
+    folder = find_folder(options.model)
     module, place, missing = load_pretrained(AutoModelForImageClassification, folder, options.device, options.dtype)
     if missing:
         raise EngineError(
@@ -37,7 +37,7 @@ def image_classify(options: ImageClassification) -> ImageEngine:
 
 def image_embed(options: ImageEmbedding) -> ImageEngine:
     """Embed images: a CLIP-like model's image features, else the model's pooled output, else its first token."""
-    folder = named_folder(options.model)
+    folder = find_folder(options.model)
     module, place, missing = load_pretrained(AutoModel, folder, options.device, options.dtype)
     # A pooling layer without weights, as in a classifier's folder, would return random numbers.
     unpooled = {name for name in missing if "pooler" in name.split(".")}
