@@ -29,7 +29,7 @@ from headrace.engines.onnx.options import (
 from headrace.engines.text.engine import TextEngine
 from headrace.engines.text.pooling import Pooling, pooling_of
 from headrace.engines.text.sequence_classifiers import Candidates, ZeroShotEngine, classifier, scorer
-from headrace.engines.text.splitting import LongTexts, not_split
+from headrace.engines.text.splitting import LongTexts
 from headrace.engines.text.tokenizing import Takes, TextTokens, tokens_for
 from headrace.engines.vision.images import ImageInputs, images_for
 from headrace.engines.vision.tasks import ImageEngine, image_classifier, image_embedder
@@ -180,7 +180,7 @@ def score(options: OnnxScoring) -> TextEngine:
 
 def zero_shot(options: OnnxZeroShot) -> ZeroShotEngine:
     candidates = Candidates(options)
-    network, tokens, config = _with_logits(options, "premise", not_split(options.on_too_long))
+    network, tokens, config = _with_logits(options, "premise", LongTexts(options.on_too_long))
     return ZeroShotEngine(network, tokens, candidates, config)
 
 

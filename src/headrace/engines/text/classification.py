@@ -19,7 +19,7 @@ from headrace.engines.text.engine import TextEngine
 from headrace.engines.text.options import Classification, Scoring, SequenceClassifierOptions, ZeroShot
 from headrace.engines.text.quantizing import check_quantize, to_int8
 from headrace.engines.text.sequence_classifiers import Candidates, ZeroShotEngine, classifier, scorer
-from headrace.engines.text.splitting import LongTexts, not_split
+from headrace.engines.text.splitting import LongTexts
 from headrace.engines.text.tokenizing import Takes, TextTokens, tokens_for
 from headrace.errors import EngineError
 
@@ -34,7 +34,7 @@ def score(options: Scoring) -> TextEngine:
 
 def zero_shot(options: ZeroShot) -> ZeroShotEngine:
     candidates = Candidates(options)
-    network, tokens, config = _load(options, "premise", not_split(options.on_too_long))
+    network, tokens, config = _load(options, "premise", LongTexts(options.on_too_long))
     return ZeroShotEngine(network, tokens, candidates, config)
 
 

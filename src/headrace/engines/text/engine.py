@@ -18,7 +18,7 @@ from headrace.engines.networks.base import Network, NetworkEngine
 from headrace.engines.networks.heads import Head, JoiningHead, RowJoin
 from headrace.engines.profile import EngineProfile
 from headrace.engines.requests.vocabulary import TokenizedEngine
-from headrace.engines.text.splitting import LongTexts, not_split
+from headrace.engines.text.splitting import LongTexts
 from headrace.engines.text.token_rows import TokenRows, Tokens
 from headrace.engines.text.tokenizing import TextTokens
 from headrace.errors import ConfigError, EngineError, ModelCodeError, model_code
@@ -60,7 +60,7 @@ class TextEngine(TokenizedEngine, NetworkEngine):
         *,
         per_token: bool = False,
     ) -> None:
-        self._join = _row_join(head, tokens.long_texts, per_token)
+        self._join = _row_join(head, tokens.long_texts)
         if self._join is not None:
             tokens.split_with(self._join)
         self.network = network
@@ -230,13 +230,11 @@ class TokenBatch:
         return self.tokens.packed(self.rows, self.inputs, length)
 
 
-def _row_join(head: Head, long_texts: LongTexts, per_token: bool) -> RowJoin | None:
+def _row_join(head: Head, long_texts: LongTexts) -> RowJoin | None:
     """What joins the rows of a text's chunks; None if no text is split."""
     if not long_texts.splits:
         return None
-    if per_token or not isinstance(head, JoiningHead):
-        not_split(long_texts.on_too_long)
-    assert isinstance(head, JoiningHead), "refused above"
+    assert isinstance(head, JoiningHead), "only such an engine says that it splits"
     how = long_texts.chunk_join or head.joins[0]
     if how not in head.joins:
         known = " or ".join(map(repr, head.joins))

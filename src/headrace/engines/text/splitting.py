@@ -56,15 +56,6 @@ class LongTexts:
             yield slice(start, min(start + room, tokens))
 
 
-def not_split(on_too_long: TooLong) -> LongTexts:
-    """The choice for an engine that splits no texts. Raises ConfigError: they are to be split."""
-    if on_too_long == "split":
-        raise ConfigError(
-            "``on_too_long`` is 'split', which this task or engine does not have; use 'truncate' or 'error'"
-        )
-    return LongTexts(on_too_long)
-
-
 def joined_ids(sample: Encoding, parts: Sequence[list[int]]) -> tuple[list[int], list[int]]:
     """Ids and types of a text pair, with special tokens and types as in the sample pair."""
     ids: list[int] = []

@@ -32,7 +32,7 @@ from headrace.engines.profile import EngineProfile
 from headrace.engines.requests.vocabulary import TokenizedEngine
 from headrace.engines.text.pooling import Pooling, check_pooled_prompts, pooling_of, prompts_in
 from headrace.engines.text.sequence_classifiers import label_head, score_head
-from headrace.engines.text.splitting import not_split
+from headrace.engines.text.splitting import LongTexts
 from headrace.engines.text.token_rows import Tokens
 from headrace.engines.text.tokenizing import TextTokens, tokens_for
 from headrace.engines.vllm.options import VllmClassification, VllmEmbedding, VllmPooling, VllmScoring
@@ -142,7 +142,7 @@ def embed(options: VllmEmbedding) -> PoolingEngine:
     check_pooled_prompts(pooling, prompts, "vLLM")
     config, tokenizer = _files(folder, options)
     config = with_own_settings(folder, config, prompted=True)
-    tokens = tokens_for(tokenizer, config, "text", options.max_model_len, not_split(options.on_too_long), prompts)
+    tokens = tokens_for(tokenizer, config, "text", options.max_model_len, LongTexts(options.on_too_long), prompts)
     pooler = PoolerConfig(seq_pooling_type=_TYPES[pooling.mode], use_activation=False)
     core = _start(folder, tokens, {"convert": "embed", "pooler_config": pooler, **args})
     full = int(core.config.model_config.embedding_size)
@@ -172,7 +172,7 @@ def classify(options: VllmClassification) -> PoolingEngine:
     config, tokenizer = _files(folder, options)
     config = with_own_settings(folder, config)
     head, facts = label_head(config, options.top_labels)
-    tokens = tokens_for(tokenizer, config, "either", options.max_model_len, not_split(options.on_too_long))
+    tokens = tokens_for(tokenizer, config, "either", options.max_model_len, LongTexts(options.on_too_long))
     core = _start(folder, tokens, args)
     return PoolingEngine(folder, core, "classify", tokens, head, {**facts, "options": deciding(args)})
 
@@ -184,7 +184,7 @@ def score(options: VllmScoring) -> PoolingEngine:
     config, tokenizer = _files(folder, options)
     config = with_own_settings(folder, config)
     head, facts = score_head(config)
-    tokens = tokens_for(tokenizer, config, "pair", options.max_model_len, not_split(options.on_too_long))
+    tokens = tokens_for(tokenizer, config, "pair", options.max_model_len, LongTexts(options.on_too_long))
     core = _start(folder, tokens, args)
     return PoolingEngine(folder, core, "classify", tokens, head, {**facts, "options": deciding(args)})
 
