@@ -22,7 +22,13 @@ class Collector:
         self._others_freeze = False
         """Whether the process freezes objects itself. They are counted once, as counting visits each of them."""
 
-    def ease(self) -> None:
+    @contextlib.contextmanager
+    def eased(self) -> Iterator[None]:
+        """Exclude the objects that exist now from garbage collection, and collect later ones less often.
+
+        The first of several blocks at the same time changes the collector, and the last one restores it. It stays as
+        it is where the process has frozen objects of its own, or has switched collection off or made it rarer.
+        """
         with self._lock:
             self._holders += 1
             threshold = gc.get_threshold()
@@ -33,28 +39,15 @@ class Collector:
                 self._threshold = threshold
                 gc.freeze()
                 gc.set_threshold(_ALLOCATIONS, *threshold[1:])
-
-    def restore(self) -> None:
-        with self._lock:
-            self._holders -= 1
-            if self._holders == 0 and self._threshold is not None:
-                gc.set_threshold(*self._threshold)
-                gc.unfreeze()
-                self._threshold = None
-
-
-_PROCESS = Collector()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._holders -= 1
+                if self._holders == 0 and self._threshold is not None:
+                    gc.set_threshold(*self._threshold)
+                    gc.unfreeze()
+                    self._threshold = None
 
 
-@contextlib.contextmanager
-def fewer_collections(collector: Collector = _PROCESS) -> Iterator[None]:
-    """Exclude the objects that exist now from garbage collection, and collect later ones less often.
-
-    The first of several blocks at the same time changes the collector, and the last one restores it. It stays as it is
-    where the process has frozen objects of its own, or has switched collection off or made it rarer.
-    """
-    collector.ease()
-    try:
-        yield
-    finally:
-        collector.restore()
+fewer_collections = Collector().eased

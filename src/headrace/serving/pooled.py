@@ -222,6 +222,11 @@ class ModelRouter:
             raise ApiError(404, message, code="model_not_found", param="model")
         return model
 
+    def entry(self, name: str) -> JsonObject:
+        """What is told of a model under one of its names. Raises ApiError: 404 for an unknown one."""
+        model = self.named(name)
+        return {**described(name, model.task, model.served), "status": self._pool.stats()[model.names[0]].phase}
+
 
 class _Replay:
     """An ASGI receive function that gives a body that was read before, then what comes after it."""
@@ -292,7 +297,7 @@ def create_pooled_app(
     router = ModelRouter(pool, models, state)
     state.on_abandon = pool.turn_away
     watching = dashboard_routes.server_router(state)
-    status, admin = _status_routes(pool, models, router, state), _admin_routes(pool, router, state)
+    status, admin = _status_routes(models, router, state), _admin_routes(pool, router, state)
     for routes in (status, watching, admin, *beside.routers):
         app.router.routes.extend(routes.routes)
     own = app.openapi
@@ -303,21 +308,14 @@ def create_pooled_app(
     return app
 
 
-def _status_routes(pool: ModelPool, models: Sequence[ModelApp], router: ModelRouter, state: ServerState) -> APIRouter:
-    def listed() -> list[JsonObject]:
-        stats = pool.stats()
-        return [_entry(name, model, stats[model.names[0]].phase) for model in models for name in model.names]
-
-    def named(name: str) -> JsonObject:
-        model = router.named(name)
-        return _entry(name, model, pool.stats()[model.names[0]].phase)
-
-    routes = status_router(state, listed, named)
+def _status_routes(models: Sequence[ModelApp], router: ModelRouter, state: ServerState) -> APIRouter:
+    names = [name for model in models for name in model.names]
+    routes = status_router(state, lambda: list(map(router.entry, names)), router.entry)
 
     @routes.get("/ready/{model:path}")
     async def ready_model(model: str) -> Response:
         """Readiness of one model: 503 unless it is loaded."""
-        phase = pool.stats()[router.named(model).names[0]].phase
+        phase = str(router.entry(model)["status"])
         return probed(phase, good=phase == "loaded")
 
     return routes
@@ -348,20 +346,16 @@ def _admin_routes(pool: ModelPool, router: ModelRouter, state: ServerState) -> A
             raise ApiError(
                 503, one_line(error) or "it takes too long", code="model_not_loaded", retry_after_s=5
             ) from error
-        return JsonReply(_entry(model.names[0], model, pool.stats()[model.names[0]].phase))
+        return JsonReply(router.entry(model.names[0]))
 
     @routes.post("/models/unload")
     async def unload(request: Request) -> Response:
         """Unload a model when its requests are done: `{"model": NAME}`. Needs an admin key if there are keys."""
         model = await asked(request)
         pool.unload(model.names[0])
-        return JsonReply(_entry(model.names[0], model, pool.stats()[model.names[0]].phase))
+        return JsonReply(router.entry(model.names[0]))
 
     return routes
-
-
-def _entry(name: str, model: ModelApp, phase: str) -> JsonObject:
-    return {**described(name, model.task, model.served), "status": phase}
 
 
 def _documents(document: dict[str, Json], models: Iterable[ModelApp]) -> dict[str, Json]:

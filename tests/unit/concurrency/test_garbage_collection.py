@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from headrace.concurrency.garbage_collection import Collector, fewer_collections
+from headrace.concurrency.garbage_collection import Collector
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def threshold() -> Iterator[tuple[int, int, int]]:
 def test_collections_are_rarer_inside_and_as_before_afterwards(
     collector: Collector, threshold: tuple[int, int, int]
 ) -> None:
-    with fewer_collections(collector):
+    with collector.eased():
         assert gc.get_threshold()[0] > threshold[0]
         assert gc.get_freeze_count()
     assert gc.get_threshold() == threshold
@@ -37,7 +37,7 @@ def test_collections_are_rarer_inside_and_as_before_afterwards(
 
 
 def test_the_last_of_several_restores_it(collector: Collector, threshold: tuple[int, int, int]) -> None:
-    first, second = fewer_collections(collector), fewer_collections(collector)
+    first, second = collector.eased(), collector.eased()
     first.__enter__()
     second.__enter__()
     first.__exit__(None, None, None)
@@ -50,14 +50,14 @@ def test_the_last_of_several_restores_it(collector: Collector, threshold: tuple[
 @pytest.mark.parametrize("own", [(0, 10, 10), (100_000, 20, 20)], ids=["off", "rarer"])
 def test_settings_of_the_process_stay(collector: Collector, own: tuple[int, int, int]) -> None:
     gc.set_threshold(*own)
-    with fewer_collections(collector):
+    with collector.eased():
         assert gc.get_threshold() == own
         assert not gc.get_freeze_count()
 
 
 def test_objects_that_the_process_has_frozen_stay_frozen(collector: Collector) -> None:
     gc.freeze()
-    with fewer_collections(collector):
+    with collector.eased():
         pass
     assert gc.get_freeze_count()
 
@@ -69,7 +69,7 @@ def test_objects_that_the_process_has_frozen_are_counted_once(
     counted: list[int] = []
     monkeypatch.setattr(gc, "get_freeze_count", lambda: counted.append(1) or 1)
     for _ in range(3):
-        with fewer_collections(collector):
+        with collector.eased():
             pass
     assert counted == [1]
 
@@ -79,7 +79,7 @@ def test_cycles_made_inside_are_still_collected(collector: Collector) -> None:
         def __init__(self) -> None:
             self.me = self
 
-    with fewer_collections(collector):
+    with collector.eased():
         node = weakref.ref(Node())
         gc.collect()
         assert node() is None

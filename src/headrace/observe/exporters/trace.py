@@ -34,6 +34,7 @@ MOST_EVENTS = 500_000
 _SLOTS = 100
 """Rows of one lane at most."""
 _TOUCH_S = 1e-6
+_TRACED = (BatchFormed, BatchDone, StepDone, StageDone, RequestDone, BatchSplit, ModelLoaded, JobStarted)
 
 
 class TraceWriter:
@@ -92,17 +93,12 @@ class TraceWriter:
                     self._lose(lost)
 
     def __call__(self, event: Event) -> None:
-        match event:
-            case BatchFormed() | BatchDone() | StepDone():
-                with self._lock:
-                    self._at = max(self._at, event.at)
-                    self._engine(event)
-            case StageDone() | RequestDone() | BatchSplit() | ModelLoaded() | JobStarted():
-                with self._lock:
-                    self._at = max(self._at, event.at)
-                    self._other(event)
+        if isinstance(event, _TRACED):
+            with self._lock:
+                self._at = max(self._at, event.at)
+                self._trace(event)
 
-    def _engine(self, event: BatchFormed | BatchDone | StepDone) -> None:
+    def _trace(self, event: Event) -> None:
         match event:
             case BatchFormed():
                 self._formed[event.batch, event.size] = event
@@ -111,9 +107,6 @@ class TraceWriter:
             case StepDone():
                 args = {"step": event.step, "records": event.size, "finished": event.finished, "failed": event.failed}
                 self._box("device", "step", event.at, event.computed_s, args)
-
-    def _other(self, event: StageDone | RequestDone | BatchSplit | ModelLoaded | JobStarted) -> None:
-        match event:
             case StageDone():
                 lane = STAGE_LANES[event.stage]
                 self._box(lane, lane, event.at, event.duration_s, {"records": event.records, "tokens": event.tokens})

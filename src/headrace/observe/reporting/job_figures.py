@@ -10,7 +10,7 @@ from typing import TypeVar
 from headrace.events import CloseReason
 from headrace.observe.accounting.histogram import Buckets, mean, merge_histograms, percentile
 from headrace.observe.accounting.timeline import CAUSES, COMPUTING, Cause
-from headrace.observe.reporting.figure import figure, fill
+from headrace.observe.reporting.figure import figure
 from headrace.observe.reporting.formats import number, percent, seconds
 from headrace.observe.reporting.summary import RunSummary, peak_of
 
@@ -57,7 +57,7 @@ class Held:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobFigures:
-    """What all runs of a job did together, and what its output holds; times in seconds. `JobRuns` has the formulas.
+    """What all runs of a job did together, and what its output holds; times in seconds. `figures` has the formulas.
 
     A page compares the figures that have a label; those with lines are at its top, each as its value and a label.
     """
@@ -179,44 +179,6 @@ class JobFigures:
         )
 
 
-class JobRuns:
-    """What the figures of a job with at least one run are made from."""
-
-    def __init__(self, runs: Sequence[RunSummary], held: Held | None) -> None:
-        reports = [run.figures for run in runs]
-        self.runs = sum(run.runs for run in runs)
-        self.wall_s = sum(run.account.wall_s for run in runs)
-        self.causes = {name: sum(run.account.causes.get(name, 0.0) for run in runs) for name in CAUSES}
-        started = self.wall_s - self.causes["starting"]
-        computing = sum(self.causes[name] for name in COMPUTING)
-        done = sum(one.records for one in reports)
-        held = held or Held(
-            sum(one.ok for one in reports),
-            sum(one.failed for one in reports),
-            _counted(one.failures for one in reports),
-        )
-        self.ok, self.failed, self.failures = held.ok, held.failed, held.failures
-        self.tokens, self.batches, self.splits = (
-            sum(getattr(one, name) for one in reports) for name in ("tokens", "batches", "splits")
-        )
-        self.records_per_s = done / started if started > 0 else 0.0
-        self.tokens_per_s = self.tokens / started if started > 0 else 0.0
-        self.busy = min(computing / started, 1.0) if started > 0 else 0.0
-        self.busy_of_all = computing / self.wall_s if self.wall_s > 0 else 0.0
-        useful = self.causes["real"] + self.causes["padding"]
-        self.padding = self.causes["padding"] / useful if useful > 0 else 0.0
-        self.stages = {name: sum(float(getattr(one.times, name)) for one in reports) for name in _STAGES}
-        self.sequential_s = self.causes["starting"] + sum(self.stages.values())
-        self.peak_memory = max(map(peak_of, runs))
-        self.close_reasons = _counted(one.close_reasons for one in reports)
-        self.mean_batch_size = mean(histogram(runs, "size"))
-        self.percentiles = {
-            words: {label: percentile(buckets, share) for label, share in _SHARES.items()}
-            for words, name in _PERCENTILES.items()
-            if (buckets := histogram(runs, name))
-        }
-
-
 def histogram(runs: Sequence[RunSummary], name: str) -> Buckets:
     """A histogram of all runs."""
     return merge_histograms(run.account.histograms.get(name, ()) for run in runs)
@@ -224,7 +186,45 @@ def histogram(runs: Sequence[RunSummary], name: str) -> Buckets:
 
 def figures(runs: Sequence[RunSummary], held: Held | None = None) -> JobFigures:
     """The figures of a job with at least one run; without `held`, its records are those that the runs have done."""
-    return fill(JobFigures, JobRuns(runs, held))
+    reports = [run.figures for run in runs]
+    held = held or Held(
+        sum(one.ok for one in reports),
+        sum(one.failed for one in reports),
+        _counted(one.failures for one in reports),
+    )
+    wall_s = sum(run.account.wall_s for run in runs)
+    causes = {name: sum(run.account.causes.get(name, 0.0) for run in runs) for name in CAUSES}
+    started = wall_s - causes["starting"]
+    computing = sum(causes[name] for name in COMPUTING)
+    useful = causes["real"] + causes["padding"]
+    tokens = sum(one.tokens for one in reports)
+    stages = {name: sum(float(getattr(one.times, name)) for one in reports) for name in _STAGES}
+    return JobFigures(
+        records_per_s=sum(one.records for one in reports) / started if started > 0 else 0.0,
+        busy=min(computing / started, 1.0) if started > 0 else 0.0,
+        padding=causes["padding"] / useful if useful > 0 else 0.0,
+        wall_s=wall_s,
+        ok=held.ok,
+        failed=held.failed,
+        tokens_per_s=tokens / started if started > 0 else 0.0,
+        sequential_s=causes["starting"] + sum(stages.values()),
+        runs=sum(run.runs for run in runs),
+        causes=causes,
+        tokens=tokens,
+        busy_of_all=computing / wall_s if wall_s > 0 else 0.0,
+        batches=sum(one.batches for one in reports),
+        mean_batch_size=mean(histogram(runs, "size")),
+        splits=sum(one.splits for one in reports),
+        peak_memory=max(map(peak_of, runs)),
+        close_reasons=_counted(one.close_reasons for one in reports),
+        failures=held.failures,
+        percentiles={
+            words: {label: percentile(buckets, share) for label, share in _SHARES.items()}
+            for words, name in _PERCENTILES.items()
+            if (buckets := histogram(runs, name))
+        },
+        stages=stages,
+    )
 
 
 def _counted(every: Iterable[Mapping[T, int]]) -> dict[T, int]:

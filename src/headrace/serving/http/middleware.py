@@ -194,8 +194,6 @@ class RequestMiddleware:
             check_type(scope["headers"], any_type=True)  # a web page knows no key
         if account is not None:
             self._state.keys.enter(account)
-            scope["headrace_caller"] = account.settings.name
-            scope["headrace_tenant"] = account.tenant
         try:
             body.check_headers(scope["headers"])
             await app(scope, body.receive, send)

@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
+import itertools
 from typing import TypeAlias
 
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, ConfigDict
 
 from headrace import openai_protocol
-from headrace.records import JsonObject
 from headrace.serving.errors import ApiError
 from headrace.serving.http.direct import DirectRoute
+from headrace.serving.protocol.bodies import labels_body
 from headrace.serving.protocol.requests import HEAVY_BYTES, BaseRequest, VectorRequest
 from headrace.serving.protocol.responses import JsonReply
 from headrace.serving.protocol.schemas import ERRORS, Classifications, EmbeddingList
@@ -46,21 +47,12 @@ class ImageEmbeddingRequest(VectorRequest):
     input: Images
 
 
-def images_of(given: Images) -> list[str]:
-    listed = given if isinstance(given, list) else [given]
-    return [one if isinstance(one, str) else one.image for one in listed]
-
-
-def decode_images(images: list[str]) -> list[bytes]:
-    """Decode images. File names and URLs are refused: the server does not open them for a client.
+def _decoded(image: str, index: int) -> bytes:
+    """Decode an image. File names and URLs are refused: the server does not open them for a client.
 
     Raises:
         ApiError: 400 for an image that is not base64.
     """
-    return [_decoded(image, index) for index, image in enumerate(images)]
-
-
-def _decoded(image: str, index: int) -> bytes:
     header, comma, encoded = image.partition(",") if image.startswith("data:") else ("", "", image)
     if comma and not header.endswith(";base64"):
         raise _invalid(index, "its data URL must have the form data:image/png;base64,...")
@@ -85,8 +77,7 @@ def classify_router(state: ServerState) -> APIRouter:
     async def classify(body: ImageClassifyRequest, request: Request) -> Response:
         """Classify images: the most likely label of each, with its score."""
         answers = await _infer(state, body, body.input, request)
-        data: list[JsonObject] = [{"index": index, **labels} for index, labels in enumerate(answers.outputs)]
-        return JsonReply({"object": "list", "data": data, "model": state.service.name})
+        return JsonReply({**labels_body(answers), "model": state.service.name})
 
     return router
 
@@ -112,8 +103,10 @@ async def _infer(
     state: ServerState, body: ImageClassifyRequest | ImageEmbeddingRequest, given: Images, request: Request
 ) -> RequestAnswers:
     state.check_model(body.model)
-    images = images_of(given)
+    listed = given if isinstance(given, list) else [given]
+    images = [one if isinstance(one, str) else one.image for one in listed]
     state.check_count(len(images), "images", "input")
     heavy = sum(map(len, images)) > HEAVY_BYTES
-    files = await asyncio.to_thread(decode_images, images) if heavy else decode_images(images)
+    decoded = map(_decoded, images, itertools.count())
+    files = await asyncio.to_thread(list, decoded) if heavy else list(decoded)
     return await state.service.infer(files, len(files), state.call(request, body.timeout, "input"))
