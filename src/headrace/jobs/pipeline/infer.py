@@ -57,51 +57,6 @@ def _cost(work: Work) -> int:
     return work.cost
 
 
-def infer(
-    work: list[Work] | BatchRows,
-    forward: Callable[[list[object]], object],
-    stop: StopRequest,
-    max_attempts: int,
-    in_flight: InFlightFile | None = None,
-) -> Sequence[object]:
-    """One batch through the engine. After the grace period of a stop, records are returned unprocessed.
-
-    Raises:
-        Exception: what the engine raised. The batcher runs the batch again in halves.
-    """
-    if stop.is_over:
-        return [StoppedError("the job was asked to stop")] * len(work)
-    try:
-        results = _forward(work, forward, in_flight)
-        if type(results) is not list or len(results) != len(work):
-            results = checked(results, len(work), "the engine")
-    except StoppedError as error:
-        raise sound_error(error) from error
-    except ProcessTimeoutError:
-        raise
-    except TRANSIENT as error:
-        # Probably not a record failure: retry each later. At the last attempt a record may be the cause.
-        if max_attempts == 1 or (type(work) is list and any(item.attempt >= max_attempts for item in work)):
-            raise  # rows of blocks are tried for the first time
-        return [error] * len(work)
-    return list(map(sound, results)) if type(results) is list else results  # numbers are sound
-
-
-def _forward(
-    work: list[Work] | BatchRows, forward: Callable[[list[object]], object], in_flight: InFlightFile | None
-) -> object:
-    blocks = work if isinstance(work, BatchRows) else None
-    batch = [item.payload for item in work] if blocks is None else cast("list[object]", blocks.payloads())
-    if in_flight is None:
-        return forward(batch)
-    extent = extent_of([item.record.position for item in work]) if blocks is None else blocks.extent()
-    in_flight.enter(extent)
-    try:
-        return forward(batch)
-    finally:
-        in_flight.leave(extent)
-
-
 async def infer_one(work: Work, engine: StreamEngine, stop: StopRequest) -> object:
     """One record through an engine that batches by itself, unless the job was asked to stop first."""
     if not stop.requested:
@@ -127,13 +82,44 @@ class WorkCalls:
     """Runs batches instead of the engine's own `forward`."""
 
     def batches(self, engine: BatchEngine) -> Callable[[list[Work] | BatchRows], Sequence[object]]:
-        return functools.partial(
-            infer,
-            forward=self.forward or engine.forward,
-            stop=self.stop,
-            max_attempts=self.max_attempts,
-            in_flight=self.in_flight,
-        )
+        return functools.partial(self._infer, self.forward or engine.forward)
+
+    def _infer(self, forward: Callable[[list[object]], object], work: list[Work] | BatchRows) -> Sequence[object]:
+        """One batch through the engine. After the grace period of a stop, records are returned unprocessed.
+
+        Raises:
+            Exception: what the engine raised. The batcher runs the batch again in halves.
+        """
+        if self.stop.is_over:
+            return [StoppedError("the job was asked to stop")] * len(work)
+        try:
+            results = self._noted(forward, work)
+            if type(results) is not list or len(results) != len(work):
+                results = checked(results, len(work), "the engine")
+        except StoppedError as error:
+            raise sound_error(error) from error
+        except ProcessTimeoutError:
+            raise
+        except TRANSIENT as error:
+            # Probably not a record failure: retry each later. At the last attempt a record may be the cause.
+            most = self.max_attempts
+            if most == 1 or (type(work) is list and any(item.attempt >= most for item in work)):
+                raise  # rows of blocks are tried for the first time
+            return [error] * len(work)
+        return list(map(sound, results)) if type(results) is list else results  # numbers are sound
+
+    def _noted(self, forward: Callable[[list[object]], object], work: list[Work] | BatchRows) -> object:
+        """The results of a batch, which is noted while it is in the engine."""
+        blocks = work if isinstance(work, BatchRows) else None
+        batch = [item.payload for item in work] if blocks is None else cast("list[object]", blocks.payloads())
+        if self.in_flight is None:
+            return forward(batch)
+        extent = extent_of([item.record.position for item in work]) if blocks is None else blocks.extent()
+        self.in_flight.enter(extent)
+        try:
+            return forward(batch)
+        finally:
+            self.in_flight.leave(extent)
 
     def steps(self, engine: StepEngine) -> WorkSteps:
         return WorkSteps(engine, self.stop)
