@@ -6,7 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterator, Sequence
 from contextlib import aclosing
-from typing import cast
+from typing import NamedTuple, cast
 
 from headrace.batching.continuous import ContinuousBatcher
 from headrace.batching.pending import own_copy
@@ -172,11 +172,8 @@ class _Split:
         return own_copy(found) if isinstance(found, BaseException) else found
 
 
-class _PartOf:
+class _PartOf(NamedTuple):
     """Takes the place of a part's row: which part of which record it is."""
 
-    __slots__ = ("number", "record")
-
-    def __init__(self, record: _Split, number: int) -> None:
-        self.record = record
-        self.number = number
+    record: _Split
+    number: int

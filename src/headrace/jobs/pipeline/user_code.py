@@ -15,7 +15,7 @@ from typing import Self, cast
 from headrace.batching.callables import plain_function, unfinished
 from headrace.batching.results import own
 from headrace.engines.custom import load_factory
-from headrace.errors import BrokenOffError, ConfigError, EngineDeadError, RecordError, attempted, text_of
+from headrace.errors import BrokenOffError, ConfigError, EngineDeadError, RecordError, attempted, text_of, tried
 from headrace.jobs.settings import FinishFn, JobSettings, PrepareFn, WorkerKind
 from headrace.processes.child import ChildProcess
 from headrace.processes.crash_isolation import CrashIsolation
@@ -255,11 +255,7 @@ def _travels(function: Callable[..., object]) -> bool:
     """Whether another process can import it."""
     if getattr(function, "__module__", None) in (None, "__main__"):
         return False
-    try:
-        pickle.dumps(function)
-    except (pickle.PicklingError, TypeError, AttributeError):
-        return False
-    return True
+    return not isinstance(tried(pickle.dumps, function), Exception)
 
 
 def _name(function: Callable[..., object]) -> str:
