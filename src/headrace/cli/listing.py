@@ -10,6 +10,7 @@ from typing import Annotated, ClassVar
 import typer
 
 from headrace.cli.flags import with_settings
+from headrace.cli.outcome import aligned
 from headrace.cluster.base import Cluster
 from headrace.engines.choosing.registry import declaration
 from headrace.engines.declaring import Task
@@ -100,11 +101,7 @@ def list_plugins(flags: ListFlags, which: Which = None) -> int:
     for group in groups:
         rows = [(one.name, one.package, one.state, one.about) for one in found if one.group == group]
         if rows:
-            widths = [max(len(row[column]) for row in rows) for column in range(3)]
-            print(f"{group}:")
-            for row in rows:
-                cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
-                print(f"  {'  '.join([*cells, row[3]])}".rstrip())
+            print(f"{group}:", *aligned(rows, 4), sep="\n  ")
     for one in found:
         if one.problem is not None:
             print(f"broken: {one.problem}")

@@ -73,7 +73,7 @@ def top(what: What, look: LookFlags) -> int:
 def _top(what: str, interval: float, *, once: bool) -> int:
     look = _of_server(what) if what.startswith(("http://", "https://")) else lambda: job_frame(what)
     try:
-        first = look() if once else _waited_for(look, what, interval)
+        frame = look() if once else _waited_for(look, what, interval)
     except LoadingError as loading:
         say(str(loading))
         return 0
@@ -84,15 +84,13 @@ def _top(what: str, interval: float, *, once: bool) -> int:
 
     console = Console(highlight=False)
     if once or not console.is_terminal:
-        console.print(render_frame(first, wall_clock()))
-        frame = first
+        console.print(render_frame(frame, wall_clock()))
         while not once and not _ended(frame):
             time.sleep(interval)
             console.print()
             frame = _next(look, frame)
             console.print(render_frame(frame, wall_clock()))
         return 0
-    frame = first
     try:
         with Live(console=console, screen=True, auto_refresh=False) as live:
             while not _ended(frame):

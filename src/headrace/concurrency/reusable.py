@@ -289,13 +289,11 @@ def reusable(
     Raises:
         ConfigError: a parameter is out of range.
     """
-    if factory is None:
-        return functools.partial(_reusable, idle_timeout_s=idle_timeout_s)
-    return _reusable(factory, idle_timeout_s)
 
+    def made(factory: Factory[RecordT, ResultT]) -> Reusable[RecordT, ResultT]:
+        return registered(factory, functools.partial(Reusable, factory, idle_timeout_s))
 
-def _reusable(factory: Factory[RecordT, ResultT], idle_timeout_s: float | None) -> Reusable[RecordT, ResultT]:
-    return registered(factory, functools.partial(Reusable, factory, idle_timeout_s))
+    return made if factory is None else made(factory)
 
 
 def registered(

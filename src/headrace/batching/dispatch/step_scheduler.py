@@ -176,7 +176,8 @@ class StepScheduler(DispatchLoop):
         )
         self._leaving.clear()
         if not len(self._slots):
-            await self._remove_only(step_call)
+            if (failure := await self._call(step_call, CallTimer())) is not None:
+                logger.error("%s: the engine failed to remove a record", self._options.name, exc_info=failure)
             return
         number, size, began = self._meter.batches, len(self._slots), self._clock()
         self._count_in_flight()
@@ -201,11 +202,6 @@ class StepScheduler(DispatchLoop):
         left, took = completed + failed, now - began
         facts = number, size, len(new), left, failed, evicted, cost, took, starved, now, timer.handed_s(took)
         self._emit(StepDone, *facts)
-
-    async def _remove_only(self, step_call: StepCall) -> None:
-        failure = await self._call(step_call, CallTimer())
-        if failure is not None:
-            logger.error("%s: the engine failed to remove a record", self._options.name, exc_info=failure)
 
     async def _call(self, step_call: StepCall, timer: CallTimer) -> BaseException | None:
         """Run the call on the engine's thread; returns what it raised."""

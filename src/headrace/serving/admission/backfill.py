@@ -127,17 +127,14 @@ class Backfill:
                 self._admit()
             case BatchDone():
                 self.model.add(event.padded_cost, event.duration_s)
-                self._note_online(event.padded_cost)
+                if self._held() and not self._admitted:
+                    self._online.add(event.padded_cost, time.monotonic())
             case RequestDone():
                 if self._target_s is not None and event.status == 200 and event.route in _ROUTES:
                     self.margin.observe(missed=event.duration_s - event.waited_s > self._target_s)
             case StepDone():
                 self.model.add(event.size, event.duration_s)
                 self._admit()
-
-    def _note_online(self, cost: float) -> None:
-        if self._held() and not self._admitted:
-            self._online.add(cost, time.monotonic())
 
     def allowance(self) -> float:
         """How much bulk work may hold: queued cost for batch engines, slots for others."""

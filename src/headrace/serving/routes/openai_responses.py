@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Annotated, Literal, Self, TypeAlias
+from typing import Annotated, Literal, Self
 
 from fastapi import APIRouter, Request, Response
 from pydantic import Field
@@ -24,7 +24,7 @@ from headrace.serving.protocols import ServerProtocol, for_outputs
 from headrace.serving.response_store import KeptResponse, KeptResponses
 from headrace.serving.routes.batches import tenant_of
 from headrace.serving.routes.generation import ReplyForm, generated
-from headrace.serving.routes.streams import BlockChunks, StreamBlock, typed_event
+from headrace.serving.routes.streams import BlockChunks, BlockKind, StreamBlock, typed_event
 from headrace.serving.state import ServerState
 from headrace.wording import shown
 
@@ -141,14 +141,6 @@ class ResponsesRequest(BaseRequest):
         }
 
 
-def new_head(*, kept: bool) -> JsonObject:
-    """The id of a response, when it was made, and whether it is kept."""
-    return {"id": f"resp_{uuid.uuid4().hex}", "created_at": int(datetime.now(UTC).timestamp()), "store": kept}
-
-
-PartKind: TypeAlias = Literal["reasoning", "text", "call"]
-
-
 def output(identity: str, answer: GeneratorAnswer) -> list[JsonObject]:
     """The items of an answer; `identity` is that of its message."""
     calls, thought = ToolCall.all_of(answer), answer.get("reasoning")
@@ -159,7 +151,7 @@ def output(identity: str, answer: GeneratorAnswer) -> list[JsonObject]:
     return found + [part_item(identity, "call", one.arguments, one) for one in calls]
 
 
-def part_item(identity: str, kind: PartKind, written: str | None, call: ToolCall | None = None) -> JsonObject:
+def part_item(identity: str, kind: BlockKind, written: str | None, call: ToolCall | None = None) -> JsonObject:
     """The item with a part of an answer; without what is written, as it begins."""
     status = "in_progress" if written is None else "completed"
     if call is not None:
@@ -173,7 +165,7 @@ def part_item(identity: str, kind: PartKind, written: str | None, call: ToolCall
     return {**own, "status": status, "content": content}
 
 
-def part(kind: PartKind, text: str) -> JsonObject:
+def part(kind: BlockKind, text: str) -> JsonObject:
     """The part of an item with its text."""
     if kind == "reasoning":
         return {"type": "reasoning_text", "text": text}
@@ -292,7 +284,8 @@ class _Turn:
             before = (await asyncio.to_thread(kept.get, previous, tenant, "previous_response_id"))["messages"]
         if body.store is False:
             kept = None
-        head = new_head(kept=kept is not None)
+        made_at = int(datetime.now(UTC).timestamp())
+        head = {"id": f"resp_{uuid.uuid4().hex}", "created_at": made_at, "store": kept is not None}
         name = state.service.model.named(body.model)
         return cls(body, name, before, head, f"msg_{uuid.uuid4().hex}", kept, tenant.name)
 

@@ -8,7 +8,7 @@ import json
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from fastapi import Response
 from starlette.types import Receive, Scope, Send
@@ -61,13 +61,16 @@ class StreamChunks(abc.ABC):
         """An error, after which nothing comes."""
 
 
+BlockKind: TypeAlias = Literal["reasoning", "text", "call"]
+
+
 @dataclass
 class StreamBlock:
     """A part of a streamed answer."""
 
     index: int
     """Its place in the answer."""
-    kind: Literal["reasoning", "text", "call"]
+    kind: BlockKind
     call: ToolCall | None = None
     written: str = ""
     """What was sent of it."""
@@ -109,13 +112,13 @@ class BlockChunks(StreamChunks):
         begun = self._open("text") if self._block is None else b""
         return begun + self._close() + self.ending(answer)
 
-    def _more(self, kind: Literal["reasoning", "text", "call"], piece: str) -> bytes:
+    def _more(self, kind: BlockKind, piece: str) -> bytes:
         begun = self._open(kind) if self._block is None or self._block.kind != kind else b""
         assert self._block is not None, "opened"
         self._block.written += piece
         return begun + self.more(self._block, piece)
 
-    def _open(self, kind: Literal["reasoning", "text", "call"], call: ToolCall | None = None) -> bytes:
+    def _open(self, kind: BlockKind, call: ToolCall | None = None) -> bytes:
         before = self._close()
         self._block = StreamBlock(0 if self._block is None else self._block.index + 1, kind, call)
         return before + self.opened(self._block)
