@@ -207,7 +207,9 @@ def test_an_app_can_be_mounted_and_wrapped() -> None:
         response.headers["x-mark"] = "seen"
         return response
 
+    inner.get("/")(lambda: "at home")
     with TestClient(outer) as client:
+        assert client.get("/models/").json() == "at home"
         answer = client.post("/models/v1/embeddings", json={"input": "a b"})
         assert answer.json()["data"][0]["embedding"] == FakeEngine().vector("a b")
         assert answer.headers["x-mark"] == "seen"

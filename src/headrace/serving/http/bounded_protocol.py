@@ -115,7 +115,10 @@ class BoundedProtocol(HttpToolsProtocol):
         if not self.parser.should_upgrade():
             super().on_headers_complete()
             self.cycle.transport = self._shown  # type: ignore[assignment] # it calls nothing else
-            self.cycle.scope.update(headrace_break_off=partial(self._break_off, self.cycle))  # type: ignore[call-arg]
+            scope = self.cycle.scope
+            scope.update(headrace_break_off=partial(self._break_off, self.cycle))  # type: ignore[call-arg]
+            if scope["path"] == "/" and scope["method"] in ("GET", "HEAD"):  # an app that mounts ours has its own
+                scope["path"] = "/ready"
 
     def on_message_complete(self) -> None:
         """End the body, unless the parser has stopped before it."""

@@ -156,7 +156,7 @@ class RequestMiddleware:
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._state.hosts.check(scope["headers"])
         path = path_of(scope)
-        if path in OPEN_PATHS or (path == "/" and scope["method"] == "GET"):
+        if path in OPEN_PATHS:
             await self._app(scope, receive, send)
             return
         keys: Keys = self._state.keys

@@ -46,7 +46,6 @@ def router(
         """Liveness: 200 while the process runs, 503 if the engine has died."""
         return probed("dead" if state.dead else "ok", good=not state.dead)
 
-    @routes.get("/", include_in_schema=False)
     @routes.get("/ready", response_model=Health)
     async def ready() -> Response:
         """Readiness: 503 while the server loads or drains, or if the engine has died."""
