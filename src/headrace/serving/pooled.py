@@ -23,7 +23,7 @@ from headrace.records import Json, JsonObject
 from headrace.serving.admission.waiting import disconnected
 from headrace.serving.app import ALONE, Beside, bare_app, no_route
 from headrace.serving.errors import ApiError, ClientGoneError, one_line
-from headrace.serving.http.direct import DirectRoutes, loaded, read_body
+from headrace.serving.http.direct import DirectRoutes, check_type, loaded, read_body
 from headrace.serving.http.docs_page import documents_page
 from headrace.serving.http.middleware import RequestMiddleware, error_response, path_of
 from headrace.serving.protocol.requests import HEAVY_BYTES, MOST_TIMEOUT_S, check_doubled, check_values
@@ -328,6 +328,7 @@ def _admin_routes(pool: ModelPool, router: ModelRouter, state: ServerState) -> A
         account = state.keys.account(request.scope["headers"])
         if account is not None and not account.settings.admin:
             raise ApiError(403, "loading and unloading need an admin key", code="admin_only")
+        check_type(request.scope["headers"], any_type=True)
         fields = _fields(body := await request.body())
         check_doubled(body, len(fields))
         if unknown := [name for name in fields if name != "model"]:

@@ -258,10 +258,10 @@ def test_a_body_is_read_as_by_a_server_of_one_model(beside: tuple[httpx.Client, 
     assert one.json().get("error") == other.json().get("error")
 
 
-def test_a_web_page_loads_no_model_uploads_no_file_and_cancels_no_batch(tmp_path: Path) -> None:
+def test_a_web_page_loads_no_model_and_uploads_no_file(tmp_path: Path) -> None:
     page = {"origin": "http://a.example"}
     with serving(tmp_path, state=tmp_path / "state") as client:
-        for path in ("/models/load", "/models/unload", "/v1/batches/batch_1/cancel"):
+        for path in ("/models/load", "/models/unload"):
             assert refusal(client.post(path, content=b'{"model": "small"}', headers=page))[:2] == (400, "not_json")
         form: dict[str, Any] = {"files": {"file": b"{}"}, "data": {"purpose": "batch"}}
         assert refusal(client.post("/v1/files", **form, headers=page))[:2] == (400, "not_json")

@@ -208,8 +208,10 @@ def test_an_app_can_be_mounted_and_wrapped() -> None:
         return response
 
     inner.get("/")(lambda: "at home")
+    inner.post("/form")(lambda: "taken")
     with TestClient(outer) as client:
         assert client.get("/models/").json() == "at home"
+        assert client.post("/models/form", data={"a": "b"}, headers={"origin": "http://a.example"}).json() == "taken"
         answer = client.post("/models/v1/embeddings", json={"input": "a b"})
         assert answer.json()["data"][0]["embedding"] == FakeEngine().vector("a b")
         assert answer.headers["x-mark"] == "seen"

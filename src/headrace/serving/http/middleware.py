@@ -14,7 +14,7 @@ from headrace.events import RequestDone
 from headrace.serving.admission.controller import AdmissionController
 from headrace.serving.auth import KeyAccount, Keys
 from headrace.serving.errors import ApiError, ClientGoneError, ErrorShape, as_openai
-from headrace.serving.http.direct import DirectRoute, DirectRoutes, check_type
+from headrace.serving.http.direct import DirectRoute, DirectRoutes
 from headrace.serving.http.request_id import HEADERS, request_id
 from headrace.serving.limits import ServeLimits
 from headrace.serving.protocol.responses import JsonReply
@@ -190,8 +190,6 @@ class RequestMiddleware:
         if found is not None:
             route, scope["path_params"] = found
             scope["route"], app = route, route.serve
-        elif account is None and scope["method"] == "POST":
-            check_type(scope["headers"], any_type=True)  # a web page knows no key
         if account is not None:
             self._state.keys.enter(account)
         try:

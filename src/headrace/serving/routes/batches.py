@@ -19,7 +19,7 @@ from headrace.serving.auth import EVERYBODY, Tenant
 from headrace.serving.batches.files import FileStore
 from headrace.serving.batches.store import Batches
 from headrace.serving.errors import ApiError
-from headrace.serving.http.direct import DirectRoute
+from headrace.serving.http.direct import DirectRoute, check_type
 from headrace.serving.protocol.requests import RequestFields, StrictFields
 from headrace.serving.protocol.responses import JsonReply
 from headrace.serving.protocol.schemas import ERRORS, Batch, BatchList, Deleted, File, FileList
@@ -67,6 +67,8 @@ def files_router(files: FileStore, max_bytes: int, batches: Callable[[], Batches
         seconds: Annotated[Seconds | None, Form(alias="expires_after[seconds]")] = None,
     ) -> Response:
         """Upload a batch file (JSON Lines)."""
+        if "headrace_caller" not in request.scope:  # a page of another site knows no key
+            check_type(request.scope["headers"], any_type=True)
         await _refuse_unknown_parts(request)
         if (anchor is None) != (seconds is None):
             message = "expires_after needs both anchor (created_at) and seconds"
