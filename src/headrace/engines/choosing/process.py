@@ -167,18 +167,14 @@ class ProcessEngine:
             try:
                 reply: _Reply = answer.result()
                 results = unpack(reply.results)
-            except WorkerDiedError as error:
+                if self._meter is not None:
+                    self._meter.update(actor, reply)
+                if (dead := next((one for one in results if isinstance(one, EngineDeadError)), None)) is not None:
+                    raise dead
+            except (WorkerDiedError, EngineDeadError) as error:  # a new process can continue
                 self._lose(actor)
-                raise kind(str(error)) from error
-            except EngineDeadError as error:  # a new process can continue
-                self._lose(actor)
-                raise kind(f"the engine failed: {error}") from error
-            if self._meter is not None:
-                self._meter.update(actor, reply)
-        dead = next((result for result in results if isinstance(result, EngineDeadError)), None)
-        if dead is not None:
-            self._lose(actor)
-            raise kind(f"the engine failed: {dead}")
+                said = str(error) if isinstance(error, WorkerDiedError) else f"the engine failed: {error}"
+                raise kind(said) from error
         return results
 
     def _start(self) -> ActorProcess:
