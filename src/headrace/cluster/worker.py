@@ -25,7 +25,7 @@ from headrace.engines.profile import EngineProfile
 from headrace.errors import BadResultError, ConfigError, EngineError, HeadraceError, RecordError, text_of
 from headrace.events import BatchDone, BatchFormed, BatchSplit, Event, StageDone, StepDone
 from headrace.jobs.pipeline.prepare_calls import prepare_all
-from headrace.observe.accounting.batches import BusyTime
+from headrace.observe.accounting.timeline import BusyTime
 from headrace.processes import portable
 from headrace.processes.portable import Portable
 

@@ -29,10 +29,9 @@ from headrace.events import (
     WorkerLost,
     WorkUnitDone,
 )
-from headrace.observe.accounting.batches import BusyTime
-from headrace.observe.accounting.worker_rows import WorkerRow
+from headrace.observe.accounting.timeline import BusyTime
 from headrace.observe.reporting.report import Report, ReportBuilder
-from headrace.observe.reporting.run_facts import Advice
+from headrace.observe.reporting.run_facts import Advice, WorkerRow
 from headrace.observe.reporting.summary import figures_of
 from headrace.observe.reporting.table import as_text, print_report, rows
 from headrace.wording import Interface, speak

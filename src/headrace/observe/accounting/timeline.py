@@ -152,6 +152,7 @@ _SEGMENTS = 256
 """Stretches that may still change; older ones are settled."""
 _BINS = 512
 _FIRST_WIDTH_S = 0.05
+_GAPS = 64
 
 Shares: TypeAlias = tuple[tuple[Cause, float], ...]
 """What a stretch of time went into, and which fraction of it; the fractions add up to 1."""
@@ -337,3 +338,27 @@ class DeviceTimeline:
                     self.bins.spread(cause, segment.start, segment.end, share * (segment.end - segment.start))
             self._settled = segment.end
         del self._segments[:count]
+
+
+class BusyTime:
+    """The total length of a union of intervals, which arrive in order of their ends."""
+
+    def __init__(self) -> None:
+        self._settled = 0.0
+        self._open: list[tuple[float, float]] = []
+
+    def add(self, end: float, duration_s: float) -> None:
+        """Count the interval of `duration_s` seconds that ended at `end`."""
+        start = end - duration_s
+        while self._open and self._open[-1][1] >= start:
+            earlier_start, earlier_end = self._open.pop()
+            start, end = min(start, earlier_start), max(end, earlier_end)
+        self._open.append((start, end))
+        if len(self._open) > _GAPS:  # no batch is long enough to span this many gaps
+            settled_start, settled_end = self._open.pop(0)
+            self._settled += settled_end - settled_start
+
+    @property
+    def seconds(self) -> float:
+        """The time covered so far."""
+        return self._settled + sum(end - start for start, end in self._open)

@@ -39,10 +39,9 @@ from headrace.events import (
     WorkUnitDone,
 )
 from headrace.observe.accounting.accountant import NO_ACCOUNT
-from headrace.observe.accounting.batches import BusyTime
 from headrace.observe.accounting.input_size import InputSize, StageProgress
-from headrace.observe.accounting.worker_rows import WorkerCount, WorkerRow
-from headrace.observe.reporting.run_facts import RunFacts
+from headrace.observe.accounting.timeline import BusyTime
+from headrace.observe.reporting.run_facts import RunFacts, WorkerRow
 from headrace.records import LeftOut
 
 _KEPT_FAILURES = 1_000
@@ -288,6 +287,28 @@ class Sums:
         self.padded_cost += event.padded_cost
         self.done_cost += event.cost * (event.size - event.failed) / event.size  # as if all cost the same
         self.busy.add(event.at, event.computed_s)
+
+
+class WorkerCount:
+    """Adds up the events of a worker."""
+
+    def __init__(self) -> None:
+        self.records = self.failed = self.batches = self.lost = 0
+        self.busy_s = 0.0
+
+    def add(self, event: WorkUnitDone | WorkerLost) -> None:
+        if isinstance(event, WorkerLost):
+            self.lost += 1
+            return
+        self.records += event.records
+        self.failed += event.failed
+        self.batches += event.batches
+        self.busy_s += event.busy_s
+
+    def build(self, worker: str, wall: float) -> WorkerRow:
+        """The figures, for a job that took `wall` seconds."""
+        busy = min(1.0, self.busy_s / wall) if wall > 0 else 0.0
+        return WorkerRow(worker, self.records, self.failed, self.batches, busy, self.lost)
 
 
 _LAST: dict[type, str] = {

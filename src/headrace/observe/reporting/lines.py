@@ -9,7 +9,7 @@ from headrace.observe.reporting.figure import Line
 
 if TYPE_CHECKING:
     from headrace.observe.accounting.device_limit import DeviceFigures
-    from headrace.observe.accounting.worker_rows import WorkerRow
+    from headrace.observe.reporting.run_facts import WorkerRow
     from headrace.observe.reporting.run_figures import Report
 
 T = TypeVar("T", bound=str)

@@ -1,4 +1,4 @@
-"""What advice names: what a run had to work with, and one thing to change."""
+"""What a run had to work with, what its workers did, and one thing to change."""
 
 from __future__ import annotations
 
@@ -41,6 +41,20 @@ class RunFacts:
         if by_size or not self.counts_tokens:
             return "batch_size", self.batch_size
         return "batch_tokens", self.batch_cost
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerRow:
+    """The figures of one cluster worker, including its replacements."""
+
+    worker: str
+    records: int
+    failed: int
+    batches: int
+    busy: float
+    """Fraction of the wall time with its engine busy."""
+    lost: int
+    """Number of its processes that died."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,10 +23,9 @@ from headrace.observe.accounting.accountant import NO_ACCOUNT, Account
 from headrace.observe.accounting.device_limit import DeviceFigures, device_figures
 from headrace.observe.accounting.input_size import NO_PROGRESS, StageProgress
 from headrace.observe.accounting.timeline import Cause
-from headrace.observe.accounting.worker_rows import WorkerRow
 from headrace.observe.reporting import lines, notebook
 from headrace.observe.reporting.figure import figure
-from headrace.observe.reporting.run_facts import Advice, RunFacts
+from headrace.observe.reporting.run_facts import Advice, RunFacts, WorkerRow
 from headrace.records import LeftOut
 from headrace.wording import spelled
 
