@@ -154,15 +154,11 @@ class ProcessCaller:
         self._foreign = Foreign("process_fn")
         self._name = name
         self._offload = offload
-        self._on_loop = is_async(fn) and not offload
+        self.cancellable = is_async(fn) and not offload
+        """Whether a call can be cancelled: a coroutine on the loop can, a thread cannot."""
         self._idle: list[WorkerThread] = []
         self._started = 0
         self._noticed = False
-
-    @property
-    def cancellable(self) -> bool:
-        """Whether a call can be cancelled: a coroutine can, a thread cannot."""
-        return self._on_loop
 
     async def call(self, records: Sequence[object], timer: CallTimer) -> Sequence[object]:
         """Return the results of `process_fn` for `records`, which nobody else can change; raises what it raises.
@@ -175,7 +171,7 @@ class ProcessCaller:
                 own `CancelledError`, which is the `__cause__`.
         """
         with self._foreign:
-            if not self._on_loop:
+            if not self.cancellable:
                 return await self._call_in_thread(records, timer)
             size = len(records)  # it may change the list
             return received(await watched(self._fn(records), self._blocked), size, whole=type(records) is not list)

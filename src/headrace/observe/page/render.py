@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.errors import ConfigError
 from headrace.extras import require
-from headrace.observe.accounting.timeline import CAUSES, COMPUTING, LABELS, Cause
+from headrace.observe.accounting.timeline import CAUSES, COMPUTING, LABELS
 from headrace.observe.page.charts import CONFIG, charts
 from headrace.observe.reporting.figure import Figure, declared, lines_of
 from headrace.observe.reporting.formats import money, number, percent, seconds
@@ -137,12 +137,8 @@ def _compared(every: Sequence[JobFigures]) -> list[tuple[str, list[str], str]]:
         for one in declared(JobFigures)
         if one.text is not None and any(getattr(job, one.name) for job in every)
     ]
-    shares = [(LABELS[cause], [_share_of(job, cause) for job in every]) for cause in CAUSES]
+    shares = [(LABELS[cause], [job.causes[cause] / max(job.wall_s, 1e-9) for job in every]) for cause in CAUSES]
     return rows + [(label, list(map(percent, each)), _points(each[0], each[-1])) for label, each in shares if any(each)]
-
-
-def _share_of(found: JobFigures, cause: Cause) -> float:
-    return found.causes[cause] / found.wall_s if found.wall_s > 0 else 0.0
 
 
 def _change(every: Sequence[JobFigures], one: Figure) -> str:
