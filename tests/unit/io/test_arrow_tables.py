@@ -5,6 +5,7 @@ import decimal
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.feather
 import pyarrow.parquet as pq
@@ -155,6 +156,30 @@ def test_large_rows_come_in_small_tables(tmp_path: Path, write: Write, monkeypat
     chunks = compared(open_source(write(written, tmp_path / "in")), NAMES)
     assert len(chunks) > 5
     assert max(chunk.table.nbytes for chunk in chunks if chunk.table is not None) < 15_000
+
+
+@formats
+@pytest.mark.parametrize("todo", [{7, 200}, {299}, {0, 1, 2}])
+def test_rows_whose_neighbours_are_done_count_all_that_they_keep_in_memory(
+    tmp_path: Path, write: Write, todo: set[int]
+) -> None:
+    file = write(pa.table({"id": range(300), "text": ["x" * 1000] * 300}), tmp_path / "in")
+    chunks = open_source(file).in_columns(["text"]).chunks(skipping(set(range(300)) - todo))
+    tables = [chunk.table for chunk in chunks if chunk.table is not None]
+    assert [position for table in tables for position in table.positions.tolist()] == sorted(todo)
+    assert sum(table.nbytes for table in tables) > 300_000
+
+
+def test_a_part_of_a_table_counts_its_share_of_what_was_left_out(tmp_path: Path) -> None:
+    file = tmp_path / "in.csv"
+    file.write_text("text\n" + f"{'x' * 1000}\n" * 300)
+    [table] = [chunk.table for chunk in open_source(file).in_columns(["text"]).chunks(int) if chunk.table is not None]
+    assert isinstance(table, SourceTable)
+    few = table.only(np.array([3, 5, 8, 200]))
+    assert few.nbytes > table.nbytes
+    assert sum(few.slice(row, row + 1).nbytes for row in range(4)) == pytest.approx(few.nbytes, abs=4)
+    assert few.only(np.array([1, 2])).nbytes > table.nbytes
+    assert [(record.position, record.data) for record in few] == [(n, {"text": "x" * 1000}) for n in (3, 5, 8, 200)]
 
 
 @formats

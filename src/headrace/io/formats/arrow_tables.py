@@ -8,14 +8,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from headrace.errors import tried
+from headrace.extras import lazy
 from headrace.io.base import Chunk
-from headrace.io.formats.cells import rows_of, taken
+from headrace.io.formats.cells import rows_of
 from headrace.io.storage.row_tables import TABLE_ROWS, RowMaker, SourceTable
 from headrace.io.storage.rows import CHUNK_BYTES, CHUNK_ROWS, positions_todo, share, todo
 from headrace.records import outer
 
 if TYPE_CHECKING:
+    import numpy
     import pyarrow as pa
+else:
+    numpy = lazy("numpy")
 
 _CROWD = 16
 """Odd rows come in crowds, and each call of a library takes its time: some are made together."""
@@ -127,27 +131,29 @@ def chunks_of(  # noqa: PLR0913 - keyword-only, and each caller leaves some of t
     """
     total, stop, told = len(held), max(0, known - base), 0
     used = [name for name in held.names if not names or name in names or name in map(outer, names)]
-    while (start := max(stop, next_todo(base + stop) - base)) < total:
+    while (first := max(stop, next_todo(base + stop) - base)) < total:
+        start = first if stop or total > rows else 0  # any row of a batch keeps all of it in memory, which must count
         stop = min(start + rows, total)
         columns = {} if names is None else held.columns(used, start, stop)
         sound = {name: column for name, column in columns.items() if column is not None and _is_valid(column)}
         if not sound:
             rows = held.together
-            stop = min(start + rows, total)
-            positions = todo(base + start, base + stop, next_todo)
+            stop = min(first + rows, total)
+            positions = todo(base + first, base + stop, next_todo)
             made = held.rows_at([position - base for position in positions])
             yield Chunk.of(map(held.record, positions, made), share(size, told, stop, total))
             told = stop
             continue
-        places = positions_todo(base + start, base + stop, next_todo) - base
-        if len(places) < stop - start:
-            sound = {name: taken(column, (places - start).tolist()) for name, column in sound.items()}
+        places = numpy.arange(start, stop)
         table = SourceTable(places + base, places, held, sound, held.typed)
         portion = max(1, CHUNK_BYTES * len(table) // max(1, table.nbytes))
+        left = positions_todo(base + first, base + stop, next_todo) - (base + start)
+        if len(left) < len(table):
+            table = table.only(left)
         read, told = share(size, told, stop, total), stop
-        for first in range(0, len(table), portion):
-            part = table.slice(first, first + portion)
-            yield Chunk(part, (), share(read, first, first + len(part), len(table)), table=part)
+        for row in range(0, len(table), portion):
+            part = table.slice(row, row + portion)
+            yield Chunk(part, (), share(read, row, row + len(part), len(table)), table=part)
         rows = min(TABLE_ROWS, _GROWTH * rows, portion)
     if (rest := share(size, told, total, total)) or not stop:
         yield Chunk((), (), rest)  # the reader of a stream without an end may end here

@@ -196,13 +196,6 @@ def texts_of(column: Iterable[pa.Scalar]) -> list[object]:
     return [f"{getattr(one, 'value', one)} {one.type}" if isinstance(text, Exception) else text for one, text in found]
 
 
-def taken(column: pa.Array, places: Sequence[int]) -> pa.Array:
-    try:
-        return column.take(pa.array(places, pa.int64()))
-    except pa.ArrowException:  # a type without this function, such as a string view
-        return pa.concat_arrays([column.slice(place, 1) for place in places])
-
-
 def objects_exactly(values: Any) -> Any:
     """The Python objects of an Arrow array or scalar. Raises Exception: Python cannot hold one of them as it is."""
     narrow = _in_microseconds(values.type)

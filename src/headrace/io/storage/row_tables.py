@@ -81,13 +81,15 @@ class SourceTable(Sequence[Record]):
     columns: Mapping[str, pa.Array | None]
     typed: bool
     constants: Mapping[str, object] = field(default_factory=dict)
+    _left_out: float = field(default=0.0, init=False)
+    """Bytes in memory of rows that were left out, for each row that was not."""
     _made: tuple[int, Sequence[Record]] = field(default=(-1, ()), init=False)
     """The first of the rows that were made last, and these."""
 
     @property
     def nbytes(self) -> int:
         arrays = sum(int(column.nbytes) for column in self.columns.values() if column is not None)
-        return self.positions.nbytes + arrays + self.maker.bytes_at(self.places)
+        return self.positions.nbytes + arrays + self.maker.bytes_at(self.places) + int(self._left_out * len(self))
 
     def __len__(self) -> int:
         return len(self.positions)
@@ -140,8 +142,26 @@ class SourceTable(Sequence[Record]):
 
     def slice(self, start: int, stop: int) -> Self:
         columns = {name: None if column is None else column[start:stop] for name, column in self.columns.items()}
-        part = slice(start, stop)
-        return replace(self, positions=self.positions[part], places=self.places[part], columns=columns)
+        return self._part(slice(start, stop), columns, self._left_out)
+
+    def only(self, rows: RowNumbers) -> Self:
+        """Some of the rows, ascending. The others stay in memory, for `maker` may need what holds them all."""
+        columns = {name: None if column is None else _taken(column, rows) for name, column in self.columns.items()}
+        return self._part(rows, columns, self.nbytes / max(1, len(rows)))
+
+    def _part(self, rows: _Slice | RowNumbers, columns: Mapping[str, pa.Array | None], left_out: float) -> Self:
+        part = replace(self, positions=self.positions[rows], places=self.places[rows], columns=columns)
+        part._left_out = left_out
+        return part
+
+
+def _taken(column: pa.Array, rows: RowNumbers) -> pa.Array:
+    import pyarrow
+
+    try:
+        return column.take(rows)
+    except pyarrow.ArrowException:  # a type without this function, such as a string view
+        return pyarrow.concat_arrays([column[row : row + 1] for row in rows.tolist()])
 
 
 def has_arrow() -> bool:

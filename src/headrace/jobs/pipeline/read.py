@@ -22,7 +22,6 @@ from headrace.io.sources.unique_ids import Found, SeenIds
 from headrace.io.storage.row_tables import SourceTable
 from headrace.io.storage.rows import positions_todo
 from headrace.jobs.pipeline import arrow
-from headrace.jobs.pipeline.blocks import taken
 from headrace.jobs.pipeline.concurrency_tuner import ConcurrencyTuner
 from headrace.jobs.pipeline.dedupe import RepeatCounter
 from headrace.jobs.pipeline.inputs import id_text, table_columns
@@ -354,8 +353,7 @@ def _unfinished(chunk: Chunk, next_todo: Callable[[int], int]) -> Chunk:
     rows = numpy.flatnonzero(numpy.isin(table.positions, todo))
     if len(rows) == len(table):
         return replace(chunk, failures=failures)
-    columns = {name: None if column is None else taken(column, rows) for name, column in table.columns.items()}
-    left = replace(table, positions=table.positions[rows], places=table.places[rows], columns=columns)
+    left = table.only(rows)
     return replace(chunk, records=left, failures=failures, table=left if len(left) else None)
 
 
