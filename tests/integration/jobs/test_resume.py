@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
 import os
 import threading
@@ -265,11 +266,13 @@ def test_a_gap_is_never_merged(runner: Runner) -> None:
     assert not runner.sink.exists()
 
 
-def test_a_damaged_job_file_is_named(runner: Runner) -> None:
+@pytest.mark.parametrize("damage", [lambda _: "{", lambda text: json.dumps(json.loads(text) | {"before": 5})])
+def test_a_damaged_job_file_is_named(runner: Runner, damage: Callable[[str], str]) -> None:
     stop = StopRequest()
     stop.request()
     runner.run(stop)
-    Path(f"{runner.sink}.parts", "job.json").write_text("{")
+    state = Path(f"{runner.sink}.parts", "job.json")
+    state.write_text(damage(state.read_text()))
     with pytest.raises(JobError, match=r"job\.json is damaged"):
         runner.run()
     assert runner.run(overwrite=True).state == "finished"

@@ -39,6 +39,7 @@ def _is_state(state: object) -> TypeGuard[dict[str, Json]]:
     finished, settings = state["finished"], state.get("settings")
     return (
         isinstance(state["fingerprint"], dict)
+        and isinstance(state.get("before"), dict | None)
         and (settings is None or (isinstance(settings, dict) and {"source", "selection"} <= settings.keys()))
         and (finished is None or (isinstance(finished, dict) and _is_an_end(finished)))
     )
