@@ -17,7 +17,6 @@ from headrace.app.jobs.job import JobSettings
 from headrace.cli.tune import step_lines
 from headrace.device.step_sizes import StepSize
 from headrace.engines.choosing.config import EngineConfig
-from headrace.engines.vllm.engine import VllmEngine
 from headrace.errors import BrokenOffError, EngineDeadError
 
 
@@ -59,6 +58,8 @@ def test_vllm_is_measured_at_each_size_that_it_starts_with(tmp_path: Path, monke
 def test_a_resumed_job_keeps_the_speculation_that_it_began_with(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from headrace.engines.vllm.engine import VllmEngine
+
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     folder = save_random_llama(tmp_path / "model")
     texts = [f"{n} + {n} = {n} + {n} =" for n in range(30)]
