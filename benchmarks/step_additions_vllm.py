@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 from dataclasses import asdict
 from functools import partial
@@ -13,14 +12,11 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from transformers import AutoTokenizer
-
 from benchmarks.common import Parts, new_cache, report
-from benchmarks.step_sizes import KINDS, requests
-from benchmarks.step_sizes_vllm import DEFAULT, OPTIONS, networks
+from benchmarks.step_sizes import KINDS
+from benchmarks.step_sizes_vllm import DEFAULT, OPTIONS, saved_networks, written
 from headrace.app import step_grid
 from headrace.engines.choosing.config import EngineConfig
-from headrace.engines.generation.causal_lm import ARITHMETIC
 from headrace.jobs.settings import JobSettings
 
 PROMPTS = 128
@@ -37,17 +33,11 @@ def tuned(model: Path, source: Path) -> list[dict[str, Any]]:
 def main() -> None:
     """Measure each model with each kind of prompts and print the table."""
     parts, rows = Parts("step_additions_vllm"), list[list[Any]]()
-    words = AutoTokenizer.from_pretrained(ARITHMETIC)
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        for name, network in networks(len(words)).items():
-            model = folder / name
-            network.save_pretrained(model)
-            words.save_pretrained(model)
+        for name, model, _ in saved_networks(folder):
             for kind in KINDS:
-                source = folder / f"{kind}.jsonl"
-                asks = requests(kind, PROMPTS)
-                source.write_text("".join(json.dumps({"prompt": ask}) + "\n" for ask in asks))
+                source = written(folder, kind, PROMPTS)
                 for one in parts.once(f"{name} {kind}", partial(tuned, model, source)):
                     stays = "stays" if one["stays"] else one["why_not"].split(":")[0]
                     rows.append([name, kind, one["name"], one["speed"], one["same"], stays])

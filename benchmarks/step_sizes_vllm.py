@@ -10,7 +10,7 @@ import itertools
 import json
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import astuple, replace
 from functools import partial
 from pathlib import Path
@@ -76,6 +76,22 @@ def networks(words: int) -> dict[str, PreTrainedModel]:
         "Qwen3": Qwen3ForCausalLM(Qwen3Config(**far, **sizes, num_hidden_layers=4, num_key_value_heads=2, head_dim=32)),
         "OPT": OPTForCausalLM(OPTConfig(vocab_size=words, **SHARED, init_std=0.1, num_attention_heads=3, **opt)),
     }
+
+
+def saved_networks(folder: Path) -> Iterator[tuple[str, Path, PreTrainedModel]]:
+    """The name of each, its folder, and itself."""
+    words = AutoTokenizer.from_pretrained(ARITHMETIC)
+    for name, network in networks(len(words)).items():
+        network.save_pretrained(folder / name)
+        words.save_pretrained(folder / name)
+        yield name, folder / name, network
+
+
+def written(folder: Path, kind: str, count: int) -> Path:
+    """A file of so many prompts."""
+    source = folder / f"{kind}.jsonl"
+    source.write_text("".join(json.dumps({"prompt": ask}) + "\n" for ask in requests(kind, count)))
+    return source
 
 
 class SizedScheduler(AsyncScheduler):
@@ -180,18 +196,12 @@ def compared(parts: Parts, label: str, vllm: Sized, source: Path) -> list[Any]:
 def main() -> None:
     """Measure all sizes in turn and print the table."""
     parts, rows = Parts("step_sizes_vllm"), list[list[Any]]()
-    words = AutoTokenizer.from_pretrained(ARITHMETIC)
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        for name, network in networks(len(words)).items():
-            model = folder / name
-            network.save_pretrained(model)
-            words.save_pretrained(model)
+        for name, model, network in saved_networks(folder):
             vllm, label = Sized(model, folder), f"{name}, {network.num_parameters() / 1e6:.1f} M"
             for kind in KINDS:
-                source = folder / f"{kind}.jsonl"
-                asks = requests(kind, PROMPTS[kind])
-                source.write_text("".join(json.dumps({"prompt": ask}) + "\n" for ask in asks))
+                source = written(folder, kind, PROMPTS[kind])
                 rows.append([label, kind, *compared(parts, f"{name} {kind}", vllm, source)])
             vllm.end()
     parts.done()
