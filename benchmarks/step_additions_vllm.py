@@ -44,7 +44,8 @@ def main() -> None:
     parts.done()
     note = (
         f"{PROMPTS} prompts as in `benchmarks.step_sizes`, random weights, float32, greedy, at {DEFAULT.answers} "
-        f"answers and {DEFAULT.tokens} tokens a step; one measurement, and a second where the first is faster."
+        f"answers and {DEFAULT.tokens} tokens a step; one measurement of each, and a second without it where "
+        "it is faster."
     )
     columns = ["model", "prompts", "with it", "x records/s", "same answers", "tune says"]
     report("step_additions_vllm", "What else `headrace tune` tries with vLLM", columns, rows, [note])

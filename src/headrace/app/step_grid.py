@@ -193,7 +193,7 @@ def _with_additions(grid: StepGrid, options: Mapping[str, object], row: Callable
             continue
         try:
             found = row(size, {**grid.arguments, **arguments})
-            if _AS_GOOD * found.records_per_s > base.records_per_s:  # once more, as for sizes
+            if _AS_GOOD * found.records_per_s > base.records_per_s:  # other work may have slowed it
                 base = max(base, row(size, grid.arguments), key=_SPEED)
         except (ConfigError, EngineError) as error:
             addition = Addition(name, arguments, 0.0, 0.0, stays=False, why_not=str(error))
