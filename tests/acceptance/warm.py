@@ -219,6 +219,8 @@ def _begin(child: Child, streams: list[int]) -> str:
         sys.path += filter(None, more)
         importlib.import_module("headrace.plugins").forget()
     importlib.invalidate_caches()
+    if "triton" in sys.modules:  # it complains of objects that are left at the end
+        atexit.register(gc.unfreeze)
     return child.code
 
 

@@ -18,7 +18,8 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 from tests.small_models import encoded, vision_model
-from transformers import AutoImageProcessor, AutoModelForImageClassification, BaseImageProcessor
+from transformers import AutoModelForImageClassification, BaseImageProcessor
+from transformers.models.auto.image_processing_auto import AutoImageProcessor
 from transformers.models.beit.image_processing_pil_beit import BeitImageProcessorPil
 from transformers.models.bit.image_processing_pil_bit import BitImageProcessorPil
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil

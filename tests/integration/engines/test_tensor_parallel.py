@@ -15,12 +15,13 @@ import pytest
 import torch
 from tests.acceptance.command import end, headrace, start
 from tests.waiting import until
-from transformers import LlamaConfig, LlamaModel
+from transformers import AutoTokenizer, CodeGenConfig, CodeGenForCausalLM, LlamaConfig, LlamaForCausalLM, LlamaModel
 
 from headrace import ContinuousBatcher
 from headrace.device import placement
 from headrace.engines.choosing.registry import create
 from headrace.engines.generation import tensor_parallel
+from headrace.engines.generation.causal_lm import ARITHMETIC
 from headrace.engines.generation.continuous import GenerationEngine
 from headrace.engines.generation.options import Generation
 from headrace.engines.networks.pytorch import load_pretrained
@@ -86,11 +87,22 @@ def run_steps(engine: GenerationEngine, count: int) -> None:
         engine.step()
 
 
-def test_two_processes_give_the_answers_of_one_and_a_dead_one_ends_both() -> None:
-    one = GenerationEngine(Generation(max_num_seqs=8))
+@pytest.fixture(scope="module")
+def even(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The arithmetic model with one more token: transformers 5.20 and before cannot split its 99."""
+    folder = tmp_path_factory.mktemp("even")
+    model = LlamaForCausalLM.from_pretrained(ARITHMETIC)
+    model.resize_token_embeddings(100)
+    model.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(ARITHMETIC).save_pretrained(folder)
+    return folder
+
+
+def test_two_processes_give_the_answers_of_one_and_a_dead_one_ends_both(even: Path) -> None:
+    one = GenerationEngine(Generation(model=even, max_num_seqs=8))
     expected = answers(one)
     one.close()
-    two = GenerationEngine(Generation(max_num_seqs=8, tensor_parallel_size=2))
+    two = GenerationEngine(Generation(model=even, max_num_seqs=8, tensor_parallel_size=2))
     [rank] = children(os.getpid())
     with pytest.raises(ConfigError, match="another model of this process has tensor_parallel_size"):
         GenerationEngine(Generation(tensor_parallel_size=2))
@@ -106,10 +118,11 @@ def test_two_processes_give_the_answers_of_one_and_a_dead_one_ends_both() -> Non
     assert not torch.distributed.is_initialized()
 
 
-def test_a_job_whose_rank_dies_ends_in_one_line_and_goes_on(tmp_path: Path) -> None:
+def test_a_job_whose_rank_dies_ends_in_one_line_and_goes_on(tmp_path: Path, even: Path) -> None:
     rows = [{"id": n, "text": f"{n}+{n * 7}="} for n in range(6_000)]
     (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    command = ("run", "--task", "generate", "-i", "in.jsonl", "-o", "out.jsonl", "--tensor-parallel-size", "2")
+    files = ("-i", "in.jsonl", "-o", "out.jsonl")
+    command = ("run", "--task", "generate", "--model", even, *files, "--tensor-parallel-size", "2")
     job = start(*command, folder=tmp_path)
     until(lambda: any(tmp_path.glob("out.jsonl.parts/part-*")), of=job)
     [rank] = children(job.pid)
@@ -173,11 +186,8 @@ def test_an_engine_without_it_says_which_have_it(tmp_path: Path, flags: tuple[st
     assert said in output.splitlines()[-1]
 
 
-def test_a_model_without_a_plan_is_refused_by_name(tmp_path: Path) -> None:
-    from transformers import AutoTokenizer, CodeGenConfig, CodeGenForCausalLM
-
-    from headrace.engines.generation.causal_lm import ARITHMETIC
-
+def test_a_model_without_a_plan_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CodeGenConfig, "base_model_tp_plan", None)  # transformers 5.24 has one
     AutoTokenizer.from_pretrained(str(ARITHMETIC)).save_pretrained(str(tmp_path))
     CodeGenForCausalLM(CodeGenConfig(vocab_size=99, n_embd=32, n_layer=1, n_head=4, rotary_dim=4)).save_pretrained(
         tmp_path

@@ -15,7 +15,8 @@ import torch
 from PIL import Image
 from sklearn.datasets import load_digits
 from tests.small_models import encoded, picture, vision_model
-from transformers import AutoConfig, AutoImageProcessor, AutoModel, ViTModel, pipeline
+from transformers import AutoConfig, AutoModel, ViTModel, pipeline
+from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
 from headrace.engines.base import Prepared
 from headrace.engines.choosing.registry import create

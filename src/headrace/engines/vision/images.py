@@ -41,8 +41,8 @@ class ImageInputs:
     """Preprocesses images. Thread-safe; decoding and resizing release the GIL.
 
     Pixels are those that the processor makes of the image as `ImageTransform.decoded` returns it. Transparent pixels
-    become white if the processor says `do_convert_rgb`, as it makes them itself; else transparency is dropped, as by
-    transformers' pipelines.
+    become white if the processor says `do_convert_rgb`, as it makes them itself from transformers 5.21 on; else
+    transparency is dropped, as by transformers' pipelines.
 
     Args:
         max_pixels: a larger image is refused before it is decoded.
