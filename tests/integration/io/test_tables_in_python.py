@@ -319,3 +319,14 @@ def test_a_numpy_sink_returns_the_outputs_alone() -> None:
     assert run(lambda texts: [float(len(text)) for text in texts], ["a", "bb"]).tolist() == [1.0, 2.0]
     named = run(lambda texts: [{"text": text} for text in texts], ["a", "bb"])
     assert (named.dtype, named.tolist()) == (object, [{"text": "a"}, {"text": "bb"}])
+
+
+def test_periods_and_intervals_of_pandas_are_written_as_they_are_shown(tmp_path: Path) -> None:
+    intervals = pd.arrays.IntervalArray.from_breaks([0, 1, 2], closed="left")
+    frame = pd.DataFrame({"text": ["a", "b"], "month": pd.PeriodIndex(["2024-01", None], freq="M"), "i": intervals})
+    for name in ("out.jsonl", "out.csv", "out.parquet"):
+        headrace.run(frame, sink=tmp_path / name, keep_columns="*", **FAKE)
+    rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert [(row["month"], row["i"]) for row in rows] == [("2024-01", "[0, 1)"), (None, "[1, 2)")]
+    assert '0,a,2024-01,"[0, 1)",' in (tmp_path / "out.csv").read_text()
+    assert pq.read_table(tmp_path / "out.parquet").to_pandas()["month"].tolist() == [pd.Period("2024-01"), pd.NaT]

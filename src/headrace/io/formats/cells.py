@@ -271,6 +271,9 @@ def _python(scalar: pa.Scalar) -> object:
     if not scalar.is_valid:
         return None
     if isinstance(scalar, pa.ExtensionScalar):
+        if kind.extension_name in ("pandas.period", "pandas.interval"):  # "2024-01", not months since 1970
+            stored = pa.ExtensionArray.from_storage(kind, pa.array([scalar.value], kind.storage_type))
+            return str(kind.to_pandas_dtype().__from_arrow__(stored)[0])
         return scalar.as_py()
     if isinstance(scalar, pa.DictionaryScalar):
         return _python(scalar.value)

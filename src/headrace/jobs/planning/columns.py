@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from headrace.errors import ConfigError, nearest
 from headrace.io.base import Chunk, Source, typed_columns
+from headrace.io.formats.tables import check_names
 from headrace.io.sources.in_memory import ARRAY
 from headrace.jobs.pipeline.inputs import WHOLE, Columns
 from headrace.jobs.pipeline.user_code import UserCode
@@ -56,6 +57,7 @@ def resolve(source: Source, wanted: Columns, user: UserCode | None = None) -> Co
         if head and not _may_have(head, column):
             raise _missing(column, len(head), known, _way_out(column, wanted, known) + _header_hint(source))
     if "*" in wanted.keep:
+        check_names([*dict.fromkeys(name for record in head for name in record.data)], "the input")
         others = [name for name in wanted.keep if name != "*"]
         its_id = "id" if wanted.id is None else wanted.id
         wanted = replace(wanted, keep=tuple(dict.fromkeys((*others, *(name for name in known if name != its_id)))))
@@ -138,7 +140,8 @@ def _is_no_header(names: Sequence[str]) -> bool:
 
 
 def _names(records: Iterable[Record]) -> list[str]:
-    return list(dict.fromkeys(column for record in records for column in record.data))
+    """The columns with a name that is text: rows of Python may have others, which cannot be meant."""
+    return list(dict.fromkeys(column for record in records for column in record.data if isinstance(column, str)))
 
 
 def first_rows(source: Source) -> Sequence[Record]:
