@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from headrace.io.base import Chunk, ColumnSource, Source
@@ -76,13 +77,22 @@ def failures(chunks: Sequence[Chunk]) -> list[tuple[object, ...]]:
 
 def shown(value: object) -> object:
     """A value that is equal to another one only if type, order of keys and the sign of zero are equal too."""
+    before = sys.getrecursionlimit()
+    sys.setrecursionlimit(50_000)  # Python 3.13 reads lists in lists that are thousands deep
+    try:
+        return _shown(value)
+    finally:
+        sys.setrecursionlimit(before)
+
+
+def _shown(value: object) -> object:
     if isinstance(value, Record):
-        return value.position, value.id, shown(value.data)
+        return value.position, value.id, _shown(value.data)
     if isinstance(value, Mapping):
         exact = sorted(value.exact) if isinstance(value, TableRow) else None
-        return [(key, shown(inner)) for key, inner in value.items()], exact
+        return [(key, _shown(inner)) for key, inner in value.items()], exact
     if isinstance(value, list):
-        return list(map(shown, value))
+        return [_shown(inner) for inner in value]
     if isinstance(value, float):
         return repr(value), math.copysign(1, value)
     return type(value).__name__, value
