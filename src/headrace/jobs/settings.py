@@ -1,4 +1,4 @@
-"""Settings of a job."""
+"""Settings of a job; those of its batches are in `engines.choosing.config`, as servers have them too."""
 
 from __future__ import annotations
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from tests.acceptance.command import end, headrace, start
 from tests.waiting import until
 from transformers import AutoTokenizer, CodeGenConfig, CodeGenForCausalLM, LlamaConfig, LlamaForCausalLM, LlamaModel
@@ -88,21 +89,23 @@ def run_steps(engine: GenerationEngine, count: int) -> None:
 
 
 @pytest.fixture(scope="module")
-def even(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The arithmetic model with one more token: transformers 5.20 and before cannot split its 99."""
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The arithmetic model; with one more token where transformers, 5.20 and before, cannot split its 99."""
+    if tuple(map(int, transformers.__version__.split(".")[:2])) >= (5, 21):
+        return ARITHMETIC
     folder = tmp_path_factory.mktemp("even")
-    model = LlamaForCausalLM.from_pretrained(ARITHMETIC)
-    model.resize_token_embeddings(100)
-    model.save_pretrained(folder)
+    larger = LlamaForCausalLM.from_pretrained(ARITHMETIC)
+    larger.resize_token_embeddings(100)
+    larger.save_pretrained(folder)
     AutoTokenizer.from_pretrained(ARITHMETIC).save_pretrained(folder)
     return folder
 
 
-def test_two_processes_give_the_answers_of_one_and_a_dead_one_ends_both(even: Path) -> None:
-    one = GenerationEngine(Generation(model=even, max_num_seqs=8))
+def test_two_processes_give_the_answers_of_one_and_a_dead_one_ends_both(model: Path) -> None:
+    one = GenerationEngine(Generation(model=model, max_num_seqs=8))
     expected = answers(one)
     one.close()
-    two = GenerationEngine(Generation(model=even, max_num_seqs=8, tensor_parallel_size=2))
+    two = GenerationEngine(Generation(model=model, max_num_seqs=8, tensor_parallel_size=2))
     [rank] = children(os.getpid())
     with pytest.raises(ConfigError, match="another model of this process has tensor_parallel_size"):
         GenerationEngine(Generation(tensor_parallel_size=2))
@@ -118,11 +121,11 @@ def test_two_processes_give_the_answers_of_one_and_a_dead_one_ends_both(even: Pa
     assert not torch.distributed.is_initialized()
 
 
-def test_a_job_whose_rank_dies_ends_in_one_line_and_goes_on(tmp_path: Path, even: Path) -> None:
+def test_a_job_whose_rank_dies_ends_in_one_line_and_goes_on(tmp_path: Path, model: Path) -> None:
     rows = [{"id": n, "text": f"{n}+{n * 7}="} for n in range(6_000)]
     (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     files = ("-i", "in.jsonl", "-o", "out.jsonl")
-    command = ("run", "--task", "generate", "--model", even, *files, "--tensor-parallel-size", "2")
+    command = ("run", "--task", "generate", "--model", model, *files, "--tensor-parallel-size", "2")
     job = start(*command, folder=tmp_path)
     until(lambda: any(tmp_path.glob("out.jsonl.parts/part-*")), of=job)
     [rank] = children(job.pid)

@@ -1,4 +1,4 @@
-"""Adjusts the batch budget of a running job to measurements, and stores the result for the next job."""
+"""Adjusts the batch budget of a running job to measurements and out-of-memory errors, and stores it for the next."""
 
 from __future__ import annotations
 

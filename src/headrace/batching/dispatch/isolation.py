@@ -1,4 +1,4 @@
-"""What a failed batch means: fail all records, or run them again in halves; and what ran out of memory. Pure."""
+"""What a failed batch means: fail all records, or run them again in halves; out of memory lowers the budget. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The registered file formats. The name of a format's entry point is the suffix of its files."""
+"""What a file format declares, and the registered ones. The name of an entry point is the suffix of the files."""
 
 from __future__ import annotations
 

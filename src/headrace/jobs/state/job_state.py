@@ -1,4 +1,4 @@
-"""One pass over the input, by a run or a retry: which records are unfinished, and where outcomes go."""
+"""What `job.json` holds, and one pass over the input: which records are unfinished, and where outcomes go."""
 
 from __future__ import annotations
 

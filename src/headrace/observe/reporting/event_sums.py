@@ -58,7 +58,7 @@ _VALUES = {stage: attrgetter(*names) for stage, names in _SUMMED.items()}
 
 
 class Sums:
-    """The sums of a run's events; the formulas of the figures in `results.Report` read them."""
+    """The sums of a run's events; the formulas of the figures in `run_figures.Report` read them."""
 
     def __init__(self, host: RunFacts) -> None:
         self.host = host

@@ -1,4 +1,4 @@
-"""The figures of a report, from the summaries of a job's runs. Pure."""
+"""The figures of the report page and of its JSON, from the summaries of a job's runs. Pure."""
 
 from __future__ import annotations
 

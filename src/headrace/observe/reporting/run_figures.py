@@ -69,7 +69,7 @@ class StepFigures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """A job's results and timings; the formulas of its figures read `sums.Sums`.
+    """A job's results and timings; the formulas of its figures read `event_sums.Sums`.
 
     The order of the figures is that of their lines. A field without `figure` is filled in by a later step.
     """
