@@ -210,7 +210,7 @@ def test_standard_input_that_is_closed_is_called_so(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("name", ["out.jsonl", "out.parquet", "list"])
 def test_a_column_whose_name_is_no_text_cannot_be_kept(tmp_path: Path, name: str, rows: list[dict[Any, Any]]) -> None:
     sink: Any = name if name == "list" else tmp_path / name
-    said = r"the input has a column (1, of type int|\(1, 2\), of type tuple); give it a text as its name"
+    said = r"a row has a column (1, of type int|\(1, 2\), of type tuple); give it a text as its name"
     with pytest.raises(ConfigError, match=said):
         headrace.run(rows, sink=sink, keep_columns="*", **FAKE)
     headrace.run(rows, sink=sink, keep_columns=["text"], **FAKE)

@@ -57,7 +57,7 @@ def resolve(source: Source, wanted: Columns, user: UserCode | None = None) -> Co
         if head and not _may_have(head, column):
             raise _missing(column, len(head), known, _way_out(column, wanted, known) + _header_hint(source))
     if "*" in wanted.keep:
-        check_names([*dict.fromkeys(name for record in head for name in record.data)], "the input")
+        check_names([*dict.fromkeys(name for record in head for name in record.data)], "a row")
         others = [name for name in wanted.keep if name != "*"]
         its_id = "id" if wanted.id is None else wanted.id
         wanted = replace(wanted, keep=tuple(dict.fromkeys((*others, *(name for name in known if name != its_id)))))
