@@ -185,6 +185,13 @@ class Model(BaseModel):
     object: Literal["model"]
     created: int
     owned_by: str
+    task: str
+    commit: str | None = None
+    """Of a model from the hub."""
+    parent: str | None = None
+    """The model of an adapter."""
+    status: str | None = None
+    """Of one of several models, such as "loaded" or "unloaded"."""
 
 
 class ModelList(BaseModel):
