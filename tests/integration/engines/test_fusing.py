@@ -65,6 +65,8 @@ def test_fused_layers_give_the_same_and_can_be_undone(name: str, monkeypatch: py
         part.register_forward_hook(lambda module, *_: ran.update([type(module).__name__]))
     found = outputs(model)
     assert {kind: ran[kind] for kind in MODELS[name][2]} == MODELS[name][2]
+    if torch.__version__.split("+")[0] != "2.11.0":  # which rounds ViT to the same bits
+        assert not torch.equal(found, expected)  # it is another computation
     torch.testing.assert_close(found, expected, rtol=0.02, atol=0.05)
     fusing.unfuse(model)
     assert torch.equal(outputs(model), expected)

@@ -94,8 +94,8 @@ def files() -> dict[str, bytes]:
         for kind in KINDS:
             with contextlib.suppress(OSError, ValueError, KeyError):
                 content = encoded(in_mode(mode), kind)
-                opened = Image.open(io.BytesIO(content))
-                opened.load()  # Pillow 12 writes some that it cannot read
+                with Image.open(io.BytesIO(content)) as opened:
+                    opened.load()  # Pillow 12 writes some that it cannot read
                 white, black = mode in SIXTEEN and opened.mode[0] != "I", mode == "I" and opened.mode.startswith("I;16")
                 if not white and not black:
                     found[f"{opened.mode} in {kind} from {mode}"] = content
