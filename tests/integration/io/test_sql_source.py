@@ -92,6 +92,12 @@ def test_a_query_that_cannot_be_resumed_or_run_is_refused(database: str, query: 
         open_source(database, sql=query)
 
 
+def test_nan_in_the_last_row_read_is_no_change_of_the_rows() -> None:
+    query = "SELECT n AS id, 'text' AS text, 'nan'::DOUBLE AS score FROM range(1000) AS numbers(n) ORDER BY n"
+    rows = headrace.run(duckdb.connect(), sql=query, sink="list", **OPTIONS | {"keep_columns": ["score"]})
+    assert len(rows) == 1000
+
+
 def test_engines_and_connections_are_inputs(database: str) -> None:
     if database.startswith("duckdb"):
         connection = duckdb.connect(database.removeprefix("duckdb:///"))

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
 import json
 import os
 import signal
 import sqlite3
+import uuid
 from dataclasses import replace
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.acceptance.command import FAKE, end, python, start
 from tests.integration.io.killed import MOMENTS
-from tests.stores import NAMES, Store, make, store
+from tests.stores import NAMES, Store, make, read_sqlite, store
 
 import headrace
 from headrace.errors import BrokenOffError, ConfigError, ResumeMismatchError, TooManyErrorsError
@@ -94,6 +97,65 @@ def test_null_in_a_column_of_dicts_is_null_to_the_database(
         run(store.address("nulls"), rows, keep_columns=["more"], overwrite=again)
         with contextlib.closing(connect(tmp_path / "rows.db" if name == "sqlite" else store.base)) as database:
             assert list(database.execute("SELECT id FROM nulls WHERE more IS NULL")) == [("b",)]
+
+
+EXACT = {
+    "time": datetime.time(1, 2, 3, 4),
+    "uuid": uuid.UUID(int=7),
+    "price": Decimal("1.5"),
+    "wide": Decimal("12345678901234567890123456789012345.678"),
+    "span": datetime.timedelta(days=3, microseconds=1),
+    "long": 2**64 - 1,
+}
+
+
+def test_a_kept_column_keeps_its_values_in_postgresql(
+    tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    store = make("postgresql", tmp_path, request)
+    run(store.address("exact"), [{"id": 2**64, "text": "a"} | EXACT], keep_columns=list(EXACT))
+    [row] = store.read("exact")
+    assert (row["id"], {name: row[name] for name in EXACT}) == (str(2**64), EXACT)
+
+
+def test_a_kept_column_keeps_its_values_in_sqlite_or_is_refused_before_the_first_record(
+    tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    store = make("sqlite", tmp_path, request)
+    names = ["time", "uuid", "price", "wide"]
+    run(store.address("exact"), [{"id": 2**64, "text": "a"} | EXACT], keep_columns=names)
+    [row] = store.read("exact")
+    assert row["id"] == str(2**64)
+    assert [row[name] for name in names] == ["01:02:03.000004", str(EXACT["uuid"]), 1.5, str(EXACT["wide"])]
+    texts: list[str] = []
+    engine = FakeEngine(refuses=texts.append)  # type: ignore[arg-type]  # it refuses none
+    for name, words in (
+        ("span", "type timedelta, for which there is no"),
+        ("long", "does not hold 18446744073709551615"),
+    ):
+        rows = [{"id": n, "text": "a", name: EXACT[name] if n else None} for n in range(3)]
+        with pytest.raises(ConfigError, match=f"{name}' .*{words}.*; make a text of it with a function"):
+            run(store.address(name), rows, keep_columns=[name], engine=engine)
+        run(store.address(name), rows, keep_columns=[name], prepare=lambda row, name=name: row | {name: str(row[name])})
+    assert texts == []
+
+
+def test_a_decimal_that_sqlite_would_round_is_a_dead_letter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = [{"id": n, "text": "a", "price": EXACT["wide"] if n == 1 else EXACT["price"]} for n in range(3)]
+    report = run("sqlite:///rows.db?table=t", rows, keep_columns=["price"], limits=Limits(part_records=1))
+    assert (report.ok, report.failed) == (2, 1)
+    assert read_sqlite(tmp_path / "rows.db", "t")[1]["price"] == 1.5
+
+
+def test_nan_that_sqlite_holds_as_null_is_counted_or_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = [{"id": n, "text": "a", "score": float("nan") if n else 0.5} for n in range(2)]
+    assert run("sqlite:///rows.db?table=t", rows, keep_columns=["score"]).nulled == 1
+    strict = run("sqlite:///rows.db?table=u", rows, keep_columns=["score"], on_nan="error")
+    assert (strict.ok, strict.failed) == (1, 1)
 
 
 def test_rows_of_others_are_not_replaced_unasked(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

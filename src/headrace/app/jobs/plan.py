@@ -172,9 +172,10 @@ def _checked(
     output = JobOutput(target, _writer(settings, target, column, found, url, form), makes_folder=makes_folder)
     if column in found.keep:
         raise ConfigError(f"cannot keep column {column!r}: the output of task {config.task!r} has that name")
-    found = replace(found, exact=target.check_column is not None and url is None, on_empty=settings.on_empty)
-    if found.exact and settings.prepare is None:
-        _check_kept(shown, found.keep, target)
+    is_exact = target.check_column is not None and url is None and target.table is None
+    found = replace(found, exact=is_exact, on_empty=settings.on_empty)
+    if url is None and settings.prepare is None:
+        _check_kept(shown, found, target)
     if settings.prepare is None and (task.requests or url == openai.EMBEDDINGS):
         _check_unsent(shown, config, found, url)
         _check_sampling(shown, settings, found, own_engine=own_engine)
@@ -336,18 +337,17 @@ def _check_output(settings: JobSettings, output: JobOutput) -> None:
         output.writer.check(begun=settings.overwrite or output.has_begun)
 
 
-def _check_kept(source: Source, names: Sequence[str], target: Target) -> None:
+def _check_kept(source: Source, columns: Columns, target: Target) -> None:
     """Check in the first rows that the output can hold the columns to keep, and say which change their type.
 
     A single value that it cannot hold fails its record only.
     """
-    if not names:
+    if target.check_column is None or not columns.keep:
         return
-    rows = first_rows(source)
-    for name in names:
-        values = [kept_value(row.data, name, exact=True) for row in rows[:_TRIED_ROWS] if _can_keep(row.data, name)]
-        if target.check_column is not None:
-            target.check_column(name, values)
+    rows = first_rows(source)[:_TRIED_ROWS]
+    for name in columns.keep:
+        values = [kept_value(row.data, name, exact=columns.exact) for row in rows if _can_keep(row.data, name)]
+        target.check_column(name, values)
 
 
 def _can_keep(row: Mapping[str, object], name: str) -> bool:

@@ -26,10 +26,10 @@ from pathlib import Path
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from headrace.columns import FinishedRows
-from headrace.errors import BrokenOffError, ConfigError, JobError, RecordError
+from headrace.errors import BrokenOffError, ConfigError, JobError, RecordError, tried
 from headrace.io.formats.json_texts import row_columns
 from headrace.io.formats.strict_json import StrictJson, own_text
-from headrace.io.formats.values import as_python
+from headrace.io.formats.values import as_python, plain
 from headrace.io.formats.writer import Layout, RowWriter, plain_row
 from headrace.io.sinks.targets import SinkPlugin, Target
 from headrace.io.storage.addresses import Address, parse_table
@@ -115,6 +115,9 @@ class TableSink(SinkPlugin):
     vectors: str = ""
     """The type of the vectors that alone can be outputs, such as float32; empty for any output."""
     extra: str = ""
+    check: Callable[[str, str, Sequence[object]], None] | None = None
+    """Checks a column to copy, without a connection, by the scheme, its name and its first plain values. Raises
+    RecordError if a new table can take none of them."""
 
     def target(self, name: str, format: str | None) -> Target:  # noqa: A002 - the flag's own word
         """The table that an address names. Raises ConfigError: it names none, or there is a format."""
@@ -126,9 +129,21 @@ class TableSink(SinkPlugin):
             is_folder=True,
             format=TABLE,
             make_writer=lambda layout: TableWriter(address, layout, self.open),
+            check_column=functools.partial(self._check, address),
             table=address.shown,
             vectors=self.vectors,
         )
+
+    def _check(self, address: Address, name: str, values: Sequence[object]) -> None:
+        if self.check is None:
+            return
+        there = [tried(plain, value) for value in values if value is not None]
+        if any(isinstance(value, Exception) for value in there):
+            return  # an object of some row: only its record fails
+        try:
+            self.check(address.scheme, name, [value for value in there if value is not None])
+        except RecordError as error:
+            raise ConfigError(f"cannot write {address.shown}: {error}") from error
 
 
 class TableWriter(RowWriter):

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import datetime
 import decimal
+import uuid
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from headrace.errors import ConfigError, RecordError
+from headrace.errors import ConfigError, RecordError, tried
 from headrace.extras import lazy
 from headrace.io.databases.sql.connections import as_os_errors, full_scheme, make_engine
 from headrace.io.formats.strict_json import StrictJson
+from headrace.io.formats.values import as_python
 from headrace.io.sinks.tables import Row, TableSink, is_single, is_vector
 from headrace.io.sinks.targets import Target
 from headrace.io.storage.addresses import Address
@@ -34,6 +36,7 @@ class SqlTable:
     def __init__(self, address: Address, json: StrictJson) -> None:
         self._address = address
         self._engine = make_engine(address, json.dump)
+        self._json = json
         self._table: sa.Table | None = None
 
     def count(self, columns: Sequence[str]) -> int | None:
@@ -57,7 +60,10 @@ class SqlTable:
             table = self._find(connection) if self._table is None else self._table
             if table is None:
                 table = self._create(connection, rows)
-            values = [_fitted(row, table) for row in rows]
+            values = [_fitted(row, table, self._engine.dialect.name) for row in rows]
+            if self._engine.dialect.name == "sqlite":  # which holds NaN as null
+                numbers = (value for row in values for value in row.values() if isinstance(value, _NUMBERS))
+                self._json.count_nulled(sum(value != value for value in numbers))
             connection.execute(self._upsert(table, list(rows[0])), values)
         self._table = table
 
@@ -122,9 +128,10 @@ def _type_of(name: str, values: Sequence[object], dialect: str, has_vector: bool
 
     found = [value for value in values if value is not None]
     first = found[0] if found else ""
+    is_long = any(type(value) is int and value not in _BIGINT for value in found)
     if any(type(value) is float for value in found) and type(first) is int:
         first = 0.0
-    if name == "id" and not all(type(value) is int for value in found):
+    if name == "id" and (is_long or not all(type(value) is int for value in found)):
         return sa.Text()
     if is_vector(first) and dialect == "postgresql":
         if has_vector:
@@ -133,14 +140,22 @@ def _type_of(name: str, values: Sequence[object], dialect: str, has_vector: bool
         return postgresql.ARRAY(sa.REAL() if single else sa.Double())
     if isinstance(first, (dict, list)):
         return (postgresql.JSONB if dialect == "postgresql" else sa.JSON)(none_as_null=True)
-    if isinstance(first, (datetime.date, datetime.datetime)) and dialect == "sqlite":
+    if dialect == "sqlite" and isinstance(first, _AS_TEXT) and not all(map(_is_float, found)):
         return sa.Text()  # SQLite has no dates, and SQLAlchemy drops their time zones there
-    if isinstance(first, datetime.datetime):
-        return sa.DateTime(timezone=first.tzinfo is not None)
+    if is_long and dialect == "postgresql" and type(first) is int:
+        return sa.Numeric()
+    return _scalar_type(name, first, dialect)
+
+
+def _scalar_type(name: str, value: object, dialect: str) -> Any:
+    if isinstance(value, (datetime.datetime, datetime.time)):
+        return (sa.DateTime if isinstance(value, datetime.datetime) else sa.Time)(timezone=value.tzinfo is not None)
     for kind, column in _COLUMNS.items():
-        if isinstance(first, kind):
+        if isinstance(value, kind) and not (dialect == "sqlite" and kind is datetime.timedelta):
             return getattr(sa, column)()
-    raise RecordError(f"column {name!r} has a value of type {type(first).__name__}, for which there is no column type")
+    raise RecordError(
+        f"column {name!r} has a value of type {type(value).__name__}, for which there is no column type; {_WAY_OUT}"
+    )
 
 
 _COLUMNS = {
@@ -151,7 +166,14 @@ _COLUMNS = {
     bytes: "LargeBinary",
     datetime.date: "Date",
     decimal.Decimal: "Numeric",
+    datetime.timedelta: "Interval",
+    uuid.UUID: "Uuid",
 }
+_BIGINT = range(-(2**63), 2**63)
+_AS_TEXT = (datetime.date, datetime.time, uuid.UUID, decimal.Decimal)
+"""Types whose values a column of text takes."""
+_NUMBERS = (float, decimal.Decimal)
+_WAY_OUT = "make a text of it with a function of your own (``prepare``)"
 
 
 def _vector(length: int) -> object:
@@ -175,7 +197,27 @@ _ALLOWED: dict[type, tuple[type, ...]] = {
 """Types of values that a column takes, by its Python type: databases convert others, often without a word."""
 
 
-def _fitted(row: Row, table: sa.Table) -> dict[str, object]:
+def _is_float(value: object) -> bool:
+    """Whether it is a decimal with the digits of a float, which SQLite makes of it."""
+    if not isinstance(value, decimal.Decimal):
+        return False
+    return not value.is_finite() or decimal.Decimal(repr(float(value))) == value
+
+
+def check_values(dialect: str, name: str, values: Sequence[object]) -> None:
+    """Check that a new table can take some of a column's values. Raises RecordError: it can take none."""
+
+    def put(value: object) -> None:
+        found = as_python(value)
+        column = sa.Column(name, _type_of(name, [found], dialect, has_vector=False))
+        _fitted({name: found}, sa.Table("new", sa.MetaData(), column), dialect)
+
+    refused = [tried(put, value) for value in values]
+    if refused and isinstance(refused[0], RecordError) and all(refused):
+        raise refused[0]
+
+
+def _fitted(row: Row, table: sa.Table, dialect: str) -> dict[str, object]:
     """The row as the driver takes it. Raises RecordError: a value is of another type than its column."""
     fitted = dict(row)
     for name, value in row.items():
@@ -184,9 +226,13 @@ def _fitted(row: Row, table: sa.Table) -> dict[str, object]:
             raise RecordError(f"column {name!r} is real[], which would round the value; make it double precision[]")
         if value is None or isinstance(kind, (sa.JSON, sa.ARRAY, sa.types.NullType, sa.types.UserDefinedType)):
             continue
-        if isinstance(kind, sa.Text) and isinstance(value, (datetime.date, datetime.datetime)):
-            fitted[name] = value.isoformat()
+        if isinstance(kind, sa.Text) and isinstance(value, _AS_TEXT):
+            fitted[name] = value.isoformat() if isinstance(value, (datetime.date, datetime.time)) else str(value)
             continue
+        if type(value) is int and isinstance(kind, sa.Integer) and value not in _BIGINT:
+            raise RecordError(f"column {name!r} is {kind}, which does not hold {value}; {_WAY_OUT}")
+        if dialect == "sqlite" and isinstance(value, decimal.Decimal) and not _is_float(value):
+            raise RecordError(f"column {name!r} is {kind}, where SQLite rounds {value}; make the column TEXT")
         if name == "id" and isinstance(kind, sa.String) and type(value) is int:
             fitted[name] = str(value)
             continue
@@ -204,4 +250,4 @@ class _SqlSink(TableSink):
         return super().target(full_scheme(name), format)
 
 
-SQL = _SqlSink(open=SqlTable, extra="sql")
+SQL = _SqlSink(open=SqlTable, check=check_values, extra="sql")

@@ -131,7 +131,8 @@ class SqlSource:
         with contextlib.closing(self._database.rows(self._query)) as found:
             for rows in found:
                 skipped = max(0, given - place)
-                if 0 < skipped <= len(rows) and rows[skipped - 1 : skipped] != last:
+                before = rows[max(0, skipped - 1) : skipped]
+                if before and before != last and repr(before) != repr(last):  # NaN is not equal to itself
                     raise self._changed()
                 if rows[skipped:]:
                     yield rows[skipped:]
