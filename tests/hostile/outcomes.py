@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from polars.exceptions import PanicException
 from tests.hostile.corpus import Case, cases
 
 import headrace
@@ -51,7 +52,7 @@ def outcome(case: Case, folder: Path) -> Outcome:
             report = headrace.run(source, sink=sink, limits=limits, progress=False, **asked)
         except HeadraceError as error:
             return {"end": f"{type(error).__name__}: {error}".replace(str(folder), "DIR")}
-        except Exception as error:  # noqa: BLE001 - none should come; that one does is the outcome
+        except (Exception, PanicException) as error:  # noqa: BLE001 - none should come; that one does is the outcome
             return {"end": f"a traceback: {type(error).__name__}: {error}".replace(str(folder), "DIR")}
     said += [f"{one.category.__name__}: {one.message}" for one in warned if issubclass(one.category, UserWarning)]
     figures = {f"figure {name}": _shown(getattr(report, name)) for name in FIGURES if hasattr(report, name)}

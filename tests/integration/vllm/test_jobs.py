@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +113,22 @@ def test_a_killed_core_ends_the_job_with_all_that_was_finished_kept(command: lis
     assert process.returncode == 75, errors
     assert "headrace: the engine cannot continue: vLLM's core process is gone" in errors
     check_finished(command, tmp_path)
+
+
+@pytest.mark.parametrize("is_long", [False, True])
+def test_vllm_leaves_no_sockets_behind(
+    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_long: bool
+) -> None:
+    """Where the path of the temporary folder is too long for sockets, they are in /tmp."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as short:
+        files = tmp_path / ("long" * 20) if is_long else Path(short)
+        files.mkdir(exist_ok=True)
+        monkeypatch.setenv("TMPDIR", str(files))
+        before = set(Path("/tmp").iterdir())
+        ended = subprocess.run([*command, "--limit", "8"], stderr=subprocess.PIPE, text=True, timeout=240, check=False)
+        assert ended.returncode == 0, ended.stderr
+        assert not [path for path in files.rglob("*") if path.is_socket()]
+        assert not [path for path in set(Path("/tmp").iterdir()) - before if "vllm" in path.name or path.is_socket()]
 
 
 @pytest.mark.timeout(900)

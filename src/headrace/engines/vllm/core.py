@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
+import functools
 import os
+import shutil
 import signal
+import tempfile
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -40,6 +44,9 @@ RESOURCES = frozenset({
 
 _FEWEST_AHEAD = 16
 """Minimum number of requests queued inside vLLM, so that requests that end together are replaced within a step."""
+
+_LONGEST_FOLDER = 50
+"""Bytes of the path of a temporary folder that leave room for the names of sockets."""
 
 # Errors that vLLM raises for an invalid request: its own type or a built-in one.
 _REFUSALS = (VLLMClientError, ValueError, TypeError)
@@ -130,6 +137,7 @@ def _start(folder: Path, options: Mapping[str, object]) -> AsyncLLM:
     unknown = sorted(options.keys() - known)
     if unknown:
         raise ConfigError(f"engine vllm has no option {unknown[0]!r}: vLLM {vllm.__version__} has no such argument")
+    _gather_sockets()
     quiet = {"disable_log_stats": True, "enable_log_requests": False, "use_tqdm_on_load": False}
     try:
         # On a separate thread: on a running event loop, vLLM would attach its tasks to that loop and lose answers.
@@ -140,6 +148,20 @@ def _start(folder: Path, options: Mapping[str, object]) -> AsyncLLM:
         raise ConfigError(f"vLLM refuses its options: {line(error)}") from error
     except (OSError, RuntimeError, ImportError) as error:
         raise EngineError(f"vLLM cannot start with the model in {folder}: {line(error)}") from error
+
+
+@functools.cache
+def _gather_sockets() -> None:
+    """Let vLLM make its sockets in a folder that is removed when this process ends: vLLM leaves them behind.
+
+    One folder serves all engines, as vLLM keeps the variable that it has read. The path of a socket has at most 107
+    bytes, of which vLLM's name takes 37.
+    """
+    if "VLLM_RPC_BASE_PATH" not in os.environ:
+        usual = tempfile.gettempdir()
+        folder = tempfile.mkdtemp(prefix="vllm-", dir=usual if len(usual.encode()) <= _LONGEST_FOLDER else "/tmp")
+        os.environ["VLLM_RPC_BASE_PATH"] = folder
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
 
 
 @contextmanager
