@@ -85,12 +85,13 @@ def test_every_accepted_answer_is_given_and_new_requests_are_refused(tmp_path: P
         assert process.wait(60) == 0
 
 
-def test_messages_about_the_end_are_json_too(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_messages_about_the_end_are_json_too(tmp_path: Path, number: signal.Signals) -> None:
     with server("--engine", "headrace.testing:FakeEngine", "--task", "embed", "--log-json", folder=tmp_path) as (
         process,
         _,
     ):
-        process.send_signal(signal.SIGTERM)
+        process.send_signal(number)
         said = [json.loads(line)["message"] for line in process.communicate(timeout=60)[1].splitlines()]
         assert process.returncode == 0
         assert "stopping: finishing accepted requests (press Ctrl-C again to stop at once)" in said

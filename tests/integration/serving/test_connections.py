@@ -194,6 +194,20 @@ def test_who_closes_its_half_over_http_1_0_gets_nothing(server: Running) -> None
     server.engine.step_s = 0.0
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_answers_over_http_1_0_have_no_chunks(server: Running, stream: bool) -> None:
+    with connect(server) as connection:
+        connection.sendall(completion(3, stream=stream).replace(b"HTTP/1.1", b"HTTP/1.0"))
+        head, _, body = answer(connection).partition(b"\r\n\r\n")
+    assert b"transfer-encoding" not in head.lower()
+    if not stream:
+        assert json.loads(body)["usage"]["completion_tokens"] == 3
+        return
+    events = body.decode().split("\n\n")
+    assert [event[:6] for event in events[:-1]] == ["data: "] * (len(events) - 1)
+    assert (events[-2], events[-1]) == ("data: [DONE]", "")
+
+
 def test_half_of_a_request_is_given_up(server: Running) -> None:
     with connect(server) as connection:
         connection.sendall(completion(4_000)[:-1])

@@ -69,6 +69,15 @@ def test_the_answers_are_those_of_messages(server: Running) -> None:
     assert said["long"]["error"]["error"]["type"] == "invalid_request_error"
 
 
+def test_the_results_of_a_batch_are_below_the_path_of_a_proxy(server: Running) -> None:
+    batch = ended(server, created(server, entries("a")))
+    path = f"{PATH}/{batch['id']}"
+    assert batch["results_url"] == f"{server.url}{path}/results"
+    for before in ("/llm", "/llm/"):
+        behind = server.client.get(path, headers={"x-forwarded-prefix": before}).json()
+        assert behind["results_url"] == f"{server.url}/llm{path}/results"
+
+
 def test_batches_are_listed_in_pages(server: Running) -> None:
     made = [created(server, entries("a"))["id"] for _ in range(3)]
     for one in made:

@@ -6,7 +6,7 @@ import asyncio
 import json
 from array import array
 from functools import partial
-from typing import Literal, TypedDict
+from typing import TYPE_CHECKING, Literal, TypedDict
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
@@ -14,6 +14,9 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from headrace.openai_protocol import error_body
 from headrace.serving.http.request_id import new_id
 from headrace.serving.limits import ServeLimits
+
+if TYPE_CHECKING:
+    from uvicorn._types import ASGISendEvent
 
 _SLICE = 16 * 1024
 _OF_UPGRADES = frozenset({b"upgrade", b"http2-settings"})
@@ -116,6 +119,8 @@ class BoundedProtocol(HttpToolsProtocol):
             super().on_headers_complete()
             self.cycle.transport = self._shown  # type: ignore[assignment] # it calls nothing else
             scope = self.cycle.scope
+            if scope["http_version"] == "1.0":
+                _send_unchunked(self.cycle)
             scope.update(headrace_break_off=partial(self._break_off, self.cycle))  # type: ignore[call-arg]
             if scope["path"] == "/" and scope["method"] in ("GET", "HEAD"):  # an app that mounts ours has its own
                 scope["path"] = "/ready"
@@ -216,6 +221,18 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _too_slow(self) -> None:
         self.transport.close()
+
+
+def _send_unchunked(cycle: RequestResponseCycle) -> None:
+    """End an answer of unknown length by closing the connection: HTTP/1.0 knows no chunks."""
+    whole = cycle.send
+
+    async def send(message: ASGISendEvent) -> None:
+        if message["type"] == "http.response.body":
+            cycle.expected_content_length = len(message.get("body", b""))
+        await whole(message)
+
+    cycle.chunked_encoding, cycle.send = False, send  # type: ignore[method-assign]
 
 
 class _RequestTransport:

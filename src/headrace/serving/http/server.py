@@ -6,8 +6,10 @@ import asyncio
 import gc
 import math
 import os
+import signal
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -121,6 +123,9 @@ class DrainingServer(uvicorn.Server):
 
     async def _run(self, listener: socket.socket) -> None:
         keys = nullcontext() if self._key_file is None else self._key_file.followed(self._state.keys)
+        if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:
+            # The terminal has closed. With a file of keys, it is read again instead.
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self.handle_exit, signal.SIGHUP, None)
         async with keys, self._app.router.lifespan_context(self._app):
             gc.collect()
             with fewer_collections():  # they would delay requests

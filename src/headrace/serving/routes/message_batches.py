@@ -166,8 +166,14 @@ def _told(batch: StoredBatch, request: Request) -> JsonObject:
         "ended_at": None if is_open else _time(ended),
         "cancel_initiated_at": _time(at.get(BatchStatus.CANCELLING)),
         "archived_at": None,
-        "results_url": None if is_open else f"{request.base_url}v1/messages/batches/{identity}/results",
+        "results_url": None if is_open else f"{_base(request)}v1/messages/batches/{identity}/results",
     }
+
+
+def _base(request: Request) -> object:
+    """Where the client finds the API: a proxy that takes a path off says so."""
+    before = request.headers.get("x-forwarded-prefix", "").strip("/")
+    return request.base_url.replace(path=f"/{before}{request.base_url.path}") if before else request.base_url
 
 
 def _time(seconds: int | None) -> str | None:
