@@ -88,11 +88,9 @@ class TuningCache:
         content = json.dumps({"format": _FORMAT, "key": _plain(key), "found": found}, indent=1)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile(
-                "w", dir=path.parent, suffix=".tmp", delete=False, encoding="utf-8"
-            ) as file:
-                file.write(content)
-            Path(file.name).replace(path)
+            with tempfile.TemporaryDirectory(dir=path.parent, suffix=".tmp") as folder:
+                (Path(folder) / path.name).write_text(content, encoding="utf-8")
+                (Path(folder) / path.name).replace(path)
         except OSError as error:
             logger.info("the tuning result cannot be stored: %s", error)
 

@@ -53,6 +53,16 @@ def test_a_folder_that_cannot_be_written_is_no_reason_to_fail(tmp_path: Path) ->
     assert cache.read(KEY) is None
 
 
+def test_what_cannot_be_stored_leaves_nothing_behind(tmp_path: Path) -> None:
+    cache = TuningCache(tmp_path)
+    cache.write(KEY, {"budget": 1})
+    [path] = tmp_path.iterdir()
+    path.unlink()
+    path.mkdir()  # nothing can take its place
+    cache.write(KEY, {"budget": 2})
+    assert list(tmp_path.iterdir()) == [path]
+
+
 def test_readers_never_see_half_a_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     cache = TuningCache(tmp_path)
     cache.write(KEY, {"budget": 0})
