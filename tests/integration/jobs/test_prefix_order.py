@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import random
+import tempfile
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -19,12 +20,14 @@ from headrace.engines.base import Prepared
 from headrace.engines.profile import EngineProfile
 from headrace.errors import ConfigError, JobError, RecordError
 from headrace.events import BatchDone, DuplicatesFound, Event, OrderChosen, PartCommitted, PartDamaged
+from headrace.io.base import Chunk
 from headrace.jobs.pipeline import ordering, spill
 from headrace.jobs.pipeline.job import JobEnd, StopRequest
 from headrace.jobs.settings import Limits
 from headrace.jobs.state.inspection import inspect
 from headrace.jobs.state.merging import merge
 from headrace.jobs.state.windows import Windows
+from headrace.records import Record
 from headrace.testing import FakeEngine
 
 DOCUMENTS, QUESTIONS = 40, 10
@@ -244,6 +247,18 @@ def test_a_disk_that_fills_up_while_rows_are_sorted_costs_only_order(
     assert how == "fills up" or len(caplog.records) == 1, "said once"
     assert large.computed == 3000
     assert large.sink.read_bytes() == in_input_order(large).read_bytes()
+
+
+def test_rows_that_wait_for_a_full_disk_to_the_end_are_not_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    records = [Record(n, n, {"text": str(n)}) for n in range(9)]
+    with Path("/dev/full").open("w+b") as full:
+        monkeypatch.setattr(tempfile, "TemporaryFile", lambda **_: full)
+        with spill.Spill(tmp_path, lambda record: str(record.data["text"]), room=1, most=1 << 20) as rows:
+            rows.add(Chunk(records, (), 9))
+            assert rows.full.endswith("No space left on device")
+            assert list(rows.sorted()) == records
 
 
 def raising(error: Exception) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import itertools
 import os
@@ -54,7 +55,8 @@ class Spill:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._file.close()
+        with contextlib.suppress(OSError):  # on a full disk: what waits in its buffer is still in memory
+            self._file.close()
 
     def add(self, chunk: Chunk) -> None:
         """Take the rows of a chunk; those that cannot be stored stay in memory, and `full` says why."""
