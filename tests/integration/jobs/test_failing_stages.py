@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from tests.integration.jobs.harness import Runner, read_errors, read_rows, texts, write_rows
 
-from headrace.errors import EngineDeadError, JobError, TooManyErrorsError
-from headrace.events import BatchDone, JobDone, StageDone
+from headrace.errors import BrokenOffError, EngineDeadError, JobError, TooManyErrorsError
+from headrace.events import BatchDone, Event, JobDone, PartCommitted, StageDone
 from headrace.io.base import Chunk
 from headrace.io.formats import json_tables
 from headrace.io.storage.parts import Interval, PartFolder
@@ -78,6 +78,18 @@ def test_a_full_disk(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
         runner.run()
     monkeypatch.undo()
     finish_after(runner, most=3 * 2 * runner.limits.part_records)
+
+
+def test_a_part_that_is_removed_while_the_job_runs(runner: Runner) -> None:
+    def removing(event: Event) -> None:
+        if isinstance(event, PartCommitted) and event.start == 0:
+            runner.sink.with_name("out.jsonl.parts").joinpath(f"part-{0:012}-{event.end:012}.jsonl").unlink()
+
+    runner.on_event = removing
+    with pytest.raises(BrokenOffError, match=r"out\.jsonl\.parts has a gap at record 0: run again to fill it"):
+        runner.run()
+    runner.on_event = lambda event: None
+    finish_after(runner, most=1999)
 
 
 def test_a_disk_that_is_full_at_the_merge(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:

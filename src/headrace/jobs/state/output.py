@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import BinaryIO, Literal, cast
 
-from headrace.errors import ConfigError, JobError, ResumeMismatchError
+from headrace.errors import BrokenOffError, ConfigError, JobError, ResumeMismatchError
 from headrace.io.base import PartWriter
 from headrace.io.sinks.targets import Target
 from headrace.io.storage.atomic import atomic_file, target_of, temporary_of
@@ -396,7 +396,7 @@ class JobOutput:
         committed = self.parts.close(read_all=not self.is_folder)
         ledger = Ledger(committed)
         if not ledger.is_whole:
-            raise JobError(f"{self.parts.path} has a gap at record {ledger.next_todo(0)}: run again to fill it")
+            raise BrokenOffError(f"{self.parts.path} has a gap at record {ledger.next_todo(0)}: run again to fill it")
         failed = self.parts.count_errors()
         self._check_errors()
         self._refuse_new(self.errors, lambda: digest_of(*self.parts.twins(committed)))
