@@ -173,6 +173,10 @@ class PartWriter(ABC):
             ConfigError: it cannot be reached, cannot take the rows, or has rows of others.
         """
 
+    def is_gone(self) -> bool:
+        """Whether the rows of earlier runs are no longer where `encode` has put them, beside the parts. May block."""
+        return False
+
     @abstractmethod
     def encode(self, outcomes: Sequence[Ok]) -> bytes:
         """The rows of one part, in the order given.

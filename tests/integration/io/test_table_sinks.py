@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import functools
 import json
 import os
 import signal
@@ -205,6 +206,25 @@ def test_a_store_that_fails_ends_the_job_with_one_line_and_it_resumes(
         run(store.address("full"))
     assert 0 < run(store.address("full")).ok < 400
     assert len(store.read("full")) == 400
+
+
+@pytest.mark.parametrize("dies", [True, False])
+def test_a_table_without_the_rows_that_its_job_has_put_there_is_not_taken_for_done(
+    dies: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    store = make("sqlite", tmp_path, request)
+    job = functools.partial(run, store.address("lost"), [*ROWS, {"id": "bad"}], batch_size=50)
+    begun = functools.partial(job, engine="tests.acceptance.jobs.engines:dying") if dies else job
+    with pytest.raises(BrokenOffError) if dies else contextlib.nullcontext():
+        begun()
+    assert store.read("lost")
+    (tmp_path / "rows.db").unlink()
+    for again in (False,) if dies else (False, True):
+        with pytest.raises(ConfigError, match=r"lost holds none of the \d+ rows .* put there: restore them, or pass"):
+            begun(retry=again)
+    assert job(overwrite=True).ok == len(store.read("lost")) == 400
+    assert job().ok == 0
 
 
 def test_no_secret_is_kept_or_shown(postgres: Any, tmp_path: Path) -> None:

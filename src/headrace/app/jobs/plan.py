@@ -45,6 +45,7 @@ from headrace.jobs.planning.columns import first_rows, resolve
 from headrace.jobs.planning.forecast import check_room
 from headrace.jobs.settings import SETTING_NAMES, JobSettings, StepSettings, anchored, as_json, check_values
 from headrace.jobs.state.fingerprint import has_other_input, with_options
+from headrace.jobs.state.inspection import inspect
 from headrace.jobs.state.job_state import FinishedJob, JobState
 from headrace.jobs.state.output import JobOutput, StartMode
 from headrace.jobs.state.state_file import read_state
@@ -335,6 +336,13 @@ def _check_output(settings: JobSettings, output: JobOutput) -> None:
         raise ConfigError(f"cannot write {output.name}: {error.strerror or error}") from error
     if not output.is_finished:
         output.writer.check(begun=settings.overwrite or output.has_begun)
+    if not settings.overwrite and output.writer.is_gone() and output.read_state() is not None:
+        found = inspect(str(settings.sink))
+        if rows := found.records - found.failed:
+            raise ConfigError(
+                f"{output.name} holds none of the {rows:,} rows that the job here has put there: restore them, or pass "
+                "``overwrite=True`` to start again"
+            )
 
 
 def _check_kept(source: Source, columns: Columns, target: Target) -> None:

@@ -178,6 +178,14 @@ class TableWriter(RowWriter):
                 "those with the same ids and keep the others, or choose another table"
             )
 
+    def is_gone(self) -> bool:
+        try:
+            return not self._store.count(self.columns)
+        except (OSError, ConfigError):  # whether the table can take rows is another question
+            return False
+        finally:
+            self._store.close()
+
     def encode(self, outcomes: Sequence[Ok]) -> bytes:
         """Put finished records into the table; the part itself is empty.
 
