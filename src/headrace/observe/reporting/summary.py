@@ -106,8 +106,8 @@ def read(path: Path, name: object = None) -> list[RunSummary]:
         text = as_os_errors(path.read_text)(encoding="utf-8")
     except FileNotFoundError:
         raise ConfigError(
-            f"there is no report of {name or path}: {path.name} is missing in {path.parent}. Jobs of earlier versions "
-            "do not write one, and a new job writes it after a second"
+            f"there is no report of {name or path}: {path.name} is missing in {path.parent}. A job writes "
+            "it after a second; one without records has none"
         ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read {path}: {error}") from error
