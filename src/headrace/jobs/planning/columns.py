@@ -150,7 +150,7 @@ def first_rows(source: Source) -> Sequence[Record]:
 
 
 def _first_chunks(source: Source, count: int | None) -> Iterator[Chunk]:
-    """At most so many chunks. What can be read once is not read further than it was read ahead."""
+    """The first `count` chunks, or all. What can be read once is not read further than it was read ahead."""
     return itertools.islice(
         source.chunks(lambda position: position), 1 if getattr(source, "reads_once", False) else count
     )

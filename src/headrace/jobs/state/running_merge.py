@@ -42,7 +42,7 @@ class RunningMerge:
         self._digest: str | Exception | None = None
 
     def add(self, parts: Iterable[Interval], size: int = 0) -> None:
-        """Take committed parts of so many bytes together."""
+        """Take committed parts, which have `size` bytes together."""
         self._bytes += size
         self._later.update((part.start, part) for part in parts)
         if self._bytes >= BEGIN_BYTES and self._thread is None:

@@ -201,7 +201,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._flush_in_time()
 
     def _flush_in_time(self, before: int = 0) -> None:
-        """Break off if nothing was read of the last answer since there were so many bytes of it."""
+        """Break off if as many bytes of the last answer are unread as `before`; look again later if fewer are."""
         left = self.transport.get_write_buffer_size()
         if left and left == before:
             self.transport.abort()

@@ -187,11 +187,11 @@ class Model(BaseModel):
     owned_by: str
     task: str
     commit: str | None = None
-    """Of a model from the hub."""
+    """The version of a model from the hub."""
     parent: str | None = None
     """The model of an adapter."""
     status: str | None = None
-    """Of one of several models, such as "loaded" or "unloaded"."""
+    """Whether one of several models is there, such as "loaded" or "unloaded"."""
 
 
 class ModelList(BaseModel):
