@@ -73,7 +73,7 @@ def written(app: App, *requests: bytes, feeds: list[Callable[[bytes], None]] | N
     return asyncio.run(connected())
 
 
-def answers(*bodies: bytes, headers: tuple[tuple[bytes, bytes], ...] = (), waits: bool = False) -> App:
+def answers(*bodies: bytes | memoryview, headers: tuple[tuple[bytes, bytes], ...] = (), waits: bool = False) -> App:
     """An app that sends these bodies."""
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -96,6 +96,11 @@ def test_the_head_of_a_stream_does_not_wait_for_its_first_piece() -> None:
     pieces = written(answers(b"HTTP/ is a word", b"b", waits=True), REQUEST)
     assert pieces[0].endswith(b"transfer-encoding: chunked\r\n\r\n")
     assert b"".join(pieces[1:]) == b"f\r\nHTTP/ is a word\r\n1\r\nb\r\n0\r\n\r\n"
+
+
+def test_a_body_may_be_a_view_of_memory() -> None:
+    pieces = written(answers(memoryview(b"{}"), headers=((b"content-length", b"2"),), waits=True), REQUEST)
+    assert pieces == [b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n", b"{}"]
 
 
 def test_a_head_alone_is_written_before_the_connection_closes() -> None:

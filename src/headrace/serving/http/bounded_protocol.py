@@ -251,12 +251,12 @@ class _RequestTransport:
         self._protocol = protocol
         self._head = b""
 
-    def write(self, data: bytes) -> None:
+    def write(self, data: bytes | memoryview) -> None:
         if self._head:
             head, self._head = self._head, b""
             self._protocol.transport.writelines((head, data))
-        elif data.startswith(b"HTTP/") and not data.startswith(_CONTINUE):
-            self._head = data
+        elif data[:5] == b"HTTP/" and data[:12] != _CONTINUE:
+            self._head = bytes(data)
             self._protocol.loop.call_soon(self.flush)  # where the body comes later
         else:
             self._protocol.transport.write(data)
