@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from tests.unit.batching.doubles import Waiting, numbers
 
@@ -50,6 +50,7 @@ def test_the_first_turn_is_in_the_next_batch_and_every_fourth_batch_has_the_olde
 
 
 @given(limits, arrivals)
+@example(BatchLimits(23, 3, window=6), [(6, 1), (10, 0), (5, 0), (9, 0), (5, 0), (9, 1)])  # with short turns
 def test_no_batch_leaves_room_for_the_next_longer_record(limits: BatchLimits, arrivals: list[tuple[int, int]]) -> None:
     """A batch ends at a limit, whatever the division from the highest cost down leaves at its lower end."""
     window = BucketWindow(limits)

@@ -117,7 +117,7 @@ class BucketWindow:
         taken = self._remove(low, high)
         if self._short:
             self._let_in(taken, self._items[anchor[1]])
-        self.size -= high - low
+        self.size -= sum(map(_count, taken))
         for item in taken:
             del self._items[item[1]]
             self._short.pop(item[1], None)
@@ -184,6 +184,28 @@ class BucketWindow:
                 insort(self._sorted, old)
                 del batch[bisect_left(batch, old)]
                 insort(batch, new)
+        self._top_up(batch)
+
+    def _top_up(self, batch: list[WindowItem]) -> None:
+        """Fill the room that records have left to shorter ones: with the next longer ones, then the next shorter."""
+        if self.limits.padded:  # where each record costs as much as the longest
+            return
+        cost = BatchCost(self.limits)
+        for item in batch:
+            cost.add(item[0], item[3])
+        at = bisect_left(self._sorted, (batch[-1][0],))
+        for step in (0, -1):
+            while 0 <= at + step < len(self._sorted):
+                item = self._sorted[at + step]
+                count = cost.room(item[0], item[3])
+                if not count:
+                    break
+                if count < item[3]:  # the nearest of its records
+                    item = self._split(self._sorted, item, item[3] - count if step else count)[-step]
+                at = bisect_left(self._sorted, item)
+                del self._sorted[at]
+                cost.add(item[0], count)
+                insort(batch, item)
 
     def _waits(self, serial: int) -> bool:
         item = self._items.get(serial)
