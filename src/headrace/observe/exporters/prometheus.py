@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import threading
+from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
+from itertools import accumulate
 
 from prometheus_client import (
     CollectorRegistry,
-    Counter,
     Gauge,
     GCCollector,
-    Histogram,
     PlatformCollector,
     ProcessCollector,
     generate_latest,
 )
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
@@ -26,41 +28,79 @@ _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5
 _SIZES = tuple(float(2**power) for power in range(13))
 
 
+class _Counts:
+    """A counter. prometheus_client's own takes as long for one request as all else that a server observes of it."""
+
+    def __init__(self, name: str, about: str, *labels: str) -> None:
+        self._about = (f"headrace_{name}", about)
+        self._labels = labels
+        self._values: defaultdict[tuple[str, ...], float] = defaultdict(float, {} if labels else {(): 0.0})
+
+    def add(self, value: float, *labels: str) -> None:
+        self._values[labels] += value
+
+    def family(self) -> Metric:
+        family = CounterMetricFamily(*self._about, labels=self._labels)
+        for labels, value in self._values.items():
+            family.add_metric(labels, value)
+        return family
+
+
+class _Observations:
+    """A histogram, likewise."""
+
+    def __init__(self, name: str, about: str, *labels: str, bounds: tuple[float, ...] = _SECONDS) -> None:
+        self._about = (f"headrace_{name}", about)
+        self._labels = labels
+        self._bounds = bounds
+        self._named = [*map(str, bounds), "+Inf"]
+        self._counts: defaultdict[tuple[str, ...], list[float]] = defaultdict(lambda: [0.0] * (len(bounds) + 2))
+        """Of each bucket, and at last the sum."""
+        if not labels:
+            self._counts[()]
+
+    def add(self, value: float, *labels: str) -> None:
+        counts = self._counts[labels]
+        counts[bisect_left(self._bounds, value)] += 1
+        counts[-1] += value
+
+    def family(self) -> Metric:
+        family = HistogramMetricFamily(*self._about, labels=self._labels)
+        for labels, (*counts, total) in self._counts.items():
+            family.add_metric(labels, list(zip(self._named, accumulate(counts), strict=True)), total)
+        return family
+
+
 class PrometheusListener:
-    """An event listener with a metrics page; docs/serving.md describes each metric.
+    """A thread-safe event listener with a metrics page; docs/serving.md describes each metric.
 
     Args:
         now: returns metrics that are kept elsewhere; called when the page is rendered.
     """
 
     def __init__(self, now: Callable[[], Iterable[Metric]], version: str) -> None:
-        self._registry = registry = CollectorRegistry()
-
-        def counter(name: str, help_: str, *labels: str) -> Counter:
-            return Counter(f"headrace_{name}", help_, labels, registry=registry)
-
-        def histogram(name: str, help_: str, *labels: str, buckets: tuple[float, ...] = _SECONDS) -> Histogram:
-            return Histogram(f"headrace_{name}", help_, labels, buckets=buckets, registry=registry)
-
-        self._requests = counter("requests", "Requests answered, by route and status.", "route", "status")
-        self._request_s = histogram(
+        self._lock = threading.Lock()
+        self._requests = _Counts("requests", "Requests answered, by route and status.", "route", "status")
+        self._request_s = _Observations(
             "request_duration_seconds", "Time from a request to the end of its response.", "route"
         )
-        self._first_s = histogram(
+        self._first_s = _Observations(
             "time_to_first_token_seconds", "Time from a request to the first token of its stream."
         )
-        self._between_s = histogram("inter_token_latency_seconds", "Time between two tokens of a stream.")
-        self._batches = counter("batches", "Batches sent to the engine, by close reason.", "reason")
-        self._batch_s = histogram("batch_duration_seconds", "Time of a batch, or a step, in the engine.")
-        self._batch_size = histogram("batch_size", "Records in a batch, or in a step.", buckets=_SIZES)
-        self._records = counter("records", "Records that left the engine, by result.", "result")
-        self._stepped = counter("stepped_records", "Total records over all steps.")
-        self._cost = counter("batch_cost", "Total cost of batches in the engine's unit: tokens for text.")
-        self._padded = counter("batch_padded_cost", "Total cost of batches, padding included.")
-        self._starved = counter("starved_seconds", "Time that the engine waited for input.")
-        self._splits = counter("batch_splits", "Failed batches that were split and retried.")
-        self._by_kind: dict[tuple[str, int], tuple[Counter, Histogram]] = {}
-        self._good, self._failed = self._records.labels("ok"), self._records.labels("failed")
+        self._between_s = _Observations("inter_token_latency_seconds", "Time between two tokens of a stream.")
+        self._batches = _Counts("batches", "Batches sent to the engine, by close reason.", "reason")
+        self._batch_s = _Observations("batch_duration_seconds", "Time of a batch, or a step, in the engine.")
+        self._batch_size = _Observations("batch_size", "Records in a batch, or in a step.", bounds=_SIZES)
+        self._records = _Counts("records", "Records that left the engine, by result.", "result")
+        self._stepped = _Counts("stepped_records", "Total records over all steps.")
+        self._cost = _Counts("batch_cost", "Total cost of batches in the engine's unit: tokens for text.")
+        self._padded = _Counts("batch_padded_cost", "Total cost of batches, padding included.")
+        self._starved = _Counts("starved_seconds", "Time that the engine waited for input.")
+        self._splits = _Counts("batch_splits", "Failed batches that were split and retried.")
+        self._left(0, 0)
+        self._families = [one for one in vars(self).values() if isinstance(one, _Counts | _Observations)]
+        self._registry = registry = CollectorRegistry()
+        registry.register(_Pulled(self._collect))
         Gauge("headrace_build_info", "Headrace's version.", ("version",), registry=registry).labels(version).set(1)
         registry.register(_Pulled(now))
         ProcessCollector(registry=registry)
@@ -68,42 +108,38 @@ class PrometheusListener:
         GCCollector(registry=registry)
 
     def __call__(self, event: Event) -> None:
-        match event:
-            case RequestDone():
-                counter, histogram = self._of(event.route, event.status)
-                counter.inc()
-                histogram.observe(event.duration_s)
-            case BatchFormed():
-                self._batches.labels(event.reason).inc()
-                self._cost.inc(event.cost)
-                self._padded.inc(event.padded_cost)
-                self._starved.inc(event.starved_s)
-                self._batch_size.observe(event.size)
-            case BatchDone():
-                self._batch_s.observe(event.duration_s)
-                self._left(event.size - event.failed, event.failed)
-            case StepDone():
-                self._batch_s.observe(event.duration_s)
-                self._batch_size.observe(event.size)
-                self._stepped.inc(event.size)
-                self._starved.inc(event.starved_s)
-                self._left(event.finished - event.failed, event.failed)
-            case StreamChunkSent():
-                (self._first_s if event.first else self._between_s).observe(event.wait_s)
-            case BatchSplit():
-                self._splits.inc()
-
-    def _of(self, route: str, status: int) -> tuple[Counter, Histogram]:
-        """The metrics of a route and status, cached because looking them up by label is slow."""
-        found = self._by_kind.get((route, status))
-        if found is None:
-            found = self._requests.labels(route, str(status)), self._request_s.labels(route)
-            self._by_kind[route, status] = found
-        return found
+        with self._lock:
+            match event:
+                case RequestDone():
+                    self._requests.add(1, event.route, str(event.status))
+                    self._request_s.add(event.duration_s, event.route)
+                case BatchFormed():
+                    self._batches.add(1, event.reason)
+                    self._cost.add(event.cost)
+                    self._padded.add(event.padded_cost)
+                    self._starved.add(event.starved_s)
+                    self._batch_size.add(event.size)
+                case BatchDone():
+                    self._batch_s.add(event.duration_s)
+                    self._left(event.size - event.failed, event.failed)
+                case StepDone():
+                    self._batch_s.add(event.duration_s)
+                    self._batch_size.add(event.size)
+                    self._stepped.add(event.size)
+                    self._starved.add(event.starved_s)
+                    self._left(event.finished - event.failed, event.failed)
+                case StreamChunkSent():
+                    (self._first_s if event.first else self._between_s).add(event.wait_s)
+                case BatchSplit():
+                    self._splits.add(1)
 
     def _left(self, good: int, failed: int) -> None:
-        self._good.inc(good)
-        self._failed.inc(failed)
+        self._records.add(good, "ok")
+        self._records.add(failed, "failed")
+
+    def _collect(self) -> list[Metric]:
+        with self._lock:
+            return [one.family() for one in self._families]
 
     def render(self) -> bytes:
         """The page, in Prometheus' text format."""
