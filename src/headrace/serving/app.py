@@ -16,7 +16,7 @@ from fastapi import APIRouter, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.routing import Match
-from starlette.types import Scope
+from starlette.types import ASGIApp, Scope
 
 from headrace.concurrency.daemon_thread import on_daemon_thread
 from headrace.engines.tasks import task_named
@@ -24,7 +24,7 @@ from headrace.serving.errors import ApiError, invalid
 from headrace.serving.http.direct import DirectRoute, DirectRoutes
 from headrace.serving.http.docs_page import documents_page
 from headrace.serving.http.middleware import RequestMiddleware, error_response, path_of
-from headrace.serving.http.request_id import HEADERS
+from headrace.serving.http.request_id import new_id
 from headrace.serving.protocol.responses import JsonReply
 from headrace.serving.protocols import routers_of, shape_of, tasks_by_path
 from headrace.serving.routes import dashboard as dashboard_routes
@@ -102,9 +102,23 @@ def create_app(
     return app
 
 
+class _App(FastAPI):
+    """An app whose first layer is `RequestMiddleware`, unless others were added around it."""
+
+    def build_middleware_stack(self) -> ASGIApp:
+        """As FastAPI, whose own layers every request would pass on its way in and out."""
+        added = self.user_middleware
+        if len(added) > 1:
+            return super().build_middleware_stack()
+        self.user_middleware = []
+        rest = super().build_middleware_stack()
+        self.user_middleware = added
+        return added[0].cls(rest, *added[0].args, **added[0].kwargs)
+
+
 def bare_app(summary: str, version: str, lifespan: Callable[[FastAPI], AbstractAsyncContextManager[None]]) -> FastAPI:
     """An app with error handlers and without routes."""
-    app = FastAPI(
+    app = _App(
         title="Headrace",
         version=version,
         summary=summary,
@@ -173,13 +187,12 @@ async def _bad_request(_: Request, error: Exception) -> JsonReply:
     return error_response(invalid(error))
 
 
-async def _unexpected(request: Request, error: Exception) -> JsonReply:  # uvicorn logs the traceback
-    identity = request.scope["headrace_request_id"]
+async def _unexpected(request: Request, error: Exception) -> JsonReply:
+    identity = request.scope.get("headrace_request_id") or new_id()  # of a layer that was added
     logger.error("request %s failed: %s", identity, type(error).__name__)
     message = f"internal server error; see the server log for request {identity}"
     route = request.scope.get("route")
     shape = route.shape if isinstance(route, DirectRoute) else shape_of(path_of(request.scope))
     status, body = shape(ApiError(500, message, code="internal_error"))
-    # Starlette raises the error again for uvicorn, which closes the connection.
-    ids = {name.decode(): identity for name in HEADERS}
-    return JsonReply(body, status, {**ids, "Connection": "close"})
+    # The error is raised again for uvicorn, which logs its traceback and closes the connection.
+    return JsonReply(body, status, {"Connection": "close"})

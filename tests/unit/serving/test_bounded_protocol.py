@@ -6,11 +6,14 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import pytest
 import uvicorn
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 from uvicorn.server import ServerState
 
 from headrace.serving.http.bounded_protocol import protocol_options
 from headrace.serving.limits import ServeLimits
+from headrace.serving.protocol.responses import JsonReply
 
 REQUEST = b"GET /answer HTTP/1.1\r\nhost: a\r\n\r\n"
 App = Callable[[Any, Any, Any], Awaitable[None]]
@@ -36,6 +39,10 @@ class Connection(asyncio.Transport):
 
     def close(self) -> None:
         self.closed = True
+
+    def pause_reading(self) -> None: ...
+
+    def resume_reading(self) -> None: ...
 
     def can_write_eof(self) -> bool:
         return False
@@ -90,6 +97,60 @@ def answers(*bodies: bytes | memoryview, headers: tuple[tuple[bytes, bytes], ...
 def test_an_answer_is_written_at_once() -> None:
     whole = written(answers(b"{}", headers=((b"content-length", b"2"),)), REQUEST, REQUEST)
     assert whole == [b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}"] * 2
+
+
+def replies(status: int = 200, headers: dict[str, str] | None = None) -> App:
+    """An app that answers as routes do."""
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await JsonReply({"a": 1}, status, headers)(scope, receive, send)
+
+    return app
+
+
+ONE = b'HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 7\r\n\r\n{"a":1}'
+
+
+def test_an_answer_that_is_whole_is_sent_by_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def send(_: Any, message: Any) -> None:
+        raise AssertionError(message)
+
+    monkeypatch.setattr(RequestResponseCycle, "send", send)
+    assert written(replies(), REQUEST, REQUEST) == [ONE, ONE]
+
+
+def test_pipelined_requests_are_answered_in_turn() -> None:
+    assert written(replies(), 3 * REQUEST) == [ONE] * 3
+
+
+@pytest.mark.parametrize(
+    ("app", "request_", "parts"),
+    [
+        (replies(), REQUEST.replace(b"1.1", b"1.0"), [b"connection: close", b'{"a":1}']),
+        (replies(), REQUEST.replace(b"host", b"connection: close\r\nhost"), [b"connection: close", b'{"a":1}']),
+        (replies(), REQUEST.replace(b"GET", b"HEAD"), [b"content-length: 7"]),
+        (replies(500), REQUEST, [b"500 Internal", b'{"a":1}']),
+        (replies(headers={"X-Cut": "1"}), REQUEST, [b"x-cut: 1", b'{"a":1}']),
+    ],
+    ids=["HTTP/1.0", "close", "HEAD", "error", "header"],
+)
+def test_others_are_sent_message_by_message(app: App, request_: bytes, parts: list[bytes]) -> None:
+    [answer] = written(app, request_)
+    assert all(part in answer for part in parts)
+    assert (b'{"a":1}' in answer) == (b'{"a":1}' in parts)
+
+
+def test_a_layer_that_changes_messages_sees_them() -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        async def changed(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message["headers"], (b"x-layer", b"1")]
+            await send(message)
+
+        await replies()(scope, receive, changed)
+
+    [answer] = written(app, REQUEST)
+    assert b"x-layer: 1\r\n" in answer
 
 
 def test_the_head_of_a_stream_does_not_wait_for_its_first_piece() -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from array import array
-from functools import partial
 from typing import TYPE_CHECKING, Literal, TypedDict
 
 import httptools
@@ -38,33 +36,6 @@ def _answer(status: bytes, message: str, code: str) -> bytes:
     return head % (status, new_id().encode()) + b"content-length: %d\r\n\r\n" % len(body) + body
 
 
-_feed = httptools.HttpRequestParser.feed_data
-
-
-class _Parser(httptools.HttpRequestParser):
-    """A parser that goes on after a request for another protocol, such as HTTP/2, as if it had not asked.
-
-    A server may ignore such a wish. The parser underneath stops there and leaves the body unread.
-    """
-
-    def __init__(self, protocol: BoundedProtocol) -> None:
-        super().__init__(protocol)
-        self._protocol = protocol
-        # As uvicorn: a pipelined request after the last one of a connection spoils no answer.
-        self.set_dangerous_leniencies(lenient_data_after_close=True)
-
-    def feed_data(self, data: bytes | bytearray | memoryview[int] | array[int]) -> None:
-        parser = self
-        while True:
-            try:
-                return _feed(parser, data)
-            except httptools.HttpParserUpgrade as stop:
-                if parser.get_method() == b"CONNECT":
-                    raise httptools.HttpParserInvalidMethodError("the server is no proxy") from None
-                data = self._protocol.without_upgrade() + bytes(data)[stop.args[0] :]
-                parser = self._protocol.parser = _Parser(self._protocol)
-
-
 class BoundedProtocol(HttpToolsProtocol):
     """Limits the size of headers and the wait for a request. A wish for another protocol is ignored.
 
@@ -82,7 +53,6 @@ class BoundedProtocol(HttpToolsProtocol):
     _timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        self.parser = _Parser(self)
         super().connection_made(transport)
         self._shown = _RequestTransport(self)
         self._timer = self.loop.call_later(self.limits.body_timeout_s, self._too_slow)
@@ -98,7 +68,8 @@ class BoundedProtocol(HttpToolsProtocol):
             if self.transport.is_closing() or self.parser is None:
                 return
             part = data[start : start + _SLICE]
-            super().data_received(part)
+            self._unset_keepalive_if_required()
+            self._parse(part)
             if self._in_headers:
                 self._header_bytes += len(part)
                 if self._header_bytes > self.limits.max_header_bytes:
@@ -108,6 +79,27 @@ class BoundedProtocol(HttpToolsProtocol):
                     return
         if self._in_headers and self._timer is None:  # most headers arrive at once and need no timer
             self._timer = self.loop.call_later(self.limits.body_timeout_s, self._too_slow)
+
+    def _parse(self, data: bytes) -> None:
+        """Feed the parser, which stops at a wish for another protocol, such as HTTP/2, and leaves the body unread.
+
+        A server may ignore such a wish: another parser goes on after it, as if it was not there.
+        """
+        try:
+            while True:
+                try:
+                    return self.parser.feed_data(data)
+                except httptools.HttpParserUpgrade as stop:
+                    if self.parser.get_method() == b"CONNECT":
+                        raise httptools.HttpParserInvalidMethodError("the server is no proxy") from None
+                    data = self.without_upgrade() + data[stop.args[0] :]
+                    self.parser = httptools.HttpRequestParser(self)
+                    # As uvicorn: a pipelined request after the last one of a connection spoils no answer.
+                    self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        except httptools.HttpParserError:
+            message = "Invalid HTTP request received."
+            self.logger.warning(message)
+            self.send_400_response(message)
 
     def on_message_begin(self) -> None:
         """Start to count the headers of a request."""
@@ -119,11 +111,9 @@ class BoundedProtocol(HttpToolsProtocol):
         self._done_with_headers()
         if not self.parser.should_upgrade():
             super().on_headers_complete()
-            self.cycle.transport = self._shown  # type: ignore[assignment] # it calls nothing else
-            scope = self.cycle.scope
-            if scope["http_version"] == "1.0":
-                _send_unchunked(self.cycle)
-            scope.update(headrace_break_off=partial(self._break_off, self.cycle))  # type: ignore[call-arg]
+            cycle, scope = self.cycle, self.cycle.scope
+            cycle.transport = self._shown  # type: ignore[assignment] # it calls nothing else
+            cycle.__class__ = _UnchunkedCycle if scope["http_version"] == "1.0" else _Cycle
             if scope["path"] == "/" and scope["method"] in ("GET", "HEAD"):  # an app that mounts ours has its own
                 scope["path"] = "/ready"
 
@@ -193,11 +183,6 @@ class BoundedProtocol(HttpToolsProtocol):
             self.transport.close()
             self._flush_in_time()
 
-    def _break_off(self, cycle: RequestResponseCycle) -> None:
-        """Close the connection of a client that does not read its answer: what waits for it would stay for ever."""
-        cycle.disconnected = True
-        self.transport.abort()
-
     def timeout_keep_alive_handler(self) -> None:
         """Close a connection that is idle, or whose last answer is not read."""
         super().timeout_keep_alive_handler()
@@ -226,16 +211,40 @@ class BoundedProtocol(HttpToolsProtocol):
         self.transport.close()
 
 
-def _send_unchunked(cycle: RequestResponseCycle) -> None:
-    """End an answer of unknown length by closing the connection: HTTP/1.0 knows no chunks."""
-    whole = cycle.send
+class _Cycle(RequestResponseCycle):
+    """One request and its answer. It takes uvicorn's place, which the object already is, so it has no fields."""
 
-    async def send(message: ASGISendEvent) -> None:
+    transport: _RequestTransport  # type: ignore[assignment]
+
+    def send_whole(self, head: bytes, body: bytes) -> bool:
+        """As `SendWhole` says, with what uvicorn does at the end of an answer."""
+        if self.response_started or self.disconnected or not self.keep_alive or self.flow.write_paused:
+            return False
+        if self.scope["method"] == "HEAD":
+            return False
+        self.response_started = self.response_complete = True
+        self.waiting_for_100_continue = False
+        default = b"".join([b"%b: %b\r\n" % one for one in self.default_headers])
+        first = b"HTTP/1.1 200 OK\r\n%b%bcontent-length: %d\r\n\r\n" % (default, head, len(body))
+        self.transport.writelines((first, body))
+        self.message_event.set()
+        self.on_response()
+        return True
+
+    def break_off(self) -> None:
+        """Close the connection of a client that does not read its answer: what waits for it would stay for ever."""
+        self.disconnected = True
+        self.transport.abort()
+
+
+class _UnchunkedCycle(_Cycle):
+    """Ends an answer of unknown length by closing the connection: HTTP/1.0 knows no chunks."""
+
+    async def send(self, message: ASGISendEvent) -> None:
+        self.chunked_encoding = False
         if message["type"] == "http.response.body":
-            cycle.expected_content_length = len(message.get("body", b""))
-        await whole(message)
-
-    cycle.chunked_encoding, cycle.send = False, send  # type: ignore[method-assign]
+            self.expected_content_length = len(message.get("body", b""))
+        await super().send(message)
 
 
 class _RequestTransport:
@@ -244,10 +253,11 @@ class _RequestTransport:
     Writing costs about as much as anything else that a small request takes.
     """
 
-    __slots__ = ("_head", "_protocol", "is_closing")
+    __slots__ = ("_head", "_protocol", "abort", "is_closing", "writelines")
 
     def __init__(self, protocol: BoundedProtocol) -> None:
-        self.is_closing = protocol.transport.is_closing
+        transport = protocol.transport
+        self.abort, self.is_closing, self.writelines = transport.abort, transport.is_closing, transport.writelines
         self._protocol = protocol
         self._head = b""
 

@@ -8,16 +8,17 @@ import math
 import time
 from collections.abc import Generator, Hashable, Sequence
 
+from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from headrace.events import RequestDone
 from headrace.serving.admission.controller import AdmissionController
-from headrace.serving.auth import KeyAccount, Keys
+from headrace.serving.auth import KeyAccount
 from headrace.serving.errors import ApiError, ClientGoneError, ErrorShape, as_openai
 from headrace.serving.http.direct import DirectRoute, DirectRoutes
 from headrace.serving.http.request_id import HEADERS, request_id
 from headrace.serving.limits import ServeLimits
-from headrace.serving.protocol.responses import JsonReply
+from headrace.serving.protocol.responses import JsonReply, whole_sender
 from headrace.serving.state import ServerState
 from headrace.serving.tracing import RequestTrace
 from headrace.wording import shown
@@ -40,6 +41,7 @@ _PROBES = {
 """Other usual names of routes: of Kubernetes, SageMaker and the Open Inference Protocol."""
 _SILENT_S = 1.0
 """How long a body may take to arrive before only what has arrived counts."""
+_IDS = b"".join(name + b": %b\r\n" for name in HEADERS)
 CLIENT_GONE = 499
 """nginx's status for a client that disconnected. It appears only in metrics."""
 
@@ -94,7 +96,6 @@ class RequestMiddleware:
             return
         asked = scope
         scope.setdefault("headrace_began", time.monotonic())
-        status = 500
         method = scope["method"]
         inner = "headrace_request_id" in scope  # the app of one of several models: the outer app answers for the id
         scope = _canonical(scope)
@@ -105,26 +106,22 @@ class RequestMiddleware:
             scope = {**scope, "method": "GET", "headrace_head": True}
 
         span = self._begin_span(scope)
-
-        async def send_with_id(message: Message) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-                if not inner:
-                    told = identity.encode()
-                    message["headers"] = [*message.get("headers", ()), *((name, told) for name in HEADERS)]
-            elif method == "HEAD" and "body" in message:
-                message["body"] = b""
-            await send(message)
-
+        answer = _Answer(send, None if inner else identity, is_head=method == "HEAD")
+        status = None
         try:
-            await self._serve(scope, receive, send_with_id)
+            await self._serve(scope, receive, answer.send)
         except ApiError as error:
-            await error_response(error, self._shape(scope))(scope, receive, send_with_id)
+            await error_response(error, self._shape(scope))(scope, receive, answer.send)
         except ClientGoneError:
             status = CLIENT_GONE
-            scope.get("headrace_break_off", lambda: None)()
+            answer.break_off()
+        except Exception as error:
+            if not answer.status:
+                response = await scope["app"].exception_handlers[Exception](Request(scope), error)
+                await response(scope, receive, answer.send)
+            raise  # uvicorn logs the traceback, and closes the connection
         finally:
+            status = status or answer.status or 500
             asked["headrace_done"] = done = scope.get("headrace_done") or self._done(scope, method, status)
             if done.route != EVENTS:
                 self._state.listener(done)
@@ -154,51 +151,47 @@ class RequestMiddleware:
         return span
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self._state.hosts.check(scope["headers"])
+        state = self._state
+        headers = scope["headers"]
+        state.hosts.check(headers)
         path = path_of(scope)
         if path in OPEN_PATHS:
             await self._app(scope, receive, send)
             return
-        keys: Keys = self._state.keys
-        account = keys.account(scope["headers"])
+        account = state.keys.account(headers)
         if account is not None:
             scope["headrace_caller"] = account.settings.name
             scope["headrace_tenant"] = account.tenant
         if path in OBSERVING:
             await self._app(scope, receive, send)
             return
-        state = self._state
         state.admit()
-        state.in_progress += 1
-        try:
-            await self._admitted(path, account, scope, receive, send)
-        finally:
-            state.in_progress -= 1
-
-    async def _admitted(
-        self, path: str, account: KeyAccount | None, scope: Scope, receive: Receive, send: Send
-    ) -> None:
-        upload = path == UPLOADS
-        limits = self._state.limits
-        most = (limits.max_file_bytes, "max_file_bytes") if upload else (limits.max_body_bytes, "``max_body_bytes``")
-        body = _Body(receive, limits, most, per_block=upload)
-        if not upload and "headrace_counted" not in scope:  # an upload is written to disk
-            scope["headrace_counted"] = True
-            body.count(self._state.bodies, account.settings.name if account else (scope.get("client") or ("",))[0])
+        body = self._body(path, account, scope, receive)
         app = self._app
-        found = self._direct.find(scope["method"], path)
-        if found is not None:
+        if (found := self._direct.find(scope["method"], path)) is not None:
             route, scope["path_params"] = found
             scope["route"], app = route, route.serve
         if account is not None:
-            self._state.keys.enter(account)
+            state.keys.enter(account)
+        state.in_progress += 1
         try:
-            body.check_headers(scope["headers"])
+            body.check_headers(headers)
             await app(scope, body.receive, send)
         finally:
+            state.in_progress -= 1
             body.release()
             if account is not None:
                 account.leave()
+
+    def _body(self, path: str, account: KeyAccount | None, scope: Scope, receive: Receive) -> _Body:
+        limits = self._state.limits
+        if path == UPLOADS:  # it is written to disk
+            return _Body(receive, limits, (limits.max_file_bytes, "max_file_bytes"), per_block=True)
+        body = _Body(receive, limits, (limits.max_body_bytes, "``max_body_bytes``"), per_block=False)
+        if "headrace_counted" not in scope:
+            scope["headrace_counted"] = True
+            body.count(self._state.bodies, account.settings.name if account else (scope.get("client") or ("",))[0])
+        return body
 
 
 def path_of(scope: Scope) -> str:
@@ -210,6 +203,49 @@ def path_of(scope: Scope) -> str:
 def _end_span(span: RequestTrace | None, done: RequestDone) -> None:
     if span is not None:
         span.end(done.route, done.status)
+
+
+class _Answer:
+    """Sends the answer to one request, with the id of the request.
+
+    Args:
+        identity: the id to tell; None where another layer tells it.
+        is_head: the answer goes without its body.
+    """
+
+    __slots__ = ("_identity", "_is_head", "_send", "status")
+
+    def __init__(self, send: Send, identity: str | None, *, is_head: bool) -> None:
+        self._send = send
+        self._identity = None if identity is None else identity.encode()
+        self._is_head = is_head
+        self.status = 0
+        """That of the answer; 0 until it has begun."""
+
+    async def send(self, message: Message) -> None:
+        """As ASGI's `send`."""
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            if self._identity is not None:
+                ids = ((name, self._identity) for name in HEADERS)
+                message["headers"] = [*message.get("headers", ()), *ids]
+        elif self._is_head and "body" in message:
+            message["body"] = b""
+        await self._send(message)
+
+    def send_whole(self, head: bytes, body: bytes) -> bool:
+        """As `SendWhole`."""
+        if (whole := whole_sender(self._send)) is None:
+            return False
+        if self._identity is not None:
+            head += _IDS % (self._identity, self._identity)
+        if done := whole(head, body):
+            self.status = 200
+        return done
+
+    def break_off(self) -> None:
+        """Close the connection of a client that does not read its answer."""
+        getattr(getattr(self._send, "__self__", None), "break_off", lambda: None)()
 
 
 class _Body:

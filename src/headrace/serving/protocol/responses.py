@@ -6,12 +6,14 @@ import base64
 import json
 import logging
 from array import array
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from sys import byteorder
+from typing import TypeAlias
 
 import numpy as np
 import orjson
 from fastapi import Response
+from starlette.types import Receive, Scope, Send
 
 from headrace.io.formats.strict_json import json_default
 from headrace.serving.errors import ApiError
@@ -19,10 +21,24 @@ from headrace.serving.errors import ApiError
 logger = logging.getLogger("headrace")
 
 
+SendWhole: TypeAlias = Callable[[bytes, bytes], bool]
+"""Sends an answer with status 200 at once: lines of headers, each with its end, and the body.
+
+The server adds the date and `content-length`. False: nothing is sent, and the answer goes message by message.
+"""
+
+
+def whole_sender(send: Send) -> SendWhole | None:
+    """How to answer at once, where nothing that changes messages is between: a `send` of ASGI is then a method."""
+    return getattr(getattr(send, "__self__", None), "send_whole", None)
+
+
 class JsonReply(Response):
     """A JSON response. Arrays become lists; NaN and infinities become null."""
 
     media_type = "application/json"
+    _is_plain = False
+    """Whether it has no headers of its own."""
 
     def init_headers(self, headers: Mapping[str, str] | None = None) -> None:
         """As Starlette, which most answers need not go through."""
@@ -31,6 +47,13 @@ class JsonReply(Response):
         else:
             length = b"%d" % len(self.body)
             self.raw_headers = [(b"content-length", length), (b"content-type", b"application/json")]
+            self._is_plain = True
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send it, most answers in one call."""
+        whole = whole_sender(send) if self._is_plain and self.status_code == 200 else None
+        if whole is None or not whole(b"content-type: application/json\r\n", bytes(self.body)):
+            await super().__call__(scope, receive, send)
 
     def render(self, content: object) -> bytes:
         """`content` as JSON. Raises ApiError: as `as_json`."""
