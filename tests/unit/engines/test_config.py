@@ -206,6 +206,16 @@ def test_the_class_of_an_engine_is_not_taken_for_an_object_of_it() -> None:
         headrace.run(["a"], sink="list", engine=headrace.Embedding, progress=False)
 
 
+@pytest.mark.parametrize(
+    "given", [str.upper, headrace.Embedding(), headrace.Embedding], ids=["function", "engine", "class"]
+)
+def test_an_engine_in_the_place_of_the_model_is_told_where_it_goes(given: Any) -> None:
+    with pytest.raises(ConfigError, match=r"model is .+; it must be a text: a function or an engine goes to engine"):
+        headrace.run(["a"], given, sink="list", progress=False)
+    with pytest.raises(ConfigError, match=r"a function or an engine goes to engine"):
+        headrace.build_app(model=given)
+
+
 def test_a_server_is_named_after_the_model_of_its_engine() -> None:
     from headrace.engines.choosing.registry import default_model
 

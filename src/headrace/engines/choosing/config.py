@@ -211,7 +211,8 @@ def config_from(given: Mapping[str, Any]) -> EngineConfig:
     """The configuration of settings as keyword arguments: those that are not its own are options of the engine.
 
     Raises:
-        ConfigError: an option is given twice, or beside an engine that is an object with its own.
+        ConfigError: an option is given twice, or beside an engine that is an object with its own; or the model is what
+            goes to `engine`.
     """
     own = {name: value for name, value in given.items() if name in _NAMES and name != "engine_options"}
     options = merged_options(
@@ -220,8 +221,10 @@ def config_from(given: Mapping[str, Any]) -> EngineConfig:
     choice: Any = own.get("engine")
     if isinstance(choice, type) and hasattr(choice, "as_config"):
         raise ConfigError(f"engine is the class {choice.__name__}; it must be an object of it: {choice.__name__}()")
+    if callable(model := own.get("model")) or hasattr(model, "as_config"):
+        raise ConfigError(f"``model`` is {shown(model)}; it must be a text: a function or an engine goes to ``engine``")
     if not hasattr(choice, "as_config"):
-        return EngineConfig(**{**own, "model": model_name(own.get("model")), "engine_options": options})
+        return EngineConfig(**{**own, "model": model_name(model), "engine_options": options})
     beside = {name: value for name, value in {**own, **options}.items() if name in ("task", "model", *options)}
     if name := next((name for name, value in beside.items() if value is not None), None):
         if is_dataclass(choice) and not hasattr(choice, name):
