@@ -1,4 +1,4 @@
-"""The state that all routes share."""
+"""The state of one server, which all its routes share."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ from headrace.engines.base import PromptedText
 from headrace.engines.choosing.registry import create
 from headrace.engines.library_settings import LATE_INTERACTION, LOADING, PROMPTS, WITHOUT_EFFECT, with_own_settings
 from headrace.engines.text import modules
-from headrace.engines.text.pooling import pooling_of
+from headrace.engines.text.exported_pooling import pooling_of
 from headrace.errors import ConfigError, EngineError
 
 TEXTS = ["The Canal feeds the mill wheel, so that it never runs dry", "a", "turns", "Wheel. " * 12]

@@ -18,7 +18,7 @@ from headrace.errors import ConfigError, JobError, RecordError, ResumeMismatchEr
 from headrace.events import JobStarted, StageDone
 from headrace.jobs.pipeline.job import JobEnd
 from headrace.jobs.settings import Limits
-from headrace.jobs.state.retrying import DeadLetters
+from headrace.jobs.state.dead_letter_retry import DeadLetters
 from headrace.testing import FakeEngine
 
 ROWS = 120

@@ -1,4 +1,7 @@
-"""What a failed batch means: fail all records, or run them again in halves; out of memory lowers the budget. Pure."""
+"""What a failed batch means: fail all records, or run them again in halves; out of memory lowers the budget. Pure.
+
+Models in steps have a rule of their own (`step_scheduler`).
+"""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ from headrace.engines.onnx.options import (
     OnnxZeroShot,
 )
 from headrace.engines.text.engine import TextEngine
-from headrace.engines.text.pooling import Pooling, pooling_of
+from headrace.engines.text.exported_pooling import Pooling, pooling_of
 from headrace.engines.text.sequence_classifiers import Candidates, ZeroShotEngine, classifier, scorer
 from headrace.engines.text.splitting import LongTexts
 from headrace.engines.text.tokenizing import Takes, TextTokens, tokens_for

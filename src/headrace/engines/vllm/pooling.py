@@ -30,7 +30,7 @@ from headrace.engines.networks.heads import Head, VectorHead, matryoshka_dimensi
 from headrace.engines.networks.quantizing import length_of
 from headrace.engines.profile import EngineProfile
 from headrace.engines.requests.vocabulary import TokenizedEngine
-from headrace.engines.text.pooling import Pooling, check_pooled_prompts, pooling_of, prompts_in
+from headrace.engines.text.exported_pooling import Pooling, check_pooled_prompts, pooling_of, prompts_in
 from headrace.engines.text.sequence_classifiers import label_head, score_head
 from headrace.engines.text.splitting import LongTexts
 from headrace.engines.text.token_rows import Tokens

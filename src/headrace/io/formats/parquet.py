@@ -1,4 +1,4 @@
-"""Parquet output: the record's id, its kept columns and its output; vectors are fixed-size lists of numbers."""
+"""The format Parquet and its output: a record's id, its kept columns and its output; vectors are fixed-size lists."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads Parquet by row groups, and Arrow and Feather by record batches."""
+"""Reads Parquet by row groups, and Arrow and Feather by record batches; the formats are in modules of their own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A job, built and checked, with its limits."""
+"""What one run of a job works with, and its limits; `app.jobs.job` makes it from settings."""
 
 from __future__ import annotations
 

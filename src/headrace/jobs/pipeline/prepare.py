@@ -26,9 +26,9 @@ from headrace.jobs.pipeline.dedupe import RepeatCounter, key_of
 from headrace.jobs.pipeline.inputs import Columns, TableColumns, is_empty, table_columns
 from headrace.jobs.pipeline.memory_budget import value_bytes
 from headrace.jobs.pipeline.prepare_calls import InTime, listed
-from headrace.jobs.pipeline.retries import Retry
 from headrace.jobs.pipeline.samples import Samples
 from headrace.jobs.pipeline.user_code import UserCode
+from headrace.jobs.pipeline.waiting_retries import Retry
 from headrace.jobs.pipeline.work import PreparedChunk, StepAnswer, Work, unreadable
 from headrace.records import Failed, Record
 

@@ -19,8 +19,8 @@ from headrace.jobs.pipeline.blocks import BlockRows, RowsDone
 from headrace.jobs.pipeline.dedupe import Deduplicator
 from headrace.jobs.pipeline.job import Job
 from headrace.jobs.pipeline.memory_budget import Memory
-from headrace.jobs.pipeline.retries import Retry, RetryQueue
 from headrace.jobs.pipeline.suspects import SuspectFailures
+from headrace.jobs.pipeline.waiting_retries import Retry, RetryQueue
 from headrace.jobs.pipeline.work import (
     MAX_RUN,
     Answered,

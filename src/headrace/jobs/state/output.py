@@ -1,4 +1,4 @@
-"""The output of a job and its working folder: its settings, its parts, and the merged file at the end.
+"""The output of a job and its working folder: whether it goes on or is refused, its parts, and the merged file.
 
 For the file `out.parquet`: `out.parquet.parts/` holds `job.json`, `lock` and the parts; `out.errors.jsonl` takes the
 dead letters. A job ends in steps that may be repeated after a kill: merge the dead letters, merge the parts, mark the
@@ -29,12 +29,12 @@ from headrace.io.storage.checksums import Damage, DigestWriter, Interval, digest
 from headrace.io.storage.lease import Lease
 from headrace.io.storage.locations import abort_uploads, exists, file_names, is_remote, no_folder, remove
 from headrace.io.storage.parts import PartFolder
+from headrace.jobs.state.dead_letter_retry import Retrying
 from headrace.jobs.state.fingerprint import check_same, check_same_input
 from headrace.jobs.state.inspection import changes
 from headrace.jobs.state.job_state import FinishedJob, JobState, ModelState, Pass
 from headrace.jobs.state.ledger import Ledger
 from headrace.jobs.state.lock import locked_folder
-from headrace.jobs.state.retrying import Retrying
 from headrace.jobs.state.running_merge import RunningMerge
 from headrace.jobs.state.stalls import STALLS
 from headrace.jobs.state.state_file import read_state

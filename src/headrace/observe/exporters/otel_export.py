@@ -11,7 +11,7 @@ from opentelemetry.sdk.resources import SERVICE_NAME, Resource
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 
-from headrace.errors import text_of
+from headrace.errors import text_of, tried
 from headrace.observe.exporters.otel import Tracing
 
 logger = logging.getLogger("headrace")
@@ -52,11 +52,9 @@ def make_tracing(names: Sequence[str], protocol: str, version: str) -> Tracing |
         names: of exporters, as in OTEL_TRACES_EXPORTER.
         protocol: of "otlp".
     """
-    watched: list[_Watched] = []
-    try:
-        watched.extend(_Watched(name, _exporter(name, protocol)) for name in names)
-    except Exception as error:  # noqa: BLE001 - an exporter's own code may raise anything about its settings
-        logger.warning("headrace: OpenTelemetry spans are off: %s", text_of(error))
+    watched = tried(lambda: [_Watched(name, _exporter(name, protocol)) for name in names])
+    if isinstance(watched, Exception):  # its own code may raise anything about its settings
+        logger.warning("headrace: OpenTelemetry spans are off: %s", text_of(watched))
         return None
     resource = Resource.create()
     if not os.environ.get("OTEL_SERVICE_NAME") and str(resource.attributes[SERVICE_NAME]).startswith("unknown_service"):

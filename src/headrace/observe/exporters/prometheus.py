@@ -28,7 +28,7 @@ _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5
 _SIZES = tuple(float(2**power) for power in range(13))
 
 
-class _Counts:
+class _LabelledSums:
     """A counter. prometheus_client's own takes as long for one request as all else that a server observes of it."""
 
     def __init__(self, name: str, about: str, *labels: str) -> None:
@@ -46,7 +46,7 @@ class _Counts:
         return family
 
 
-class _Observations:
+class _LabelledHistogram:
     """A histogram, likewise."""
 
     def __init__(self, name: str, about: str, *labels: str, bounds: tuple[float, ...] = _SECONDS) -> None:
@@ -80,25 +80,25 @@ class PrometheusListener:
 
     def __init__(self, now: Callable[[], Iterable[Metric]], version: str) -> None:
         self._lock = threading.Lock()
-        self._requests = _Counts("requests", "Requests answered, by route and status.", "route", "status")
-        self._request_s = _Observations(
+        self._requests = _LabelledSums("requests", "Requests answered, by route and status.", "route", "status")
+        self._request_s = _LabelledHistogram(
             "request_duration_seconds", "Time from a request to the end of its response.", "route"
         )
-        self._first_s = _Observations(
+        self._first_s = _LabelledHistogram(
             "time_to_first_token_seconds", "Time from a request to the first token of its stream."
         )
-        self._between_s = _Observations("inter_token_latency_seconds", "Time between two tokens of a stream.")
-        self._batches = _Counts("batches", "Batches sent to the engine, by close reason.", "reason")
-        self._batch_s = _Observations("batch_duration_seconds", "Time of a batch, or a step, in the engine.")
-        self._batch_size = _Observations("batch_size", "Records in a batch, or in a step.", bounds=_SIZES)
-        self._records = _Counts("records", "Records that left the engine, by result.", "result")
-        self._stepped = _Counts("stepped_records", "Total records over all steps.")
-        self._cost = _Counts("batch_cost", "Total cost of batches in the engine's unit: tokens for text.")
-        self._padded = _Counts("batch_padded_cost", "Total cost of batches, padding included.")
-        self._starved = _Counts("starved_seconds", "Time that the engine waited for input.")
-        self._splits = _Counts("batch_splits", "Failed batches that were split and retried.")
+        self._between_s = _LabelledHistogram("inter_token_latency_seconds", "Time between two tokens of a stream.")
+        self._batches = _LabelledSums("batches", "Batches sent to the engine, by close reason.", "reason")
+        self._batch_s = _LabelledHistogram("batch_duration_seconds", "Time of a batch, or a step, in the engine.")
+        self._batch_size = _LabelledHistogram("batch_size", "Records in a batch, or in a step.", bounds=_SIZES)
+        self._records = _LabelledSums("records", "Records that left the engine, by result.", "result")
+        self._stepped = _LabelledSums("stepped_records", "Total records over all steps.")
+        self._cost = _LabelledSums("batch_cost", "Total cost of batches in the engine's unit: tokens for text.")
+        self._padded = _LabelledSums("batch_padded_cost", "Total cost of batches, padding included.")
+        self._starved = _LabelledSums("starved_seconds", "Time that the engine waited for input.")
+        self._splits = _LabelledSums("batch_splits", "Failed batches that were split and retried.")
         self._left(0, 0)
-        self._families = [one for one in vars(self).values() if isinstance(one, _Counts | _Observations)]
+        self._families = [one for one in vars(self).values() if isinstance(one, _LabelledSums | _LabelledHistogram)]
         self._registry = registry = CollectorRegistry()
         registry.register(_Pulled(self._collect))
         Gauge("headrace_build_info", "Headrace's version.", ("version",), registry=registry).labels(version).set(1)

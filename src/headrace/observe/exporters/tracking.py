@@ -1,4 +1,4 @@
-"""Event listeners that send a job's settings, figures and report page to an experiment tracker."""
+"""Event listeners that send a job's settings, live figures and report page to an experiment tracker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run had to work with, what its workers did, and one thing to change."""
+"""What a run had to work with, what its workers did, and `Advice`: one thing to change."""
 
 from __future__ import annotations
 

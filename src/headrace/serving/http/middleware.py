@@ -106,7 +106,7 @@ class RequestMiddleware:
             scope = {**scope, "method": "GET", "headrace_head": True}
 
         span = self._begin_span(scope)
-        answer = _Answer(send, None if inner else identity, is_head=method == "HEAD")
+        answer = _AnswerSender(send, None if inner else identity, is_head=method == "HEAD")
         status = None
         try:
             await self._serve(scope, receive, answer.send)
@@ -205,7 +205,7 @@ def _end_span(span: RequestTrace | None, done: RequestDone) -> None:
         span.end(done.route, done.status)
 
 
-class _Answer:
+class _AnswerSender:
     """Sends the answer to one request, with the id of the request.
 
     Args:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from headrace.errors import EngineDeadError, ProcessTimeoutError, RecordError, TransientError
-from headrace.jobs.pipeline.retries import RetryQueue
+from headrace.jobs.pipeline.waiting_retries import RetryQueue
 from headrace.records import Record
 from headrace.retry import RetryPolicy
 
