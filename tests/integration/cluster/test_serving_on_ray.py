@@ -114,7 +114,8 @@ def test_another_command_takes_the_server_over(cluster: str, free_tcp_port: int)
     def command(name: str) -> subprocess.Popen[str]:
         flags = ["--served-model-name", name, "--on", f"ray:{cluster}", "--port", str(free_tcp_port)]
         # Of four CPUs: there is no room for the old one and the new one, so that requests wait.
-        flags += ["--engine", FAKE, "--cpus-per-replica", "3", "--min-replicas", "1", "--max-replicas", "1"]
+        flags += ["--task", "embed", "--engine", FAKE]
+        flags += ["--cpus-per-replica", "3", "--min-replicas", "1", "--max-replicas", "1"]
         return as_user("-c", "from headrace.cli.main import main; main()", "serve", *flags)
 
     def wait_until_it_serves(server: subprocess.Popen[str]) -> None:
@@ -262,8 +263,8 @@ def test_what_replicas_cannot_share_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_command_serves_with_the_flags_of_its_engine_until_it_is_stopped(cluster: str, free_tcp_port: int) -> None:
-    command = [sys.executable, "-c", "from headrace.cli.main import main; main()", "serve", "--engine", FAKE]
-    command += ["--dimension", "3"]
+    command = [sys.executable, "-c", "from headrace.cli.main import main; main()", "serve", "--task", "embed"]
+    command += ["--engine", FAKE, "--dimension", "3"]
     command += ["--on", f"ray:{cluster}", "--port", str(free_tcp_port), "--cpus-per-replica", "0.5"]
     environment = os.environ | {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
     server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
