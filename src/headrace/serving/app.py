@@ -15,8 +15,9 @@ from http import HTTPStatus
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.middleware.errors import ServerErrorMiddleware
 from starlette.routing import Match
-from starlette.types import ASGIApp, Scope
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from headrace.concurrency.daemon_thread import on_daemon_thread
 from headrace.engines.tasks import task_named
@@ -24,7 +25,7 @@ from headrace.serving.errors import ApiError, invalid
 from headrace.serving.http.direct import DirectRoute, DirectRoutes
 from headrace.serving.http.docs_page import documents_page
 from headrace.serving.http.middleware import RequestMiddleware, error_response, path_of
-from headrace.serving.http.request_id import new_id
+from headrace.serving.http.request_id import HEADERS, new_id
 from headrace.serving.protocol.responses import JsonReply
 from headrace.serving.protocols import routers_of, shape_of, tasks_by_path
 from headrace.serving.routes import dashboard as dashboard_routes
@@ -102,18 +103,31 @@ def create_app(
     return app
 
 
-class _App(FastAPI):
-    """An app whose first layer is `RequestMiddleware`, unless others were added around it."""
+class _ErrorLayer(ServerErrorMiddleware):
+    """Starlette's outermost layer. It hands on `send` as it is, so that an answer can go to the connection at once."""
 
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """As Starlette, where `RequestMiddleware` tells whether the answer has begun."""
+        try:
+            await self.app(scope, receive, send)
+        except Exception as error:
+            if "headrace_begun" in scope:
+                raise
+            failure = error
+
+            async def failed(*_: object) -> None:
+                raise failure
+
+            await ServerErrorMiddleware(failed, self.handler, self.debug)(scope, receive, send)
+
+
+class _App(FastAPI):
     def build_middleware_stack(self) -> ASGIApp:
-        """As FastAPI, whose own layers every request would pass on its way in and out."""
-        added = self.user_middleware
-        if len(added) > 1:
-            return super().build_middleware_stack()
-        self.user_middleware = []
-        rest = super().build_middleware_stack()
-        self.user_middleware = added
-        return added[0].cls(rest, *added[0].args, **added[0].kwargs)
+        """As FastAPI, less what wraps `send`, unless layers were added that may answer by themselves."""
+        whole = super().build_middleware_stack()
+        if len(self.user_middleware) > 1 or not isinstance(whole, ServerErrorMiddleware):
+            return whole
+        return _ErrorLayer(whole.app, whole.handler, whole.debug)
 
 
 def bare_app(summary: str, version: str, lifespan: Callable[[FastAPI], AbstractAsyncContextManager[None]]) -> FastAPI:
@@ -194,5 +208,6 @@ async def _unexpected(request: Request, error: Exception) -> JsonReply:
     route = request.scope.get("route")
     shape = route.shape if isinstance(route, DirectRoute) else shape_of(path_of(request.scope))
     status, body = shape(ApiError(500, message, code="internal_error"))
+    ids = {} if "headrace_waited_s" in request.scope else {name.decode(): identity for name in HEADERS}
     # The error is raised again for uvicorn, which logs its traceback and closes the connection.
-    return JsonReply(body, status, {"Connection": "close"})
+    return JsonReply(body, status, {**ids, "Connection": "close"})

@@ -14,6 +14,9 @@ import numpy as np
 import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
+from starlette.middleware.errors import ServerErrorMiddleware
+from starlette.middleware.gzip import GZipMiddleware
+from starlette.responses import PlainTextResponse
 from tests.integration.serving.running import Running, running
 
 from headrace.app.servers.server import ServerSettings, build_app
@@ -217,6 +220,29 @@ def test_an_app_can_be_mounted_and_wrapped() -> None:
         assert answer.headers["x-mark"] == "seen"
         assert client.get("/models/v1/models").json()["data"][0]["id"] == "fake"
         assert "no route '/api/nothing'" in client.get("/models/api/nothing").json()["error"]  # as Ollama has it
+
+
+@pytest.mark.parametrize("layers", [0, 1])
+def test_an_unexpected_error_is_told_once_by_the_handler_of_the_app(
+    layers: int, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fails(*_: Any) -> None:
+        raise RuntimeError("unexpected")
+
+    monkeypatch.setattr("headrace.serving.http.direct.read_body", fails)
+    for own in (None, lambda *_: PlainTextResponse("mine", 500)):
+        app = build_app(task="embed", engine="headrace.testing:FakeEngine")
+        assert isinstance(app.build_middleware_stack(), ServerErrorMiddleware)  # which tools that trace apps look for
+        for _ in range(layers):
+            app.add_middleware(GZipMiddleware)
+        if own is not None:
+            app.add_exception_handler(500, own)
+        with TestClient(app, "http://127.0.0.1", raise_server_exceptions=False) as client:
+            answer = client.post("/v1/embeddings", json={"input": "a"}, headers={"x-request-id": "me"})
+        assert answer.status_code == 500
+        assert own is not None or answer.headers.get_list("x-request-id") == ["me"]
+        assert (answer.text == "mine") == (own is not None)
+    assert caplog.text.count("request me failed") == 1
 
 
 def test_a_mounted_app_whose_lifespan_does_not_begin_says_so() -> None:

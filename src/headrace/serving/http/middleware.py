@@ -8,7 +8,6 @@ import math
 import time
 from collections.abc import Generator, Hashable, Sequence
 
-from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from headrace.events import RequestDone
@@ -115,12 +114,9 @@ class RequestMiddleware:
         except ClientGoneError:
             status = CLIENT_GONE
             answer.break_off()
-        except Exception as error:
-            if not answer.status:
-                response = await scope["app"].exception_handlers[Exception](Request(scope), error)
-                await response(scope, receive, answer.send)
-            raise  # uvicorn logs the traceback, and closes the connection
         finally:
+            if answer.status:
+                asked["headrace_begun"] = True
             status = status or answer.status or 500
             asked["headrace_done"] = done = scope.get("headrace_done") or self._done(scope, method, status)
             if done.route != EVENTS:
