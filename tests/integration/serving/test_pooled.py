@@ -8,6 +8,7 @@ import json
 import logging
 import re
 import signal
+import socket
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -215,6 +216,24 @@ def test_models_sleep_where_the_file_gives_room_for_it(tmp_path: Path, room: str
 def loads_of(page: str) -> dict[str, dict[str, float]]:
     found = re.findall(r'^headrace_model_(loads)_total\{model="(.+)"\} (.+)$', page, re.MULTILINE)
     return {model: {kind: float(value)} for kind, model, value in found}
+
+
+def test_a_stream_that_is_never_read_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    errors: list[str] = []
+    monkeypatch.setattr(logging.getLogger("uvicorn.error"), "error", errors.append)
+    prompt = ("w" * 2_000 + " ") * 4_000
+    body = json.dumps({"model": "talker", "prompt": prompt, "max_tokens": 4_000, "stream": True}).encode()
+    limits = ServeLimits(write_timeout_s=0.5, max_body_bytes=20_000_000, max_prompt_chars=20_000_000)
+    with server_of(tmp_path, MODELS, limits=limits) as (server, _, client), socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+        connection.connect(("127.0.0.1", client.base_url.port))
+        head = (
+            b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+        )
+        connection.sendall(head % len(body) + body)
+        until(lambda: server.server_state.connections)
+        until(lambda: not server.server_state.connections)
+    assert not errors
 
 
 @pytest.fixture(scope="module")
