@@ -117,7 +117,9 @@ def nearest(name: str, known: Iterable[str]) -> str:
     """A suggestion of similar known names, as the end of a sentence; empty if none is similar."""
     from difflib import get_close_matches  # here, as this module is imported by every command
 
-    close = get_close_matches(name, [*dict.fromkeys(known)], 3, 0.75)
+    names = [*dict.fromkeys(known)]
+    close = get_close_matches(name, names, 3, 0.75)
+    close = close or [one for one in names if len(name) > 3 and one.startswith(name)][:3]
     return f"; did you mean {' or '.join(close)}?" if close else ""
 
 

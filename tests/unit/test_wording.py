@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 import headrace
 from headrace.app.keywords import RunKeywords, ServerKeywords
 from headrace.cli.app import app, declare_settings
-from headrace.errors import ConfigError, RecordError, text_of
+from headrace.errors import ConfigError, RecordError, nearest, text_of
 from headrace.jobs.settings import Limits
 from headrace.options import NAMES
 from headrace.records import Failed, Record
@@ -220,3 +220,16 @@ def test_a_command_without_settings_of_its_own_names_flags(command: str) -> None
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "--map --endpoint --batch-timeout-ms\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("--batch-sise", "; did you mean --batch-size?"),
+        ("--batch", "; did you mean --batch-tokens or --batch-size?"),
+        ("--b", ""),
+        ("--colour", ""),
+    ],
+)
+def test_names_that_are_alike_or_begin_alike_are_suggested(name: str, hint: str) -> None:
+    assert nearest(name, ["--batch-tokens", "--batch-size", "--model"]) == hint
