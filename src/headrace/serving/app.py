@@ -122,6 +122,8 @@ class _ErrorLayer(ServerErrorMiddleware):
 
 
 class _App(FastAPI):
+    """An app whose answers may go to the connection at once."""
+
     def build_middleware_stack(self) -> ASGIApp:
         """As FastAPI, less what wraps `send`, unless layers were added that may answer by themselves."""
         whole = super().build_middleware_stack()

@@ -25,7 +25,7 @@ from headrace.serving.app import ALONE, Beside, bare_app, no_route
 from headrace.serving.errors import ApiError, ClientGoneError, one_line
 from headrace.serving.http.direct import DirectRoutes, check_type, loaded, read_body
 from headrace.serving.http.docs_page import documents_page
-from headrace.serving.http.middleware import CLIENT_GONE, RequestMiddleware, error_response, path_of
+from headrace.serving.http.middleware import RequestMiddleware, error_response, path_of
 from headrace.serving.protocol.requests import HEAVY_BYTES, MOST_TIMEOUT_S, check_doubled, check_values
 from headrace.serving.protocol.responses import JsonReply
 from headrace.serving.protocols import shape_of, tasks_by_path
@@ -158,8 +158,6 @@ class ModelRouter:
         inner = {**scope, "path": path_of(scope), "root_path": "", "app_root_path": "", "headrace_waited_s": waited_s}
         try:
             await model.app(inner, replay, send)
-            if inner["headrace_done"].status == CLIENT_GONE:
-                raise ClientGoneError("the client left while it was answered")  # the connection is broken off outside
         finally:
             scope["headrace_done"] = inner.get("headrace_done")
             await using.__aexit__(None, None, None)

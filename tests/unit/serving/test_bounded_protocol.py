@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -43,6 +44,8 @@ class Connection(asyncio.Transport):
     def pause_reading(self) -> None: ...
 
     def resume_reading(self) -> None: ...
+
+    abort = close
 
     def can_write_eof(self) -> bool:
         return False
@@ -151,6 +154,32 @@ def test_a_layer_that_changes_messages_sees_them() -> None:
 
     [answer] = written(app, REQUEST)
     assert b"x-layer: 1\r\n" in answer
+
+
+def test_a_request_is_gone_once_the_next_one_comes() -> None:
+    gone: list[bool] = []
+    seen: list[Callable[[], object]] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        gone.extend(cycle() is None for cycle in seen)
+        seen.append(scope["headrace_cycle"])
+        await replies()(scope, receive, send)
+
+    gc.collect()
+    gc.disable()
+    try:
+        written(app, REQUEST, REQUEST, REQUEST)
+    finally:
+        gc.enable()
+    assert gone == [True] * 3
+
+
+def test_a_connection_can_be_broken_off_from_behind_other_layers() -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        scope["headrace_cycle"]().break_off()
+        await send({"type": "http.response.start", "status": 200, "headers": ()})
+
+    assert written(app, REQUEST) == []
 
 
 def test_the_head_of_a_stream_does_not_wait_for_its_first_piece() -> None:

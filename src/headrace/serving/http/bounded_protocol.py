@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import weakref
 from typing import TYPE_CHECKING, Literal, TypedDict
 
 import httptools
@@ -114,6 +115,8 @@ class BoundedProtocol(HttpToolsProtocol):
             cycle, scope = self.cycle, self.cycle.scope
             cycle.transport = self._shown  # type: ignore[assignment] # it calls nothing else
             cycle.__class__ = _UnchunkedCycle if scope["http_version"] == "1.0" else _Cycle
+            # Weak: with a strong one, each request would stay until the garbage collector comes.
+            scope.update(headrace_cycle=weakref.ref(cycle))  # type: ignore[call-arg]
             if scope["path"] == "/" and scope["method"] in ("GET", "HEAD"):  # an app that mounts ours has its own
                 scope["path"] = "/ready"
 

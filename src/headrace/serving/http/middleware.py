@@ -113,7 +113,8 @@ class RequestMiddleware:
             await error_response(error, self._shape(scope))(scope, receive, answer.send)
         except ClientGoneError:
             status = CLIENT_GONE
-            answer.break_off()
+            if (cycle := scope.get("headrace_cycle", lambda: None)()) is not None:
+                cycle.break_off()
         finally:
             if answer.status:
                 asked["headrace_begun"] = True
@@ -238,10 +239,6 @@ class _AnswerSender:
         if done := whole(head, body):
             self.status = 200
         return done
-
-    def break_off(self) -> None:
-        """Close the connection of a client that does not read its answer."""
-        getattr(getattr(self._send, "__self__", None), "break_off", lambda: None)()
 
 
 class _Body:
