@@ -210,6 +210,7 @@ async def _unexpected(request: Request, error: Exception) -> JsonReply:
     route = request.scope.get("route")
     shape = route.shape if isinstance(route, DirectRoute) else shape_of(path_of(request.scope))
     status, body = shape(ApiError(500, message, code="internal_error"))
+    # Where it waited for its model, the app of all models tells the ids.
     ids = {} if "headrace_waited_s" in request.scope else {name.decode(): identity for name in HEADERS}
     # The error is raised again for uvicorn, which logs its traceback and closes the connection.
     return JsonReply(body, status, {**ids, "Connection": "close"})
