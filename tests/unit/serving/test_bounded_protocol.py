@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import uvicorn
+from starlette.background import BackgroundTask
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 from uvicorn.server import ServerState
 
@@ -141,6 +142,33 @@ def test_others_are_sent_message_by_message(app: App, request_: bytes, parts: li
     [answer] = written(app, request_)
     assert all(part in answer for part in parts)
     assert (b'{"a":1}' in answer) == (b'{"a":1}' in parts)
+
+
+def test_what_is_added_to_an_answer_after_it_is_made_counts() -> None:
+    done: list[str] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        reply = JsonReply({"a": 1})
+        reply.headers["x-late"] = "1"
+        await reply(scope, receive, send)
+
+    async def afterwards() -> None:
+        done.append("afterwards")
+
+    async def then(scope: Any, receive: Any, send: Any) -> None:
+        reply = JsonReply({"a": 1})
+        reply.background = BackgroundTask(afterwards)
+        await reply(scope, receive, send)
+
+    async def typed(scope: Any, receive: Any, send: Any) -> None:
+        reply = JsonReply({"a": 1})
+        reply.headers["content-type"] = "application/problem+json"
+        await reply(scope, receive, send)
+
+    assert b"x-late: 1\r\n" in written(app, REQUEST)[0]
+    assert b"content-type: application/problem+json\r\n" in written(typed, REQUEST)[0]
+    assert written(then, REQUEST)[0].endswith(b'{"a":1}')
+    assert done == ["afterwards"]
 
 
 def test_a_layer_that_changes_messages_sees_them() -> None:

@@ -21,6 +21,8 @@ from headrace.serving.errors import ApiError
 logger = logging.getLogger("headrace")
 
 
+_PLAIN = [(b"content-type", b"application/json")]
+"""The headers of most answers, after their length."""
 SendWhole: TypeAlias = Callable[[bytes, bytes], bool]
 """Sends an answer with status 200 at once: lines of headers, each with its end, and the body.
 
@@ -37,8 +39,6 @@ class JsonReply(Response):
     """A JSON response. Arrays become lists; NaN and infinities become null."""
 
     media_type = "application/json"
-    _is_plain = False
-    """Whether it has no headers of its own."""
 
     def init_headers(self, headers: Mapping[str, str] | None = None) -> None:
         """As Starlette, which most answers need not go through."""
@@ -46,12 +46,12 @@ class JsonReply(Response):
             super().init_headers(headers)
         else:
             length = b"%d" % len(self.body)
-            self.raw_headers = [(b"content-length", length), (b"content-type", b"application/json")]
-            self._is_plain = True
+            self.raw_headers = [(b"content-length", length), *_PLAIN]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send it, most answers in one call."""
-        whole = whole_sender(send) if self._is_plain and self.status_code == 200 else None
+        """Send it: in one call, unless it has another status, headers of its own or something to do afterwards."""
+        is_plain = self.status_code == 200 and self.raw_headers[1:] == _PLAIN and self.background is None
+        whole = whole_sender(send) if is_plain else None
         if whole is None or not whole(b"content-type: application/json\r\n", bytes(self.body)):
             await super().__call__(scope, receive, send)
 
