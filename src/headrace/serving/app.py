@@ -106,13 +106,19 @@ def create_app(
 class _ErrorLayer(ServerErrorMiddleware):
     """Starlette's outermost layer. It hands on `send` as it is, so that an answer can go to the connection at once."""
 
+    ours: ASGIApp
+    """The first layer below FastAPI's own, which tell its telemetry, which is off, and answer for a parent's limit."""
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """As Starlette, where `RequestMiddleware` tells whether the answer has begun."""
         try:
-            await self.app(scope, receive, send)
+            await self.ours(scope, receive, send)
         except Exception as error:
             if "headrace_begun" in scope:
                 raise
+            if isinstance(error, HTTPException):  # the body is over the limit of the app that mounts this one
+                await (await _http_error(Request(scope), error))(scope, receive, send)
+                return
             failure = error
 
             async def failed(*_: object) -> None:
@@ -127,9 +133,24 @@ class _App(FastAPI):
     def build_middleware_stack(self) -> ASGIApp:
         """As FastAPI, less what wraps `send`, unless layers were added that may answer by themselves."""
         whole = super().build_middleware_stack()
-        if len(self.user_middleware) > 1 or not isinstance(whole, ServerErrorMiddleware):
+        if len(self.user_middleware) > 1 or getattr(self, "max_body_size", None) is not None:
             return whole
-        return _ErrorLayer(whole.app, whole.handler, whole.debug)
+        assert isinstance(whole, ServerErrorMiddleware)
+        layer = _ErrorLayer(whole.app, whole.handler, whole.debug)
+        layer.ours = layer.app
+        while not isinstance(layer.ours, RequestMiddleware):
+            layer.ours = layer.ours.app  # type: ignore[attr-defined] # each layer has one
+        return layer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """As FastAPI, without the steps of its telemetry, which is off."""
+        if scope["type"] != "http" or self.middleware_stack is None:
+            await super().__call__(scope, receive, send)
+            return
+        scope["app"] = self
+        if self.root_path:
+            scope["root_path"] = self.root_path
+        await self.middleware_stack(scope, receive, send)
 
 
 def bare_app(summary: str, version: str, lifespan: Callable[[FastAPI], AbstractAsyncContextManager[None]]) -> FastAPI:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import inspect
 import json
 import struct
 import time
@@ -220,6 +221,29 @@ def test_an_app_can_be_mounted_and_wrapped() -> None:
         assert answer.headers["x-mark"] == "seen"
         assert client.get("/models/v1/models").json()["data"][0]["id"] == "fake"
         assert "no route '/api/nothing'" in client.get("/models/api/nothing").json()["error"]  # as Ollama has it
+
+
+@pytest.mark.skipif("max_body_size" not in inspect.signature(FastAPI).parameters, reason="FastAPI knows no limit")
+@pytest.mark.parametrize("of_parent", [True, False])
+def test_a_limit_of_fastapi_on_bodies_is_obeyed(of_parent: bool) -> None:
+    inner = build_app(task="embed", engine="headrace.testing:FakeEngine")
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        async with inner.router.lifespan_context(inner):
+            yield
+
+    outer = FastAPI(lifespan=lifespan)
+    (outer if of_parent else inner).max_body_size = 30
+    outer.mount("/models", inner)
+    with TestClient(outer) as client:
+        assert client.post("/models/v1/embeddings", json={"input": "a b"}).status_code == 200
+        for body in (
+            {"content": b'{"input": "' + b"a" * 30 + b'"}'},
+            {"content": iter([b'{"input": "', b"a" * 30, b'"}'])},
+        ):
+            answer = client.post("/models/v1/embeddings", headers={"content-type": "application/json"}, **body)
+            assert answer.status_code == 413
 
 
 @pytest.mark.parametrize("layers", [0, 1])
