@@ -304,8 +304,10 @@ class SamplingOptions(EngineOptions):
     repetition_penalty: float | None = option(
         None, "Above 1: tokens of the prompt and the answer become less likely. Default: 1."
     )
-    presence_penalty: float | None = option(None, "Above 0: tokens of the answer become less likely. Default: 0.")
-    frequency_penalty: float | None = option(None, "Above 0: the same, by how often they occur. Default: 0.")
+    presence_penalty: float | None = option(None, "Above 0: tokens that the answer has become less likely. Default: 0.")
+    frequency_penalty: float | None = option(
+        None, "Above 0: tokens become less likely each time the answer has them. Default: 0."
+    )
     stop: str | Sequence[str] | None = option(
         None, 'Text that ends an answer, or several as a list in JSON, such as ["Q:", "A:"]. Default: none.'
     )
