@@ -86,7 +86,7 @@ class UnknownOptionError(ConfigError):
         self.known = known
         self.owners = owners
         self.settings = settings
-        super().__init__(f"{self.place} has no option {option!r}; {self.way_out(str, settings)}")
+        super().__init__(self.told(option, str, settings))
 
     def __reduce__(self) -> tuple[type[UnknownOptionError], tuple[object, ...]]:
         return UnknownOptionError, (self.option, self.task, self.engine, self.known, self.owners, self.settings)
@@ -96,18 +96,20 @@ class UnknownOptionError(ConfigError):
         """What lacks the option."""
         return repr(self.engine) if self.task is None else f"task {self.task!r}"
 
-    def way_out(self, spelled: Callable[[str], str], others: Iterable[str], beside: str = "") -> str:
-        """The known options, the engines that have this one, and the nearest name.
+    def told(self, given: str, spelled: Callable[[str], str], others: Iterable[str], beside: str = "") -> str:
+        """The message, with the known options, the engines that have this one, and the nearest name.
 
         Args:
-            spelled: how an option is written where the user has written it.
+            given: the option as the user has given it.
+            spelled: how an option is written there.
             others: names beside the options that may have been meant, as written there.
             beside: where those are listed, as the end of the list.
         """
         known = [spelled(name) for name in self.known]
         more = f" and {len(known) - _LISTED} more" if len(known) > _LISTED else ""
-        said = f"known: {', '.join(known[:_LISTED]) or 'none'}{more}{beside}"
+        said = f"{given}: {self.place} has no such option; known: {', '.join(known[:_LISTED]) or 'none'}{more}{beside}"
         if self.owners:
+            others = ()  # the name is right
             owners = " and ".join(f"engine {engine!r} (task {task!r})" for engine, task in self.owners)
             said += f"; {spelled(self.option)} is an option of {owners}"
         return said + nearest(spelled(self.option), (*known, *others))
@@ -117,10 +119,11 @@ def nearest(name: str, known: Iterable[str]) -> str:
     """A suggestion of similar known names, as the end of a sentence; empty if none is similar."""
     from difflib import get_close_matches  # here, as this module is imported by every command
 
-    names = [*dict.fromkeys(known)]
+    names = {one.lstrip("-"): one for one in known}  # their dashes would make flags alike
+    name = name.lstrip("-")
     close = get_close_matches(name, names, 3, 0.75)
     close = close or [one for one in names if len(name) > 3 and one.startswith(name)][:3]
-    return f"; did you mean {' or '.join(close)}?" if close else ""
+    return f"; did you mean {' or '.join(names[one] for one in close)}?" if close else ""
 
 
 def misspelt(given: Iterable[str], known: Collection[str]) -> str:

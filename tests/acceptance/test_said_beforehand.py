@@ -51,7 +51,7 @@ RUN = ("run", "-i", "in.jsonl", "-o", "out.jsonl")
         (("--truncat-dim", "4"), "did you mean --truncate-dim?"),
         (("--task", "generate", "--temprature", "1"), "did you mean --temperature?"),
         (("--task", "generate", "--engine", "static", "--max-tokns", "1"), "did you mean --max-tokens"),
-        (("--engine", "onnx", "--model", ".", "--dtype", "x"), "--dtype: task 'embed' has no such flag"),
+        (("--engine", "onnx", "--model", ".", "--dtype", "x"), "--dtype: task 'embed' has no such option"),
         (("--model", "nowhere"), "model 'nowhere': no such folder"),
         (("--model", "in.jsonl"), "model 'in.jsonl' is a file"),
         (("--task", "classify"), "--model FOLDER or org/name, or docstrings, which is included"),

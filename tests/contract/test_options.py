@@ -80,7 +80,7 @@ def test_a_value_of_another_type_is_refused_in_the_same_words() -> None:
 @pytest.mark.parametrize(
     ("flags", "given", "words"),
     [
-        (("--truncat-dim", "3"), {"truncat_dim": 3}, "task 'embed' has no {}; known: "),
+        (("--truncat-dim", "3"), {"truncat_dim": 3}, "task 'embed' has no such option; known: "),
         (("--kv-cache-tokens", "3"), {"kv_cache_tokens": 3}, "is an option of engine 'torch' (task 'generate')"),
         (
             ("--device", "cpu", "--device", "cpu"),
@@ -93,8 +93,15 @@ def test_a_value_of_another_type_is_refused_in_the_same_words() -> None:
 def test_an_option_that_cannot_be_is_refused_in_the_same_words(
     flags: tuple[str, ...], given: dict[str, Any], words: str
 ) -> None:
-    assert words.format("such flag") in by_command(*flags)
-    assert words.format(f"option {next(iter(given))!r}") in by_keyword(**given)
+    name = next(iter(given))
+    said, told = by_command(*flags), by_keyword(**given)
+    assert words in said
+    assert words in told
+    if len(flags) > 2:
+        return
+    Path("job.yaml").write_text(f"{name}: {given[name]}")
+    assert by_command("--config", "job.yaml") == f"job.yaml: {told}"
+    assert said.startswith(f"--{told.partition(';')[0].replace('_', '-')}")
 
 
 @pytest.mark.parametrize(
@@ -244,7 +251,7 @@ def test_a_variable_gives_a_setting_by_any_name_of_its_flag_and_an_option_that_h
     env = {"HEADRACE_TOP_LABELS": "x"}
     assert by_command(*classify, env=env) == "HEADRACE_TOP_LABELS is 'x'; it must be a whole number or None"
     assert by_command(*classify, "--top-labels", "y", env=env).startswith("--top-labels is 'y'")
-    assert by_command(env=env).startswith("HEADRACE_TOP_LABELS: task 'embed' has no such flag; known: ")
+    assert by_command(env=env).startswith("HEADRACE_TOP_LABELS: task 'embed' has no such option; known: ")
 
 
 def test_a_file_of_steps_is_refused_in_its_keys_and_flags_beside_it_as_flags() -> None:
@@ -252,7 +259,8 @@ def test_a_file_of_steps_is_refused_in_its_keys_and_flags_beside_it_as_flags() -
         Path("steps.yaml").write_text(f"steps: [{text}]")
         return by_command("--config", "steps.yaml", *flags)
 
-    assert steps("{task: embed, engine_options: {truncat_dim: 3}}").startswith("step 'embedding': task 'embed' has no")
+    said = steps("{task: embed, engine_options: {truncat_dim: 3}}")
+    assert said.startswith("step 'embedding': truncat_dim: task 'embed' has no such option")
     said = steps("{task: embed, engine_options: {chunk_overlap: 3}}")
     assert said == "step 'embedding': chunk_overlap is 3, but no text is split: set on_too_long: split"
     assert steps("{task: embed}", "--batch-size", "3").startswith("--batch-size is a setting of one step")

@@ -168,7 +168,7 @@ def test_a_too_long_text_fails_alone_when_the_user_says_so(encoder_folder: Path)
         ({"on_too_long": "skip"}, "on_too_long is 'skip'"),
         (
             {"max_len": 3},
-            "no option 'max_len'; known: device, dtype, adapter, enforce_eager, max_model_len, on_too_long",
+            "max_len: .* has no such option; known: device, dtype, adapter, enforce_eager, max_model_len, on_too_long",
         ),
     ],
 )

@@ -288,7 +288,7 @@ def test_a_model_without_a_template_takes_prompts_only(folder: Path, tmp_path: P
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"max_token": 3}, ConfigError, "task 'generate' has no option 'max_token'"),
+        ({"max_token": 3}, ConfigError, "max_token: task 'generate' has no such option"),
         ({"temperature": -1}, ConfigError, "temperature is -1"),
         ({"max_num_seqs": 0}, ConfigError, "max_num_seqs is 0"),
         ({"kv_cache_tokens": 10}, ConfigError, "kv_cache_tokens is 10"),

@@ -103,7 +103,7 @@ def test_a_server_offers_it(run: Run) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--mark", "2"), "--mark: task 'shout' has no such flag; known: --marks; did you mean --marks?"),
+        (("--mark", "2"), "--mark: task 'shout' has no such option; known: --marks; did you mean --marks?"),
         (("--marks", "many"), "marks is 'many'; it must be a whole number"),
         (("--marks", "-1"), "marks is -1; it must be >= 0"),
         (("--model", "x"), "--model is 'x', and engine 'capitals' of task 'shout' has no models; leave it out"),

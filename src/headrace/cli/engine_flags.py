@@ -119,14 +119,16 @@ def as_typed(arguments: Sequence[str], option: str) -> str:
 
 
 def unknown_flag(error: UnknownOptionError, arguments: Sequence[str], flags: Sequence[str]) -> str:
-    """What to say of an unknown option that was given as a flag."""
+    """What to say of an unknown option that was given as a flag, a variable or a key of a file."""
     if spoken() == "keys":
         return str(error)
     typed = as_typed(arguments, error.option)
-    others = [flag for flag in flags if flag != typed]
+    if not typed.startswith("--"):
+        dash = "-" if "-" in typed.rpartition(": ")[2] else "_"
+        return error.told(typed, str, [flag.lstrip("-").replace("-", dash) for flag in flags if flag.startswith("--")])
     is_close = nearest(flag_of(error.option), map(flag_of, error.known))
     beside = "" if is_close else ", and those of --help"
-    return f"{typed}: {error.place} has no such flag; {error.way_out(flag_of, others, beside)}"
+    return error.told(typed, flag_of, [flag for flag in flags if flag != typed], beside)
 
 
 def engine_and_model(config: EngineConfig) -> str:

@@ -310,8 +310,8 @@ class Command(TyperCommand):
         ctx.params |= values
         if filed:
             ctx.params["config"] = None  # no file of steps
-        more = self.more_variables().values()
-        ctx.args += [f"{flag_of(name)}={_text(value)}" for name, (_, value) in beside.items() if name in more]
+        more = (one for one in beside.items() if one[0] not in self.settings)
+        ctx.args += [f"{flag_of(name)}={_text(value)}" for name, (_, value) in more]
         for parameter, times in Counter(order).items():
             once = getattr(parameter, "rich_help_panel", None) in _ONCE
             if times > 1 and once and not getattr(parameter, "multiple", False):
@@ -361,16 +361,13 @@ def _text(value: object) -> str:
     return str(value[-1] if isinstance(value, list | tuple) else value)
 
 
-def filed(settings: Mapping[str, Declared], more: Collection[str], path: Path) -> dict[str, tuple[str, object]] | None:
+def filed(settings: Mapping[str, Declared], path: Path) -> dict[str, tuple[str, object]] | None:
     """The settings in a YAML or JSON file of keys and values, each with its file; None if it has steps.
 
-    A text is that of a flag; any other value is as in Python.
-
-    Args:
-        more: names of others, whose values are JSON.
+    A text is that of a flag; any other value is as in Python, and JSON for options of engines, as other keys are.
 
     Raises:
-        ConfigError: the file cannot be read, or a key is unknown.
+        ConfigError: the file cannot be read.
     """
     content = read_settings(path)
     if not isinstance(content, Mapping):
@@ -382,13 +379,8 @@ def filed(settings: Mapping[str, Declared], more: Collection[str], path: Path) -
     for key, value in content.items():
         word = str(key).replace("-", "_")
         name = flags.get(word, word)
-        place = f"{path}: {key}"
-        if name not in settings and name not in more:
-            dash = "-" if "-" in str(key) else "_"
-            meant = nearest(str(key), [one.replace("_", dash) for one in (*settings, *more, *flags)])
-            raise ConfigError(f"{place} is no setting of a job{meant}")
         if value is not None:
-            found[name] = place, _from_key(settings.get(name), value)
+            found[name] = f"{path}: {key}", _from_key(settings.get(name), value)
     return found
 
 

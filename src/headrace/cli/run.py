@@ -215,7 +215,7 @@ class RunCommand(EngineCommand):
         if not isinstance(path, str):
             return {}
         settings = {name: one for name, one in self.settings.items() if name != "config"}
-        found = filed(settings, self.more_variables().values(), Path(path))
+        found = filed(settings, Path(path))
         if found is None:
             speak("keys")
             read_steps(Path(path))

@@ -45,7 +45,7 @@ def test_an_app_environment_is_scaled_as_asked() -> None:
         ({"concurrency": 0}, "Concurrency must be"),
         ({"replicas": (3, 1)}, "vectors"),
         ({"task": "dance"}, "unknown task 'dance'"),
-        ({"truncat_dim": 3}, "task 'embed' has no option 'truncat_dim'; known: .*did you mean truncate_dim"),
+        ({"truncat_dim": 3}, "truncat_dim: task 'embed' has no such option; known: .*did you mean truncate_dim"),
         ({"environment": {"wings": 2}}, "wings"),
     ],
 )

@@ -177,7 +177,7 @@ def test_a_part_of_a_model_is_where_it_was_loaded(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (("--task", "generate", "--engine", "static"), "--tensor-parallel-size: task 'generate' has no such flag"),
+        (("--task", "generate", "--engine", "static"), "--tensor-parallel-size: task 'generate' has no such option"),
         (("--task", "embed"), "is an option of engine 'vllm' (task 'embed') and engine 'torch' (task 'generate')"),
     ],
 )

@@ -148,7 +148,7 @@ def test_a_picture_that_cannot_be_drawn_is_refused_first(tmp_path: Path, monkeyp
         (("--plot", "curve.pdf"), "must end in .svg or .png"),
         (("--task", "generate", "--engine", "static"), "has no steps to tune"),
         (("--dtypes", "float8"), "dtype 'float8' is unknown; it may be auto, float32, float16, bfloat16"),
-        (("--batch_tokens", "5"), "--batch_tokens: task 'embed' has no such flag"),
+        (("--batch_tokens", "5"), "--batch_tokens: task 'embed' has no such option"),
     ],
 )
 def test_bad_input_is_one_line(docs: Path, flags: tuple[str, ...], said: str) -> None:

@@ -261,7 +261,7 @@ def test_a_limit_of_the_rate_is_kept_and_used(tells: bool, tmp_path: Path) -> No
 def test_sampling_that_is_wrong_is_refused_before_a_request(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="temperature is -1: it must be a number between 0 and 100"):
         run([{"text": "a"}], tmp_path, AWAY, temperature=-1)
-    with pytest.raises(ConfigError, match="task 'embed' has no option 'temperature'"):
+    with pytest.raises(ConfigError, match="temperature: task 'embed' has no such option"):
         run([{"text": "a"}], tmp_path, AWAY, task="embed", temperature=1)
 
 

@@ -39,7 +39,7 @@ def test_serve_hands_flags_that_it_does_not_have_to_the_engine(monkeypatch: pyte
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--prot", "80"], "--prot: task 'embed' has no such flag; known: --device"),
+        (["--prot", "80"], "--prot: task 'embed' has no such option; known: --device"),
         (["--prot", "80"], "did you mean --prompt or --port?"),
         (["--task", "zero-shot", "--lables", "a"], "did you mean --labels?"),
         (["my-model"], "did you mean --model my-model?"),

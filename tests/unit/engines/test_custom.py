@@ -94,8 +94,8 @@ def test_a_factory_is_told_by_its_first_parameter() -> None:
 @pytest.mark.parametrize(
     ("name", "options", "words"),
     [
-        ("whole", {"dimensoin": 3}, "'own:whole' has no option 'dimensoin'"),
-        ("upper", {"scale": 3}, "no option 'scale'; known: batch_size"),
+        ("whole", {"dimensoin": 3}, "dimensoin: 'own:whole' has no such option"),
+        ("upper", {"scale": 3}, "scale: .* has no such option; known: batch_size"),
         ("upper", {"batch_size": 0}, "batch_size is 0: it must be an int >= 1"),
         ("Ambiguous", {}, r"2 public methods \(one, two\); it must have one"),
         ("slow", {}, "is an async function: it must be a plain function"),
