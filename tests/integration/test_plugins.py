@@ -73,6 +73,15 @@ def test_the_commands_of_the_page_write_what_it_shows(run: Run, tmp_path: Path) 
     assert [row["shouted"] for row in rows.values()] == [text.upper() + "!" for text in TEXTS]
 
 
+def test_a_table_is_not_said_to_be_verified_and_the_nearest_scheme_is_named(run: Run) -> None:
+    job = ("run", "--task", "shout", "-i", "docs.jsonl", "-o")
+    assert run(*job, "shelf:///books?table=loud").returncode == 0
+    assert run("inspect", "shelf:///books?table=loud").returncode == 0
+    ended = run("inspect", "--verify", "shelf:///books?table=loud")
+    assert (ended.returncode, "rows of" in ended.stderr) == (2, True), ended.stderr
+    assert "did you mean shelf?" in run(*job, "shelv:///books?table=loud").stderr
+
+
 def test_it_is_there_in_python_too(run: Run) -> None:
     job = "import headrace; rows = headrace.run([{'text': 'hush'}], sink='list', progress=False, "
     ended = run(code=job + "task='shout', marks=3); print(rows[0]['shouted'])")
@@ -207,6 +216,63 @@ def test_broken_packages_cost_only_themselves(run: Run, broken: Path) -> None:
     job = ("run", "-i", "docs.jsonl", "-o", "out.jsonl", "--engine", "headrace.testing:FakeEngine", "--task", "embed")
     fine = run(*job, also=(broken,))
     assert fine.returncode == 0, fine.stderr
+
+
+def test_help_has_the_options_of_a_task_and_all_flags_also_beside_broken_packages(
+    run: Run, broken: Path, tmp_path: Path
+) -> None:
+    alone = described(
+        tmp_path, "solo", "from headrace import Task\nENGINE = Task(name='solo', output='out')", "solo", group="tasks"
+    )
+    for command in ("run", "serve", "tune"):
+        whole = run(command, "--help-all", also=(broken, alone))
+        assert (whole.returncode, "Flags of a task or an engine" in whole.stdout) == (0, True), whole.stderr
+    assert "shout: --marks" in run("run", "--help-all", also=(alone,)).stdout
+    own = run("run", "--task", "shout", "--help")
+    assert "Flags of task shout by engine capitals:\n\n--marks  How many exclamation marks follow.\n" in own.stdout
+    assert "--marks" not in run("run", "--help").stdout
+
+
+def test_a_task_that_is_registered_by_another_name_is_told(run: Run, tmp_path: Path) -> None:
+    other = described(
+        tmp_path, "solo", "from headrace import Task\nENGINE = Task(name='solo', output='out')", "sole", group="tasks"
+    )
+    job = ("run", "-i", "docs.jsonl", "-o", "out.jsonl", "--task")
+    said = run(*job, "solo", also=(other,)).stderr
+    assert "unknown task 'solo'; known: " in said
+    assert "did you mean sole?" in said
+    assert "is called 'solo' itself; its package must register that name" in run(*job, "sole", also=(other,)).stderr
+
+
+ROUTES = """
+from headrace import EngineOptions, Task
+from headrace.engines.custom import FunctionEngine
+ENGINE = Task(name="solo", output="out", routes=ROUTES)
+class Solo(EngineOptions):
+    task, engine = "solo", "first"
+    def load(self): return FunctionEngine(list, "first")
+"""
+
+
+@pytest.mark.parametrize(
+    ("routes", "words"),
+    [
+        ("lambda state: []", "the routes of task 'solo' are a list: its function must return one FastAPI APIRouter"),
+        ("lambda: None", "the routes of task 'solo' cannot be made: TypeError: "),
+        ("'headrace_solo:rotes'", "the routes of task 'solo' cannot be made: 'headrace_solo:rotes': "),
+    ],
+)
+def test_wrong_routes_of_a_task_are_told_and_cost_no_other_server(
+    routes: str, words: str, run: Run, tmp_path: Path
+) -> None:
+    solo = described(tmp_path, "solo", ROUTES.replace("ROUTES", routes), "solo", group="tasks")
+    with (solo / "headrace_solo-1.0.dist-info" / "entry_points.txt").open("a") as file:
+        file.write("[headrace.engines]\nsolo.first = headrace_solo:Solo\n")
+    ended = run("serve", "--task", "solo", "--port", "0", also=(solo,))
+    assert (ended.returncode, words in ended.stderr) == (2, True), ended.stderr
+    code = SERVE.replace('client.post("/echo", json=["a", "b c"])', 'client.post("/echo", json=[])')
+    code = code.replace(", sorted(answer.json())", "").partition(", client")[0] + ")"
+    assert run(code=code, also=(solo,)).stdout == "404\n"
 
 
 def test_what_is_of_another_kind_is_listed_as_broken(run: Run, tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -41,6 +41,15 @@ class EngineCommand(Command):
         names = {name for engines in options_by_task().values() for known in engines.values() for name in known}
         return {f"HEADRACE_{name.upper()}": name for name in names if name not in self.settings}
 
+    def flags_for(self, typed: Mapping[str, object]) -> Iterator[tuple[str, list[tuple[str, str]]]]:
+        """Those of the engine that `--task` and `--engine` name."""
+        task, engine = typed.get("task"), typed.get("engine")
+        for kind in declared_engines() if task or engine else ():
+            if task in (None, kind.task) and engine in (None, kind.engine):
+                rows = [(one.flags[0], spelled(one.option.help, "flags")) for one in declared(kind)]
+                yield f"Flags of task {kind.task} by engine {kind.engine}:", rows
+                return
+
     def all_flags(self) -> str:
         return more_flags({flag for parameter in self.params for flag in parameter.opts})
 
@@ -55,7 +64,7 @@ def more_flags(own: Collection[str]) -> str:
                 engines.setdefault(option, set()).add(engine)
     groups: dict[str, list[str]] = {}
     for task, known in tasks.items():
-        default = next(iter(known))
+        default = next(iter(known), None)
         for engine, options in known.items():
             for option in options:
                 alone = engine != default and engines[option] == {engine}

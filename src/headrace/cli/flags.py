@@ -80,7 +80,7 @@ class Given(Generic[T]):
 
 _MOST_FLAGS = 24
 """Flags of a command whose help is short enough as a whole."""
-_WHOLE = "headrace.help_all"
+_WHOLE, _TYPED = "headrace.help_all", "headrace.typed"
 
 
 def _show_whole_help(ctx: typer.Context, wanted: bool) -> None:
@@ -265,8 +265,21 @@ class Command(TyperCommand):
         formatter.write_text((self.help or "").partition("\n\n")[0])
         formatter.write_paragraph()
         formatter.write_dl(rows)
+        for heading, flags in self.flags_for(ctx.meta.get(_TYPED, {})):
+            formatter.write_paragraph()
+            formatter.write_text(heading)
+            formatter.write_paragraph()
+            formatter.write_dl(flags)
         _, title, examples = (self.epilog or "").partition("Examples:\n")
         formatter.write("\n" + title + examples.replace("\n\n", "\n"))
+
+    def flags_for(self, typed: Mapping[str, object]) -> Iterable[tuple[str, list[tuple[str, str]]]]:  # noqa: ARG002
+        """Further flags that the brief help shows: a heading, and each flag with its help.
+
+        Args:
+            typed: the flags beside `--help`, by the names of their settings.
+        """
+        return ()
 
     def all_flags(self) -> str:
         """What the whole help says of flags that are none of its parameters."""
@@ -283,6 +296,7 @@ class Command(TyperCommand):
         ctx.default_map = {name: value for name, (_, value) in variables.items()}
         typed, left, order = self.make_parser(ctx).parse_args(args=list(args))
         typed_names = {*typed, *map(option_of, left)}
+        ctx.meta[_TYPED] = typed
         try:
             filed = self.from_file({**ctx.default_map, **typed})
         except ConfigError as error:

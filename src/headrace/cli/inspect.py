@@ -36,7 +36,7 @@ class CheckFlags:
 
     panel: ClassVar[str] = "Options"
 
-    verify: bool = option(False, "Read the whole output and compare it with its checksums.")
+    verify: bool = option(False, "Read the whole output and compare it with its checksums; not of a table.")
 
 
 @with_settings
@@ -45,6 +45,8 @@ def inspect(output: Output, flags: CheckFlags) -> int:
 
     Exit status 1 if a file of the output is missing or its size has changed; with --verify, also if its content has.
     """
+    if flags.verify and (table := known_target(output).table):
+        raise ConfigError(f"``verify`` compares files with checksums, and the rows of {table} have none: leave it out")
     steps = steps_here(output)
     for number, step in enumerate(steps, 1):
         print(f"step {number}    {step.name}: {_brief(step)}")

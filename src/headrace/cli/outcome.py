@@ -81,7 +81,7 @@ def guarded(command: Callable[[], int], context: typer.Context | None = None) ->
     except BaseException as error:  # noqa: BLE001 - the user must never see a traceback
         place, words = traceback.extract_tb(error.__traceback__)[-1], " ".join(text_of(error).split())
         where = f"{type(error).__name__} at {place.filename}:{place.lineno}"
-        say(f"unexpected {where}: {words}; committed records are kept", "error")
+        say(f"unexpected {where}: {words}; what a job has committed is kept", "error")
         return 1
 
 

@@ -112,12 +112,14 @@ _UNSUPPORTED: tuple[str, ...] = (
 
 def known_tasks() -> tuple[str, ...]:
     """The names of all registered tasks, also of those that cannot be imported, which come last."""
-    order = {name: task.order for name, task in working("tasks", Task).items()}
+    order = {task.name: task.order for task in all_tasks()}
     return tuple(sorted(known("tasks"), key=lambda name: order.get(name, 1000)))
 
 
 def all_tasks() -> tuple[Task, ...]:
-    return tuple(sorted(working("tasks", Task).values(), key=lambda task: task.order))
+    """All registered tasks that can be used, in their order."""
+    usable = [task for name, task in working("tasks", Task).items() if task.name == name]
+    return tuple(sorted(usable, key=lambda task: task.order))
 
 
 def task_named(name: str | None) -> Task:

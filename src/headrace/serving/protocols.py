@@ -10,13 +10,13 @@ import functools
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import cast
 
 from fastapi import APIRouter
 
 from headrace.engines.custom import load_factory
 from headrace.engines.declaring import Task
 from headrace.engines.tasks import all_tasks
+from headrace.errors import ConfigError, tried
 from headrace.plugins import working
 from headrace.serving.errors import ErrorShape, as_openai
 from headrace.serving.http.direct import DirectRoute
@@ -54,15 +54,28 @@ def for_outputs(**routers: Callable[[ServerState], APIRouter]) -> Callable[[Serv
 
 def routers_of(state: ServerState, task: Task) -> Iterator[APIRouter]:
     """All routes of a server that take records: the task's own, then those of each protocol."""
-    own = load_factory(task.routes) if isinstance(task.routes, str) else task.routes
-    if own is not None:
-        yield cast("APIRouter", own(state))
+    if task.routes is not None:
+        yield _own_router(state, task, task.routes)
     for protocol in _protocols():
         for router in protocol.routers(state, task):
             for route in router.routes:
                 if isinstance(route, DirectRoute):
                     route.shape, route.any_type = protocol.errors, protocol.any_type
             yield router
+
+
+def _own_router(state: ServerState, task: Task, routes: str | Callable[[ServerState], object]) -> APIRouter:
+    def made() -> object:
+        return (load_factory(routes) if isinstance(routes, str) else routes)(state)
+
+    found = tried(made)
+    if isinstance(found, APIRouter):
+        return found
+    if isinstance(found, Exception):
+        words = str(found) if isinstance(found, ConfigError) else f"{type(found).__name__}: {found}"
+        raise ConfigError(f"the routes of task {task.name!r} cannot be made: {words}") from found
+    kind = type(found).__name__
+    raise ConfigError(f"the routes of task {task.name!r} are a {kind}: its function must return one FastAPI APIRouter")
 
 
 def shape_of(path: str) -> ErrorShape:
@@ -89,7 +102,10 @@ def tasks_by_path(state: ServerState) -> dict[str, list[str]]:
     """The names of the tasks whose servers have each route."""
     found: dict[str, list[str]] = {}
     for task in all_tasks():
-        paths = {getattr(route, "path", "") for router in routers_of(state, task) for route in router.routes}
+        try:
+            paths = {getattr(route, "path", "") for router in routers_of(state, task) for route in router.routes}
+        except ConfigError:  # told where it is served
+            continue
         for path in paths:
             found.setdefault(path, []).append(task.name)
     return found

@@ -20,7 +20,7 @@ def test_a_bug_is_one_line_with_its_place(capsys: pytest.CaptureFixture[str]) ->
 
     assert guarded(broken) == 1
     [line] = capsys.readouterr().err.splitlines()
-    assert f"unexpected KeyError at {as_named(__file__)}:19: 'weights'; committed records are kept" in line
+    assert f"unexpected KeyError at {as_named(__file__)}:19: 'weights'; what a job has committed is kept" in line
 
 
 def test_a_busy_port_is_refused_before_the_model_is_loaded() -> None:

@@ -112,7 +112,8 @@ def read_models(path: Path) -> ModelsFile:
 def _models(content: Mapping[str, object]) -> ModelsFile:
     known = ("pool", "models")
     if unknown := [key for key in content if key not in known]:
-        raise ConfigError(f"{shown(unknown[0])} is unknown{nearest(str(unknown[0]), known)}; known: pool, models")
+        hint = nearest(str(unknown[0]), known) or " (settings of a job are for ``headrace run config=FILE``)"
+        raise ConfigError(f"{shown(unknown[0])} is unknown{hint}; known: pool, models")
     entries = content.get("models")
     if not isinstance(entries, list) or not entries:
         raise ConfigError("models must be a list of at least one model, such as [{name: small}]")

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from headrace.errors import ConfigError, MissingExtraError
+from headrace.errors import ConfigError, MissingExtraError, nearest
 from headrace.fsspec_clients import fsspec_client
 from headrace.plugins import Group, known
 from headrace.retry import PermanentIOError, RetryPolicy, is_transient_io
@@ -66,7 +66,8 @@ def locate(name: str | Path) -> Path:
     if scheme not in KNOWN_SCHEMES:
         others = {key for group in _GROUPS for key in known(group) if key.isidentifier() and key[0] != "_"}
         names = (*KNOWN_SCHEMES, *sorted(others - {*KNOWN_SCHEMES}))
-        raise ConfigError(f"cannot reach {name}: unknown scheme {scheme!r}; known: {', '.join(names)}")
+        way_out = f"known: {', '.join(names)}{nearest(scheme, names)}"
+        raise ConfigError(f"cannot reach {name}: unknown scheme {scheme!r}; {way_out}")
     if scheme == "hf" and _REPOSITORY.fullmatch(str(name)) is None:
         raise ConfigError(f"{name} names no repository; write hf://datasets/org/name, with the path of a file in it")
     if not str(name)[found.end() :].strip("/"):
