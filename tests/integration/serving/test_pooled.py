@@ -496,7 +496,7 @@ def test_each_answer_has_one_request_id_and_documents_name_all_routes(tmp_path: 
         ("models: [{name: a}, {name: b, aliases: [a]}]", "the name 'a' is given twice"),
         ("models: [{name: a, tsk: embed}]", "model 'a': 'tsk' is unknown; did you mean task?"),
         ("models: [{name: a, dtype: float32}]", "model 'a': 'dtype' is unknown; it is an option of an engine"),
-        ("task: embed", "'task' is unknown (settings of a job are for headrace run --config FILE); known: pool"),
+        ("task: embed", r"'task' is unknown \(settings of a job are for headrace run --config FILE\); known: pool"),
         ("pol: {}\nmodels: [{name: a}]", "'pol' is unknown; did you mean pool?"),
         ("models: [{name: a, task: dance}]", "model 'a': unknown task 'dance'"),
         ("models: [{name: a, task: embed, model: /nowhere}]", "model 'a': .*nowhere"),
