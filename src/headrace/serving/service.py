@@ -86,6 +86,8 @@ class RequestInFlight:
         size: their estimated total cost.
     """
 
+    __slots__ = ("_call", "_cost", "_done", "_service", "_size", "_truncated", "_unsubmitted", "_values", "scope")
+
     def __init__(self, service: Service, values: Sequence[object], size: int, call: Call) -> None:
         self._service = service
         self._values = values
@@ -138,10 +140,12 @@ class RequestInFlight:
         """Queue the next slice of the records; their futures are added to `futures`."""
         service, call = self._service, self._call
         first = len(futures)
-        self._truncated += [index for index, entry in enumerate(prepared, first) if entry.truncated]
+        for index, entry in enumerate(prepared, first):
+            self._cost += entry.cost
+            if entry.truncated:
+                self._truncated.append(index)
         if self._truncated and not call.may_cut:
             raise service.too_long(self._truncated[0], call)
-        self._cost += sum(entry.cost for entry in prepared)
         if on_text is not None:
             prepared = service.with_progress(prepared, on_text, first)
         batcher = service.batcher_for(self._size)

@@ -29,6 +29,8 @@ class CancelScope:
         timeout_s: seconds from now.
     """
 
+    __slots__ = ("_futures", "_loop", "_receive", "_timeout_s", "_timer", "_turn", "_watcher", "cause")
+
     def __init__(self, receive: Receive, timeout_s: float) -> None:
         self._receive = receive
         loop = asyncio.get_running_loop()

@@ -116,7 +116,7 @@ class BoundedProtocol(HttpToolsProtocol):
             cycle.transport = self._shown  # type: ignore[assignment] # it calls nothing else
             cycle.__class__ = _UnchunkedCycle if scope["http_version"] == "1.0" else _Cycle
             # Weak: with a strong one, each request would stay until the garbage collector comes.
-            scope.update(headrace_cycle=weakref.ref(cycle))  # type: ignore[call-arg]
+            scope["headrace_cycle"] = weakref.ref(cycle)  # type: ignore[typeddict-unknown-key]
             if scope["path"] == "/" and scope["method"] in ("GET", "HEAD"):  # an app that mounts ours has its own
                 scope["path"] = "/ready"
 

@@ -249,6 +249,21 @@ class _Body:
         per_block: the timeout applies to each block, not to the whole body.
     """
 
+    __slots__ = (
+        "_complete",
+        "_counted",
+        "_counter",
+        "_deadline",
+        "_held_until",
+        "_limit",
+        "_max_bytes",
+        "_per_block",
+        "_receive",
+        "_received",
+        "_timeout_s",
+        "_who",
+    )
+
     def __init__(self, receive: Receive, limits: ServeLimits, most: tuple[int, str], *, per_block: bool) -> None:
         self._receive = receive
         self._max_bytes, self._limit = most

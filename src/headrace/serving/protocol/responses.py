@@ -21,8 +21,8 @@ from headrace.serving.errors import ApiError
 logger = logging.getLogger("headrace")
 
 
-_PLAIN = [(b"content-type", b"application/json")]
-"""The headers of most answers, after their length."""
+_PLAIN = b"content-type", b"application/json"
+"""The header of most answers, beside their length."""
 SendWhole: TypeAlias = Callable[[bytes, bytes], bool]
 """Sends an answer with status 200 at once: lines of headers, each with its end, and the body.
 
@@ -46,11 +46,12 @@ class JsonReply(Response):
             super().init_headers(headers)
         else:
             length = b"%d" % len(self.body)
-            self.raw_headers = [(b"content-length", length), *_PLAIN]
+            self.raw_headers = [(b"content-length", length), _PLAIN]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send it: in one call, unless it has another status, headers of its own or something to do afterwards."""
-        is_plain = self.status_code == 200 and self.raw_headers[1:] == _PLAIN and self.background is None
+        headers = self.raw_headers
+        is_plain = len(headers) == 2 and headers[1] is _PLAIN and self.status_code == 200 and self.background is None
         whole = whole_sender(send) if is_plain else None
         if whole is None or not whole(b"content-type: application/json\r\n", bytes(self.body)):
             await super().__call__(scope, receive, send)
