@@ -55,7 +55,7 @@ class _LabelledHistogram:
         self._bounds = bounds
         self._named = [*map(str, bounds), "+Inf"]
         self._counts: defaultdict[tuple[str, ...], list[float]] = defaultdict(lambda: [0.0] * (len(bounds) + 2))
-        """Of each bucket, and at last the sum."""
+        """The values of all buckets, and at last the sum."""
         if not labels:
             self._counts[()]
 

@@ -217,7 +217,7 @@ class _AnswerSender:
         self._identity = None if identity is None else identity.encode()
         self._is_head = is_head
         self.status = 0
-        """That of the answer; 0 until it has begun."""
+        """The status of the answer; 0 until it has begun."""
 
     async def send(self, message: Message) -> None:
         """As ASGI's `send`."""
