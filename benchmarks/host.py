@@ -1,6 +1,7 @@
 """What a record costs the processor of this machine: `python -m benchmarks.host [--quick] [TABLE ...]`.
 
 processor: an embedding job with next to no network, in processor seconds, beside tokenizing alone and a peer.
+preparing: texts a second of one process that makes tokens, and of two.
 lock: time of the same job under Python's lock, by the module that held it.
 noop: records a second with an engine that does nothing, beside peers (`scripts/install-peers`).
 
@@ -34,6 +35,7 @@ import psutil
 
 from benchmarks.common import quick, ratio, report, rounds
 from benchmarks.host_lock import RATE, under_lock
+from benchmarks.host_runs import REPEATS, SENT
 from benchmarks.jobs import write_input
 from benchmarks.versions import ROOT, checked_out
 
@@ -53,6 +55,8 @@ NOOP = (5_000,) if quick() else tuple(map(int, (_given("--records") or "400000,1
 MEAN_WORDS = 26
 """Words of a text of 43 tokens on average, the marks around it included: docstrings have names and signs."""
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+PREPARING = (1, 2)
+"""Processes that prepare."""
 LOOK_S = 0.1
 """How often the memory of a job's processes is looked at."""
 
@@ -219,6 +223,33 @@ def _check(sink: Path, count: int) -> None:
         sys.exit(f"{sink}: {len(ids)} rows, {pc.count_distinct(ids).as_py()} ids, of {count} records")
 
 
+def preparing(folder: Path) -> None:
+    """Texts a second of the processes that prepare, one and two of them."""
+    if (os.cpu_count() or 1) < len(PREPARING):
+        sys.exit("preparing: each process needs a core of its own")
+    model = folder / "model"
+    _embedding_inputs(folder, model)
+
+    def rate(count: int) -> float:
+        command = [sys.executable, "-m", "benchmarks.host_runs", str(count), str(folder / f"texts-{LARGE}.jsonl"), ""]
+        found = measure([*command, str(model)], {"PYTHONPATH": f"{folder / 'src'}{os.pathsep}{ROOT}"})
+        return LARGE * REPEATS / found.work_s
+
+    found = rounds(ROUNDS, {str(count): functools.partial(rate, count) for count in PREPARING})
+    one = found[str(PREPARING[0])]
+    tokens = tokens_of(folder / f"texts-{SMALL}.jsonl", model)
+    report(
+        "host-preparing",
+        "Processes that make tokens",
+        ["processes", "texts/s", "x one"],
+        [[int(count), round(statistics.median(rates)), ratio(rates, one)] for count, rates in found.items()],
+        [
+            f"Texts of {tokens:.0f} tokens on average in blocks of {SENT:,}, after the processes have seen them once.",
+            f"Medians of {ROUNDS} rounds, the variants in turn; the ratio is the median of pairs.",
+        ],
+    )
+
+
 def lock(folder: Path) -> None:
     """Time of the embedding job under Python's lock in its driving process, by the slope between two sizes."""
     model = folder / "model"
@@ -357,7 +388,7 @@ def _peers() -> dict[str, str]:
 
 def main() -> None:
     """The tables that are named, or all."""
-    known = {table.__name__: table for table in (processor, lock, noop)}
+    known = {table.__name__: table for table in (processor, preparing, lock, noop)}
     values = {_given(flag) for flag in ("--before", "--rounds", "--records", "--peers")}
     given = [word for word in sys.argv[1:] if not word.startswith("--") and word not in values]
     if not known.keys() >= set(given):

@@ -14,6 +14,8 @@ from pathlib import Path
 
 BLOCK = 1024
 """Texts that are tokenized at once."""
+SENT, REPEATS = 4096, 5
+"""Texts that a process that prepares gets at once, and how often it gets all of them."""
 BATCH = 32_768
 """Rows that an engine that does nothing gets at once, as its peers get whole blocks."""
 ARROW_BATCH = 65_536
@@ -88,6 +90,33 @@ def sentence_transformers(source: str, _: str, model: str) -> None:
     done()
 
 
+def preparing(count: int) -> Callable[[str, str, str], None]:
+    """The same in processes of `--prepare-processes`, which get and give whole blocks; once they know the words."""
+
+    def run(source: str, _: str, model: str) -> None:
+        from concurrent.futures import ThreadPoolExecutor
+
+        import pyarrow as pa
+        from transformers import AutoTokenizer
+
+        from headrace.engines.text.splitting import LongTexts
+        from headrace.engines.text.tokenizing import TextTokens
+        from headrace.jobs.pipeline.preparers import PreparerPool
+
+        tokenizer = AutoTokenizer.from_pretrained(model)
+        pool = PreparerPool(TextTokens(tokenizer, tokenizer.model_max_length, LongTexts("truncate")), count)
+        column = pa.array(texts_of(source))
+        blocks = [column[first : first + SENT] for first in range(0, len(column), SENT)]
+        with ThreadPoolExecutor(count) as threads:
+            list(threads.map(pool.prepare_column, blocks * count))  # they start, and each learns the words
+            done = clock()
+            list(threads.map(pool.prepare_column, blocks * REPEATS))
+            done()
+        pool.close()
+
+    return run
+
+
 def noop(engine: str) -> Callable[[str, str, str], None]:
     """`headrace.run` with an engine that does nothing."""
 
@@ -125,6 +154,8 @@ VARIANTS: dict[str, Callable[[str, str, str], None]] = {
     "tokenize": tokenize,
     "tokens": tokens,
     "sentence-transformers": sentence_transformers,
+    "1": preparing(1),
+    "2": preparing(2),
     "list": noop("benchmarks.noop:Noop"),
     "columns": noop("benchmarks.noop_columns:NoopColumns"),
     "arrow": arrow,
