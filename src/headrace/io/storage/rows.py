@@ -319,12 +319,15 @@ def text_blocks(file: InputFile, least: int = 0) -> Iterator[tuple[bytes, int]]:
             begun = begun + len(block) if newline < 0 else len(block) - block.rfind(b"\n") - 1
             if begun == held_bytes or held_bytes < least:
                 continue
-            text = b"".join(held)
-            held, held_bytes = [text[held_bytes - begun :]], begun
+            end = len(block) - begun
+            if end < 0:  # the last newline is in an earlier one
+                block = b"".join(held)
+                held, end = [block], len(block) - begun
+            held[-1], rest = block[:end], block[end:]
             # Bytes after the last newline count with the next line, as far as known.
             behind = min(begun, pending)
-            yield text[: len(text) - begun], pending - behind
-            pending = behind
+            yield b"".join(held), pending - behind
+            held, held_bytes, pending = [rest], begun, behind
     except JobError:  # the rows before the damage are good
         if begun < held_bytes:
             yield b"".join(held)[: held_bytes - begun], pending
