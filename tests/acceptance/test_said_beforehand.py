@@ -140,6 +140,16 @@ def test_a_kept_column_that_json_cannot_hold(folder: Path, type_: str, name: str
     assert headrace(*flags, "-o", "out.parquet", *FAKE, folder=folder)[0] == 0
 
 
+def test_all_kept_columns_that_an_output_cannot_hold_are_named_at_once(folder: Path) -> None:
+    pa = pytest.importorskip("pyarrow")
+    pq = pytest.importorskip("pyarrow.parquet")
+
+    columns = {name: pa.array([b"x"]) for name in ("v", "w", "x")}
+    pq.write_table(pa.table({"text": ["a"], **columns}), folder / "in.parquet")
+    status, output = without_torch("run", "-i", "in.parquet", "--keep-columns", "*", "-o", "out.jsonl", folder=folder)
+    assert (status, "cannot keep column 'v': " in output, "; nor can it keep 'w', 'x'" in output) == (2, True, True)
+
+
 @pytest.mark.timeout(400)  # a real model is loaded once
 def test_a_finished_job_is_told_without_torch(folder: Path) -> None:
     flags = ("--max-model-len", "64")

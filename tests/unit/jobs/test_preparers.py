@@ -95,6 +95,14 @@ def test_a_process_is_used_again_and_ended() -> None:
     assert log == ["start", "kill"]
 
 
+def test_a_death_is_told_once_however_often_its_rows_are_halved(caplog: pytest.LogCaptureFixture) -> None:
+    pool_of({8}, []).prepare_column(list(range(0, 64, 2)))
+    said = [record.message for record in caplog.records]
+    assert said == [
+        "headrace: a process that prepares records ended: killed by signal 9; another one prepares its 32 rows again"
+    ]
+
+
 def test_if_every_process_dies_the_job_ends() -> None:
     log: list[str] = []
     with pytest.raises(BrokenOffError, match="prepare_processes=0"):

@@ -231,6 +231,7 @@ def test_the_processes_that_prepare_for_a_device_of_50_000_records_a_second() ->
     assert processes == 4
     after = changed(job, workers=processes, host=RunFacts(preparers=processes)).run()
     assert after.busy >= 0.95
+    assert re.search(r"time: prepare .* of wall, in 4 processes", str(after))
     check_promise(before, after)
 
 

@@ -353,9 +353,17 @@ def _check_kept(source: Source, columns: Columns, target: Target) -> None:
     if target.check_column is None or not columns.keep:
         return
     rows = first_rows(source)[:_TRIED_ROWS]
+    refused: dict[str, ConfigError] = {}
     for name in columns.keep:
         values = [kept_value(row.data, name, exact=columns.exact) for row in rows if _can_keep(row.data, name)]
-        target.check_column(name, values)
+        try:
+            target.check_column(name, values)
+        except ConfigError as error:
+            refused[name] = error
+    if refused:
+        [first, *others] = refused
+        more = f"; nor can it keep {', '.join(map(repr, others))}" if others else ""
+        raise ConfigError(f"{refused[first]}{more}")
 
 
 def _can_keep(row: Mapping[str, object], name: str) -> bool:

@@ -117,6 +117,10 @@ class PreparerPool:
             BrokenOffError: the processes die whatever they get.
             Exception: what the object's method raised.
         """
+        return self._prepared(inputs, told=False)
+
+    def _prepared(self, inputs: Column, *, told: bool) -> PreparedColumn:
+        """The same; `told`: that a process died over these inputs is known."""
         request = pack_request(("prepare_column", (cut_out(inputs),)), "an input")
         process = self._take()
         if process is None:
@@ -133,6 +137,11 @@ class PreparerPool:
                 process.kill()
                 self._lost(died=death is not None)
         if death is not None:
+            if not told:
+                logger.warning(
+                    "headrace: a process that prepares records ended: %s; another one prepares its %s rows again",
+                    death, f"{len(inputs):,}",
+                )  # fmt: skip
             return self._without_killer(inputs, death)
         assert outcome is not None, "no time limit was given"
         self._give_back(process)
@@ -199,7 +208,7 @@ class PreparerPool:
             killed = WorkerDiedError(f"preparing the record ended its process: {error}")
             return joined([PreparedColumn(PayloadList([None]), _zeros(1), {0: killed})])
         half = len(inputs) // 2
-        return joined([self.prepare_column(inputs[:half]), self.prepare_column(inputs[half:])])
+        return joined([self._prepared(part, told=True) for part in (inputs[:half], inputs[half:])])
 
 
 def _held(preparer: ColumnPreparer) -> ColumnPreparer:

@@ -160,6 +160,8 @@ def times(report: Report) -> list[Line]:
     for stage in _STAGES:
         spent: float = getattr(report.times, stage)
         share = f"{spent / report.wall_s:7.1%} of wall" if report.wall_s > 0 else ""
+        if stage == "prepare" and report.host.preparers:
+            share += f", in {count(report.host.preparers, 'process', 'processes')}"
         found.append((f"time: {stage}", f"{seconds(spent)} {share}".rstrip()))
     return found
 
