@@ -105,7 +105,8 @@ class Limits:
     prepare_processes: int | None = option(
         None,
         "Processes that prepare records, beside this one: a number, or auto for what the cores allow on a GPU, and "
-        "none on a CPU, where the model needs the cores.",
+        "none on a CPU, where the model needs the cores. Not with what prepares records one by one: functions of your "
+        "own, dedupe, split texts, lists of documents, a time limit of the engine.",
         parse=number_or_auto,
         shown="auto",
         minimum=0,

@@ -12,17 +12,19 @@ import pytest
 import headrace
 from headrace.app.jobs import job
 from headrace.engines.choosing.config import EngineConfig
-from headrace.errors import EngineError
+from headrace.errors import ConfigError, EngineError
 
 
 def count(*, gpus: int = 1, asked: int | None = None, preparing: str = "json", **more: Any) -> int:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(job, "cuda_devices", lambda: gpus)
         patched.setattr(job.os, "cpu_count", lambda: 16)
+        declaration = SimpleNamespace(preparing=preparing)
         config = SimpleNamespace(
-            declaration=SimpleNamespace(preparing=preparing), engine_options=more.get("options", {})
+            declaration=declaration, engine_options=more.get("options", {}), call_timeout_s=more.get("timeout_s")
         )
-        settings = SimpleNamespace(config=config, limits=SimpleNamespace(prepare_processes=asked))
+        alone = dict.fromkeys(("prepare", "finish", "dedupe", "documents_column"))
+        settings = SimpleNamespace(config=config, limits=SimpleNamespace(prepare_processes=asked), **alone)
         plan: Any = SimpleNamespace(settings=settings, source=SimpleNamespace(total_bytes=more.get("total_bytes")))
         return job._early_count(plan)
 
@@ -36,6 +38,27 @@ def test_a_gpu_has_one_for_each_other_core_and_a_cpu_none() -> None:
 
 def test_none_start_for_a_short_input_or_an_engine_that_prepares_alone() -> None:
     assert count(total_bytes=1_000) == count(preparing="") == count(preparing="", asked=3) == 0
+
+
+def test_none_start_where_records_are_prepared_one_by_one() -> None:
+    assert count(timeout_s=5.0) == count(options={"on_too_long": "split"}) == 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "name"),
+    [
+        ({"prepare": str}, "prepare"),
+        ({"finish": str}, "finish"),
+        ({"dedupe": True}, "dedupe"),
+        ({"on_too_long": "split"}, "on_too_long"),
+        ({"engine_timeout_s": 5.0}, "engine_timeout_s"),
+        ({"task": "score", "model": "a/b", "documents_column": "d", "text_column": "q"}, "documents_column"),
+    ],
+)
+def test_processes_that_would_stay_idle_are_refused(settings: dict[str, Any], name: str, tmp_path: Path) -> None:
+    rows = [{"text": "the mill", "q": "mill", "d": ["a"]}]
+    with pytest.raises(ConfigError, match=f"prepare_processes=2 does not go with {name}"):
+        headrace.run(rows, sink=tmp_path / "out.jsonl", **{"task": "embed", "prepare_processes": 2, **settings})
 
 
 def test_they_start_before_the_model_is_loaded_and_end_with_the_job(

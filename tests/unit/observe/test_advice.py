@@ -23,6 +23,7 @@ from headrace.observe.reporting.advice import advise
 from headrace.observe.reporting.report import Report, ReportBuilder
 from headrace.observe.reporting.run_facts import RunFacts
 from headrace.observe.reporting.run_figures import StageTimes
+from headrace.observe.reporting.table import as_text
 from headrace.wording import spelled
 
 QUIET = StageTimes(load=0.1, prepare=0.1, finish=0.1, write=0.1)
@@ -231,7 +232,7 @@ def test_the_processes_that_prepare_for_a_device_of_50_000_records_a_second() ->
     assert processes == 4
     after = changed(job, workers=processes, host=RunFacts(preparers=processes)).run()
     assert after.busy >= 0.95
-    assert re.search(r"time: prepare .* of wall, in 4 processes", str(after))
+    assert re.search(r"time: prepare .* of wall, in 4 processes$", as_text(after), re.MULTILINE)
     check_promise(before, after)
 
 

@@ -19,7 +19,7 @@ from headrace.app.jobs.downloads import downloaded_model
 from headrace.app.jobs.order import compared_prompts, order_plan
 from headrace.app.jobs.plan import Plan as Plan
 from headrace.app.jobs.plan import check as check
-from headrace.app.jobs.plan import finished_before, start_mode
+from headrace.app.jobs.plan import finished_before, prepares_alone, start_mode
 from headrace.app.jobs.prefix_caching import prefix_cache_listener
 from headrace.app.jobs.tracing import job_spans
 from headrace.app.jobs.tuning import Tuned, in_dtype, load, tune, wants_sample
@@ -330,9 +330,9 @@ def _as_loaded(config: EngineConfig, engine: Engine) -> EngineConfig:
 def preparers_of(settings: JobSettings, engine: Engine) -> int | None:
     """How many processes prepare records; None where the engine cannot, or where a model on the CPU needs the cores."""
     most = settings.limits.prepare_processes
-    if PREPARING.of(engine) is None or most is not None:
-        return None if PREPARING.of(engine) is None else most
-    return _beside_the_model() if on_gpu(engine) else None
+    if PREPARING.of(engine) is None or prepares_alone(settings):
+        return None
+    return most if most is not None else _beside_the_model() if on_gpu(engine) else None
 
 
 def _beside_the_model() -> int:
@@ -358,7 +358,7 @@ def early_processes(plan: Plan) -> Iterator[EarlyProcesses | None]:
 
 def _early_count(plan: Plan) -> int:
     config, asked = plan.settings.config, plan.settings.limits.prepare_processes
-    if config.declaration is None or not config.declaration.preparing:
+    if config.declaration is None or not config.declaration.preparing or prepares_alone(plan.settings):
         return 0
     if asked is not None:
         return asked

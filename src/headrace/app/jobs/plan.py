@@ -151,6 +151,7 @@ def _checked(
     settings = replace(settings, config=config)
     if own_engine:
         config.check(SETTING_NAMES)
+    _check_preparing(settings)
     task = task_named(config.task)
     settings = replace(settings, prompt_template=_template(settings, task))
     if settings.documents_column is not None:
@@ -185,6 +186,28 @@ def _checked(
     if own_engine:
         settings = replace(settings, config=resolved_for(settings, output))
     return Plan(settings, source, found, output, user, left_out, opened, form)
+
+
+def _check_preparing(settings: JobSettings) -> None:
+    """Raises ConfigError: processes that prepare records were asked for, and another setting leaves them idle."""
+    if (asked := settings.limits.prepare_processes) and (name := prepares_alone(settings)):
+        raise ConfigError(
+            f"``prepare_processes={asked}`` does not go with ``{name}``: records are then prepared one by one, in the "
+            "process of the job; leave one out"
+        )
+
+
+def prepares_alone(settings: JobSettings) -> str:
+    """The setting for which records are prepared one by one, in the process of the job; empty for none."""
+    given = {
+        "prepare": settings.prepare is not None,
+        "finish": settings.finish is not None,
+        "dedupe": settings.dedupe,
+        "documents_column": settings.documents_column is not None,
+        "on_too_long=split": settings.config.engine_options.get("on_too_long") == "split",
+        "engine_timeout_s": settings.config.call_timeout_s is not None,
+    }
+    return next((name for name, needs in given.items() if needs), "")
 
 
 def _sparing(source: Source, settings: JobSettings, columns: Columns) -> Source:
