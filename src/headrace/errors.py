@@ -282,6 +282,11 @@ def text_of(error: BaseException) -> str:
         return f"its message cannot be read: {type(other).__name__}"
 
 
+def is_out_of_threads(error: BaseException) -> bool:
+    """Whether the system gives this process no more threads, which is the fault of no record: raise `ulimit -u`."""
+    return isinstance(error, RuntimeError) and "can't start new thread" in text_of(error)
+
+
 def first_line(error: BaseException) -> str:
     """The first line of an error's message, or its type if it has none."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]

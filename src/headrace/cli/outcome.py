@@ -23,6 +23,7 @@ from headrace.errors import (
     ResumeMismatchError,
     StoppedEarly,
     UnknownOptionError,
+    is_out_of_threads,
     text_of,
 )
 from headrace.io.sinks.targets import find_target
@@ -79,6 +80,12 @@ def guarded(command: Callable[[], int], context: typer.Context | None = None) ->
     except (StoppedEarly, typer.BadParameter):
         raise
     except BaseException as error:  # noqa: BLE001 - the user must never see a traceback
+        if is_out_of_threads(error):
+            say(
+                "the system gives this process no more threads: raise its limit (ulimit -u), and run it again; what a "
+                "job has committed is kept", "error",
+            )  # fmt: skip
+            return TRY_AGAIN
         place, words = traceback.extract_tb(error.__traceback__)[-1], " ".join(text_of(error).split())
         where = f"{type(error).__name__} at {place.filename}:{place.lineno}"
         say(f"unexpected {where}: {words}; what a job has committed is kept", "error")

@@ -23,6 +23,15 @@ def test_a_bug_is_one_line_with_its_place(capsys: pytest.CaptureFixture[str]) ->
     assert f"unexpected KeyError at {as_named(__file__)}:19: 'weights'; what a job has committed is kept" in line
 
 
+def test_a_system_without_threads_is_told_as_such(capsys: pytest.CaptureFixture[str]) -> None:
+    def broken() -> int:
+        raise RuntimeError("can't start new thread")
+
+    assert guarded(broken) == 75
+    [line] = capsys.readouterr().err.splitlines()
+    assert "raise its limit (ulimit -u), and run it again" in line
+
+
 def test_a_busy_port_is_refused_before_the_model_is_loaded() -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]

@@ -99,6 +99,17 @@ def test_an_engine_that_has_stopped_by_itself_ends_the_job() -> None:
         settling().settle([work(0)], [StoppedError("gone")], True)
 
 
+@pytest.mark.parametrize("where", ["prepare", "engine"])
+def test_a_system_without_threads_ends_the_job_and_costs_no_record(where: str) -> None:
+    stage, chunk, error = settling(), PreparedChunk(), RuntimeError("can't start new thread")
+    answered: Any = [work(0)], [error], True
+    if where == "prepare":
+        chunk.refuse(Record(7, "r7", {"text": "row"}), "r7", error, 1)
+        _, answered = sorted_out(stage, chunk)
+    with pytest.raises(BrokenOffError, match="ulimit -u"):
+        stage.settle(*answered)
+
+
 @pytest.fixture
 def heard() -> list[Event]:
     return []

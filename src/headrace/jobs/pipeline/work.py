@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from headrace.engines.base import ModelInput
 from headrace.engines.requests.formed import Try
+from headrace.errors import is_out_of_threads
 from headrace.records import Failed, Record
 from headrace.retry import is_transient
 
@@ -101,9 +102,9 @@ class PreparedChunk:
             self.answered = [pair for pair in self.answered if pair[0].record.position not in done]
 
     def refuse(self, row: Record, identity: object, error: Exception, attempt: int) -> None:
-        """Add a record that failed at this attempt; for good, unless the reason is transient."""
+        """Add a record that failed at this attempt; for good, unless the reason is transient or not the record's."""
         work = Work(Record(row.position, identity, None), row.data, attempt=attempt)
-        if not is_transient(error):
+        if not (is_transient(error) or is_out_of_threads(error)):
             error = RefusedError(Failed.of(work.original, error, attempt))
         self.answered.append((work, error))
 
