@@ -67,6 +67,8 @@ def spelled(message: str, interface: Interface | None = None) -> str:
 
 
 _TRUTHS = ("True", "False")
+_OF_SHELLS = (";", "|", "&", "*")
+"""Values that a shell takes as its own without quotes."""
 
 
 def flag_of(name: str) -> str:
@@ -90,6 +92,7 @@ def _as_flag(name: str, value: str, elsewhere: bool = False) -> str:
         return f"{variable}={value}" if value else variable
     if value == "False":
         return flag_of(f"no_{name}")
+    value = f"'{value}'" if value in _OF_SHELLS else value
     return f"{flag_of(name)} {value}" if value not in ("", "True") else flag_of(name)
 
 

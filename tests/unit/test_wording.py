@@ -43,6 +43,7 @@ def _door() -> Iterator[None]:
     ("message", "flags", "python", "keys"),
     [
         ("pass ``overwrite=True`` to start", "pass --overwrite to start", "pass overwrite=True to start", None),
+        ("take ``input_delimiter=;``", "take --input-delimiter ';'", 'take input_delimiter=";"', None),
         ("``schema_in_prompt=False``", "--no-schema-in-prompt", "schema_in_prompt=False", None),
         ('or give ``id_column=""`` to use', 'or give --id-column "" to use', 'or give id_column="" to use', None),
         (
