@@ -33,6 +33,7 @@ def test_a_gpu_has_one_for_each_other_core_and_a_cpu_none() -> None:
     assert count() == count(total_bytes=1 << 30) == 15
     assert count(gpus=0) == count(options={"device": "cpu"}) == 0
     assert count(gpus=0, asked=3) == 3
+    assert count(asked=500) == 16
     assert count(asked=0) == 0
 
 

@@ -361,7 +361,7 @@ def _early_count(plan: Plan) -> int:
     if config.declaration is None or not config.declaration.preparing or prepares_alone(plan.settings):
         return 0
     if asked is not None:
-        return asked
+        return min(asked, os.cpu_count() or 1)  # more start when they are needed
     is_short = (plan.source.total_bytes or _FEW_BYTES) < _FEW_BYTES
     return 0 if is_short or config.engine_options.get("device") == "cpu" or not cuda_devices() else _beside_the_model()
 
