@@ -153,7 +153,7 @@ class StageDone:
     empty: int = 0
     """Inputs that are an empty text (prepare)."""
     cpu_s: float | None = None
-    """Seconds of a core that the thread has used (prepare); None if not measured."""
+    """Seconds of a core that the thread has used, or waited for the user's function in a process (prepare)."""
     compared: int = 0
     repeated: int = 0
     """The first records, which are compared with those before; how many are equal to an earlier one (prepare)."""

@@ -5,12 +5,15 @@ import functools
 import os
 import signal
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.shown import shown
 
+from headrace import run
 from headrace.errors import BadResultError, BrokenOffError, ConfigError, RecordError, WorkerDiedError, text_of
+from headrace.events import StageDone
 from headrace.jobs.pipeline import user_code as usercode
 from headrace.jobs.pipeline.user_code import UserCode
 from headrace.jobs.settings import WorkerKind
@@ -113,6 +116,23 @@ def test_rows_are_mapped_and_an_exception_is_its_records(code: UserCode, kind: W
     ]
     pids = {row.data["pid"] for row in mapped if isinstance(row, Record)}
     assert (pids == {os.getpid()}) == (kind == "thread")
+
+
+def same(texts: list[str]) -> list[str]:
+    return texts
+
+
+def shortened(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {"text": row["text"][:3]}
+
+
+@pytest.mark.parametrize("kind", ["thread", "process"])
+def test_time_in_processes_is_not_taken_for_waiting(kind: WorkerKind, tmp_path: Path) -> None:
+    seen: list[Any] = []
+    rows = [{"text": "the mill"}] * 3
+    run(rows, engine=same, sink=tmp_path / "o.jsonl", prepare=shortened, worker_kind=kind, listeners=[seen.append])
+    [prepared] = [event for event in seen if isinstance(event, StageDone) and event.stage == "prepare"]
+    assert (prepared.cpu_s == prepared.duration_s) == (kind == "process")
 
 
 def test_outputs_are_finished_with_their_rows(code: UserCode, kind: WorkerKind) -> None:

@@ -164,9 +164,10 @@ class Preparation:
             hashes = [hash(value) for value in values_of(texts) if type(value) is str]
             compared, repeated = self.repeats.look(hashes, len(inputs))
         (started, cpu), ended = since, time.monotonic()
+        used = ended - started if self.user.in_processes else time.thread_time() - cpu
         return StageDone(
             "prepare", rows, ended - started, ended, tokens=done.tokens, truncated=done.truncated,
-            cpu_s=time.thread_time() - cpu, compared=compared, repeated=repeated,
+            cpu_s=used, compared=compared, repeated=repeated,
             split=done.split, chunks=done.chunks, empty=empty,
         )  # fmt: skip
 

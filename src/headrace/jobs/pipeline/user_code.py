@@ -83,6 +83,11 @@ class UserCode:
     def finishes(self) -> bool:
         return self._finish is not None
 
+    @property
+    def in_processes(self) -> bool:
+        """Whether the functions run in other processes now, where their time is not that of a thread here."""
+        return self._kind == "process"
+
     def describe(self) -> Mapping[str, str]:
         """The names of the functions, for the job's fingerprint; their code is not compared."""
         named = {"prepare": self._prepare, "finish": self._finish}
