@@ -115,6 +115,8 @@ class BoundedProtocol(HttpToolsProtocol):
             cycle, scope = self.cycle, self.cycle.scope
             cycle.transport = self._shown  # type: ignore[assignment] # it calls nothing else
             cycle.__class__ = _UnchunkedCycle if scope["http_version"] == "1.0" else _Cycle
+            # Older releases of uvicorn look for "connection: close" while they send.
+            cycle.keep_alive = cycle.keep_alive and self.parser.should_keep_alive()
             # Weak: with a strong one, each request would stay until the garbage collector comes.
             scope["headrace_cycle"] = weakref.ref(cycle)  # type: ignore[typeddict-unknown-key]
             if scope["path"] == "/" and scope["method"] in ("GET", "HEAD"):  # an app that mounts ours has its own
