@@ -164,7 +164,7 @@ class Preparation:
             hashes = [hash(value) for value in values_of(texts) if type(value) is str]
             compared, repeated = self.repeats.look(hashes, len(inputs))
         (started, cpu), ended = since, time.monotonic()
-        used = ended - started if self.user.in_processes else time.thread_time() - cpu
+        used = ended - started if self.user.prepares_in_processes else time.thread_time() - cpu
         return StageDone(
             "prepare", rows, ended - started, ended, tokens=done.tokens, truncated=done.truncated,
             cpu_s=used, compared=compared, repeated=repeated,

@@ -84,9 +84,9 @@ class UserCode:
         return self._finish is not None
 
     @property
-    def in_processes(self) -> bool:
-        """Whether the functions run in other processes now, where their time is not that of a thread here."""
-        return self._kind == "process"
+    def prepares_in_processes(self) -> bool:
+        """Whether `prepare` runs in other processes now, where its time is not that of a thread here."""
+        return self.prepares and self._kind == "process"
 
     def describe(self) -> Mapping[str, str]:
         """The names of the functions, for the job's fingerprint; their code is not compared."""
