@@ -106,7 +106,8 @@ class Limits:
         None,
         "Processes that prepare records, beside this one: a number, or auto for what the cores allow on a GPU, and "
         "none on a CPU, where the model needs the cores. Not with what prepares records one by one: functions of your "
-        "own, dedupe, split texts, lists of documents, a time limit of the engine.",
+        "own, dedupe, split texts, lists of documents, a time limit or a process of the engine. In a job of several "
+        "steps, those that can use them do.",
         parse=number_or_auto,
         shown="auto",
         minimum=0,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,9 +11,10 @@ from typing import Any
 import pytest
 
 import headrace
-from headrace.app.jobs import job
+from headrace.app.jobs import job, plan
 from headrace.engines.choosing.config import EngineConfig
 from headrace.errors import ConfigError, EngineError
+from headrace.jobs.settings import JobSettings, Limits
 
 
 def count(*, gpus: int = 1, asked: int | None = None, preparing: str = "json", **more: Any) -> int:
@@ -21,7 +23,10 @@ def count(*, gpus: int = 1, asked: int | None = None, preparing: str = "json", *
         patched.setattr(job.os, "cpu_count", lambda: 16)
         declaration = SimpleNamespace(preparing=preparing)
         config = SimpleNamespace(
-            declaration=declaration, engine_options=more.get("options", {}), call_timeout_s=more.get("timeout_s")
+            declaration=declaration,
+            engine_options=more.get("options", {}),
+            call_timeout_s=more.get("timeout_s"),
+            engine_process=False,
         )
         alone = dict.fromkeys(("prepare", "finish", "dedupe", "documents_column"))
         settings = SimpleNamespace(config=config, limits=SimpleNamespace(prepare_processes=asked), **alone)
@@ -53,6 +58,7 @@ def test_none_start_where_records_are_prepared_one_by_one() -> None:
         ({"dedupe": True}, "dedupe"),
         ({"on_too_long": "split"}, "on_too_long"),
         ({"engine_timeout_s": 5.0}, "engine_timeout_s"),
+        ({"engine_process": True}, "engine_process"),
         ({"task": "score", "model": "a/b", "documents_column": "d", "text_column": "q"}, "documents_column"),
     ],
 )
@@ -60,6 +66,15 @@ def test_processes_that_would_stay_idle_are_refused(settings: dict[str, Any], na
     rows = [{"text": "the mill", "q": "mill", "d": ["a"]}]
     with pytest.raises(ConfigError, match=f"prepare_processes=2 does not go with {name}"):
         headrace.run(rows, sink=tmp_path / "out.jsonl", **{"task": "embed", "prepare_processes": 2, **settings})
+
+
+def test_a_step_of_several_goes_without_them() -> None:
+    limits = Limits(prepare_processes=2)
+    alone = JobSettings(["row"], "out.jsonl", config=EngineConfig(engine_process=True), limits=limits)
+    with pytest.raises(ConfigError, match="engine_process"):
+        plan._check_preparing(alone)
+    step: Any = object()
+    plan._check_preparing(replace(alone, step=step))
 
 
 def test_they_start_before_the_model_is_loaded_and_end_with_the_job(

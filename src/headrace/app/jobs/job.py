@@ -375,7 +375,7 @@ def prepare_processes(plan: Plan, engine: Engine) -> PreparerPool | None:
     """
     settings = plan.settings
     preparer, asked = PREPARING.of(engine), settings.limits.prepare_processes
-    if preparer is None and asked:
+    if preparer is None and asked and settings.step is None:
         raise ConfigError(
             f"``prepare_processes={asked}``: this engine prepares records in the process of the job alone; leave it out"
         )

@@ -189,8 +189,12 @@ def _checked(
 
 
 def _check_preparing(settings: JobSettings) -> None:
-    """Raises ConfigError: processes that prepare records were asked for, and another setting leaves them idle."""
-    if (asked := settings.limits.prepare_processes) and (name := prepares_alone(settings)):
+    """Check that processes which were asked for would not stay idle. A step of several may do without.
+
+    Raises:
+        ConfigError: another setting leaves them idle.
+    """
+    if settings.step is None and (asked := settings.limits.prepare_processes) and (name := prepares_alone(settings)):
         raise ConfigError(
             f"``prepare_processes={asked}`` does not go with ``{name}``: records are then prepared one by one, in the "
             "process of the job; leave one out"
@@ -206,6 +210,7 @@ def prepares_alone(settings: JobSettings) -> str:
         "documents_column": settings.documents_column is not None,
         "on_too_long=split": settings.config.engine_options.get("on_too_long") == "split",
         "engine_timeout_s": settings.config.call_timeout_s is not None,
+        "engine_process": settings.config.engine_process,
     }
     return next((name for name, needs in given.items() if needs), "")
 
