@@ -225,7 +225,7 @@ def _check(sink: Path, count: int) -> None:
 
 def preparing(folder: Path) -> None:
     """Texts a second of the processes that prepare, one and two of them."""
-    if (os.cpu_count() or 1) < len(PREPARING):
+    if (os.cpu_count() or 1) < max(PREPARING):
         sys.exit("preparing: each process needs a core of its own")
     model = folder / "model"
     _embedding_inputs(folder, model)

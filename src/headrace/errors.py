@@ -282,8 +282,11 @@ def text_of(error: BaseException) -> str:
         return f"its message cannot be read: {type(other).__name__}"
 
 
+OUT_OF_THREADS = "the system gives this process no more threads: raise its limit (ulimit -u)"
+
+
 def is_out_of_threads(error: BaseException) -> bool:
-    """Whether the system gives this process no more threads, which is the fault of no record: raise `ulimit -u`."""
+    """Whether the system gives this process no more threads, which is the fault of no record."""
     return isinstance(error, RuntimeError) and "can't start new thread" in text_of(error)
 
 

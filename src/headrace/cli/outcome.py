@@ -15,6 +15,7 @@ from headrace.cli.engine_flags import unknown_flag
 from headrace.cli.logs import LogStream
 from headrace.cli.signals import Stopper
 from headrace.errors import (
+    OUT_OF_THREADS,
     BrokenOffError,
     ConfigError,
     EngineError,
@@ -81,10 +82,7 @@ def guarded(command: Callable[[], int], context: typer.Context | None = None) ->
         raise
     except BaseException as error:  # noqa: BLE001 - the user must never see a traceback
         if is_out_of_threads(error):
-            say(
-                "the system gives this process no more threads: raise its limit (ulimit -u), and run it again; what a "
-                "job has committed is kept", "error",
-            )  # fmt: skip
+            say(f"{OUT_OF_THREADS}; what a job has committed is kept; run it again to continue", "error")
             return TRY_AGAIN
         place, words = traceback.extract_tb(error.__traceback__)[-1], " ".join(text_of(error).split())
         where = f"{type(error).__name__} at {place.filename}:{place.lineno}"

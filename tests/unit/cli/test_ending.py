@@ -29,7 +29,7 @@ def test_a_system_without_threads_is_told_as_such(capsys: pytest.CaptureFixture[
 
     assert guarded(broken) == 75
     [line] = capsys.readouterr().err.splitlines()
-    assert "raise its limit (ulimit -u), and run it again" in line
+    assert "raise its limit (ulimit -u); what a job has committed is kept; run it again" in line
 
 
 def test_a_busy_port_is_refused_before_the_model_is_loaded() -> None:

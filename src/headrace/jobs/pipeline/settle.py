@@ -12,7 +12,14 @@ from typing import Self
 from headrace.batching.results import own
 from headrace.engines.profile import profile_of
 from headrace.engines.requests.formed import Try
-from headrace.errors import BrokenOffError, EngineDeadError, ProcessTimeoutError, StoppedError, is_out_of_threads
+from headrace.errors import (
+    OUT_OF_THREADS,
+    BrokenOffError,
+    EngineDeadError,
+    ProcessTimeoutError,
+    StoppedError,
+    is_out_of_threads,
+)
 from headrace.events import DuplicatesFound
 from headrace.jobs.answer_form import InvalidAnswerError
 from headrace.jobs.pipeline.blocks import BlockRows, RowsDone
@@ -216,10 +223,7 @@ def _failed(work: Work, error: Exception) -> Outcome:
             f"the engine cannot continue: {error}; finished records are kept; run again to continue"
         ) from error
     if is_out_of_threads(error):
-        raise BrokenOffError(
-            "the system gives this process no more threads: raise its limit (ulimit -u); finished records are kept; "
-            "run again to continue"
-        ) from error
+        raise BrokenOffError(f"{OUT_OF_THREADS}; finished records are kept; run again to continue") from error
     failed = Failed.of(work.original, error, work.attempt + len(work.tries))
     if isinstance(error, InvalidAnswerError):
         tries = (*work.tries, *error.before, Try(error.text, str(error)))
